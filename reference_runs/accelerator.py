@@ -10,8 +10,8 @@ import msgspec
 
 from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
+from reference_runs.quantities import BytesPerSecond, Count, FlopPerSecond
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
-from reference_runs.run import BytesPerSecond, Count, FlopPerSecond
 from reference_runs.sourced import Sourced
 from reference_runs.this_cpu import MACHINE_SOURCES, FlopPerCycle, cpu_peaks, memory_entry, this_cpu
 

@@ -17,6 +17,7 @@ from reference_runs.run import (
     Cluster,
     FlopConvention,
     PublishedMeasurement,
+    QueryKeyNorm,
     Recipe,
     ReferenceRun,
     Reported,
@@ -37,7 +38,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 _OPTIONAL = ("cluster", "software", "reported")
 _DIVIDED = {
-    "tensor_parallel": ("heads", "kv_heads", "ffn_hidden", "padded_vocabulary"),
+    "tensor_parallel": ("heads", "ffn_hidden", "padded_vocabulary"),
     "context_parallel": ("sequence",),
 }  # by axis, what of the architecture it divides
 
@@ -200,6 +201,13 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
             if getattr(architecture, name) % getattr(layout, axis):
                 what = f"layout.{axis} does not divide architecture.{name} = {getattr(architecture, name)}"
                 yield InputError(what, got=getattr(layout, axis), where=where)
+    if architecture.kv_heads % layout.tensor_parallel and layout.tensor_parallel % architecture.kv_heads:
+        what = f"layout.tensor_parallel does not divide architecture.kv_heads = {architecture.kv_heads}"
+        allowed = "a divisor, or a multiple, whose ranks have copies"
+        yield InputError(what, got=layout.tensor_parallel, allowed=allowed, where=where)
+    if layout.tensor_parallel > 1 and architecture.query_key_norm is QueryKeyNorm.PROJECTION:
+        what = "layout.tensor_parallel splits the projections that architecture.query_key_norm = projection norms whole"
+        yield InputError(what, got=layout.tensor_parallel, allowed="1", where=where)
     if (stages := layout.pipeline_stages * layout.virtual_stages) > architecture.layers:
         allowed = f"at most architecture.layers = {architecture.layers}"
         yield InputError("layout: more pipeline stages than layers", got=stages, allowed=allowed, where=where)

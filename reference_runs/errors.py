@@ -82,3 +82,14 @@ class Mistakes:
             raise self.errors[0]
         if self.errors:
             raise InputMistakesError(self.errors)
+
+
+def belonging_mistakes(
+    section: str, record: object, names: Iterable[str], to: str, *, is_needed: bool, where: str
+) -> Iterator[InputError]:
+    """One mistake that names all keys which belong `to` something else than the record is, or miss where it is that."""
+    wrong = [name for name in names if (getattr(record, name) is not None) != is_needed]
+    if wrong:
+        keys = ", ".join(f"{section}.{name}" for name in wrong)
+        are = "missing, needed with" if is_needed else "only for"
+        yield InputError(f"{keys}: {are} {to}", where=where)

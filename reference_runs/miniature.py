@@ -114,9 +114,10 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
     w = 1 << max(0, round(math.log2(architecture.hidden / scale.hidden)))
     head_divisor = min(scale.head_dim, w)
     hidden, head_dim = architecture.hidden // w, architecture.head_dim // head_divisor
+    heads = architecture.query_width // w // head_dim
     padded = -(-architecture.padded_vocabulary // (8 * w)) * 8
     matrices = 3 if architecture.activation.gated else 2
-    block = 4 * hidden * hidden + matrices * hidden * (architecture.ffn_hidden // w)
+    block = 4 * hidden * heads * head_dim + matrices * hidden * (architecture.ffn_hidden // w)
     tables = 1 if architecture.tied_embeddings else 2
     layers = max(2, round((scale.parameters - tables * padded * hidden) / block))
     rotary_dim = architecture.rotary_dim
@@ -124,13 +125,16 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         architecture,
         layers=min(layers, architecture.layers),
         hidden=hidden,
-        heads=hidden // head_dim,
+        heads=heads,
         head_dim=head_dim,
-        kv_heads=max(1, hidden // head_dim * architecture.kv_heads // architecture.heads),
+        kv_heads=max(1, heads * architecture.kv_heads // architecture.heads),
         ffn_hidden=architecture.ffn_hidden // w,
         vocabulary=min(padded, round(architecture.vocabulary / w)),
         padded_vocabulary=padded,
         sequence=architecture.sequence // scale.sequence,
+        sliding_window=architecture.sliding_window and -(-architecture.sliding_window // scale.sequence),
+        rotary_scaling_sequence=architecture.rotary_scaling_sequence
+        and -(-architecture.rotary_scaling_sequence // scale.sequence),
         rotary_dim=None if rotary_dim is None else -(-rotary_dim // (2 * head_divisor)) * 2,
     )
     return small, w
@@ -310,10 +314,12 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.padded_vocabulary": f"/ {w}, as hidden, up to a multiple of 8",
         "architecture.head_dim": f"/ {scale.head_dim}",
         "architecture.rotary_dim": f"/ {scale.head_dim}, as head_dim, up to an even number",
-        "architecture.heads": "hidden / head_dim",
+        "architecture.heads": "the recorded width of all heads over hidden",
         "architecture.kv_heads": "the recorded share of heads",
         "architecture.layers": f"fill up {scale.parameters:,} parameters",
         "architecture.sequence": f"/ {scale.sequence}",
+        "architecture.sliding_window": f"/ {scale.sequence}, as sequence",
+        "architecture.rotary_scaling_sequence": f"/ {scale.sequence}, as sequence",
         "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}, where steps have one "
         f"{scale.most_samples_alone}",
         "recipe.global_batch": "data_parallel * micro-batch * accumulation",

@@ -76,7 +76,7 @@ def balanced_stages(architecture: Architecture, *, stages: int) -> list[Blocks]:
     """
     h = architecture.hidden
     matrices = 3 if architecture.activation.gated else 2
-    attention = 2 * h * h + 2 * h * architecture.kv_heads * architecture.head_dim
+    attention = 2 * h * architecture.query_width + 2 * h * architecture.kv_heads * architecture.head_dim
     layer = attention + matrices * h * architecture.ffn_hidden
     head = architecture.padded_vocabulary * h
     costs = [("embedding", 0), *[("layer", layer)] * architecture.layers, ("norm", 0), ("head", head)]

@@ -7,55 +7,28 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from reference_runs.errors import InputError
+from reference_runs.architecture import Activation as Activation
+from reference_runs.architecture import Architecture as Architecture
+from reference_runs.architecture import Mask as Mask
+from reference_runs.architecture import Norm as Norm
+from reference_runs.architecture import Position as Position
+from reference_runs.architecture import QueryKeyNorm as QueryKeyNorm
+from reference_runs.architecture import Residual as Residual
+from reference_runs.errors import InputError, Mistakes, belonging_mistakes
 from reference_runs.layout import Layout
+from reference_runs.quantities import (
+    Bytes,
+    BytesPerSecond,
+    Count,
+    FlopPerSecond,
+    Fraction,
+    NotNegative,
+    Positive,
+    Samples,
+    Seconds,
+    Tokens,
+)
 from reference_runs.sourced import Sourced
-
-
-class Position(enum.StrEnum):
-    """How a token's position reaches the attention."""
-
-    ALIBI = "alibi"
-    LEARNED = "learned"
-    ROTARY = "rotary"
-
-
-class Norm(enum.StrEnum):
-    """Normalisation and its place in a block. Deep-norm is post-norm: LayerNorm(sqrt(2 L) x + f(x)) with L layers."""
-
-    PRE_LAYER_NORM = "pre-layer-norm"
-    PRE_RMS_NORM = "pre-rms-norm"
-    DEEP_NORM = "deep-norm"
-
-
-class Activation(enum.StrEnum):
-    """Non-linearity of the feed-forward part. Gated ones multiply the activated half of a twice as wide expansion."""
-
-    GELU = "gelu"
-    GELU_TANH = "gelu-tanh"
-    FAST_GELU = "fast-gelu"
-    RELU = "relu"
-    GEGLU = "geglu"
-    SWIGLU = "swiglu"
-
-    @property
-    def gated(self) -> bool:
-        """Whether there are two expansions, one of which gates the other."""
-        return self in (Activation.GEGLU, Activation.SWIGLU)
-
-
-class Residual(enum.StrEnum):
-    """How attention and feed-forward part are added to the residual stream."""
-
-    SEQUENTIAL = "sequential"
-    PARALLEL = "parallel"
-
-
-class Mask(enum.StrEnum):
-    """Which positions a position attends to: earlier ones; with a prefix also all of the uncorrupted part."""
-
-    CAUSAL = "causal"
-    PREFIX = "prefix"
 
 
 class Objective(enum.StrEnum):
@@ -115,91 +88,7 @@ class FlopConvention(enum.StrEnum):
     PALM = "palm"
 
 
-Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
-Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "token"})]
-Samples = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})]
-Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1, extra={"unit": "1"})]
-Positive = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "1"})]
-NotNegative = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "1"})]
-Seconds = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "s"})]
-Bytes = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "byte"})]
-BytesPerSecond = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "byte/s"})]
-FlopPerSecond = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop/s"})]
-
-
-_ROTARY = ("rotary_dim", "rotary_base")
 _BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share")
-
-
-def _check_belonging(
-    section: str, record: msgspec.Struct, names: tuple[str, ...], to: str, *, is_needed: bool, where: str
-) -> None:
-    """Refuse keys that belong `to` something else than the record is, or miss where it is that.
-
-    Raises:
-        InputError: there are such keys; the line names all of them.
-    """
-    wrong = [name for name in names if (getattr(record, name) is not None) != is_needed]
-    if wrong:
-        keys = ", ".join(f"{section}.{name}" for name in wrong)
-        are = "missing, needed with" if is_needed else "only for"
-        raise InputError(f"{keys}: {are} {to}", where=where)
-
-
-class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model's shape. `padded_vocabulary` rows are stored and computed; `vocabulary` tokens exist.
-
-    Args:
-        ffn_hidden: width after the activation; a gated one has two expansions of that width.
-        extra_positions: rows of the learned position table beyond `sequence` (2 in fairseq's and OPT's).
-        rotary_dim: leading dimensions of a head that are rotated, where positions are rotary.
-        top_query_layer: the last layer's queries come from a second learned position table (CodeGeeX, PanGu-alpha).
-    """
-
-    layers: Count
-    hidden: Count
-    heads: Count
-    head_dim: Count
-    kv_heads: Count
-    ffn_hidden: Count
-    vocabulary: Tokens
-    padded_vocabulary: Tokens
-    sequence: Tokens
-    position: Position
-    norm: Norm
-    norm_epsilon: Positive
-    embedding_norm: bool
-    activation: Activation
-    residual: Residual
-    mask: Mask
-    biases: bool
-    tied_embeddings: bool
-    extra_positions: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})] = 0
-    rotary_dim: Count | None = None
-    rotary_base: Positive | None = None
-    top_query_layer: bool = False
-
-    def check(self, where: str) -> None:
-        """Refuse shapes that contradict themselves.
-
-        Raises:
-            InputError: heads * head_dim is not hidden, kv_heads does not divide heads, the rotated part is no even part
-                of a head, or the padding is negative.
-        """
-        if (product := self.heads * self.head_dim) != self.hidden:
-            heads = f"{self.heads} (heads) * {self.head_dim} (head_dim) = {product}"
-            raise InputError(f"architecture: {heads}, but hidden = {self.hidden}", where=where)
-        if self.heads % self.kv_heads:
-            what = f"architecture.kv_heads does not divide heads = {self.heads}"
-            raise InputError(what, got=self.kv_heads, where=where)
-        is_rotary = self.position is Position.ROTARY
-        _check_belonging("architecture", self, _ROTARY, "rotary positions", is_needed=is_rotary, where=where)
-        if self.rotary_dim is not None and (self.rotary_dim > self.head_dim or self.rotary_dim % 2):
-            allowed = f"an even number up to head_dim = {self.head_dim}"
-            raise InputError("architecture.rotary_dim", got=self.rotary_dim, allowed=allowed, where=where)
-        if self.padded_vocabulary < self.vocabulary:
-            what, allowed = "architecture.padded_vocabulary", f"at least vocabulary = {self.vocabulary}"
-            raise InputError(what, got=self.padded_vocabulary, allowed=allowed, where=where)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -253,7 +142,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             InputError: a key of the mix that does not belong here, or is missing.
         """
         is_needed = self.objective is Objective.BLANK_INFILLING
-        _check_belonging("recipe", self, _BLANK_INFILLING, "blank infilling", is_needed=is_needed, where=where)
+        Mistakes(
+            belonging_mistakes("recipe", self, _BLANK_INFILLING, "blank infilling", is_needed=is_needed, where=where)
+        ).refuse()
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

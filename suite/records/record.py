@@ -262,6 +262,19 @@ def _without_unknown(record: Any) -> Any:
     return record | {"job": job | jobs_fields}
 
 
+# Of the fields that an architecture may leave open, those that hashes have had from the beginning
+_ALWAYS_HASHED = ("extra_positions", "rotary_dim", "rotary_base", "top_query_layer")
+
+
+def _said(architecture: Architecture) -> dict[str, Any]:
+    """Its fields without what was added later and left open, so that launches stay comparable with earlier ones."""
+    return {
+        field.name: value
+        for field in msgspec.structs.fields(architecture)
+        if (value := getattr(architecture, field.name)) != field.default or field.name in _ALWAYS_HASHED
+    }
+
+
 def policy(job: Job) -> dict[str, str]:
     """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
@@ -279,7 +292,7 @@ def policy(job: Job) -> dict[str, str]:
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),
         "micro_batch": str(job.layout.micro_batch),
-        "architecture": digest(job.architecture),
+        "architecture": digest(_said(job.architecture)),
         "recipe": digest(recipe),
         **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from reference_runs.catalog import global_batch_at
 from reference_runs.errors import InputError, Mistakes
@@ -16,6 +17,7 @@ from reference_runs.run import (
     Norm,
     Objective,
     Position,
+    QueryKeyNorm,
     Recipe,
     Residual,
     Workload,
@@ -25,7 +27,8 @@ from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.simulation.supported_layouts import layout_limits
 
 _NORMS = (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM)
-_ACTIVATIONS = tuple(activation for activation in Activation if activation is not Activation.SWIGLU)
+_LATER_ACTIVATIONS = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
+_ACTIVATIONS = tuple(activation for activation in Activation if activation not in _LATER_ACTIVATIONS)
 
 
 def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> None:
@@ -39,58 +42,68 @@ def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> 
 
 def _reasons(architecture: Architecture, recipe: Recipe, where: str) -> Iterator[InputError]:
     """Each reason for which an architecture or recipe is not executed."""
-    a = architecture
-    blanks = recipe.objective is Objective.BLANK_INFILLING
-    short = 0 if recipe.packed_samples is None else LEAST_WINDOW * recipe.packed_samples
-    rows = a.vocabulary + len(BLANK_TOKENS)
-    block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
-    samples = f"{recipe.objective.value} with {a.mask.value}"
-    for wrong, what, got, allowed in (
-        (a.norm not in _NORMS, "that architecture.norm", a.norm, ", ".join(_NORMS)),
-        (a.activation not in _ACTIVATIONS, "that architecture.activation", a.activation, ", ".join(_ACTIVATIONS)),
-        (
-            a.kv_heads != a.heads,
-            "grouped-query attention",
-            f"{a.kv_heads} architecture.kv_heads",
-            f"as many as heads, {a.heads}",
-        ),
-        (
-            a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer),
-            "deep-norm in that block",
-            block,
-            "sequential, False",
-        ),
-        (
-            a.top_query_layer and a.position is not Position.LEARNED,
-            "a top-query layer with those positions",
-            a.position,
-            Position.LEARNED.value,
-        ),
-        (
-            blanks != (a.mask is Mask.PREFIX),
-            "that recipe.objective with that mask",
-            samples,
-            "causal-lm with causal, blank-infilling with prefix",
-        ),
-        (blanks and a.position is not Position.ROTARY, "blank infilling with those positions", a.position, "rotary"),
-        (
-            blanks and a.padded_vocabulary < rows,
-            "blank infilling without rows for its special tokens",
-            f"{a.padded_vocabulary} architecture.padded_vocabulary",
-            f"at least {rows}",
-        ),
-        (
-            blanks and a.sequence < short,
-            "blank infilling in so short windows",
-            f"{a.sequence} architecture.sequence",
-            f"at least {short}",
-        ),
-    ):
+    for wrong, what, got, allowed in (*_of_the_model(architecture), *_of_the_samples(architecture, recipe)):
         if wrong:
             yield InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
     if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
         what = f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one"
         yield InputError(what, allowed="recipe.initial_loss_scale and recipe.loss_scale_window", where=where)
+
+
+class _Limit(NamedTuple):
+    """What is not executed, whether that is asked for, and what is allowed in its place."""
+
+    applies: bool
+    what: str
+    got: object
+    allowed: str
+
+
+def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
+    places = ("attention_bias", "projection_bias", "feed_forward_bias", "norm_bias")
+    apart = [name for name in places if getattr(a, name) not in (None, a.biases)]
+    width = f"{a.heads} (heads) * {a.head_dim} (head_dim) = {a.query_width}"
+    scaling = f"{a.rotary_scaling_factor} architecture.rotary_scaling_factor"
+    is_post_norm = a.norm is Norm.DEEP_NORM
+    block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
+    unknown_block = is_post_norm and (a.residual is Residual.PARALLEL or a.top_query_layer)
+    unknown_top = a.top_query_layer and a.position is not Position.LEARNED
+    groups, heads = f"{a.kv_heads} architecture.kv_heads", f"as many as heads, {a.heads}"
+    window = f"{a.sliding_window} architecture.sliding_window"
+    by_place = f"biases by place ({', '.join(apart)})"
+    normed = a.query_key_norm is not QueryKeyNorm.NONE
+    return (
+        _Limit(a.norm not in _NORMS, "that architecture.norm", a.norm, ", ".join(_NORMS)),
+        _Limit(a.activation not in _ACTIVATIONS, "that architecture.activation", a.activation, ", ".join(_ACTIVATIONS)),
+        _Limit(a.kv_heads != a.heads, "grouped-query attention", groups, heads),
+        _Limit(a.query_width != a.hidden, "heads of that size", width, f"hidden = {a.hidden}"),
+        _Limit(bool(apart), by_place, "another value than biases", str(a.biases).lower()),
+        _Limit(a.head_bias, "a bias of the head", "architecture.head_bias true", "false"),
+        _Limit(not a.norm_gain, "norms without gain", "architecture.norm_gain false", "true"),
+        _Limit(a.shared_norm, "one norm for both branches", "architecture.shared_norm true", "false"),
+        _Limit(normed, "norms of queries and keys", a.query_key_norm, "none"),
+        _Limit(a.rotary_scaling_factor is not None, "scaled rotary positions", scaling, "none"),
+        _Limit(a.sliding_window is not None, "a sliding window", window, "none"),
+        _Limit(unknown_block, "deep-norm in that block", block, "sequential, False"),
+        _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
+    )
+
+
+def _of_the_samples(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
+    blanks = recipe.objective is Objective.BLANK_INFILLING
+    short = 0 if recipe.packed_samples is None else LEAST_WINDOW * recipe.packed_samples
+    rows = a.vocabulary + len(BLANK_TOKENS)
+    samples = f"{recipe.objective.value} with {a.mask.value}"
+    both = "causal-lm with causal, blank-infilling with prefix"
+    unrotated, few = blanks and a.position is not Position.ROTARY, blanks and a.padded_vocabulary < rows
+    no_rows = "blank infilling without rows for its special tokens"
+    stored, length = f"{a.padded_vocabulary} architecture.padded_vocabulary", f"{a.sequence} architecture.sequence"
+    return (
+        _Limit(blanks != (a.mask is Mask.PREFIX), "that recipe.objective with that mask", samples, both),
+        _Limit(unrotated, "blank infilling with those positions", a.position, "rotary"),
+        _Limit(few, no_rows, stored, f"at least {rows}"),
+        _Limit(blanks and a.sequence < short, "blank infilling in so short windows", length, f"at least {short}"),
+    )
 
 
 def check_executable_layout(workload: Workload, where: str) -> None:

@@ -204,10 +204,10 @@ BROKEN = {
         "accelerators = { value = 400",
         ["layout: 8 (dp) * 4 (tp) * 12 (pp) = 384 accelerators, but cluster.accelerators = 400"],
     ),
-    "heads-and-hidden": (
-        "head_dim = { value = 128",
-        "head_dim = { value = 64",
-        ["architecture: 112 (heads) * 64 (head_dim) = 7168, but hidden = 14336"],
+    "one-norm-for-two-branches-in-sequence": (
+        "norm_epsilon = {",
+        'shared_norm = { value = true, kind = "stated", source = "slurm" }\nnorm_epsilon = {',
+        ["architecture.shared_norm needs residual parallel; got true"],
     ),
     "warm-up-and-decay": (
         "warmup = { value = 183105",
@@ -422,6 +422,12 @@ NOT_EXECUTED = {
         "kv_heads = { value = 12",
         "kv_heads = { value = 4",
         "grouped-query attention; got 4 architecture.kv_heads, allowed: as many as heads, 12",
+    ),
+    "head-size": (
+        "gpt2_124m",
+        "head_dim = { value = 64",
+        "head_dim = { value = 32",
+        "heads of that size; got 12 (heads) * 32 (head_dim) = 384, allowed: hidden = 768",
     ),
     "parallel-deep-norm": (
         "glm_130b",

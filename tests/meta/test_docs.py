@@ -22,6 +22,7 @@ from reference_runs.run import (
     Cluster,
     Norm,
     PublishedMeasurement,
+    QueryKeyNorm,
     Recipe,
     Reported,
     Software,
@@ -162,7 +163,7 @@ def refused(architecture: Architecture, recipe: Recipe, layout: Layout) -> bool:
 def test_values_with_a_star_are_those_that_are_not_executed() -> None:
     run = load(DOCS / "example_run.toml")
     for head, choices in {
-        "| `[architecture]` |": {"norm": Norm, "activation": Activation},
+        "| `[architecture]` |": {"norm": Norm, "activation": Activation, "query_key_norm": QueryKeyNorm},
         "| `[layout]` |": {"schedule": Schedule, "recomputation": Recomputation, "offload": Offload},
     }.items():
         stars = predicted_only(head)

@@ -180,7 +180,7 @@ TOML = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("heads = { value = 112", "heads = { value = 111", "111 (heads) * 128 (head_dim) = 14208, but hidden = 14336"),
+        ("heads = { value = 112", "heads = { value = 111", "kv_heads does not divide heads = 111; got 112"),
         ("data_parallel = { value = 8", "data_parallel = { value = 16", "= 768 accelerators, but cluster.accelerators"),
         ("accumulation = { value = 128", "accumulation = { value = 64", "1024 samples, but the global batch is 2048"),
         (

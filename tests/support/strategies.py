@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation, Schedule
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Precision, Recipe, Residual
+from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Precision, QueryKeyNorm, Recipe, Residual
 from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors
 
 BLOOM = reference_run("bloom-176b")
@@ -36,7 +36,7 @@ def architectures(draw: st.DrawFn, *, positions: Sequence[Position] = tuple(Posi
         norm=Norm.PRE_LAYER_NORM,
         norm_epsilon=1e-5,
         embedding_norm=draw(st.booleans()),
-        activation=draw(st.sampled_from([a for a in Activation if not a.gated])),
+        activation=draw(st.sampled_from([a for a in Activation if not a.gated and a is not Activation.RELU_SQUARED])),
         residual=draw(st.sampled_from(Residual)),
         mask=Mask.CAUSAL,
         biases=draw(st.booleans()),
@@ -79,6 +79,31 @@ def described_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Arc
         rotary_base=10000.0 if position is Position.ROTARY else None,
         top_query_layer=draw(st.booleans()),
     )
+
+
+@st.composite
+def varied_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Architecture:
+    """As `described_architectures`, with what families of models vary besides: head size, biases, norms, windows."""
+    base = draw(described_architectures(tensor_parallel=tensor_parallel))
+    biases, gains = st.none() | st.booleans(), draw(st.booleans())
+    parallel = base.residual is Residual.PARALLEL and base.norm is not Norm.DEEP_NORM
+    # a norm over whole projections cannot be split
+    norms = [norm for norm in QueryKeyNorm if norm is not QueryKeyNorm.PROJECTION or tensor_parallel == 1]
+    architecture = msgspec.structs.replace(
+        base,
+        hidden=draw(st.sampled_from([base.hidden, tensor_parallel * draw(st.integers(1, 40))])),
+        attention_bias=draw(biases),
+        projection_bias=draw(biases),
+        feed_forward_bias=draw(biases),
+        norm_bias=draw(biases) if gains and base.norm is not Norm.PRE_RMS_NORM else None,
+        head_bias=draw(st.booleans()),
+        norm_gain=gains,
+        shared_norm=parallel and draw(st.booleans()),
+        query_key_norm=draw(st.sampled_from(norms)),
+        sliding_window=draw(st.none() | st.integers(1, 12)) if base.mask is Mask.CAUSAL else None,
+    )
+    architecture.check("drawn")
+    return architecture
 
 
 def dropouts() -> st.SearchStrategy[float]:

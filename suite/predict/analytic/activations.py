@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Activation, Residual, Workload
+from reference_runs.run import Activation, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import stage_layers
+from suite.predict.analytic.parameters import key_width, stage_layers
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 
 
@@ -84,18 +84,19 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
 
         norm inputs          2 e T h / u   (one of them where both norms read the same input: parallel residual)
         attention input      e T h / u
-        query                e T h / t
-        key, value           e T k d / t each
+        query                e T a d / t
+        key, value           e T k d / t each; e T d where there are fewer key-value heads than ranks
+        query, key norm inputs    e T (a + k) d / t, where there are such norms
         scores               see `score_bytes`
-        attention context    e T h / t     the projection's input
+        attention context    e T a d / t   the projection's input
         dropout masks        2 T h / u     with hidden dropout only: after projection and contraction
-        feed-forward input   e T h / u
+        feed-forward input   e T h / u     none where both branches share their norm, and so their input
         activation input     e T f / t     GELU; 2 e T f / t gated: both halves of the expansion; none for ReLU, whose
-                                           backward pass reads its output
+                                           backward pass reads its output; the positive part of a squared ReLU
         activated half       e T f / t     gated only; a fused kernel computes it again and saves these bytes
         contraction input    e T f / t     the output of the activation, or the product of the halves
 
-    In 16 bit with dropout, f = 4 h, k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor,
+    In 16 bit with dropout, f = 4 h, a d = k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor,
     (34 / t + 5 a s / h t) with sequence parallelism.
     Norm statistics (8 T bytes a LayerNorm) and masks that all layers share are left out. Deep-norm keeps as much: its
     norms read the two sums, and the layer's input is the attention's. ALiBi adds a constant to the scores and rotary
@@ -108,19 +109,22 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
     stream = element * everywhere
-    hidden = element * tokens * architecture.hidden // t
-    key = element * tokens * architecture.kv_heads * architecture.head_dim // t
+    query = element * tokens * architecture.query_width // t
+    key = element * tokens * key_width(architecture, tensor_parallel=t)
     wide = element * tokens * architecture.ffn_hidden // t
     kinds = {
         "norm inputs": stream if architecture.residual is Residual.PARALLEL else 2 * stream,
         "attention input": stream,
-        "query": hidden,
+        "query": query,
         "key": key,
         "value": key,
-        "attention context": hidden,
-        "feed-forward input": stream,
+        "attention context": query,
         "contraction input": wide,
     }
+    if not architecture.shared_norm:
+        kinds["feed-forward input"] = stream
+    if architecture.query_key_norm is not QueryKeyNorm.NONE:
+        kinds["query, key norm inputs"] = query + key
     if recipe.hidden_dropout > 0:
         kinds["dropout masks"] = 2 * everywhere
     if architecture.activation.gated:

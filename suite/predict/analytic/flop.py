@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, FlopConvention, Norm, Workload
@@ -15,25 +17,26 @@ HARDWARE_CONVENTION = "as model_flop, and recomputation"
 def layer_forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
     """Flop of matrix products in the forward pass of `samples` sequences through one layer, by part.
 
-    A product of M x K by K x N is 2 M N K flop. With T = samples * s tokens, k key-value heads of size d, g = 2 for a
-    gated activation and 1 otherwise:
-        query, key, value     2 T h (h + 2 k d)
-        attention scores      2 T s h   (the full square; a causal kernel may skip half, this one does not)
-        attention context     2 T s h
-        projection            2 T h^2
+    A product of M x K by K x N is 2 M N K flop. With T = samples * s tokens, a heads and k key-value heads of size d,
+    g = 2 for a gated activation and 1 otherwise:
+        query, key, value     2 T h (a d + 2 k d)
+        attention scores      2 T s a d   (the full square, whatever a kernel skips of it: see `attended_share`)
+        attention context     2 T s a d
+        projection            2 T h a d
         feed-forward          2 (g + 1) T h f
     Element-wise operations, norms and softmax are not counted.
 
-    Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h, k d = h.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h and
+    a d = k d = h.
     """
     h, f, s = architecture.hidden, architecture.ffn_hidden, architecture.sequence
-    tokens = samples * s
-    square = 2 * tokens * s * h
+    tokens, width = samples * s, architecture.query_width
+    square = 2 * tokens * s * width
     return {
-        "query, key, value": 2 * tokens * h * (h + 2 * architecture.kv_heads * architecture.head_dim),
+        "query, key, value": 2 * tokens * h * (width + 2 * architecture.kv_heads * architecture.head_dim),
         "attention scores": square,
         "attention context": square,
-        "projection": 2 * tokens * h * h,
+        "projection": 2 * tokens * h * width,
         "feed-forward": (6 if architecture.activation.gated else 4) * tokens * h * f,
     }
 
@@ -68,7 +71,7 @@ def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: 
     """Flop that recomputation adds to a step on `samples` sequences through `layers` layers of one stage.
 
     none         0
-    selective    attention scores and context once more: 4 T s h a layer
+    selective    attention scores and context once more: 4 T s a d a layer
     full         the layers' forward products once more, whatever the size of the groups
     from input   layer l restarts from the stage's input: l (l + 1) / 2 layer-forwards for l layers
 
@@ -122,7 +125,7 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: int) -> int:
     """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of `layers` layers.
 
     full         the last product of each group: 2 T h f (see `groups_stopped_early`)
-    selective    the attention context, whose inputs are the last tensors needed: 2 T s h a layer; nothing of a fused
+    selective    the attention context, whose inputs are the last tensors needed: 2 T s a d a layer; nothing of a fused
                  attention, whose output is needed
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
@@ -135,7 +138,7 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: int) -> int:
 
 
 def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> int:
-    """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers: 2 T s h a layer.
+    """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers: 2 T s a d a layer.
 
     Its backward pass computes the scores once more, which it has not stored; 0 where attention is not fused. The full
     square counts, as everywhere, though a causal kernel skips half of it.
@@ -214,11 +217,15 @@ def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
     """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t.
 
     3 (l F + H) / t, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
-    Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows.
+    Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows. With k < t key-value
+    heads each rank computes one of them, t / k ranks the same.
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
     architecture, layout = workload.architecture, workload.layout
     layer = sum(layer_forward_flop(architecture, samples=samples).values())
+    heads_twice = max(layout.tensor_parallel - architecture.kv_heads, 0)
+    tokens = samples * architecture.sequence
+    layer += 2 * tokens * architecture.hidden * 2 * heads_twice * architecture.head_dim
     forward = sum(_layers_of_chunks(workload, stage=stage)) * layer
     if stage == layout.pipeline_stages - 1:
         forward += head_forward_flop(architecture, samples=samples)
@@ -254,8 +261,7 @@ def palm_flop(architecture: Architecture, *, tokens: int) -> int:
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     Differs from `model_flop` by counting biases, norms and a learned position table as multiplied.
     """
-    width = architecture.heads * architecture.head_dim
-    attention = 12 * architecture.layers * width * architecture.sequence
+    attention = 12 * architecture.layers * architecture.query_width * architecture.sequence
     return (6 * parameter_count(architecture) + attention) * tokens
 
 
@@ -274,14 +280,27 @@ def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool)
     return (4 if recomputed else 3) * forward + 6 * tokens * h * architecture.padded_vocabulary
 
 
-def causal_half_flop(architecture: Architecture, *, samples: int) -> int:
-    """Model flop of one step on `samples` sequences where the attention skips the masked half of its square.
+def attended_share(architecture: Architecture) -> Fraction:
+    """Share of the attention square that a causal mask leaves: w / s - w^2 / 2 s^2 with a window of w positions.
+
+    1/2 without a window, w = s. Counted as areas: the diagonal, s of the s^2 pairs, counts half.
 
     Source: Dao 2023, arXiv 2307.08691, section 4.1 (FlashAttention-2 halves attention flop for a causal mask).
     """
+    window = Fraction(min(architecture.sliding_window or architecture.sequence, architecture.sequence))
+    part = window / architecture.sequence
+    return part - part * part / 2
+
+
+def causal_half_flop(architecture: Architecture, *, samples: int) -> int:
+    """Model flop of one step on `samples` sequences where the attention skips what its mask leaves out of its square.
+
+    Half of it under a plain causal mask, see `attended_share`.
+    """
     layer = layer_forward_flop(architecture, samples=samples)
     square = architecture.layers * (layer["attention scores"] + layer["attention context"])
-    return model_flop(architecture, samples=samples) - 3 * square // 2
+    skipped = 1 - attended_share(architecture)
+    return model_flop(architecture, samples=samples) - 3 * square * skipped.numerator // skipped.denominator
 
 
 def without_head_flop(architecture: Architecture, *, samples: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from reference_runs.run import Activation, Architecture, Norm, Position, Recipe, Residual
+from reference_runs.run import Activation, Architecture, Norm, Position, QueryKeyNorm, Recipe, Residual
 
 # Gauss-Hermite nodes and weights of order 7 for the standard normal distribution, without their mirror images
 # (Abramowitz and Stegun 1964, table 25.10, scaled by sqrt(2) and 1 / sqrt(pi)).
@@ -25,9 +25,9 @@ UNIFORM = (
 def _gate(activation: Activation, x: float) -> float:
     """The share of x that the activation x gate(x) lets pass; gate(x) + gate(-x) = 1."""
     match activation:
-        case Activation.RELU:
+        case Activation.RELU | Activation.RELU_SQUARED:
             return 1.0 if x > 0 else 0.0
-        case Activation.GELU_TANH:
+        case Activation.GELU_TANH | Activation.GEGLU_TANH:
             return 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         case Activation.GELU | Activation.GEGLU:
             return 0.5 * (1 + math.erf(x / math.sqrt(2)))
@@ -42,8 +42,11 @@ def _activation_second_moment(activation: Activation, variance: float) -> float:
 
     E[act(x)^2], and where another expansion of the same variance multiplies it that times `variance`. x and -x are
     equally likely and pass the shares g and 1 - g: x^2 (g^2 + (1 - g)^2) of the two together. The 7 nodes give too
-    much: with GELU by 1e-4 at a variance of 0.33 and at most by 2 %, near 4.
+    much: with GELU by 1e-4 at a variance of 0.33 and at most by 2 %, near 4. Of a squared ReLU it is the half of the
+    fourth moment, 3 variance^2 / 2.
     """
+    if activation is Activation.RELU_SQUARED:
+        return 1.5 * variance * variance
     total = 0.0
     for node, weight in _HALF_NORMAL:
         square = variance * node * node
@@ -189,13 +192,14 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
 
     B is the sum of what each layer adds, with u = s^2 h times what the norm before it leaves of variance 1, s_out^2 =
     s^2 / 2L where the recipe scales it by the L layers, otherwise s^2, both over 1 - hidden dropout:
-        attention      s_out^2 h u c / (1 - attention dropout), c the concentration of a token's attention: the mean
-                       over heads of the sum of its squared weights, see `_concentrations`
+        attention      s_out^2 a d u c / (1 - attention dropout) with a heads of size d, c the concentration of a
+                       token's attention: the mean over heads of the sum of its squared weights, see `_concentrations`
         feed-forward   s_out^2 f E[act^2] for f inputs of variance u; a gated one's times u
 
     A top-query layer follows the last norm, so its B counts in full: the logits' variance is s^2 h (1 + B), for T
     itself s^2 h (1 - r^2 / 2 + B). Its queries come from a table of deviation s, so its scores have s^2 times the
-    variance of those of other layers.
+    variance of those of other layers. Where queries and keys are normed, scores have variance 1. Within a sliding
+    window a token attends to its last positions alone.
 
     The three sums that this needs are sampled, which changes the loss by at most 5e-5 of it in 8000 random shapes of up
     to 128 layers, 128 heads and 2048 positions, and by 1e-6 for BLOOM-176B:
@@ -229,7 +233,7 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     added = most * s * s / (1 - recipe.hidden_dropout)
     if recipe.residual_init_scaled:
         added /= 2 * architecture.layers
-    to_attention = added * architecture.hidden / (1 - recipe.attention_dropout)
+    to_attention = added * architecture.query_width / (1 - recipe.attention_dropout)
     to_feed_forward = added * architecture.ffn_hidden
     feed_forward = _line(
         to_feed_forward * _activation_second_moment(architecture.activation, least) / least,
@@ -239,15 +243,19 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     slopes = _sampled_slopes(architecture.heads) if architecture.position is Position.ALIBI else []
     layers = architecture.layers - 1 if architecture.top_query_layer else architecture.layers
     blocks, sequential = _sampled_layers(layers), architecture.residual is Residual.SEQUENTIAL
+    normed = architecture.query_key_norm is not QueryKeyNorm.NONE
     after = 0.0
     loss = 0.0
     for positions, share in _sampled_positions(architecture.sequence):
-        first, last = _concentrations(slopes, positions, least * least, most * most)
+        seen = min(positions, architecture.sliding_window or positions)
+        scores = (1.0, 1.0) if normed else (least * least, most * most)
+        first, last = _concentrations(slopes, seen, *scores)
         attention = _line(to_attention * first, to_attention * last, taken)
         variance = _variance_after_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)
         cosine_squared = token_share * (1 - recipe.embedding_dropout) * embedding / variance
         if architecture.top_query_layer:
-            concentration, _ = _concentrations([], positions, most * most * s * s, most * most * s * s)
+            score = 1.0 if normed else most * most * s * s
+            concentration, _ = _concentrations([], seen, score, score)
             top = (to_attention * concentration, 0.0)
             after = _variance_after_layers([(1, 0.0)], 1.0, epsilon, top, feed_forward, sequential) - 1
         loss += share * _cross_entropy(architecture, s, variance, cosine_squared, after)

@@ -9,6 +9,7 @@ from reference_runs.run import Architecture, Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.flop import attended_share
 from suite.predict.analytic.gemm import product_seconds
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
@@ -18,6 +19,7 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
+from suite.predict.analytic.parameters import key_width
 
 ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once
 UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one negated, a sum
@@ -41,10 +43,10 @@ def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tupl
 
     With T = b s / c tokens, t tensor-parallel ranks, g = 2 for a gated activation and 1 otherwise, an M x K by K x N
     product is:
-        query, key, value      T x h by h x (h + 2 k d) / t
+        query, key, value      T x h by h x (a + 2 k) d / t    (k / t at least 1)
         attention scores       b a / t of s / c x d by d x s
         attention context      b a / t of s / c x s by s x d
-        projection             T x h / t by h / t x h
+        projection             T x a d / t by a d / t x h
         expansion              T x h by h x g f / t
         contraction            T x f / t by f / t x h
 
@@ -52,12 +54,12 @@ def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tupl
     their flop are those of `suite.predict.analytic.flop.layer_forward_flop`.
     """
     h, s, t = architecture.hidden, architecture.sequence, layout.tensor_parallel
+    width, inner = architecture.query_width // t, architecture.ffn_hidden // t
     rows = s // layout.context_parallel
     tokens = layout.micro_batch * rows
     heads = layout.micro_batch * architecture.heads // t
-    width, inner = h // t, architecture.ffn_hidden // t
     return {
-        "query, key, value": (1, tokens, (h + 2 * architecture.kv_heads * architecture.head_dim) // t, h),
+        "query, key, value": (1, tokens, width + 2 * key_width(architecture, tensor_parallel=t), h),
         "attention scores": (heads, rows, s, architecture.head_dim),
         "attention context": (heads, rows, architecture.head_dim, s),
         "projection": (1, tokens, h, width),
@@ -69,12 +71,13 @@ def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tupl
 def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     """Seconds of one rank's forward and backward pass of one micro-batch through a layer's attention kernel.
 
-    forward     max(4 T s h / t u / (e P), w (2 T h + 2 T c k d) / t / B)
+    forward     max(4 T s a d / t u / (e P), w (2 T a d + 2 T c k d) / t / B)
     backward    2.5 times the flop, twice the bytes
 
-    With T = b s / c tokens on c context-parallel ranks, u = 1/2 under a causal mask (the other half is skipped) and 1
-    otherwise; the bytes are queries and output, and the keys and values of the whole sequence. The backward pass has
-    five products for the forward pass's two, as it computes the scores again.
+    With T = b s / c tokens on c context-parallel ranks, u = 1/2 under a causal mask (the other half is skipped), less
+    with a sliding window (see `attended_share`), and 1 otherwise; k / t is at least 1. The bytes are queries and
+    output, and the keys and values of the whole sequence. The backward pass has five products for the forward pass's
+    two, as it computes the scores again.
 
     Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
     """
@@ -82,10 +85,10 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     s, t = architecture.sequence, layout.tensor_parallel
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = micro_batch_tokens(workload)
-    computed = 0.5 if architecture.mask is Mask.CAUSAL else 1.0
-    flop = computed * (4 * tokens * s * architecture.hidden / t)
-    keys = architecture.kv_heads * architecture.head_dim * layout.context_parallel
-    moved = 2 * w * tokens * (architecture.hidden + keys) / t / machine.achievable_memory_bytes_per_second
+    computed = float(attended_share(architecture)) if architecture.mask is Mask.CAUSAL else 1.0
+    flop = computed * (4 * tokens * s * architecture.query_width / t)
+    columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t) * layout.context_parallel
+    moved = 2 * w * tokens * columns / machine.achievable_memory_bytes_per_second
     arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
     return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
 
@@ -130,7 +133,7 @@ def _operator_bytes(workload: Workload, stack: Stack) -> tuple[float, float, flo
         separate rotation   5 times rotary's, and 2 w T (a + k) d / t more: whole heads are put together again
     """
     architecture, recipe, layout = workload
-    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    w, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = micro_batch_tokens(workload)
     scores: dict[str, float] = {**score_operator_bytes(workload)}
     others: dict[str, float] = {**layer_operator_bytes(workload)}
@@ -140,12 +143,12 @@ def _operator_bytes(workload: Workload, stack: Stack) -> tuple[float, float, flo
         for operators, name in ((others, "dropout"), (scores, "attention dropout")):
             if name in operators:
                 operators[name] = operators[name] * MASK_BYTES / (2 * w + MASK_BYTES)
-    if not stack.fused_bias and architecture.biases:
+    if not stack.fused_bias and architecture.bias.feed_forward:
         width = (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
-        others["bias"] = others["bias"] + 2 * w * tokens * width / layout.tensor_parallel
+        others["bias"] = others["bias"] + 2 * w * tokens * width / t
     if not stack.fused_rotary and "rotary" in others:
-        width = (architecture.heads + architecture.kv_heads) * architecture.head_dim
-        others["rotary"] = UNFUSED_ROTARY * others["rotary"] + 2 * w * tokens * width / layout.tensor_parallel
+        columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t)
+        others["rotary"] = UNFUSED_ROTARY * others["rotary"] + 2 * w * tokens * columns
     inner = sum(moved for name, moved in others.items() if name not in RESIDUAL_OPERATORS)
     return sum(others.values()) - inner, inner, sum(scores.values())
 

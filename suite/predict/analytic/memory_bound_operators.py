@@ -6,9 +6,10 @@ and writes the input's gradient.
 
 from __future__ import annotations
 
-from reference_runs.run import Position, Precision, Residual, Workload
+from reference_runs.run import Position, Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.parameters import key_width
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
 RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
@@ -20,11 +21,12 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
 
     With T = b s / c tokens on c context-parallel ranks, t tensor-parallel ranks, w bytes an element, r = t where
     sequence parallelism splits what tensor parallelism replicates and 1 otherwise:
-        norm                 2 * 2 w T h / r         two norms read and write
+        norm                 2 * 2 w T h / r         two norms read and write; one where both branches share it
         residual add         2 * 3 w T h / r         two inputs and the sum; parallel branches: 4 w T h / r in all
         dropout              2 (2 w + 1) T h / r     and a mask, where hidden_dropout > 0
         activation           2 w T f / t             3 w T f / t where it is gated: two inputs
-        bias                 w (h + 2 k d + g f) / t + 2 w h     read by the product that adds it
+        bias                 w ((a + 2 k) d + g f) / t + 2 w h   read by the product that adds it, where it has one
+        query, key norm      2 w T (a + k) d / t     where there are such norms
         rotary               2 w T (a + k) d' / t    d' rotated dimensions of each query and key head
         softmax              2 w T s a / t           scores of a heads; 0 where attention is fused
         attention dropout    (2 w + 1) T s a / t     where attention_dropout > 0; 0 where attention is fused
@@ -34,23 +36,26 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     """
     architecture, recipe, layout = workload
     h, f, w = architecture.hidden, architecture.ffn_hidden, WEIGHT_ELEMENT_BYTES[recipe.precision]
-    t = layout.tensor_parallel
+    t, bias = layout.tensor_parallel, architecture.bias
+    queries, keys = architecture.query_width // t, key_width(architecture, tensor_parallel=t)
     tokens, residual = micro_batch_tokens(workload), hidden_elements(workload)
     gated = architecture.activation.gated
     adds = 4 if architecture.residual is Residual.PARALLEL else 6
     bytes_by_operator = {
-        "norm": 4 * w * residual,
+        "norm": (2 if architecture.shared_norm else 4) * w * residual,
         "residual add": adds * w * residual,
         "activation": (3 if gated else 2) * w * tokens * f // t,
     }
     if recipe.hidden_dropout > 0:
         bytes_by_operator["dropout"] = 2 * (2 * w + MASK_BYTES) * residual
-    if architecture.biases:
-        columns = h + 2 * architecture.kv_heads * architecture.head_dim + (2 if gated else 1) * f
-        bytes_by_operator["bias"] = w * (columns // t + 2 * h)
+    if bias.attention or bias.projection or bias.feed_forward:
+        inside = bias.attention * (queries + 2 * keys) + bias.feed_forward * ((2 if gated else 1) * f // t)
+        bytes_by_operator["bias"] = w * (inside + (bias.projection + bias.feed_forward) * h)
+    if architecture.query_key_norm is not QueryKeyNorm.NONE:
+        bytes_by_operator["query, key norm"] = 2 * w * tokens * (queries + keys)
     if architecture.position is Position.ROTARY:
-        rotated = (architecture.heads + architecture.kv_heads) * (architecture.rotary_dim or 0)
-        bytes_by_operator["rotary"] = 2 * w * tokens * rotated // t
+        rotated = (queries + keys) * (architecture.rotary_dim or 0) // architecture.head_dim
+        bytes_by_operator["rotary"] = 2 * w * tokens * rotated
     return bytes_by_operator | score_operator_bytes(workload)
 
 

@@ -131,7 +131,7 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
         state         `state_bytes` of N, the optimizer's part over n
         copies        2 N of DDP's buckets or of gathered weights
         activations   F L times `micro_batch_bytes` of a layer, of which 24 e T h / t are a gated layer's with f = 4 h,
-                      and e T h / t more where the context is copied; embedding, final norm and head
+                      and e T a d / t more where the context is copied; embedding, final norm and head
         at loss       (8 + 4) T V / t      4 where m > 1
         backward      2 N, and the larger of
                       (6 + 4) T V / t      the head
@@ -160,7 +160,7 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
     tokens = micro_batch_tokens(workload)
     unit = micro_batch_bytes(workload)
     stream = element * tokens * architecture.hidden
-    context = stream // t if layout.micro_batch > 1 else 0
+    context = element * tokens * architecture.query_width // t if layout.micro_batch > 1 else 0
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
     each = (unit.unit + context) * kept_units(layout, layers=blocks.layers) + blocks.embedding * unit.embedding
     activations = in_flight * each + blocks.head * unit.head

@@ -9,7 +9,7 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.parameters import key_width, rank_parameters, stage_layers
 from suite.predict.analytic.process_groups import Traffic, group_ranks
 
 CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
@@ -112,7 +112,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         layer, backward     2 all-reduces of a (f: before the column-parallel query, key, value and expansion)
         layer, recomputed   the forward ones again, for each repeated pass through the layer
         parallel residual   1 forward in place of 2, because attention and feed-forward are added before one g; 2
-                            backward still, because two norms give their inputs, and each input has its f
+                            backward still, because two norms give their inputs, and each input has its f: 1 with one
+                            norm for both
         first stage         1 all-reduce of a: the vocabulary-parallel embedding, forward (g)
         last stage          1 all-reduce of a: gradient of the head's input (f)
                             3 all-reduces of 4 b s / c: cross-entropy's maximum, target logit, sum of exponentials
@@ -123,7 +124,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         all-gather          F i + i + o
         reduce-scatter      F o + i
     Once a step the gradients of all parameters that every rank stores are all-reduced in one message, because each
-    rank saw its own positions.
+    rank saw its own positions. With fewer key-value heads than ranks, the gradients of the heads that t / k ranks
+    store are all-reduced once a step too, in a message (counted over all t ranks, which is exact for k = 1).
 
     Further all-gathers of a, neither needed with sequence parallelism:
         partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
@@ -143,24 +145,27 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     several = layout.tensor_parallel > 1
     first, last = stage == 0, stage == layout.pipeline_stages - 1
     layers = stage_layers(architecture, layout, stage=stage)
-    inputs = 2
-    outputs = 1 if architecture.residual is Residual.PARALLEL else inputs
+    inputs = 1 if architecture.shared_norm else 2
+    outputs = 1 if architecture.residual is Residual.PARALLEL else 2
     passes = several * micro_batches
     forwards = layers + repeated_layers(layout.recomputation, layers)
     reduced = passes * (outputs * forwards + inputs * layers + first + last)
     losses = passes * (CROSS_ENTROPY_REDUCTIONS * last)
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
+    rank = rank_parameters(architecture, layout, stage=stage)
+    gradient = reduced_gradient_element_bytes(recipe.precision)
+    copied, sums = several * gradient * rank.copied, several * (rank.copied > 0) * 1
     if layout.sequence_parallel:
-        replicated = several * rank_parameters(architecture, layout, stage=stage).replicated
+        replicated = several * rank.replicated
         # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
         gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
-        gradient = reduced_gradient_element_bytes(recipe.precision)
+        shared = gradient * replicated + copied
         return [
-            Traffic("tp", "all_reduce", loss_bytes + gradient * replicated, losses + several),
+            Traffic("tp", "all_reduce", loss_bytes + shared, losses + several + sums),
             Traffic("tp", "all_gather", gathered * a, gathered),
             Traffic("tp", "reduce_scatter", reduced * a, reduced),
         ]
-    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes, reduced + losses)]
+    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes + copied, reduced + losses + sums)]
     gathered = 0 * reduced
     if layout.partitioned_checkpoints and layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT):
         gathered = gathered + passes * kept_units(layout, layers=layers)
@@ -174,8 +179,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
 def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
     """What one rank sends round its context-parallel ring in a step (ring attention).
 
-    Keys and values of a rank's share of the sequence are 2 b s k d e / (c t) bytes, with k key-value heads of size d,
-    c ranks of the ring. For each layer and micro-batch, one message each:
+    Keys and values of a rank's share of the sequence are 2 b s k d e / (c t) bytes, with k key-value heads of size d
+    (at least one a rank), c ranks of the ring. For each layer and micro-batch, one message each:
         forward      c - 1   keys and values go round until every rank has seen every block
         backward     c - 1   keys and values again
                      c - 1   their gradients, gathered on the way home
@@ -191,8 +196,8 @@ def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: i
     layers = stage_layers(architecture, layout, stage=stage)
     again = layers if layout.recomputation is Recomputation.SELECTIVE else 0
     forwards = layers + repeated_layers(layout.recomputation, layers) + again
-    block = 2 * layout.micro_batch * architecture.sequence * architecture.kv_heads * architecture.head_dim * element
-    block = block // (layout.context_parallel * layout.tensor_parallel)
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    block = 2 * tokens * key_width(architecture, tensor_parallel=layout.tensor_parallel) * element
     messages = micro_batches * (layout.context_parallel - 1) * (forwards + 2 * layers)
     return Traffic("cp", "send", messages * block, messages)
 

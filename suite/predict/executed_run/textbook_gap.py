@@ -66,7 +66,7 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     if architecture.top_query_layer and operation == "all_reduce":
         yield "the top-query layer's queries are an input too"
     if layout.sequence_parallel and operation == "all_reduce":
-        if architecture.biases:
+        if architecture.bias.projection or architecture.bias.feed_forward:
             yield "gradients of biases after a sum are whole"
         if layout.zero_stage >= 2:
             yield "each rank reduces its shard of the gradients"

@@ -41,7 +41,9 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
     Activation.FAST_GELU: lambda x: x / (1 + torch.exp(-1.702 * x.abs())) * torch.exp(0.851 * (x - x.abs())),
     Activation.RELU: relu,
+    Activation.RELU_SQUARED: lambda x: relu(x).square(),
     Activation.GEGLU: gelu,
+    Activation.GEGLU_TANH: lambda x: gelu(x, approximate="tanh"),
     Activation.SWIGLU: silu,
 }
 nodes, weights = np.polynomial.hermite_e.hermegauss(7)
@@ -54,7 +56,7 @@ def exact_first_loss(architecture: Architecture, recipe: Recipe) -> float:
     Shapes: N positions attended to, K heads, Z nodes of the normal distribution.
     """
     h, s, epsilon = architecture.hidden, recipe.init_std, architecture.norm_epsilon
-    gated = architecture.activation in (Activation.GEGLU, Activation.SWIGLU)
+    gated = architecture.activation.gated
     slopes_K = torch.tensor(alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else [0.0])
     weights_NK = torch.exp(-slopes_K.double() * torch.arange(architecture.sequence)[:, None])
     equal_scores_NK = (weights_NK**2).cumsum(0) / weights_NK.cumsum(0) ** 2

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from hypothesis import given
+from hypothesis import strategies as st
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Position, Precision, Recipe, Residual, Workload
+from reference_runs.run import Architecture, Position, Precision, QueryKeyNorm, Recipe, Residual, Workload
 from suite.predict.analytic.memory_bound_operators import (
     embedding_bytes,
     layer_operator_bytes,
@@ -37,10 +38,12 @@ def executed_layer_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
     """Bytes of inputs and outputs of each operator, of tensors as PyTorch would make them on one rank."""
     precision, t = recipe.precision, layout.tensor_parallel
     b, s = layout.micro_batch, architecture.sequence // layout.context_parallel
-    d, a, k = architecture.head_dim, architecture.heads // t, architecture.kv_heads // t
+    d, a, k = architecture.head_dim, architecture.heads // t, max(architecture.kv_heads // t, 1)
+    biased = architecture.bias
     x = empty(precision, s // t if layout.sequence_parallel else s, b, architecture.hidden)
     branch, inner = torch.empty_like(x), empty(precision, s, b, architecture.ffn_hidden // t)
-    found = {"norm": 2 * moved(x, functional.layer_norm(x, x.shape[-1:]))}
+    norms = 1 if architecture.shared_norm else 2
+    found = {"norm": norms * moved(x, functional.layer_norm(x, x.shape[-1:]))}
     if architecture.residual is Residual.PARALLEL:
         found["residual add"] = moved(x, branch, branch, x + branch + branch)
     else:
@@ -49,9 +52,14 @@ def executed_layer_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
     found["activation"] = moved(inner, *gate, functional.gelu(inner))
     if recipe.hidden_dropout:
         found["dropout"] = 2 * dropped(x)
-    if architecture.biases:
-        columns = (a + 2 * k) * d + (1 + len(gate)) * inner.shape[-1]
-        found["bias"] = moved(empty(precision, columns), *(empty(precision, architecture.hidden) for _ in range(2)))
+    vectors = [empty(precision, (a + 2 * k) * d)] if biased.attention else []
+    vectors += [empty(precision, (1 + len(gate)) * inner.shape[-1])] if biased.feed_forward else []
+    vectors += [empty(precision, architecture.hidden)] * (biased.projection + biased.feed_forward)
+    if vectors:
+        found["bias"] = moved(*vectors)
+    if architecture.query_key_norm is not QueryKeyNorm.NONE:
+        normed = [empty(precision, s, b, heads, d) for heads in (a, k)]
+        found["query, key norm"] = moved(*normed, *(functional.rms_norm(part, part.shape[-1:]) for part in normed))
     if architecture.position is Position.ROTARY:
         rotated = [empty(precision, s, b, heads, architecture.rotary_dim or 0) for heads in (a, k)]
         found["rotary"] = moved(*rotated, *(part * 1 for part in rotated))
@@ -63,9 +71,22 @@ def executed_layer_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
     return found
 
 
-@given(cases())
-def test_a_layers_bytes_are_those_of_the_tensors_that_its_operators_read_and_write(case: Case) -> None:
+@given(cases(), st.data())
+def test_a_layers_bytes_are_those_of_the_tensors_that_its_operators_read_and_write(
+    case: Case, data: st.DataObject
+) -> None:
     architecture, recipe, layout, _ = case
+    biased = st.none() | st.booleans()
+    architecture = msgspec.structs.replace(
+        architecture,
+        head_dim=data.draw(st.sampled_from([2, 8])),
+        kv_heads=data.draw(st.sampled_from([architecture.kv_heads, 1])),
+        attention_bias=data.draw(biased),
+        projection_bias=data.draw(biased),
+        feed_forward_bias=data.draw(biased),
+        shared_norm=architecture.residual is Residual.PARALLEL and data.draw(st.booleans()),
+        query_key_norm=data.draw(st.sampled_from(QueryKeyNorm)),
+    )
     expected = executed_layer_bytes(architecture, recipe, layout)
     assert layer_operator_bytes(Workload(architecture, recipe, layout)) == expected
     on_scores = {name: size for name, size in expected.items() if name in ("softmax", "attention dropout")}

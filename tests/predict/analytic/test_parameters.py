@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, StageAssignment
-from reference_runs.run import Architecture, Norm, Position
+from reference_runs.run import Architecture, Norm, Position, QueryKeyNorm
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.parameters import (
     chunk_tensors,
@@ -27,7 +27,13 @@ from suite.predict.analytic.parameters import (
     stage_layers,
 )
 from tests.support.executed_runs import Run, chunk_parameters, executed_runs
-from tests.support.strategies import BLOOM, architectures, described_architectures, parameter_tensors
+from tests.support.strategies import (
+    BLOOM,
+    architectures,
+    described_architectures,
+    parameter_tensors,
+    varied_architectures,
+)
 
 
 def meta_decoder(architecture: Architecture) -> Decoder:
@@ -111,23 +117,30 @@ def test_parameters_are_additive_in_layers(architecture: Architecture, first: in
 def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
     """The modules that one rank of a stage holds, built one by one on the meta device."""
     t = layout.tensor_parallel
-    h, width, f = shape.hidden, shape.kv_heads * shape.head_dim, shape.ffn_hidden
-    norm = nn.RMSNorm if shape.norm is Norm.PRE_RMS_NORM else partial(nn.LayerNorm, bias=shape.biases)
-
-    def columns(fan_in: int, fan_out: int) -> nn.Module:
-        return nn.Linear(fan_in, fan_out // t, bias=shape.biases)
-
-    def rows(fan_in: int, fan_out: int) -> nn.Module:
-        return nn.Linear(fan_in // t, fan_out, bias=shape.biases)
+    h, d, f = shape.hidden, shape.head_dim, shape.ffn_hidden
+    queries, keys = shape.heads // t * d, max(shape.kv_heads // t, 1) * d
+    bias, gain = shape.bias, shape.norm_gain
+    norm = partial(nn.RMSNorm, elementwise_affine=gain)
+    if shape.norm is not Norm.PRE_RMS_NORM:
+        norm = partial(nn.LayerNorm, elementwise_affine=gain, bias=bias.norm)
 
     model = nn.ModuleList()
     first, last = stage == 0, stage == layout.pipeline_stages - 1
     with torch.device("meta"):
         for _ in range(stage_layers(shape, layout, stage=stage)):
-            model += [columns(h, h), columns(h, width), columns(h, width), rows(h, h), norm(h), norm(h)]
-            model += [columns(h, f), rows(f, h)] + ([columns(h, f)] if shape.activation.gated else [])
+            model += [nn.Linear(h, width, bias=bias.attention) for width in (queries, keys, keys)]
+            model += [nn.Linear(queries, h, bias=bias.projection), norm(h)]
+            model += [] if shape.shared_norm else [norm(h)]
+            expansions = 2 if shape.activation.gated else 1
+            model += [nn.Linear(h, f // t, bias=bias.feed_forward) for _ in range(expansions)]
+            model.append(nn.Linear(f // t, h, bias=bias.feed_forward))
+            if shape.query_key_norm is QueryKeyNorm.HEAD:
+                model += [nn.RMSNorm(d), nn.RMSNorm(d)]
+            if shape.query_key_norm is QueryKeyNorm.PROJECTION:
+                model += [nn.RMSNorm(queries), nn.RMSNorm(keys)]
+        embedding = nn.Embedding(shape.padded_vocabulary // t, h)
         if first:
-            model.append(nn.Embedding(shape.padded_vocabulary // t, h))
+            model.append(embedding)
             if shape.position is Position.LEARNED:
                 model.append(nn.Embedding(shape.sequence + shape.extra_positions, h))
             if shape.embedding_norm:
@@ -136,8 +149,10 @@ def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
             model.append(norm(h))
             if shape.top_query_layer:
                 model.append(nn.Embedding(shape.sequence, h))
-            if not (first and shape.tied_embeddings):
-                model.append(nn.Linear(h, shape.padded_vocabulary // t, bias=False))
+            head = nn.Linear(h, shape.padded_vocabulary // t, bias=shape.head_bias)
+            if first and shape.tied_embeddings:
+                head.weight = embedding.weight
+            model.append(head)
     return model
 
 
@@ -145,7 +160,7 @@ def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
 def test_a_ranks_parameters_equal_the_elements_of_its_modules(
     data: st.DataObject, tensor_parallel: int, stages: int, assignment: StageAssignment
 ) -> None:
-    shape = data.draw(described_architectures(tensor_parallel=tensor_parallel))
+    shape = data.draw(varied_architectures(tensor_parallel=tensor_parallel))
     layout = Layout(
         tensor_parallel=tensor_parallel, pipeline_stages=min(stages, shape.layers), stage_assignment=assignment
     )
@@ -159,6 +174,21 @@ def test_a_ranks_parameters_equal_the_elements_of_its_modules(
         assert unsharded - predicted.replicated == tensor_parallel * (predicted.all - predicted.replicated)
 
 
+@given(st.data(), st.sampled_from([1, 2, 3]), st.sampled_from([2, 4]))
+def test_each_rank_above_the_key_value_heads_has_one_of_them(data: st.DataObject, heads: int, copies: int) -> None:
+    t = heads * copies
+    shape = msgspec.structs.replace(data.draw(varied_architectures(tensor_parallel=t)), kv_heads=heads)
+    layout = Layout(tensor_parallel=t)
+    predicted = rank_parameters(shape, layout, stage=0)
+    assert predicted.all == sum(p.numel() for p in meta_model(shape, layout, stage=0).parameters())
+    tensors = chunk_tensors(shape, layout, chunk=0)
+    assert predicted.all == sum(tensor.elements for tensor in tensors)
+    # the ranks together: all else once, every key and value head on t / k ranks
+    once = sum(p.numel() for p in meta_model(shape, Layout(), stage=0).parameters())
+    own = predicted.all - predicted.replicated - predicted.copied
+    assert once == t * own + predicted.replicated + heads * predicted.copied
+
+
 @pytest.mark.parametrize("name", run_names())
 def test_a_recorded_run_has_the_elements_of_a_meta_device_model(name: str) -> None:
     run = reference_run(name)
@@ -169,7 +199,7 @@ def test_a_recorded_run_has_the_elements_of_a_meta_device_model(name: str) -> No
     assert rank_parameters(run.architecture, Layout(), stage=0).all == elements
 
 
-@given(described_architectures(tensor_parallel=2))
+@given(varied_architectures(tensor_parallel=2))
 def test_the_tensors_of_a_rank_are_its_parameters(shape: Architecture) -> None:
     before, behind = outer_tensors(shape, tensor_parallel=2)
     tensors = before + shape.layers * layer_tensors(shape, tensor_parallel=2) + behind

@@ -1,0 +1,204 @@
+"""The shape of a model: a decoder's widths, and the choices that families of models make differently."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from reference_runs.errors import InputError, Mistakes, belonging_mistakes
+from reference_runs.quantities import Count, Positive, Tokens
+
+
+class Position(enum.StrEnum):
+    """How a token's position reaches the attention."""
+
+    ALIBI = "alibi"
+    LEARNED = "learned"
+    ROTARY = "rotary"
+
+
+class Norm(enum.StrEnum):
+    """Normalisation and its place in a block. Deep-norm is post-norm: LayerNorm(sqrt(2 L) x + f(x)) with L layers."""
+
+    PRE_LAYER_NORM = "pre-layer-norm"
+    PRE_RMS_NORM = "pre-rms-norm"
+    DEEP_NORM = "deep-norm"
+
+
+class Activation(enum.StrEnum):
+    """Non-linearity of the feed-forward part. Gated ones multiply the activated half of a twice as wide expansion."""
+
+    GELU = "gelu"
+    GELU_TANH = "gelu-tanh"
+    FAST_GELU = "fast-gelu"
+    RELU = "relu"
+    RELU_SQUARED = "relu-squared"
+    GEGLU = "geglu"
+    GEGLU_TANH = "geglu-tanh"
+    SWIGLU = "swiglu"
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are two expansions, one of which gates the other."""
+        return self in (Activation.GEGLU, Activation.GEGLU_TANH, Activation.SWIGLU)
+
+
+class Residual(enum.StrEnum):
+    """How attention and feed-forward part are added to the residual stream."""
+
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+
+
+class Mask(enum.StrEnum):
+    """Which positions a position attends to: earlier ones; with a prefix also all of the uncorrupted part."""
+
+    CAUSAL = "causal"
+    PREFIX = "prefix"
+
+
+class QueryKeyNorm(enum.StrEnum):
+    """RMSNorm of queries and keys before their rotation: of each head, with a gain that heads share, or of them all."""
+
+    NONE = "none"
+    HEAD = "head"
+    PROJECTION = "projection"
+
+
+class BiasPlaces(NamedTuple):
+    """Which parts of a model have biases: query, key and value; their output's projection; both sides of the
+    feed-forward part; norms; the head.
+    """
+
+    attention: bool
+    projection: bool
+    feed_forward: bool
+    norm: bool
+    head: bool
+
+
+_ROTARY = ("rotary_dim", "rotary_base")
+_ROTARY_SCALING = ("rotary_scaling_factor", "rotary_scaling_low", "rotary_scaling_high", "rotary_scaling_sequence")
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model's shape. `padded_vocabulary` rows are stored and computed; `vocabulary` tokens exist.
+
+    Args:
+        head_dim: size of a head; queries are heads * head_dim wide, whatever `hidden` is.
+        ffn_hidden: width after the activation; a gated one has two expansions of that width.
+        extra_positions: rows of the learned position table beyond `sequence` (2 in fairseq's and OPT's).
+        rotary_dim: leading dimensions of a head that are rotated, where positions are rotary.
+        top_query_layer: the last layer's queries come from a second learned position table (CodeGeeX, PanGu-alpha).
+        attention_bias: of query, key and value; None: as `biases`, like the next three.
+        norm_bias: of LayerNorms; an RMSNorm has none.
+        norm_gain: whether norms of hidden states have one (OLMo's have neither gain nor bias).
+        shared_norm: one norm before both branches of a parallel block (GPT-J, Falcon-7B).
+        rotary_scaling_factor: how much slower than `rotary_base` says angles of long wavelength turn; those of
+            wavelengths below rotary_scaling_sequence / rotary_scaling_high stay, those above rotary_scaling_sequence /
+            rotary_scaling_low are divided by it, between them it is interpolated (Llama 3.1).
+        sliding_window: positions, its own included, that a token attends to.
+    """
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    head_dim: Count
+    kv_heads: Count
+    ffn_hidden: Count
+    vocabulary: Tokens
+    padded_vocabulary: Tokens
+    sequence: Tokens
+    position: Position
+    norm: Norm
+    norm_epsilon: Positive
+    embedding_norm: bool
+    activation: Activation
+    residual: Residual
+    mask: Mask
+    biases: bool
+    tied_embeddings: bool
+    extra_positions: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})] = 0
+    rotary_dim: Count | None = None
+    rotary_base: Positive | None = None
+    top_query_layer: bool = False
+    attention_bias: bool | None = None
+    projection_bias: bool | None = None
+    feed_forward_bias: bool | None = None
+    norm_bias: bool | None = None
+    head_bias: bool = False
+    norm_gain: bool = True
+    shared_norm: bool = False
+    query_key_norm: QueryKeyNorm = QueryKeyNorm.NONE
+    rotary_scaling_factor: Positive | None = None
+    rotary_scaling_low: Positive | None = None
+    rotary_scaling_high: Positive | None = None
+    rotary_scaling_sequence: Tokens | None = None
+    sliding_window: Tokens | None = None
+
+    @property
+    def bias(self) -> BiasPlaces:
+        """Where there are biases."""
+        norms = self.norm is not Norm.PRE_RMS_NORM and self.norm_gain
+        attention, projection, feed_forward, norm = (
+            self.biases if place is None else place
+            for place in (self.attention_bias, self.projection_bias, self.feed_forward_bias, self.norm_bias)
+        )
+        return BiasPlaces(attention, projection, feed_forward, norm and norms, self.head_bias)
+
+    @property
+    def query_width(self) -> int:
+        """Columns of all heads' queries, and of the context that the projection reads."""
+        return self.heads * self.head_dim
+
+    def check(self, where: str) -> None:
+        """Refuse shapes that contradict themselves.
+
+        Raises:
+            InputError: kv_heads does not divide heads, the rotated part is no even part of a head, the padding is
+                negative, or a choice of a block that the rest of it has no place for; all of them at once.
+        """
+        Mistakes(self._contradictions(where)).refuse()
+
+    def _contradictions(self, where: str) -> Iterator[InputError]:
+        if self.heads % self.kv_heads:
+            what = f"architecture.kv_heads does not divide heads = {self.heads}"
+            yield InputError(what, got=self.kv_heads, where=where)
+        rotary = self.position is Position.ROTARY
+        yield from belonging_mistakes("architecture", self, _ROTARY, "rotary positions", is_needed=rotary, where=where)
+        if self.rotary_dim is not None and (self.rotary_dim > self.head_dim or self.rotary_dim % 2):
+            allowed = f"an even number up to head_dim = {self.head_dim}"
+            yield InputError("architecture.rotary_dim", got=self.rotary_dim, allowed=allowed, where=where)
+        if self.padded_vocabulary < self.vocabulary:
+            what, allowed = "architecture.padded_vocabulary", f"at least vocabulary = {self.vocabulary}"
+            yield InputError(what, got=self.padded_vocabulary, allowed=allowed, where=where)
+        yield from self._rotary_scaling_mistakes(where)
+        pre_norm = self.norm is not Norm.DEEP_NORM
+        for wrong, name, needed in (
+            (self.norm_bias and not self.norm_gain, "norm_bias", "norm_gain"),
+            (self.norm_bias and self.norm is Norm.PRE_RMS_NORM, "norm_bias", f"a LayerNorm, not {self.norm.value}"),
+            (self.shared_norm and self.residual is not Residual.PARALLEL, "shared_norm", "residual parallel"),
+            (self.shared_norm and not pre_norm, "shared_norm", "a norm before the block"),
+            (self.sliding_window and self.mask is not Mask.CAUSAL, "sliding_window", "mask causal"),
+        ):
+            if wrong:
+                value = str(getattr(self, name)).lower()
+                yield InputError(f"architecture.{name} needs {needed}", got=value, where=where)
+
+    def _rotary_scaling_mistakes(self, where: str) -> Iterator[InputError]:
+        """Where only a part of the scaling is given, or its bands overlap."""
+        given = [name for name in _ROTARY_SCALING if getattr(self, name) is not None]
+        if given and (self.position is not Position.ROTARY or len(given) < len(_ROTARY_SCALING)):
+            what = "architecture.rotary_scaling_*: all four or none, with rotary positions"
+            yield InputError(what, got=", ".join(given), allowed=", ".join(_ROTARY_SCALING), where=where)
+        elif (
+            self.rotary_scaling_low and self.rotary_scaling_high and self.rotary_scaling_low >= self.rotary_scaling_high
+        ):
+            what, allowed = (
+                "architecture.rotary_scaling_low",
+                f"below rotary_scaling_high = {self.rotary_scaling_high:g}",
+            )
+            yield InputError(what, got=f"{self.rotary_scaling_low:g}", allowed=allowed, where=where)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reference_runs.architecture import Activation, Architecture, Mask, Norm, QueryKeyNorm, Residual
+from reference_runs.catalog import layout_mistakes, reference_run
+from reference_runs.errors import InputError, InputMistakesError
+from reference_runs.layout import Layout
+from reference_runs.run import Workload
+
+BLOOM = reference_run("bloom-176b")
+NEOX = reference_run("gpt-neox-20b")
+
+
+def changed(base: Architecture, **fields: object) -> Architecture:
+    return msgspec.structs.replace(base, **fields)
+
+
+@pytest.mark.parametrize(
+    ("base", "fields", "complaint"),
+    [
+        (BLOOM, {"kv_heads": 9}, "architecture.kv_heads does not divide heads = 112; got 9"),
+        (BLOOM, {"shared_norm": True}, "architecture.shared_norm needs residual parallel; got true"),
+        (
+            BLOOM,
+            {"shared_norm": True, "residual": Residual.PARALLEL, "norm": Norm.DEEP_NORM},
+            "architecture.shared_norm needs a norm before the block",
+        ),
+        (BLOOM, {"norm_bias": True, "norm": Norm.PRE_RMS_NORM}, "norm_bias needs a LayerNorm, not pre-rms-norm"),
+        (BLOOM, {"norm_bias": True, "norm_gain": False}, "architecture.norm_bias needs norm_gain"),
+        (BLOOM, {"sliding_window": 64, "mask": Mask.PREFIX}, "architecture.sliding_window needs mask causal; got 64"),
+        (BLOOM, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none, with rotary positions"),
+        (NEOX, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none"),
+        (
+            NEOX,
+            {
+                "rotary_scaling_factor": 8.0,
+                "rotary_scaling_low": 4.0,
+                "rotary_scaling_high": 1.0,
+                "rotary_scaling_sequence": 8192,
+            },
+            "rotary_scaling_low; got 4, allowed: below rotary_scaling_high = 1",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused_by_its_key(base: object, fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        changed(base.architecture, **fields).check("here")  # type: ignore[attr-defined]
+    assert complaint in str(refusal.value)
+
+
+def test_all_contradictions_come_at_once() -> None:
+    with pytest.raises(InputMistakesError) as refusal:
+        changed(BLOOM.architecture, kv_heads=9, shared_norm=True, padded_vocabulary=1).check("here")
+    assert len(refusal.value.lines) == 3
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_place_without_a_word_of_its_own_has_biases_as_the_model(biases: bool) -> None:
+    plain = changed(BLOOM.architecture, biases=biases)
+    assert plain.bias == (biases, biases, biases, biases, False)
+    qwen = changed(plain, attention_bias=True, projection_bias=False, feed_forward_bias=False, norm_bias=False)
+    assert qwen.bias == (True, False, False, False, False)
+    assert not changed(plain, norm=Norm.PRE_RMS_NORM).bias.norm
+    assert not changed(plain, norm_gain=False).bias.norm
+    assert changed(plain, head_bias=True).bias.head
+
+
+def test_the_activations_that_gate_have_two_expansions() -> None:
+    assert {a for a in Activation if a.gated} == {Activation.GEGLU, Activation.GEGLU_TANH, Activation.SWIGLU}
+
+
+@pytest.mark.parametrize(("kv_heads", "complaints"), [(8, 0), (4, 0), (1, 0), (16, 0), (7, 1), (112, 0)])
+def test_tensor_parallelism_divides_key_value_heads_or_is_a_multiple_of_them(kv_heads: int, complaints: int) -> None:
+    architecture = changed(BLOOM.architecture, kv_heads=kv_heads)
+    layout = Layout(tensor_parallel=16, micro_batch=2)
+    assert len(list(layout_mistakes(Workload(architecture, BLOOM.recipe, layout), "here"))) == complaints
+
+
+def test_a_norm_of_whole_projections_is_not_split() -> None:
+    architecture = changed(BLOOM.architecture, query_key_norm=QueryKeyNorm.PROJECTION)
+    mistakes = [
+        [str(mistake) for mistake in layout_mistakes(Workload(architecture, BLOOM.recipe, layout), "here")]
+        for layout in (Layout(), Layout(tensor_parallel=2))
+    ]
+    assert mistakes[0] == []
+    assert len(mistakes[1]) == 1
+    assert "query_key_norm" in mistakes[1][0]
