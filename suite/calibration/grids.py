@@ -119,8 +119,11 @@ def _attentions(used: Shapes, density: Density) -> list[Grid]:
 
 
 def _rows(used: Shapes, density: Density) -> list[Grid]:
-    kinds = [("layer_norm", used.norms, dtype) for dtype in density.dtypes]
-    kinds += [("embedding", used.norms, dtype) for dtype in density.dtypes]
+    kinds = [
+        (operation, used.norms, dtype)
+        for operation in ("layer_norm", "rms_norm", "embedding")
+        for dtype in density.dtypes
+    ]
     sums = frozenset((layer.tokens, layer.outputs) for layer in used.block_layers)
     kinds += [("column_sum", sums, dtype) for dtype in density.dtypes]
     kinds += [("softmax", used.softmaxes, "fp32"), ("cross_entropy", used.losses, "fp32")]

@@ -12,7 +12,9 @@ from suite.job.calibration_job import WEIGHTS_OF_BLOCK
 from suite.machine.operations import COLLECTIVES
 from suite.machine.timing_tables import Subject
 
-HIDDEN = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "dropout", "permuted", "bias")  # of activations
+# of activations
+ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "geglu_tanh", "swiglu")
+HIDDEN = (*ACTIVATIONS, "dropout", "permuted", "bias")
 # with sizes up to a tensor of all parameters
 WIDE = ("add", "accumulate", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")
 # add's backward pass only passes the gradient on; no graph records the others

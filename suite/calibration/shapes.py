@@ -51,12 +51,14 @@ def shapes(architecture: Architecture, layout: Layout) -> Shapes:
     """The shapes of one rank; the tensor-parallel axis divides what it splits (shards are rounded up)."""
     a, shards = architecture, layout.tensor_parallel
     tokens = layout.micro_batch * a.sequence
-    width, heads, rows = (-(-size // shards) for size in (a.ffn_hidden, a.heads, a.padded_vocabulary))
+    width, heads, kv_heads, rows = (
+        -(-size // shards) for size in (a.ffn_hidden, a.heads, a.kv_heads, a.padded_vocabulary)
+    )
     norm_tokens = tokens // shards if layout.sequence_parallel else tokens
     attended, inner = layout.micro_batch * heads, heads * a.head_dim
     expanded = (2 if a.activation.gated else 1) * width
     block_layers = {
-        Linear(tokens, 3 * inner, a.hidden),
+        Linear(tokens, inner + 2 * kv_heads * a.head_dim, a.hidden),
         Linear(tokens, a.hidden, inner),
         Linear(tokens, expanded, a.hidden),
         Linear(tokens, a.hidden, width),

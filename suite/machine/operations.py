@@ -50,8 +50,10 @@ SIMULATED_HOST_CALLS = ("call", "node", "backward")
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("product", "square_product", "batched_product", "attention"), Operation(OperationKind.PRODUCT)),
-    **dict.fromkeys(("gelu_tanh", "gelu", "relu", "fast_gelu", "chain", "layer_norm", "softmax"), _ACTIVATION),
-    "geglu": Operation(OperationKind.ELEMENTWISE, Moved(3), Moved(5)),
+    **dict.fromkeys(
+        ("gelu_tanh", "gelu", "relu", "fast_gelu", "chain", "layer_norm", "rms_norm", "softmax"), _ACTIVATION
+    ),
+    **dict.fromkeys(("geglu", "geglu_tanh", "swiglu"), Operation(OperationKind.ELEMENTWISE, Moved(3), Moved(5))),
     "dropout": Operation(OperationKind.ELEMENTWISE, Moved(3), Moved(3)),
     "scale": Operation(OperationKind.ELEMENTWISE, Moved(2), Moved(2)),
     "embedding": Operation(OperationKind.ELEMENTWISE, Moved(2), Moved(2)),

@@ -31,6 +31,8 @@ from suite.reproduce.supported import (
     check_executable,
     check_executable_layout,
     check_fused_attention,
+    check_grouped_queries,
+    check_kernels,
     check_ramp_up,
 )
 
@@ -160,6 +162,7 @@ def plan(request: Request) -> Plan:
     check_averaging(averaging, recipe, layout, "cpu" if shares_devices else device)  # gloo's, not NCCL's
     compiled, eager = checked_compilation(request.compiled, device)
     kernels = checked_kernels(request.kernels, device)
+    check_kernels(workload.architecture, kernels)
     checked = Plan(
         name=subject.name,
         architecture=architecture,
@@ -258,6 +261,7 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
         check_layout(workload, where)
         check_executable_layout(workload, where)
         check_fused_attention(recipe, layout, device, where)
+        check_grouped_queries(architecture, recipe, layout, device, where)
         check_ramp_up(recipe, layout, run.where)
     mistakes.refuse()
 

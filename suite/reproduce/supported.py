@@ -17,18 +17,15 @@ from reference_runs.run import (
     Norm,
     Objective,
     Position,
+    Precision,
     QueryKeyNorm,
     Recipe,
     Residual,
     Workload,
 )
-from suite.job.options import Averaging
+from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.simulation.supported_layouts import layout_limits
-
-_NORMS = (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM)
-_LATER_ACTIVATIONS = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
-_ACTIVATIONS = tuple(activation for activation in Activation if activation not in _LATER_ACTIVATIONS)
 
 
 def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> None:
@@ -68,14 +65,10 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
     block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
     unknown_block = is_post_norm and (a.residual is Residual.PARALLEL or a.top_query_layer)
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
-    groups, heads = f"{a.kv_heads} architecture.kv_heads", f"as many as heads, {a.heads}"
     window = f"{a.sliding_window} architecture.sliding_window"
     by_place = f"biases by place ({', '.join(apart)})"
     normed = a.query_key_norm is not QueryKeyNorm.NONE
     return (
-        _Limit(a.norm not in _NORMS, "that architecture.norm", a.norm, ", ".join(_NORMS)),
-        _Limit(a.activation not in _ACTIVATIONS, "that architecture.activation", a.activation, ", ".join(_ACTIVATIONS)),
-        _Limit(a.kv_heads != a.heads, "grouped-query attention", groups, heads),
         _Limit(a.query_width != a.hidden, "heads of that size", width, f"hidden = {a.hidden}"),
         _Limit(bool(apart), by_place, "another value than biases", str(a.biases).lower()),
         _Limit(a.head_bias, "a bias of the head", "architecture.head_bias true", "false"),
@@ -132,6 +125,37 @@ def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: st
     if layout.fused_attention and recipe.attention_dropout > 0 and device == "cpu":
         what, got = "fused attention drops nothing on a CPU", f"{recipe.attention_dropout} recipe.attention_dropout"
         raise InputError(what, got=got, allowed="0, unfused, or --device cuda", where=where)
+
+
+def check_grouped_queries(architecture: Architecture, recipe: Recipe, layout: Layout, device: str, where: str) -> None:
+    """Refuse a fused attention of grouped queries in fp32 on CUDA: PyTorch's kernel for fp32 knows no groups.
+
+    Raises:
+        InputError: it is asked for.
+    """
+    grouped = architecture.kv_heads < architecture.heads
+    if grouped and layout.fused_attention and device == "cuda" and recipe.precision is Precision.FP32:
+        what, got = "fused attention of grouped queries on CUDA", recipe.precision.value
+        raise InputError(what, got=got, allowed="16 bit, or unfused", where=where)
+
+
+def check_kernels(architecture: Architecture, kernels: KernelChoice, where: str = "--kernels") -> None:
+    """Refuse Triton's kernels for a model that has something which none of them computes.
+
+    Raises:
+        InputError: it has; the line names all of it.
+    """
+    if kernels is not KernelChoice.TRITON:
+        return
+    grouped = architecture.kv_heads < architecture.heads and architecture.position is Position.ROTARY
+    without = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
+    lacking = {
+        architecture.norm.value: architecture.norm is Norm.PRE_RMS_NORM,
+        architecture.activation.value: architecture.activation in without,
+        "rotary positions of grouped queries": grouped,
+    }
+    if names := ", ".join(name for name, lacks in lacking.items() if lacks):
+        raise InputError("no Triton kernel computes this", got=names, allowed="torch", where=where)
 
 
 def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:

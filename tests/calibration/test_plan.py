@@ -94,8 +94,9 @@ def test_every_shape_of_every_miniature_lies_inside_a_table_of_each_dtype_and_nu
                         (axes,) = tables(entries, "attention", variant, dtype, count)
                         assert inside(axes, sizes)
                     for sizes in used.norms:
-                        (axes,) = tables(entries, "layer_norm", variant, dtype, count)
-                        assert inside(axes, sizes)
+                        for operation in ("layer_norm", "rms_norm"):
+                            (axes,) = tables(entries, operation, variant, dtype, count)
+                            assert inside(axes, sizes)
                     for operation, several in (("softmax", used.softmaxes), ("cross_entropy", used.losses)):
                         (axes,) = tables(entries, operation, variant, "fp32", count)
                         last = axes[0].points[-1]
@@ -117,6 +118,7 @@ def test_no_shape_that_is_timed_is_one_of_a_miniature(device: str, ranks: int) -
         "batched_product": used.attentions,
         "attention": used.attentions,
         "layer_norm": used.norms,
+        "rms_norm": used.norms,
         "embedding": used.norms,
         "softmax": used.softmaxes,
         "cross_entropy": used.losses,

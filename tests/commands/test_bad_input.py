@@ -405,24 +405,6 @@ def test_a_top_query_layer_apart_from_the_head_is_refused(tmp_path, reproduce_re
 
 
 NOT_EXECUTED = {
-    "norm": (
-        "gpt2_124m",
-        'value = "pre-layer-norm"',
-        'value = "pre-rms-norm"',
-        "that architecture.norm; got pre-rms-norm, allowed: pre-layer-norm, deep-norm",
-    ),
-    "activation": (
-        "gpt2_124m",
-        'value = "gelu-tanh"',
-        'value = "swiglu"',
-        "that architecture.activation; got swiglu, allowed: gelu, gelu-tanh, fast-gelu, relu, geglu",
-    ),
-    "grouped-queries": (
-        "gpt2_124m",
-        "kv_heads = { value = 12",
-        "kv_heads = { value = 4",
-        "grouped-query attention; got 4 architecture.kv_heads, allowed: as many as heads, 12",
-    ),
     "head-size": (
         "gpt2_124m",
         "head_dim = { value = 64",

@@ -37,6 +37,7 @@ def test_calls_of_the_host_are_timed_without_overwriting_caches() -> None:
     [
         ("attention", OperationKind.PRODUCT),
         ("layer_norm", OperationKind.ELEMENTWISE),
+        ("rms_norm", OperationKind.ELEMENTWISE),
         ("triad", OperationKind.ELEMENTWISE),
         ("engine", OperationKind.HOST),
         ("send", OperationKind.COLLECTIVE),

@@ -167,7 +167,7 @@ def test_values_with_a_star_are_those_that_are_not_executed() -> None:
         "| `[layout]` |": {"schedule": Schedule, "recomputation": Recomputation, "offload": Offload},
     }.items():
         stars = predicted_only(head)
-        assert stars.keys() == choices.keys()
+        assert stars.keys() <= choices.keys()
         for key, kind in choices.items():
             for value in kind:
                 zero = 2 if key == "offload" else 1  # what is offloaded is fully sharded
@@ -177,7 +177,7 @@ def test_values_with_a_star_are_those_that_are_not_executed() -> None:
                     layout = msgspec.structs.replace(layout, **{key: value})
                 else:
                     architecture = msgspec.structs.replace(architecture, **{key: value})
-                assert refused(architecture, run.recipe, layout) == (value in stars[key]), (key, value)
+                assert refused(architecture, run.recipe, layout) == (value in stars.get(key, ())), (key, value)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from suite.machine.timing_tables import Subject
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AFTER_OPERANDS = 2  # index of the gradient among the inputs: an operator has at most two operands
 TINY = 64  # elements of a tensor whose arithmetic takes no time compared with the call
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 BIAS = 128  # elements of a bias
 HEAD = (8, 16)  # heads and head size of a tensor that is permuted
 
@@ -99,10 +101,17 @@ def _chain(x: Tensor) -> Tensor:
     return functional.gelu(x * 0.5 + 1.0, approximate="tanh") + x
 
 
-def _geglu(x: Tensor) -> Tensor:
+def _gated(activation: Activation, x: Tensor) -> Tensor:
     gate, gated = x.unflatten(-1, (-1, 2)).unbind(-1)
-    activated: Tensor = ACTIVATIONS[Activation.GEGLU](gate) * gated
+    activated: Tensor = ACTIVATIONS[activation](gate) * gated
     return activated
+
+
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "geglu": partial(_gated, Activation.GEGLU),
+    "geglu_tanh": partial(_gated, Activation.GEGLU_TANH),
+    "swiglu": partial(_gated, Activation.SWIGLU),
+}
 
 
 # of one tensor; docs/calibration.md has the bytes that each moves
@@ -112,7 +121,7 @@ ONE_TENSOR: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": ACTIVATIONS[Activation.GELU],
     "relu": ACTIVATIONS[Activation.RELU],
     "fast_gelu": ACTIVATIONS[Activation.FAST_GELU],
-    "geglu": _geglu,
+    **GATED,
     "dropout": lambda x: functional.dropout(x, 0.1),
     "to_fp32": lambda x: x.float(),
     "chain": _chain,
@@ -121,7 +130,7 @@ ONE_TENSOR: dict[str, Callable[[Tensor], Tensor]] = {
 
 def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
     """An operator on `sizes[0]` elements, recorded by autograd; backward: its backward pass alone."""
-    elements = 2 * sizes[0] if subject.operation == "geglu" else sizes[0]
+    elements = 2 * sizes[0] if subject.operation in GATED else sizes[0]
     dtype = DTYPES[subject.dtype]
     x = inputs.normal(elements, dtype=dtype).detach().requires_grad_()
     if subject.operation == "add":
@@ -165,12 +174,12 @@ def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -
 
 
 def rows(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
-    """An operator on a matrix, sizes rows, columns: layer norm, softmax, cross-entropy, or an embedding's reads."""
+    """An operator on a matrix, sizes rows, columns: a norm, softmax, cross-entropy, or an embedding's reads."""
     count, columns = sizes
     dtype = DTYPES[subject.dtype]
     x = inputs.normal(count, columns, dtype=dtype).detach().requires_grad_()
-    if subject.operation == "layer_norm":
-        norm = nn.LayerNorm(columns, device=inputs.device, dtype=dtype)
+    if subject.operation in NORMS:
+        norm = NORMS[subject.operation](columns, device=inputs.device, dtype=dtype)
         return _forward_or_backward(lambda: norm(x), (x, *norm.parameters()), subject, inputs)
     if subject.operation == "softmax":
         return _forward_or_backward(lambda: torch.softmax(x, dim=-1), (x,), subject, inputs)

@@ -39,7 +39,7 @@ TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Call]] = {
     **dict.fromkeys((*operators.ONE_TENSOR, "add", "from_fp32"), operators.elementwise),
     **dict.fromkeys(("zeros", "permuted", "bias", "accumulate"), operators.without_autograd),
     **dict.fromkeys(("column_sum", "vector_norm"), operators.without_autograd),
-    **dict.fromkeys(("layer_norm", "softmax", "cross_entropy", "embedding"), operators.rows),
+    **dict.fromkeys((*operators.NORMS, "softmax", "cross_entropy", "embedding"), operators.rows),
     **dict.fromkeys(("copy", "triad"), operators.memory),
     **dict.fromkeys(("host_to_device", "device_to_host"), operators.transfer),
     **dict.fromkeys(("adam", "adam_tensors"), operators.adam),

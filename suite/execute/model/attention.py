@@ -17,6 +17,8 @@ from suite.execute.model.torch_operations import Operations
 class Context(nn.Module):
     """Values weighted by the softmax of the scaled scores, [B, T, H * K]: what selective recomputation repeats.
 
+    With grouped queries, q_BHTK is q_BGRTK: the R heads that share each of G keys and values.
+
     Args:
         fused: one causal kernel that stores no scores. PyTorch chooses which.
 
@@ -27,6 +29,7 @@ class Context(nn.Module):
     def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
+        self.grouped = architecture.kv_heads < architecture.heads
         self.dropout = recipe.attention_dropout
         self.operations = operations
         self.fused = fused
@@ -43,13 +46,29 @@ class Context(nn.Module):
 
     def _fused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, _mask: Tensor) -> Tensor:
         probability = self.dropout if self.training else 0.0
-        return scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True)
+        if self.grouped:
+            q_BHTK = q_BHTK.flatten(1, 2)
+        return scaled_dot_product_attention(
+            q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True, enable_gqa=self.grouped
+        )
 
     def _unfused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
-        scores_BHTS = torch.matmul(q_BHTK, k_BHSK.transpose(-1, -2))
+        if self.grouped:
+            return self._of_groups(q_BHTK, k_BHSK, v_BHSK, mask)
+        return torch.matmul(self._weights(torch.matmul(q_BHTK, k_BHSK.transpose(-1, -2)), mask), v_BHSK)
+
+    def _of_groups(self, q_BGRTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor) -> Tensor:
+        """The queries of all heads of a group in one product with its keys, which are not repeated for each head."""
+        _, groups, heads, length, _ = q_BGRTK.shape
+        scores_BGRTS = torch.matmul(q_BGRTK.flatten(2, 3), k_BGSK.transpose(-1, -2))
+        weights_BHTS = self._weights(scores_BGRTS.unflatten(2, (heads, length)).flatten(1, 2), mask)
+        weights_BGRTS = weights_BHTS.unflatten(1, (groups, heads)).flatten(2, 3)
+        context_BHTK: Tensor = torch.matmul(weights_BGRTS, v_BGSK).unflatten(2, (heads, length)).flatten(1, 2)
+        return context_BHTK
+
+    def _weights(self, scores_BHTS: Tensor, mask: Tensor) -> Tensor:
         weights_BHTS = self.operations.attention_weights(scores_BHTS, self.head_dim, mask)
-        weights_BHTS = dropout(weights_BHTS, self.dropout, self.training)
-        return torch.matmul(weights_BHTS, v_BHSK)
+        return dropout(weights_BHTS, self.dropout, self.training)
 
 
 def _by_head(x: Tensor, parts: int, head_dim: int) -> tuple[Tensor, ...]:
@@ -58,10 +77,24 @@ def _by_head(x: Tensor, parts: int, head_dim: int) -> tuple[Tensor, ...]:
     return x.view(batch, length, -1, parts, head_dim).permute(3, 0, 2, 1, 4).unbind(0)
 
 
+def _by_group(x: Tensor, heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [B, G, R, T, K], keys and values [B, G, 1, T, K] of a fused projection's output [B, T, G * (R + 2) * K].
+
+    Args:
+        heads: R, that share a key and a value; of the G groups there may be a part.
+    """
+    batch, length, _ = x.shape
+    x_BGPTK = x.view(batch, length, -1, heads + 2, head_dim).permute(0, 2, 3, 1, 4)
+    queries, keys, values = x_BGPTK.split((heads, 1, 1), dim=2)
+    return queries, keys, values
+
+
 class Attention(nn.Module):
     """Self-attention with a fused query, key, value projection, head by head: its rows are [H, 3, K].
 
-    With `top_query` the queries come from elsewhere: rows of `query` are [H, K], of `key_value` [H, 2, K].
+    With grouped queries they are [G, R + 2, K]: of each group its R queries, its key, its value, as Megatron has them.
+
+    With `top_query` the queries come from elsewhere: rows of `query` are [H, K], of `key_value` [G, 2, K].
     Source: Zeng et al. 2021, PanGu-alpha, arXiv 2104.12369, section 2.3 (query layer).
     """
 
@@ -70,14 +103,16 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
+        self.group = architecture.heads // architecture.kv_heads
         self.operations = operations
         self.top_query = top_query
         hidden, bias = architecture.hidden, architecture.biases
+        keys = architecture.kv_heads * architecture.head_dim
         if top_query:
             self.query = nn.Linear(hidden, hidden, bias=bias)
-            self.key_value = nn.Linear(hidden, 2 * hidden, bias=bias)
+            self.key_value = nn.Linear(hidden, 2 * keys, bias=bias)
         else:
-            self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
+            self.query_key_value = nn.Linear(hidden, hidden + 2 * keys, bias=bias)
         self.projection = nn.Linear(hidden, hidden, bias=bias)
         self.context = Context(architecture, recipe, operations, fused=fused)
 
@@ -86,9 +121,17 @@ class Attention(nn.Module):
         if self.top_query:
             (q_BHTK,) = _by_head(self.query(position), 1, self.head_dim)
             k_BHSK, v_BHSK = _by_head(self.key_value(x_BTD), 2, self.head_dim)
+            if self.group > 1:
+                q_BHTK = q_BHTK.unflatten(1, (-1, self.group))
         else:
-            q_BHTK, k_BHSK, v_BHSK = _by_head(self.query_key_value(x_BTD), 3, self.head_dim)
+            fused = self.query_key_value(x_BTD)
+            split = (
+                _by_head(fused, 3, self.head_dim) if self.group == 1 else _by_group(fused, self.group, self.head_dim)
+            )
+            q_BHTK, k_BHSK, v_BHSK = split
             if position is not None:
                 q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, position)
+            if self.group > 1:
+                k_BHSK, v_BHSK = k_BHSK.flatten(1, 2), v_BHSK.flatten(1, 2)
         out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
         return out

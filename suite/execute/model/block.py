@@ -9,11 +9,13 @@ from torch.nn.functional import dropout
 
 from reference_runs.run import Architecture, Norm, Recipe, Residual
 from suite.execute.model.attention import Attention
-from suite.execute.model.torch_operations import Operations
+from suite.execute.model.torch_operations import NormModule, Operations
 
 
-def layer_norm(architecture: Architecture) -> nn.LayerNorm:
-    """LayerNorm over hidden, with the architecture's choice of biases."""
+def norm(architecture: Architecture) -> NormModule:
+    """The norm over hidden: an RMSNorm, or a LayerNorm with the architecture's choice of biases."""
+    if architecture.norm is Norm.PRE_RMS_NORM:
+        return nn.RMSNorm(architecture.hidden, eps=architecture.norm_epsilon)
     return nn.LayerNorm(architecture.hidden, eps=architecture.norm_epsilon, bias=architecture.biases)
 
 
@@ -36,7 +38,7 @@ class FeedForward(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """Pre-LayerNorm attention and feed-forward part on a residual stream, one after the other or in parallel."""
+    """Attention and feed-forward part with norms in front, on a residual stream, one after the other or in parallel."""
 
     def __init__(
         self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
@@ -45,9 +47,9 @@ class PreNormBlock(nn.Module):
         self.dropout = recipe.hidden_dropout
         self.parallel = architecture.residual is Residual.PARALLEL
         self.operations = operations
-        self.attention_norm = layer_norm(architecture)
+        self.attention_norm = norm(architecture)
         self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=top_query)
-        self.feed_forward_norm = layer_norm(architecture)
+        self.feed_forward_norm = norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
@@ -78,9 +80,9 @@ class DeepNormBlock(nn.Module):
         self.alpha = math.sqrt(2 * architecture.layers)
         self.operations = operations
         self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=False)
-        self.attention_norm = layer_norm(architecture)
+        self.attention_norm = norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
-        self.feed_forward_norm = layer_norm(architecture)
+        self.feed_forward_norm = norm(architecture)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:
         attended = dropout(self.attention(x_BTD, mask, rotation_2TR), self.dropout, self.training)
@@ -91,5 +93,6 @@ class DeepNormBlock(nn.Module):
 
 BLOCKS: dict[Norm, type[PreNormBlock] | type[DeepNormBlock]] = {
     Norm.PRE_LAYER_NORM: PreNormBlock,
+    Norm.PRE_RMS_NORM: PreNormBlock,
     Norm.DEEP_NORM: DeepNormBlock,
 }

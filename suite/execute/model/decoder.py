@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from reference_runs.layout import Recomputation
 from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
 from suite.execute.model.attention import Attention
-from suite.execute.model.block import BLOCKS, layer_norm
+from suite.execute.model.block import BLOCKS, norm
 from suite.execute.model.position import rotation
 from suite.execute.model.torch_operations import Operations, TorchOperations
 
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         learned = architecture.position is Position.LEARNED
         self.embedding = nn.Embedding(rows, hidden) if first else None
         self.position = nn.Embedding(positions, hidden) if first and learned else None
-        self.embedding_norm = layer_norm(architecture) if first and architecture.embedding_norm else None
+        self.embedding_norm = norm(architecture) if first and architecture.embedding_norm else None
         top = architecture.layers - 1 if architecture.top_query_layer else None
         block = BLOCKS[architecture.norm]
         numbers = range(architecture.layers) if layers is None else layers
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
         for n in numbers:
             is_top = n == top
             self.blocks[str(n)] = block(architecture, recipe, self.operations, fused=fused_attention, top_query=is_top)
-        self.final_norm = layer_norm(architecture) if last else None
+        self.final_norm = norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=False) if last else None
         self.tie()
@@ -194,10 +194,13 @@ def deviation(name: str, architecture: Architecture, recipe: Recipe) -> Tensor:
     if architecture.norm is not Norm.DEEP_NORM:
         return plain / math.sqrt(2 * architecture.layers) if kind in ("projection", "contraction") else plain
     hidden, width = architecture.hidden, architecture.ffn_hidden
+    keys = architecture.kv_heads * architecture.head_dim
     in_attention = math.sqrt(1 / (architecture.layers * 2 * hidden))
     if kind == "query_key_value":
-        parts = torch.tensor([recipe.init_std, recipe.init_std, in_attention])
-        return parts.repeat_interleave(architecture.head_dim).repeat(architecture.heads)[:, None]
+        of_values = math.sqrt(1 / (architecture.layers * (hidden + keys)))
+        queries_and_key = [recipe.init_std] * (architecture.heads // architecture.kv_heads + 1)
+        parts = torch.tensor([*queries_and_key, of_values])
+        return parts.repeat_interleave(architecture.head_dim).repeat(architecture.kv_heads)[:, None]
     in_feed_forward = math.sqrt(1 / (architecture.layers * (hidden + width)))
     scaled = {"projection": in_attention, "expansion": in_feed_forward, "contraction": in_feed_forward}
     return torch.tensor(scaled.get(kind, recipe.init_std))

@@ -42,7 +42,7 @@ def rotation(architecture: Architecture, positions: Tensor) -> Tensor | None:
     Source: Su et al. 2021, arXiv 2104.09864, equation 34; the pairing is GPT-NeoX's (halves, not neighbours).
 
     Args:
-        positions: [T] or [B, T]; the result is [2, T, R] or [2, B, 1, T, R].
+        positions: [T] or [B, T]; the result is [2, T, R] or [2, B, 1, T, R], of grouped queries [2, B, 1, 1, T, R].
     """
     if architecture.rotary_dim is None:
         return None
@@ -52,7 +52,7 @@ def rotation(architecture: Architecture, positions: Tensor) -> Tensor | None:
     angles = positions[..., None] * turns_R2
     angles = torch.cat([angles, angles], dim=-1)
     if positions.dim() == 2:
-        angles = angles[:, None]
+        angles = angles[:, None] if architecture.kv_heads == architecture.heads else angles[:, None, None]
     return torch.stack([angles.cos(), angles.sin()])
 
 

@@ -8,12 +8,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu
+from torch.nn.functional import gelu, relu, silu
 
 from reference_runs.run import Activation, Architecture, Mask
 from suite.execute.model.loss import ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.position import prefix_bias, rotated, score_bias
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
+
+NormModule = nn.LayerNorm | nn.RMSNorm
 
 
 class Operations(Protocol):
@@ -22,19 +24,17 @@ class Operations(Protocol):
     def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:
         """The mask that `attention_weights` takes, for the `heads` that are computed here."""
 
-    def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        """LayerNorm of x."""
+    def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
+        """The norm of x."""
 
-    def both_normalised(
-        self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
-        """A LayerNorm of x, and a function that returns another one when it is needed, later."""
+    def both_normalised(self, first: NormModule, second: NormModule, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """A norm of x, and a function that returns another one when it is needed, later."""
 
-    def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream x + branch, and its LayerNorm."""
+    def added_and_normalised(self, norm: NormModule, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream x + branch, and its norm."""
 
-    def normalised_sum(self, norm: nn.LayerNorm, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
-        """LayerNorm of alpha x + branch."""
+    def normalised_sum(self, norm: NormModule, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
+        """The norm of alpha x + branch."""
 
     def activated(self, expanded_BTF: Tensor) -> Tensor:
         """The activation of the expansion's output; a gated one halves its width, see `FeedForward`."""
@@ -59,13 +59,21 @@ def _fast_gelu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-1.702 * size)) * torch.exp(0.851 * (x - size))
 
 
+def _relu_squared(x: Tensor) -> Tensor:
+    positive = relu(x)
+    return positive * positive
+
+
 # of a gated one: the gate's
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU: gelu,
     Activation.GELU_TANH: _gelu_tanh,
     Activation.FAST_GELU: _fast_gelu,
     Activation.RELU: relu,
+    Activation.RELU_SQUARED: _relu_squared,
     Activation.GEGLU: gelu,
+    Activation.GEGLU_TANH: _gelu_tanh,
+    Activation.SWIGLU: silu,
 }
 
 
@@ -94,20 +102,18 @@ class TorchOperations:
             return prefix_bias(seen_B2S)
         return score_bias(self._architecture, heads=heads, length=length, device=device)
 
-    def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
         out: Tensor = norm(x)
         return out
 
-    def both_normalised(
-        self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
+    def both_normalised(self, first: NormModule, second: NormModule, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         return first(x), lambda: second(x)
 
-    def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    def added_and_normalised(self, norm: NormModule, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         x = branch.add_(x) if self._in_place else x + branch  # autograd does not keep the output of a matrix
         return x, norm(x)
 
-    def normalised_sum(self, norm: nn.LayerNorm, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
+    def normalised_sum(self, norm: NormModule, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
         out: Tensor = norm(alpha * x + branch)
         return out
 

@@ -22,6 +22,7 @@ from kernels.rotary import rotary
 from reference_runs.run import Architecture, Mask, Position
 from suite.execute.model.loss import NOT_LEARNED
 from suite.execute.model.position import alibi_slopes
+from suite.execute.model.torch_operations import NormModule
 
 
 class ChunkedTritonCrossEntropy(nn.Module):
@@ -37,7 +38,7 @@ class ChunkedTritonCrossEntropy(nn.Module):
 
 
 class TritonOperations:
-    """Triton kernels, each for several operators of `TorchOperations`.
+    """Triton kernels, each for several operators of `TorchOperations`; `check_kernels` says of which models.
 
     The mask is slopes [H] with ALiBi, `seen_B2S` with a prefix (see `prefix_bias`), and otherwise empty.
     """
@@ -54,20 +55,23 @@ class TritonOperations:
             return seen_B2S
         return torch.tensor([] if self._slopes is None else self._slopes[heads], device=device)
 
-    def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
+        assert isinstance(norm, nn.LayerNorm)
         return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
-    def both_normalised(
-        self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
+    def both_normalised(self, first: NormModule, second: NormModule, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        assert isinstance(first, nn.LayerNorm)
+        assert isinstance(second, nn.LayerNorm)
         one, other = parallel_layer_norms(x, first.weight, first.bias, second.weight, second.bias, first.eps)
         return one, lambda: other
 
-    def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    def added_and_normalised(self, norm: NormModule, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(norm, nn.LayerNorm)
         normal, total = residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, keep_sum=True)
         return total, normal
 
-    def normalised_sum(self, norm: nn.LayerNorm, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
+    def normalised_sum(self, norm: NormModule, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
+        assert isinstance(norm, nn.LayerNorm)
         return residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, alpha=alpha)
 
     def activated(self, expanded_BTF: Tensor) -> Tensor:

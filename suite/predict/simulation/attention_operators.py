@@ -13,6 +13,7 @@ from suite.predict.simulation.host_calls import (
     SCORES,
     SOFTMAX,
     SOFTMAX_OF_HALF,
+    SPLIT_GROUPS,
     SPLIT_PROJECTION,
 )
 from suite.predict.simulation.memory_blocks import MemoryBlock
@@ -39,6 +40,24 @@ class AttentionOperators(OperatorBase):
         node = self.tape.record([x], [], rule, outputs=parts)
         self._host_forward(SPLIT_PROJECTION)
         return [Value(x.block, node, part) for part in range(parts)]
+
+    def groups(self, x: Value, *, elements: int) -> list[Value]:
+        """Views of the queries, keys and values of a fused projection's output, group by group. Backward joins their
+        gradients, then copies them into the projection's order."""
+
+        def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("scale", elements)
+            self._count("permuted", elements)
+            self._host_backward(SPLIT_GROUPS)
+            joined = self.block(elements)
+            gradients.clear()
+            copied = self.block(elements)
+            del joined
+            return [copied]
+
+        node = self.tape.record([x], [], rule, outputs=3)
+        self._host_forward(SPLIT_GROUPS)
+        return [Value(x.block, node, part) for part in range(3)]
 
     def rotated(self, x: Value, turn: Value, *, elements: int, turned: int, turns: int) -> Value:
         """`turned` of the elements rotated, the others passed: keeps the cosines and sines, in the dtype.
@@ -89,20 +108,25 @@ class AttentionOperators(OperatorBase):
         del sums
         return Value(joined, node)
 
-    def scores(self, q: Value, k: Value, *, queries: int, elements: int, sizes: tuple[int, int, int]) -> Value:
-        """q k^T: keeps both, of `queries` elements each; `sizes` are samples times heads, sequence, head size."""
+    def scores(
+        self, q: Value, k: Value, *, queries: int, keys: int, elements: int, sizes: tuple[int, int, int]
+    ) -> Value:
+        """q k^T: keeps both, of `queries` and `keys` elements; `sizes` are samples times heads, sequence, head size.
+
+        Assumed of heads that share keys: their one product takes as long as one of each.
+        """
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("batched_product", *sizes, variant="TN")
             self._count("batched_product", *sizes, variant="NN")
             self._host_backward(SCORES)
-            of_k = self._product(queries, queries, elements)
-            return [self._product(queries, elements, queries), of_k]
+            of_k = self._product(keys, queries, elements)
+            return [self._product(queries, elements, keys), of_k]
 
         node = self.tape.record([q, k], [q.block, k.block], rule)
         self._count("batched_product", *sizes, variant="NT")
         self._host_forward(SCORES)
-        return Value(self._product(elements, queries, queries), node)
+        return Value(self._product(elements, queries, keys), node)
 
     def softmax(self, scores: Value, *, elements: int, length: int) -> Value:
         """Softmax in fp32 of the scaled scores and their bias, rounded to the dtype: keeps the fp32 result.
@@ -156,26 +180,35 @@ class AttentionOperators(OperatorBase):
         return Value(self.block(elements) if self.half else softmax, node)
 
     def context(
-        self, weights: Value, v: Value, *, scores: int, values: int, strided: bool, sizes: tuple[int, int, int]
+        self,
+        weights: Value,
+        v: Value,
+        *,
+        scores: int,
+        queries: int,
+        values: int,
+        strided: bool,
+        sizes: tuple[int, int, int],
     ) -> Value:
-        """Weights times values: keeps both. Backward copies a gradient that does not lie head by head (`strided`)."""
+        """Weights times values, a result of `queries` elements: keeps both. Backward copies a gradient that does not
+        lie head by head (`strided`)."""
 
         def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             if strided:
-                self._count("permuted", values)
-                gradients[:] = [self.block(values)]
+                self._count("permuted", queries)
+                gradients[:] = [self.block(queries)]
             self._count("batched_product", *sizes, variant="TN")
             self._count("batched_product", *sizes, variant="NT")
             self._host_backward(CONTEXT)
-            of_v = self._product(values, scores, values)
-            return [self._product(scores, values, values), of_v]
+            of_v = self._product(values, scores, queries)
+            return [self._product(scores, queries, values), of_v]
 
         node = self.tape.record([weights, v], [weights.block, v.block], rule)
         self._count("batched_product", *sizes, variant="NN")
         self._host_forward(CONTEXT)
-        return Value(self._product(values, scores, values), node)
+        return Value(self._product(queries, scores, values), node)
 
-    def attention(self, q: Value, k: Value, v: Value, *, queries: int, sizes: tuple[int, int, int]) -> Value:
+    def attention(self, q: Value, k: Value, v: Value, *, queries: int, keys: int, sizes: tuple[int, int, int]) -> Value:
         """Fused attention: keeps queries, keys, values, its output, an fp32 log-sum-exp a row of scores, and on a GPU
         the random generator's seed and offset.
 
@@ -189,7 +222,7 @@ class AttentionOperators(OperatorBase):
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("attention", *sizes, variant="backward")
             self._host_backward(FUSED_ATTENTION)
-            of_inputs: list[MemoryBlock | None] = [self.block(queries) for _ in range(3)]
+            of_inputs: list[MemoryBlock | None] = [self.block(size) for size in (queries, keys, keys)]
             self._in_passing(
                 attention_workspace_bytes(self._sdpa_backend, heads=sizes[0], length=sizes[1], head_dim=sizes[2])
             )

@@ -14,7 +14,7 @@ from suite.predict.simulation.autograd_tape import OperatorCall, OperatorCalls
 # In a compiled region these are part of a neighbour's pass over memory, or not there at all
 FUSED = frozenset({"add", "scale", "to_fp32", "from_fp32", "sum_of_gradients"})
 FUSED_DTYPE = "bf16"  # in which compiled operators were timed: they compute in fp32 whatever they read
-ACTIVATIONS = frozenset({"gelu_tanh", "gelu", "relu", "fast_gelu", "geglu"})
+ACTIVATIONS = frozenset({"gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "geglu_tanh", "swiglu"})
 
 
 class CostModel:

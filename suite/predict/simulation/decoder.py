@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
@@ -19,6 +20,7 @@ from suite.predict.simulation.triton_operators import TritonOperators
 
 INT64 = 8
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
+GATED = {Activation.GEGLU: "geglu", Activation.GEGLU_TANH: "geglu_tanh", Activation.SWIGLU: "swiglu"}
 
 
 class BatchBlocks(NamedTuple):
@@ -296,36 +298,51 @@ class Chunk:
         return operators.parts(q, parts=1, elements=sizes.queries)[0]
 
     def _attention(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
-        operators, inner = self.operators, self.sizes.inner
+        operators, sizes = self.operators, self.sizes
         apart = [] if layer.query is None else [self._queries(layer.query)]
         parts = 3 - len(apart)
-        fused = self._by_columns(x, layer.query_key_value, rows=parts * inner)
-        q, k, v = [*apart, *operators.parts(fused, parts=parts, elements=self.sizes.queries)]
-        del fused, apart
+        fused = self._by_columns(x, layer.query_key_value, rows=(parts - 2) * sizes.inner + 2 * sizes.keys_inner)
+        grouped = sizes.grouped and not apart
+        if grouped:
+            split = operators.groups(fused, elements=sizes.queries + 2 * sizes.keys)
+        else:
+            split = operators.parts(fused, parts=parts, elements=sizes.keys)
+        q, k, v = [*apart, *split]
+        del fused, apart, split
         if turn is not None:
             q, k = self._rotated(q, k, turn)
-        return self._by_rows(self._context(q, k, v, bias), layer.projection, columns=inner)
+        context = self._context(q, k, v, bias, grouped=grouped and sizes.kv_heads > 1)
+        return self._by_rows(context, layer.projection, columns=sizes.inner)
 
-    def _context(self, q: Value, k: Value, v: Value, bias: Value) -> Value:
-        fused = self.layout.fused_attention
-        weighted = self._fused if fused else self._unfused
+    def _context(self, q: Value, k: Value, v: Value, bias: Value, *, grouped: bool) -> Value:
+        """Args: grouped: whether the queries of several groups are not next to each other, unless they are rotated."""
+        fused, rotates = self.layout.fused_attention, self.architecture.rotary_dim is not None
+        copied = grouped and not rotates
+        weighted = partial(self._fused, copies=copied) if fused else self._unfused
         if self.layout.recomputation is Recomputation.SELECTIVE:
             context = self.tape.checkpoint(weighted, [q, k, v, bias])
         else:
             context = weighted(q, k, v, bias)
-        # a fused attention's output lies as its queries do: as the projection wants it, unless they are rotated ones
-        contiguous = self.sizes.heads == 1 or (fused and self.architecture.rotary_dim is None)
+        # a fused attention's output lies as its queries do: as the projection wants it, unless they were copied
+        contiguous = self.sizes.heads == 1 or (fused and not copied and not rotates)
         return context if contiguous else self.operators.copied(context, elements=self.sizes.queries)
 
-    def _fused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
-        return self.operators.attention(q, k, v, queries=self.sizes.queries, sizes=self.sizes.batched)
+    def _fused(self, q: Value, k: Value, v: Value, _bias: Value, *, copies: bool) -> Value:
+        sizes = self.sizes
+        if copies:
+            q = self.operators.copied(q, elements=sizes.queries)
+        return self.operators.attention(q, k, v, queries=sizes.queries, keys=sizes.keys, sizes=sizes.batched)
 
     def _unfused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
         operators, sizes = self.operators, self.sizes
         rotates = self.architecture.rotary_dim is not None
+        if not rotates and (sizes.strided or sizes.grouped):
+            q = operators.copied(q, elements=sizes.queries)
         scores = operators.scores(
-            *(self._by_head(part, copies=not rotates) for part in (q, k)),
+            q,
+            self._by_head(k, copies=not rotates),
             queries=sizes.queries,
+            keys=sizes.keys,
             elements=sizes.scores,
             sizes=sizes.batched,
         )
@@ -335,23 +352,24 @@ class Chunk:
             weights,
             self._by_head(v, copies=True),
             scores=sizes.scores,
-            values=sizes.queries,
-            strided=sizes.strided,
+            queries=sizes.queries,
+            values=sizes.keys,
+            strided=sizes.strided or sizes.grouped,
             sizes=sizes.batched,
         )
 
     def _by_head(self, part: Value, *, copies: bool) -> Value:
-        return self.operators.copied(part, elements=self.sizes.queries) if copies and self.sizes.strided else part
+        return self.operators.copied(part, elements=self.sizes.keys) if copies and self.sizes.strided else part
 
     def _rotated(self, q: Value, k: Value, turn: Value) -> tuple[Value, Value]:
-        size = self.architecture.rotary_dim
+        sizes, size = self.sizes, self.architecture.rotary_dim
         assert size is not None
         return self.operators.rotated_pair(
             q,
             k,
             turn,
-            elements=self.sizes.queries,
-            turned=self.sizes.tokens * self.sizes.heads * size,
+            elements=(sizes.queries, sizes.keys),
+            turned=(sizes.tokens * sizes.heads * size, sizes.tokens * sizes.kv_heads * size),
             turns=self._turns(),
         )
 
@@ -360,11 +378,13 @@ class Chunk:
         elements = self.sizes.tokens * self.sizes.width
         x = self._by_columns(x, layer.expansion, rows=self.sizes.expanded)
         if activation.gated:
-            x = operators.gated(x, elements=elements)
+            x = operators.gated(x, GATED[activation], elements=elements)
         elif activation is Activation.FAST_GELU:
             x = operators.fast_gelu(x, elements=elements)
         elif activation is Activation.RELU:
             x = operators.relu(x, elements=elements)
+        elif activation is Activation.RELU_SQUARED:
+            x = operators.squared(operators.relu(x, elements=elements), elements=elements)
         else:
             x = operators.element_wise(x, ELEMENT_WISE[activation], elements=elements)
         return self._by_rows(x, layer.contraction, columns=self.sizes.width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Position, Workload
+from reference_runs.run import Architecture, Norm, Position, Workload
 from suite.predict.simulation.autograd_tape import ParameterLeaf
 from suite.predict.simulation.fsdp import FullySharding, Unit
 
@@ -48,7 +48,8 @@ class ChunkSizes(NamedTuple):
     Args:
         heads, width, rows: of attention, feed-forward part and vocabulary, that this rank has.
         local_tokens, local_states: of hidden states between the matrices that are split.
-        inner: columns of queries, keys and values each; `queries` all elements of one of them.
+        kv_heads: keys and values that this rank has, each of `group` heads.
+        inner, keys_inner: columns of the queries, and of keys and values each; `queries`, `keys` all elements of them.
         expanded: columns of the feed-forward part before its activation.
     """
 
@@ -56,6 +57,7 @@ class ChunkSizes(NamedTuple):
     length: int
     hidden: int
     heads: int
+    kv_heads: int
     head_dim: int
     width: int
     expanded: int
@@ -65,13 +67,20 @@ class ChunkSizes(NamedTuple):
     local_tokens: int
     local_states: int
     inner: int
+    keys_inner: int
     queries: int
+    keys: int
     scores: int
 
     @property
+    def grouped(self) -> bool:
+        """Whether heads share keys and values."""
+        return self.kv_heads < self.heads
+
+    @property
     def strided(self) -> bool:
-        """Whether a head's part of a fused projection is copied before a batched product."""
-        return self.samples > 1 and self.heads > 1
+        """Whether a key's or value's part of a fused projection is copied before a batched product."""
+        return self.samples > 1 and self.kv_heads > 1
 
     @property
     def batched(self) -> tuple[int, int, int]:
@@ -83,7 +92,8 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
     """The sizes on every rank of a layout."""
     architecture, _, layout = workload
     samples, length, ranks = layout.micro_batch, architecture.sequence, layout.tensor_parallel
-    hidden, heads, width = architecture.hidden, architecture.heads // ranks, architecture.ffn_hidden // ranks
+    hidden, width = architecture.hidden, architecture.ffn_hidden // ranks
+    heads, kv_heads, head_dim = architecture.heads // ranks, architecture.kv_heads // ranks, architecture.head_dim
     tokens = samples * length
     local_tokens = tokens // (ranks if layout.sequence_parallel else 1)
     return ChunkSizes(
@@ -91,7 +101,8 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
         length=length,
         hidden=hidden,
         heads=heads,
-        head_dim=architecture.head_dim,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         width=width,
         expanded=(2 if architecture.activation.gated else 1) * width,
         rows=architecture.padded_vocabulary // ranks,
@@ -99,8 +110,10 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
         states=tokens * hidden,
         local_tokens=local_tokens,
         local_states=local_tokens * hidden,
-        inner=heads * architecture.head_dim,
-        queries=tokens * heads * architecture.head_dim,
+        inner=heads * head_dim,
+        keys_inner=kv_heads * head_dim,
+        queries=tokens * heads * head_dim,
+        keys=tokens * kv_heads * head_dim,
         scores=tokens * heads * length,
     )
 
@@ -125,13 +138,13 @@ def chunk_parameters(
     position = new_leaf(None, sizes.length + architecture.extra_positions, hidden) if learned else None
     embedding_norm = None
     if first and architecture.embedding_norm:
-        embedding_norm = _affine(architecture, new_leaf, None, hidden)
+        embedding_norm = _norm(architecture, new_leaf, None)
     top_query = layers - 1 if last and architecture.top_query_layer else None
     in_layers = []
     for layer in range(layers):
         unit = None if sharding is None else sharding.new_layer()
         in_layers.append(_layer_parameters(architecture, new_leaf, sizes, unit, top_query=layer == top_query))
-    final_norm = _affine(architecture, new_leaf, None, hidden) if last else None
+    final_norm = _norm(architecture, new_leaf, None) if last else None
     query_position = new_leaf(None, sizes.length, hidden) if top_query is not None else None
     head = None
     if last:
@@ -139,8 +152,10 @@ def chunk_parameters(
     return ChunkParameters(embedding, position, embedding_norm, in_layers, final_norm, query_position, head)
 
 
-def _affine(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None, rows: int, columns: int = 1) -> Affine:
-    return Affine(new_leaf(unit, rows, columns), new_leaf(unit, rows) if architecture.biases else None)
+def _norm(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None) -> Affine:
+    has_bias = architecture.biases and architecture.norm is not Norm.PRE_RMS_NORM
+    gain = new_leaf(unit, architecture.hidden)
+    return Affine(gain, new_leaf(unit, architecture.hidden) if has_bias else None)
 
 
 def _layer_parameters(
@@ -148,16 +163,16 @@ def _layer_parameters(
 ) -> LayerParameters:
     hidden = sizes.hidden
 
-    def affine(rows: int, columns: int = 1) -> Affine:
-        return _affine(architecture, new_leaf, unit, rows, columns)
+    def affine(rows: int, columns: int) -> Affine:
+        return Affine(new_leaf(unit, rows, columns), new_leaf(unit, rows) if architecture.biases else None)
 
     return LayerParameters(
         unit,
-        attention_norm=affine(hidden),
+        attention_norm=_norm(architecture, new_leaf, unit),
         query=affine(sizes.inner, hidden) if top_query else None,
-        query_key_value=affine((2 if top_query else 3) * sizes.inner, hidden),
+        query_key_value=affine((0 if top_query else sizes.inner) + 2 * sizes.keys_inner, hidden),
         projection=affine(hidden, sizes.inner),
-        feed_forward_norm=affine(hidden),
+        feed_forward_norm=_norm(architecture, new_leaf, unit),
         expansion=affine(sizes.expanded, hidden),
         contraction=affine(hidden, sizes.width),
     )

@@ -22,6 +22,10 @@ LINEAR = HostCalls(modules=("Linear",), views=("view", "t", "view"), nodes=("Vie
 SPLIT_PROJECTION = HostCalls(  # x.view(...).permute(...).unbind(0)
     views=("view", "permute", "unbind"), nodes=("View", "Permute", "Unbind")
 )
+SPLIT_GROUPS = HostCalls(  # of grouped queries: x.view(...).permute(...).split(...), keys and values without the heads
+    views=("view", "permute", "split_with_sizes", "view", "view"),
+    nodes=("View", "Permute", "SplitWithSizes", "View", "View"),
+)
 SCORES = HostCalls(  # matmul(q, k.transpose(-1, -2)); the last view is of the softmax's output, which autograd keeps
     views=("transpose", "expand", "_unsafe_view", "expand", "_unsafe_view", "_unsafe_view", "detach"),
     nodes=("Transpose", "Expand", "UnsafeView", "Expand", "UnsafeView", "Bmm", "UnsafeView"),
@@ -46,6 +50,7 @@ ELEMENT_WISE = HostCalls(nodes=("the operator's",))
 FAST_GELU = HostCalls(nodes=("Abs", "Mul", "Exp", "Add", "Div", "Sub", "Mul", "Exp", "Mul"))
 GATED = HostCalls(nodes=("View", "Unbind", "Gelu", "Mul"))  # its views are in the timing of "geglu"
 NORM = HostCalls(modules=("LayerNorm",), nodes=("NativeLayerNorm",))
+RMS_NORM = HostCalls(modules=("RMSNorm",), nodes=("Pow", "MeanBackward1", "AddBackward1", "Rsqrt", "Mul", "Mul"))
 EMBEDDING = HostCalls(modules=("Embedding",), nodes=("Embedding",))
 POSITIONS = HostCalls(nodes=("Slice", "Split", "Add", "AccumulateGrad"))  # x + weight[first:last].chunk(parts)[part]
 LOSS = HostCalls(

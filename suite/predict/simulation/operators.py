@@ -26,7 +26,7 @@ class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
     def both_normalised(
         self, x: Value, first: Vectors, second: Vectors, *, tokens: int, hidden: int
     ) -> tuple[Value, Callable[[], Value]]:
-        """LayerNorm of x, and a function that returns another one when it is needed."""
+        """The norm of x, and a function that returns another one when it is needed."""
         return self.norm(x, *first, tokens=tokens, hidden=hidden), lambda: self.norm(
             x, *second, tokens=tokens, hidden=hidden
         )
@@ -34,7 +34,7 @@ class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
     def added_and_normalised(
         self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
     ) -> tuple[Value, Value]:
-        """The residual stream x + branch, and its LayerNorm."""
+        """The residual stream x + branch, and its norm."""
         total = self.sum(x, branch, elements=tokens * hidden, into_y=True)
         return total, self.norm(total, weight, bias, tokens=tokens, hidden=hidden)
 
@@ -47,11 +47,11 @@ class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
         return self.norm(total, weight, bias, tokens=tokens, hidden=hidden)
 
     def rotated_pair(
-        self, q: Value, k: Value, turn: Value, *, elements: int, turned: int, turns: int
+        self, q: Value, k: Value, turn: Value, *, elements: tuple[int, int], turned: tuple[int, int], turns: int
     ) -> tuple[Value, Value]:
-        """Queries and keys at their positions."""
-        first = self.rotated(q, turn, elements=elements, turned=turned, turns=turns)
-        return first, self.rotated(k, turn, elements=elements, turned=turned, turns=turns)
+        """Queries and keys at their positions; `elements` of each, and how many of them are `turned`."""
+        first = self.rotated(q, turn, elements=elements[0], turned=turned[0], turns=turns)
+        return first, self.rotated(k, turn, elements=elements[1], turned=turned[1], turns=turns)
 
     def linear(
         self, x: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, columns: int, rows: int

@@ -70,22 +70,23 @@ class TritonOperators(Operators):
         node = self.tape.record([x], [x.block], self._passing(elements))
         return Value(self.block(elements), node)
 
-    def gated(self, x: Value, *, elements: int) -> Value:
+    def gated(self, x: Value, operation: str, *, elements: int) -> Value:
         """Keeps its input, 2 `elements`."""
+        assert operation
         node = self.tape.record([x], [x.block], self._passing(2 * elements))
         return Value(self.block(elements), node)
 
     def rotated_pair(
-        self, q: Value, k: Value, turn: Value, *, elements: int, turned: int, turns: int
+        self, q: Value, k: Value, turn: Value, *, elements: tuple[int, int], turned: tuple[int, int], turns: int
     ) -> tuple[Value, Value]:
         """Queries and keys at once: keeps the fp32 cosines and sines."""
         assert turned <= elements
         assert turns
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
-            return [self.block(elements), self.block(elements)]
+            return [self.block(size) for size in elements]
 
-        q_out, k_out = self.block(elements), self.block(elements)
+        q_out, k_out = (self.block(size) for size in elements)
         node = self.tape.record([q, k], [turn.block], rule, outputs=2)
         return Value(q_out, node), Value(k_out, node, 1)
 

@@ -35,7 +35,7 @@ from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions, median
 
 CPU = torch.device("cpu")
-ROWS = dict.fromkeys(("layer_norm", "softmax", "cross_entropy", "embedding", "column_sum"), (6, 8))
+ROWS = dict.fromkeys(("layer_norm", "rms_norm", "softmax", "cross_entropy", "embedding", "column_sum"), (6, 8))
 SIZES = {"attention": (2, 16, 8), **ROWS}
 
 

@@ -47,19 +47,29 @@ def _decoder(
     return decoder
 
 
+def _linear(x: Array, w: dict[str, Array], name: str) -> Array:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(1))
+
+
 def _norm(x: Array, w: dict[str, Array], name: str) -> Array:
+    if f"{name}.bias" not in w:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"]
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def _act(kind: Activation, x: Array) -> Array:
+    if kind is Activation.RELU_SQUARED:
+        return np.maximum(x, 0) ** 2
     if kind is Activation.RELU:
         return np.maximum(x, 0)
     if kind in (Activation.GELU, Activation.GEGLU):
         return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
     if kind is Activation.FAST_GELU:
         return x / (1 + np.exp(-1.702 * x))
+    if kind is Activation.SWIGLU:
+        return x / (1 + np.exp(-x))
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -71,12 +81,14 @@ def _attention(
 ) -> Array:
     length = x.shape[0]
     if query is None:
-        qkv = x @ w[f"{name}.query_key_value.weight"].T + w[f"{name}.query_key_value.bias"]
-        q, k, v = np.moveaxis(qkv.reshape(length, a.heads, 3, a.head_dim), 2, 0)
+        qkv = _linear(x, w, f"{name}.query_key_value")
+        shared = a.heads // a.kv_heads
+        groups = qkv.reshape(length, a.kv_heads, shared + 2, a.head_dim)
+        q = groups[:, :, :shared].reshape(length, a.heads, a.head_dim).copy()
+        k, v = (np.repeat(groups[:, :, shared + part], shared, axis=1) for part in (0, 1))
     else:
-        q = query @ w[f"{name}.query.weight"].T + w[f"{name}.query.bias"]
-        q = q.reshape(length, a.heads, a.head_dim)
-        kv = x @ w[f"{name}.key_value.weight"].T + w[f"{name}.key_value.bias"]
+        q = _linear(query, w, f"{name}.query").reshape(length, a.heads, a.head_dim)
+        kv = _linear(x, w, f"{name}.key_value")
         k, v = np.moveaxis(kv.reshape(length, a.heads, 2, a.head_dim), 2, 0)
     if a.rotary_dim is not None and a.rotary_base is not None:
         half = a.rotary_dim // 2
@@ -88,8 +100,10 @@ def _attention(
                     turned = (x_THK[at, :, i] + 1j * x_THK[at, :, i + half]) * turn
                     x_THK[at, :, i], x_THK[at, :, i + half] = turned.real, turned.imag
     out = np.zeros((length, a.heads, a.head_dim))
-    # Press et al.: three heads have the slopes of two, 1/16 and 1/256, and the first of four, 1/4
-    slopes = [1 / 16, 1 / 256, 1 / 4] if a.position is Position.ALIBI else [0.0] * a.heads
+    # Press et al.: three heads have the slopes of two, 1/16 and 1/256, and the first of four, 1/4; six heads those of
+    # four, and every other one of eight
+    alibi = {3: [1 / 16, 1 / 256, 1 / 4], 6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]}
+    slopes = alibi[a.heads] if a.position is Position.ALIBI else [0.0] * a.heads
     for head in range(a.heads):
         for at in range(length):
             seen = [to for to in range(length) if sees(at, to)]
@@ -98,13 +112,13 @@ def _attention(
             )
             weights = np.exp(scores - scores.max())
             out[at, head] = (weights / weights.sum()) @ v[seen, head]
-    return out.reshape(length, -1) @ w[f"{name}.projection.weight"].T + w[f"{name}.projection.bias"]
+    return _linear(out.reshape(length, -1), w, f"{name}.projection")
 
 
 def _feed_forward(a: Architecture, w: dict[str, Array], name: str, x: Array) -> Array:
-    inner = x @ w[f"{name}.expansion.weight"].T + w[f"{name}.expansion.bias"]
+    inner = _linear(x, w, f"{name}.expansion")
     inner = _act(a.activation, inner[:, ::2]) * inner[:, 1::2] if a.activation.gated else _act(a.activation, inner)
-    return inner @ w[f"{name}.contraction.weight"].T + w[f"{name}.contraction.bias"]
+    return _linear(inner, w, f"{name}.contraction")
 
 
 def _causal(at: int, to: int) -> bool:
@@ -138,6 +152,16 @@ def _forward(
     return x @ w["embedding.weight" if a.tied_embeddings else "head.weight"].T
 
 
+LLAMA: dict[str, Any] = {
+    "position": Position.ROTARY,
+    "rotary_dim": 4,
+    "rotary_base": 10000.0,
+    "norm": Norm.PRE_RMS_NORM,
+    "activation": Activation.SWIGLU,
+    "biases": False,
+    "embedding_norm": False,
+    "tied_embeddings": False,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "bloom": {},
     "parallel residual": {"residual": Residual.PARALLEL},
@@ -156,6 +180,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "activation": Activation.GELU,
     },
     "positions with an offset": {"position": Position.LEARNED, "extra_positions": 2},
+    "relu squared": {"activation": Activation.RELU_SQUARED},
+    "geglu by tanh": {"activation": Activation.GEGLU_TANH},
     "fast gelu": {"activation": Activation.FAST_GELU},
     "codegeex": {
         "position": Position.LEARNED,
@@ -164,6 +190,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "top_query_layer": True,
     },
     "one layer alone, of the top query": {"position": Position.LEARNED, "top_query_layer": True, "layers": 1},
+    "llama": LLAMA,
+    "llama, grouped queries": LLAMA | {"heads": 6, "kv_heads": 3, "head_dim": 4, "hidden": 24},
+    "llama, multi-query, learned": LLAMA
+    | {"kv_heads": 1, "position": Position.LEARNED, "rotary_dim": None, "rotary_base": None},
+    "grouped queries, alibi": {"heads": 6, "kv_heads": 2, "head_dim": 4, "hidden": 24},
+    "grouped queries, learned": {"position": Position.LEARNED, "heads": 6, "kv_heads": 2, "head_dim": 4, "hidden": 24},
     "deep norm, geglu": {
         "norm": Norm.DEEP_NORM,
         "activation": Activation.GEGLU,
@@ -222,10 +254,10 @@ BLANKS = {
 }
 
 
-@pytest.mark.parametrize("length", BLANKS)
-def test_logits_behind_a_prefix_equal_an_independent_float64_forward_pass(length: int) -> None:
+@pytest.mark.parametrize(("length", "keys"), [(13, 3), (13, 1), (8, 2)])
+def test_logits_behind_a_prefix_equal_an_independent_float64_forward_pass(length: int, keys: int) -> None:
     changes, samples = BLANKS[length]
-    architecture, recipe = _variant(**(GLM | {"sequence": length} | changes))
+    architecture, recipe = _variant(**(GLM | {"sequence": length} | changes | {"kv_heads": keys}))
     decoder = _decoder(architecture, recipe).double()
     tokens = torch.randint(0, 51, (2, length))
     weights = {name: p.detach().numpy() for name, p in decoder.named_parameters()}
@@ -272,7 +304,11 @@ def test_the_embeddings_gradient_is_the_recorded_share_and_its_value_the_same() 
         torch.testing.assert_close(right.grad, share * left.grad, rtol=1e-5, atol=1e-6 * left.grad.abs().max().item())
 
 
-@pytest.mark.parametrize("changes", [VARIANTS["codegeex"], VARIANTS["deep norm, geglu"]], ids=["codegeex", "glm"])
+@pytest.mark.parametrize(
+    "changes",
+    [VARIANTS["codegeex"], VARIANTS["deep norm, geglu"], VARIANTS["llama, grouped queries"]],
+    ids=["codegeex", "glm", "llama"],
+)
 def test_chunks_one_after_the_other_are_the_whole_model(changes: dict[str, Any]) -> None:
     architecture, recipe = _variant(**(changes | {"layers": 3}))
     whole = Decoder(architecture, recipe)
@@ -303,7 +339,9 @@ def test_fast_gelu_neither_overflows_nor_leaves_its_limits() -> None:
     assert fast(x).tolist() == [0.0, 0.0, 0.0, 0.0, 20.0, 100.0, 65504.0]
 
 
-@pytest.mark.parametrize("changes", [{}, VARIANTS["codegeex"], VARIANTS["deep norm, geglu"]])
+@pytest.mark.parametrize(
+    "changes", [{}, VARIANTS["codegeex"], VARIANTS["deep norm, geglu"], VARIANTS["llama, grouped queries"]]
+)
 def test_recomputation_changes_neither_loss_nor_gradients(changes: dict[str, Any]) -> None:
     architecture, recipe = _variant(**changes)
     recipe = msgspec.structs.replace(recipe, hidden_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.2)
@@ -362,8 +400,40 @@ def test_deep_norm_draws_the_tensors_that_it_names_from_xaviers_distribution() -
         assert weight.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * weight.numel()))
 
 
+def test_deep_norm_draws_the_values_of_grouped_queries_as_xavier_does() -> None:
+    wide: dict[str, Any] = {"layers": 7, "hidden": 120, "heads": 6, "kv_heads": 2, "head_dim": 20, "ffn_hidden": 320}
+    architecture, recipe = _variant(**(GLM | wide | {"rotary_dim": 20}))
+    decoder = Decoder(architecture, recipe, layers=range(1))
+    initialise(decoder, recipe, seed=0)
+    groups = dict(decoder.named_parameters())["blocks.0.attention.query_key_value.weight"].reshape(2, 5, 20, 120)
+    for weight, expected in (
+        (groups[:, :3], recipe.init_std),
+        (groups[:, 3], recipe.init_std),
+        (groups[:, 4], math.sqrt(2 / (120 + 40)) / math.sqrt(2 * 7)),
+    ):
+        assert weight.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * weight.numel()))
+
+
 def test_a_top_query_layer_has_the_parameters_of_a_fused_one_and_its_table() -> None:
     changes = VARIANTS["codegeex"]
     top, fused = (Decoder(*_variant(**(changes | {"top_query_layer": is_top}))) for is_top in (True, False))
     count = {decoder: sum(p.numel() for p in decoder.parameters()) for decoder in (top, fused)}
     assert count[top] - count[fused] == 13 * 21
+
+
+def test_one_key_a_head_is_multi_head_attention() -> None:
+    grouped = {"heads": 6, "head_dim": 4, "hidden": 24} | LLAMA
+    shared, apart = (Decoder(*_variant(**(grouped | {"kv_heads": keys}))) for keys in (2, 6))
+    initialise(shared, _variant()[1], seed=3)
+    weights = dict(shared.named_parameters())
+    with torch.no_grad():
+        for name, weight in apart.named_parameters():
+            if not name.endswith("query_key_value.weight"):
+                weight.copy_(weights[name])
+                continue
+            groups = weights[name].view(2, 5, 4, 24)  # three queries, a key, a value
+            queries = groups[:, :3].reshape(6, 4, 24)
+            keys, values = (groups[:, part].repeat_interleave(3, dim=0) for part in (3, 4))
+            weight.copy_(torch.stack([queries, keys, values], dim=1).reshape(72, 24))
+    tokens = torch.randint(0, 51, (2, 13))
+    torch.testing.assert_close(shared(tokens), apart(tokens))

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_runs.run import Activation
-from suite.execute.model.attention import _by_head
+from suite.execute.model.attention import _by_group, _by_head
 from suite.execute.model.loss import ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.position import rotated, rotation, score_bias
 from suite.execute.model.torch_operations import ACTIVATIONS
@@ -22,7 +22,10 @@ from suite.predict.simulation.host_calls import HostCalls
 from tests.support.step_machine import MINIS
 
 B, T, H, K, D, V = 2, 6, 2, 4, 8, 20
-VIEWS = frozenset({"view", "t", "permute", "unbind", "transpose", "expand", "_unsafe_view", "detach", "slice", "split"})
+VIEWS = frozenset(
+    {"view", "t", "permute", "unbind", "transpose", "expand", "_unsafe_view", "detach", "slice", "split"}
+    | {"split_with_sizes"}
+)
 COPIES = "Clone"  # timed as "permuted": its node is counted nowhere
 
 
@@ -47,10 +50,10 @@ def heads() -> Tensor:
     return tensor(B, T, H, K).transpose(1, 2)
 
 
-def graph(out: Tensor, inputs: list[Tensor]) -> list[str]:
+def graph(out: Tensor | tuple[Tensor, ...], inputs: list[Tensor]) -> list[str]:
     """The nodes between `out` and `inputs`."""
     seen: list[Any] = []
-    waiting: list[Any] = [out.grad_fn]
+    waiting: list[Any] = [result.grad_fn for result in ([out] if isinstance(out, Tensor) else out)]
     ends = [x.grad_fn for x in inputs]
     while waiting:
         node = waiting.pop()
@@ -65,7 +68,7 @@ def seen(function: Callable[..., Any], *inputs: Tensor) -> tuple[Counter[str], C
     with Dispatched() as dispatched:
         out = function(*inputs)
     views = Counter(name for name in dispatched.names if name in VIEWS)
-    nodes = Counter(graph(out if isinstance(out, Tensor) else out[0], list(inputs)))
+    nodes = Counter(graph(out, list(inputs)))
     del nodes["AccumulateGrad"], nodes[COPIES]
     return views, nodes
 
@@ -82,7 +85,13 @@ def merged(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def grouped(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    queries, keys, values = _by_group(x, 3, K)
+    return queries, keys.flatten(1, 2), values.flatten(1, 2)
+
+
 LINEAR = nn.Linear(D, 3 * D, dtype=torch.bfloat16)
+RMS = nn.RMSNorm(D)
 NORM = nn.LayerNorm(D, dtype=torch.bfloat16)
 
 
@@ -91,11 +100,13 @@ NORM = nn.LayerNorm(D, dtype=torch.bfloat16)
     [
         (host_calls.LINEAR, LINEAR, lambda: [tensor(B, T, D)]),
         (host_calls.SPLIT_PROJECTION, lambda x: _by_head(x, 3, K), lambda: [tensor(B, T, 3 * H * K)]),
+        (host_calls.SPLIT_GROUPS, grouped, lambda: [tensor(B, T, 5 * H * K)]),
+        (host_calls.RMS_NORM, RMS, lambda: [torch.randn(B, T, D, requires_grad=True) * 1]),
         (host_calls.CONTEXT, lambda w, v: merged(w @ v), lambda: [tensor(B, H, T, T), heads()]),
         (host_calls.NORM, NORM, lambda: [tensor(B, T, D)]),
         (host_calls.FAST_GELU, ACTIVATIONS[Activation.FAST_GELU], lambda: [tensor(B, T, D)]),
     ],
-    ids=["linear", "split-projection", "context", "norm", "fast-gelu"],
+    ids=["linear", "split-projection", "split-groups", "rms-norm", "context", "norm", "fast-gelu"],
 )
 def test_views_and_nodes_of_a_line_are_those_of_pytorch(
     calls: HostCalls, function: Callable[..., Any], inputs: Callable[[], list[Tensor]]
