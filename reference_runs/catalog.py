@@ -9,9 +9,19 @@ from typing import Any
 
 import msgspec
 
+from reference_runs.defaults import default_facts
 from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.incomplete import incomplete_recipe, missing_keys
 from reference_runs.layout import AXES, Layout, Recomputation, Schedule
-from reference_runs.recorded_file import field_types, read_toml, required_text, section_of, shown_path, sources_of
+from reference_runs.recorded_file import (
+    Omitted,
+    field_types,
+    read_toml,
+    required_text,
+    section_of,
+    shown_path,
+    sources_of,
+)
 from reference_runs.run import (
     Architecture,
     Cluster,
@@ -36,7 +46,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "software": Software,
     "reported": Reported,
 }
-_OPTIONAL = ("cluster", "software", "reported")
+_OPTIONAL = ("recipe", "layout", "cluster", "software", "reported")
+_INCOMPLETE = {"recipe": incomplete_recipe}
 _DIVIDED = {
     "tensor_parallel": ("heads", "ffn_hidden", "padded_vocabulary"),
     "context_parallel": ("sequence",),
@@ -132,14 +143,16 @@ def load(path: Path) -> ReferenceRun:
 def _section(
     raw: dict[str, Any], name: str, kind: type[msgspec.Struct], sources: dict[str, str], where: str
 ) -> tuple[msgspec.Struct | None, dict[str, Sourced]]:
-    """The record of a section, and its facts; of an optional one that is absent none."""
+    """The record of a section, and its facts; of an optional one that is absent none, but a recipe that lacks all."""
     if name not in raw:
         if name not in _OPTIONAL:
             raise InputError(f"missing section [{name}]", allowed=", ".join(field_types(kind)), where=where)
-        return (Reported() if name == "reported" else None), {}
-    if not isinstance(raw[name], dict):
-        raise InputError(f"{name}: expected a table", got=repr(raw[name]), where=where)
-    return section_of(raw[name], kind, name, sources, where)
+        if name != "recipe":
+            return (Reported() if name == "reported" else None), {}
+    table = raw.get(name, {})
+    if not isinstance(table, dict):
+        raise InputError(f"{name}: expected a table", got=repr(table), where=where)
+    return section_of(table, kind, name, sources, where, Omitted(default_facts, _INCOMPLETE.get(name)))
 
 
 def _measured(
@@ -161,7 +174,7 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
     """What the sections of a file say against each other."""
     recipe, reported, layout = run.recipe, run.reported, run.recorded_layout
     conventions = ", ".join(FlopConvention)
-    if recipe.warmup > recipe.decay:
+    if not {"warmup", "decay"} & {*missing_keys(recipe)} and recipe.warmup > recipe.decay:
         what, allowed = "recipe.warmup is longer than recipe.decay", f"at most {recipe.decay} samples"
         yield InputError(what, got=f"{recipe.warmup} samples", allowed=allowed, where=run.where)
     rates = (reported.hardware_flop_per_second, reported.model_flop_per_second, reported.mfu, reported.hfu)
@@ -221,6 +234,8 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         what = "layout: sequence parallelism needs tensor_parallel to divide architecture.sequence"
         got = f"tp{layout.tensor_parallel},sp"
         yield InputError(f"{what} = {architecture.sequence}", got=got, where=where)
+    if "global_batch" in missing_keys(recipe):
+        return
     if (mistake := _batch_mistake(recipe, layout, where)) is not None:
         yield mistake
     elif layout.virtual_stages > 1:

@@ -42,6 +42,10 @@ class InputError(Exception):
         return (" ".join(str(self).split()),)
 
 
+class MissingFactError(InputError):
+    """A figure or an execution needs what a run file leaves out."""
+
+
 class InputMistakesError(InputError):
     """Several mistakes in one input, each with a line of its own."""
 

@@ -7,8 +7,9 @@ import math
 import tomllib
 import types
 import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -95,10 +96,39 @@ def field_types(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldIn
     return {field.name: field for field in msgspec.structs.fields(kind)}
 
 
-def section_of(
-    table: dict[str, Any], kind: type[Record], section: str, sources: dict[str, str], where: str
+def unit_of(kind: type[msgspec.Struct], key: str) -> str | None:
+    """The base unit of a record's number; None of a text, a choice or a claim, and of a key that it does not have."""
+    fields = field_types(kind)
+    if key not in fields:
+        return None
+    bare, meta = _bare(fields[key].type)
+    return ((meta.extra or {}).get("unit", "1") if meta else "1") if bare in (int, float) else None
+
+
+class Omitted(NamedTuple):
+    """What becomes of keys that a section leaves out.
+
+    Args:
+        defaults: facts of such keys, from the values that the section has.
+        incomplete: the record of a section that lacks keys even so, which refuses to say them; None: it is refused.
+    """
+
+    defaults: Callable[[str, Mapping[str, Any]], dict[str, Sourced]] = lambda _section, _values: {}
+    incomplete: Callable[[dict[str, Any], tuple[str, ...], str], msgspec.Struct] | None = None
+
+
+NOTHING_OMITTED = Omitted()
+
+
+def section_of(  # long: what is wrong with the keys, with the values, and with what is left out
+    table: dict[str, Any],
+    kind: type[Record],
+    section: str,
+    sources: dict[str, str],
+    where: str,
+    omitted: Omitted = NOTHING_OMITTED,
 ) -> tuple[Record, dict[str, Sourced]]:
-    """The record of one section, in base units, and its facts under `section.key`.
+    """The record of one section, in base units, and its facts under `section.key`, those of defaults last.
 
     A required field that is recorded as not published is absent from the record's arguments: the caller handles such a
     section, or the refusal names the field.
@@ -122,12 +152,19 @@ def section_of(
                 if fact.kind is not Kind.NOT_PUBLISHED:
                     values[key] = _value(fact, fields[key].type, f"{section}.{key}", where)
     given = {*table, *misspelt.values()}
-    if missing := [key for key, field in fields.items() if field.required and key not in given]:
+    for key, fact in omitted.defaults(section, values).items() if not mistakes.errors else ():
+        if key not in given:
+            facts[f"{section}.{key}"] = msgspec.structs.replace(fact, unit=unit_of(kind, key))
+            values[key] = msgspec.convert(fact.value, fields[key].type)
+    lacking = tuple(key for key, field in fields.items() if field.required and key not in values)
+    if omitted.incomplete and lacking and not mistakes.errors:
+        return typing.cast(Record, omitted.incomplete(values, lacking, where)), facts
+    if missing := [key for key in lacking if key not in given]:
         names = ", ".join(repr(f"{section}.{key}") for key in missing)
         mistakes.errors.append(InputError(f"missing key{'s' if len(missing) > 1 else ''} {names}", where=where))
-    for key, field in fields.items():
+    for key in lacking:
         recorded = facts.get(f"{section}.{key}")
-        if field.required and recorded is not None and recorded.kind is Kind.NOT_PUBLISHED:
+        if recorded is not None and recorded.kind is Kind.NOT_PUBLISHED:
             what = f"{section}.{key} is needed, but recorded as not published"
             mistakes.errors.append(InputError(what, where=where))
     mistakes.refuse()

@@ -14,7 +14,7 @@ from reference_runs.architecture import Norm as Norm
 from reference_runs.architecture import Position as Position
 from reference_runs.architecture import QueryKeyNorm as QueryKeyNorm
 from reference_runs.architecture import Residual as Residual
-from reference_runs.errors import InputError, Mistakes, belonging_mistakes
+from reference_runs.errors import MissingFactError, Mistakes, belonging_mistakes
 from reference_runs.layout import Layout
 from reference_runs.quantities import (
     Bytes,
@@ -221,7 +221,8 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         miniature: the command-line name of its executable miniature, where it has one.
-        recorded_layout: None where an axis or the micro-batch is recorded as not published, named in `unpublished`.
+        recorded_layout: None where the file has none, and where an axis or the micro-batch is recorded as not
+            published, named in `unpublished`.
         measured: published measurements, each with its source in `facts` under `measured.N.key`.
     """
 
@@ -245,11 +246,12 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
         """The recorded layout.
 
         Raises:
-            InputError: a fact that it needs is recorded as not published; the line names it.
+            InputError: there is none, or a fact that it needs is recorded as not published; the line names it.
         """
         if self.recorded_layout is None:
             what = f"{', '.join(self.unpublished)}: needed, but recorded as not published"
-            raise InputError(what, allowed="a layout of your own with --layout", where=self.where)
+            what = what if self.unpublished else "[layout]: needed, and the file leaves it out"
+            raise MissingFactError(what, allowed="a layout of your own with --layout", where=self.where)
         return self.recorded_layout
 
     @property

@@ -13,9 +13,10 @@ from rich.console import Console
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
+from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import ReferenceRun, Workload
+from reference_runs.run import Norm, ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
@@ -199,23 +200,28 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
         return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
     run = reference_run(name, also=minis)
     layout = _layout(run, request.layout)
+    absent = NotPredicted()
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
-    machine = _machine(run, layout, request)
-    if machine is None:
-        missing.append("no accelerator is recorded: give one with --on")
-    elif machine.missing:
-        missing.append(f"{machine.missing}: give the --network of a node")
-    elif layout and layout.offload is not Offload.NONE:
-        missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
+    if layout is None and not run.unpublished:
+        missing.append("memory, traffic, step time: no layout is recorded: give a --layout")
+    machine = None
+    with absent.unless("machine"):
+        machine = _machine(run, layout, request)
+        if machine is None:
+            missing.append("no accelerator is recorded: give one with --on")
+        elif machine.missing:
+            missing.append(f"{machine.missing}: give the --network of a node")
+        elif layout and layout.offload is not Offload.NONE:
+            missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
     able = machine.machine if machine else None
     predicted = (
-        run_prediction(Workload(run.architecture, run.recipe, layout), able)
+        run_prediction(Workload(run.architecture, run.recipe, layout), able, absent)
         if layout
-        else prediction_without_layout(run.architecture, run.recipe)
+        else prediction_without_layout(run.architecture, run.recipe, absent)
     )
-    if predicted.first_loss is None:
+    if run.architecture.norm is Norm.DEEP_NORM:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
-    left = predicted_figures(run, layout, able, predicted, request.prices)
+    left = predicted_figures(run, layout, able, predicted, request.prices, absent)
     right = published_figures(run)
     is_of_record = layout == run.recorded_layout and not any(
         (request.on, request.machine, request.network, request.stack)
@@ -227,7 +233,7 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
     elif run.recorded_layout is not None:
         right = [measured_elsewhere(figure, run) for figure in right]
     rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
-    return Predicted(rows, run, layout, machine, predicted, tuple(missing), is_of_record)
+    return Predicted(rows, run, layout, machine, predicted, (*missing, *absent.reasons), is_of_record)
 
 
 def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
@@ -249,7 +255,7 @@ def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionReques
 def _choices(predicted: Predicted) -> list[Choice]:
     """Empty for a miniature, and where layout or machine are not known."""
     run, layout, machine, arithmetic = predicted.run, predicted.layout, predicted.machine, predicted.prediction
-    if not (run and layout and machine and machine.machine and arithmetic):
+    if not (run and layout and machine and machine.machine and arithmetic and not missing_keys(run.recipe)):
         return []
     cluster, board = run.cluster, machine.accelerator.board
     return choices(

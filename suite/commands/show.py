@@ -11,6 +11,7 @@ import typer
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError, nearest
+from reference_runs.incomplete import check_complete, missing_keys
 from reference_runs.miniature import SCALES, Miniature, ScaledFact, miniature
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
@@ -38,7 +39,9 @@ def show(
     if scale not in SCALES:
         raise InputError("unknown scale", got=repr(scale), allowed=", ".join(SCALES), where="--scale")
     if run in minis or mini:
-        small = miniature(reference_run(minis.get(run, run)), scale, ranks=2)
+        whole = reference_run(minis.get(run, run))
+        check_complete(whole.recipe, "for a miniature", whole.where)
+        small = miniature(whole, scale, ranks=2)
         if json:
             print_json(small)
         else:
@@ -52,6 +55,9 @@ def show(
     else:
         title = f"{record.title}: {parameter_count(record.architecture):,} parameters"
         _print_facts(title, record.facts, record.sources)
+        if missing := missing_keys(record.recipe):
+            keys = ", ".join(f"recipe.{key}" for key in missing)
+            print_folded(console(), f"left out: {keys}; `predict` and `reproduce` say which of them they need")
 
 
 def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:

@@ -11,6 +11,7 @@ import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
 from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature, scaled_layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
@@ -213,13 +214,15 @@ def _subject(request: Request) -> tuple[_NamedRun, str]:
         meant = nearest(request.name, [*minis, *run_names()])
         raise InputError("unknown run", got=repr(request.name), meant=meant, allowed=allowed)
     run = reference_run(request.name if is_whole else minis[request.name])
+    check_whole(run, needs_layout=is_whole and not request.mini and request.layout is None)
     device, device_ranks = resolved_device(request.device)
     if request.mini or not is_whole:
         return _miniature_of(run, request, device, device_ranks), device
     if not is_file and device != "cuda":
         allowed = f"--device cuda, or {run.miniature or '--mini'}"
         raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
-    return _NamedRun(run, run.name, run.workload, run.layout.ranks, run.recipe.global_batch, False), device
+    workload = Workload(run.architecture, run.recipe, run.recorded_layout or Layout())
+    return _NamedRun(run, run.name, workload, workload.layout.ranks, run.recipe.global_batch, False), device
 
 
 def _miniature_of(run: ReferenceRun, request: Request, device: str, device_ranks: int) -> _NamedRun:

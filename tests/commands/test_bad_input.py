@@ -140,7 +140,15 @@ BROKEN = {
     "missing-section": (
         without_section("recipe"),
         "",
-        ["missing section [recipe]", "allowed: objective, global_batch"],
+        [
+            "recipe.global_batch, recipe.tokens, recipe.precision, ",
+            "are needed to execute, and the file leaves them out",
+        ],
+    ),
+    "missing-architecture": (
+        without_section("architecture"),
+        "",
+        ["missing section [architecture]", "allowed: layers, hidden"],
     ),
     "unknown-section": ("[software]", "[hardware]", ["unknown key 'hardware'", "allowed: architecture, cluster"]),
     "unknown-key": (

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import load
+from reference_runs.defaults import DEFAULTS
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.machine_model import fit_scores, machine_model
@@ -21,6 +22,7 @@ from reference_runs.run import (
     Architecture,
     Cluster,
     Norm,
+    Position,
     PublishedMeasurement,
     QueryKeyNorm,
     Recipe,
@@ -89,7 +91,8 @@ def rows(head: str) -> dict[str, tuple[str, bool]]:
         keys, value, needed = (cell.strip() for cell in line.strip("|").split("|"))
         names = re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", keys))
         assert not found.keys() & set(names)
-        found |= dict.fromkeys(names, (value.replace("*", ""), needed == "yes"))
+        is_needed = needed == "yes" or needed.startswith(("for ", "to execute"))
+        found |= dict.fromkeys(names, (value.replace("*", ""), is_needed))
     return found
 
 
@@ -119,7 +122,8 @@ def schema(*kinds: type[msgspec.Struct]) -> dict[str, tuple[str, bool]]:
                 text = "one of " + ", ".join(bare)
             else:
                 text = {bool: "true or false", int: f'integer, "{unit}"', float: f'number, "{unit}"', str: "text"}[bare]
-            found[field.name] = (text, field.required)
+            has_default = any(field.name in keys for keys in DEFAULTS.values()) and kind in (Architecture, Recipe)
+            found[field.name] = (text, field.required and not has_default)
     return found
 
 
@@ -142,6 +146,50 @@ def test_the_page_gives_the_layouts_defaults() -> None:
     assert (default.pop("accumulation"), default.pop("bucket_bytes")) == ("None", str(25 * 2**20))
     assert (given.pop("accumulation"), given.pop("bucket_bytes")) == ("what the global batch gives", "25 MiB")
     assert given == default
+
+
+def needed(head: str) -> dict[str, str]:
+    """Key -> when the page says that it is needed."""
+    lines = PAGE.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    return {
+        key: line.strip("|").split("|")[2].strip()
+        for line in lines
+        for key in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+
+
+@pytest.mark.parametrize("section", DEFAULTS)
+def test_the_page_gives_the_defaults_of_keys_that_may_be_left_out(section: str) -> None:
+    words = needed(f"| `[{section}]` |")
+    shape = {"heads": 3, "head_dim": 2, "hidden": 6, "vocabulary": 5, "position": Position.ROTARY}
+    follows = {
+        "hidden / heads": "`hidden` / `heads`",
+        "equal to heads": "`heads`",
+        "equal to vocabulary": "`vocabulary`",
+    }
+    for key, default in DEFAULTS[section].items():
+        value = default.value(shape)
+        said = words[key].rpartition("only then, ")[2].removeprefix("no: ").strip()
+        if default.words in follows or key == "rotary_dim":
+            assert said == follows.get(default.words, "`head_dim`"), key
+        elif isinstance(value, float):
+            assert float(said) == value, key
+        else:
+            assert said == str(value).lower(), key
+
+
+@pytest.mark.parametrize("key", [field.name for field in msgspec.structs.fields(Recipe) if field.required])
+def test_the_page_says_which_keys_of_a_recipe_figures_need(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my_run.toml"
+    path.write_text(re.sub(rf"^{key} = .*\n", "", EXAMPLE, flags=re.MULTILINE), encoding="utf-8")
+    assert main(["predict", str(path)]) == 0
+    lacking = f"recipe.{key} is needed, and the file leaves it out" in " ".join(capsys.readouterr().out.split())
+    assert lacking == needed("| `[recipe]` |")[key].startswith("for "), key
+    if key not in DEFAULTS["recipe"]:
+        assert main(["reproduce", str(path), "--device", "cpu", "--results", str(tmp_path / "results")]) == 2
+        assert f"recipe.{key} is needed to execute, and the file leaves it out" in capsys.readouterr().err
 
 
 def test_the_page_lists_every_key_of_a_measurement() -> None:

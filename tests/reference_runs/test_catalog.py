@@ -196,7 +196,11 @@ TOML = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
         ("layers = { value = 70", "layers = { value = 0", ">= 1"),
         ("layers = { value = 70", "layers = { value = 70.5", "expected an integer"),
         ('position = { value = "alibi"', 'position = { value = "sinus"', "allowed: alibi, learned, rotary"),
-        ('position = { value = "alibi"', 'position = { value = "rotary"', "rotary_base: missing, needed with rotary"),
+        (
+            'position = { value = "alibi"',
+            'rotary_base = { value = 9, unit = "1", kind = "stated", source = "slurm" }\nposition = { value = "alibi"',
+            "architecture.rotary_base: only for rotary positions",
+        ),
         (
             "padded_vocabulary = { value = 250880",
             "padded_vocabulary = { value = 250000",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
+from reference_runs.incomplete import NotPredicted
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import FlopConvention, ReferenceRun, Workload
 from suite.metrics.figures import Figure, Quantity
@@ -69,23 +70,30 @@ def predicted_figures(
     machine: Machine | None,
     prediction: RunPrediction,
     prices: Prices = NO_PRICES,
+    absent: NotPredicted | None = None,
 ) -> list[Figure]:
-    """Every predicted figure of `run` under a layout and on a machine.
+    """Every predicted figure of `run` under a layout and on a machine. `absent` collects what the recipe lacks.
 
     Flop rates, MFU and HFU are counted under the convention of the published ones; where none is published, as
     model_flop and hardware_flop are.
     """
+    absent = absent or NotPredicted()
     figures = [*_parameter_figures(run, layout, prediction), *_flop_figures(run, layout, prediction)]
     if prediction.first_loss is not None:
         tolerance, why = FIRST_LOSS_TOLERANCE, FIRST_LOSS_REASON
         loss = prediction.first_loss
         figures.append(Figure(Quantity.FIRST_LOSS, loss, tolerance=tolerance, why=why))
-    figures.append(_training_flop_figure(run, layout, prediction))
+    with absent.unless("flop of the training"):
+        figures.append(_training_flop_figure(run, layout, prediction))
     if layout is not None:
         workload = Workload(run.architecture, run.recipe, layout)
-        figures += _memory_figures(workload, machine, prediction)
-        figures += _traffic_figures(workload)
-        figures += _time_figures(run, layout, machine, prediction, prices)
+        if prediction.memory:
+            figures += _memory_figures(workload, machine, prediction)
+        if prediction.traffic:
+            figures += _traffic_figures(workload)
+        figures += _step_figures(run, layout, machine, prediction)
+        with absent.unless("time of the training"):
+            figures += _training_figures(run, layout, machine, prediction, prices)
     return figures
 
 
@@ -104,7 +112,9 @@ def _parameter_figures(run: ReferenceRun, layout: Layout | None, prediction: Run
 
 
 def _flop_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
-    """Of a step: under every convention, of each part, and with what is recomputed."""
+    """Of a step: under every convention, of each part, and with what is recomputed; none where the batch lacks."""
+    if prediction.model_flop is None:
+        return
     yield Figure(Quantity.MODEL_FLOP, prediction.model_flop, convention=MODEL_CONVENTION)
     for name, flop in prediction.flop.items():
         if name != _RECOMPUTED.value:
@@ -125,6 +135,7 @@ def _training_flop_figure(run: ReferenceRun, layout: Layout | None, prediction: 
     if convention is _RECOMPUTED and not _recomputes(layout):
         convention = FlopConvention.MEGATRON_MODEL
     steps = training_steps(tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=run.architecture.sequence)
+    assert prediction.model_flop is not None  # whoever has steps has a batch
     flop = prediction.flop[convention.value] if convention else prediction.model_flop
     counted = convention.value if convention else MODEL_CONVENTION
     return Figure(Quantity.TRAINING_FLOP, flop * steps, convention=counted)
@@ -204,29 +215,38 @@ def _traffic_figures(workload: Workload) -> list[Figure]:
     return whole + per_stage
 
 
-def _time_figures(
+def _step_figures(
+    run: ReferenceRun, layout: Layout, machine: Machine | None, prediction: RunPrediction
+) -> Iterator[Figure]:
+    """Seconds of a step by term, and the rates that follow."""
+    if prediction.bubble_fraction is not None:
+        yield Figure(Quantity.BUBBLE_FRACTION, prediction.bubble_fraction)
+    if prediction.step is None or machine is None:
+        return
+    step = prediction.step.total_seconds
+    yield Figure(Quantity.STEP_SECONDS, step, convention=MODEL)
+    for name, seconds in prediction.step._asdict().items():
+        if seconds:
+            yield Figure(Quantity.STEP_SECONDS, seconds, term=name.removesuffix("_seconds"))
+    yield from rate_figures(
+        run, layout, prediction, step_seconds=step, accelerators=layout.ranks, machine=machine, term=None
+    )
+
+
+def _training_figures(
     run: ReferenceRun, layout: Layout, machine: Machine | None, prediction: RunPrediction, prices: Prices
 ) -> list[Figure]:
-    figures: list[Figure] = []
-    if prediction.bubble_fraction is not None:
-        figures.append(Figure(Quantity.BUBBLE_FRACTION, prediction.bubble_fraction))
+    """Time, cost and energy of the whole training."""
     if prediction.step is None or machine is None:
-        return figures
-    step, accelerators, sequence = prediction.step.total_seconds, layout.ranks, run.architecture.sequence
-    figures.append(Figure(Quantity.STEP_SECONDS, step, convention=MODEL))
-    figures += [
-        Figure(Quantity.STEP_SECONDS, seconds, term=name.removesuffix("_seconds"))
-        for name, seconds in prediction.step._asdict().items()
-        if seconds
-    ]
-    figures += rate_figures(
-        run, layout, prediction, step_seconds=step, accelerators=accelerators, machine=machine, term=None
-    )
+        return []
     seconds = training_seconds(
-        tokens=run.recipe.tokens, global_batch=run.recipe.global_batch, sequence=sequence, step_seconds=step
+        tokens=run.recipe.tokens,
+        global_batch=run.recipe.global_batch,
+        sequence=run.architecture.sequence,
+        step_seconds=prediction.step.total_seconds,
     )
-    figures.append(Figure(Quantity.TRAINING_SECONDS, seconds, why="without stops and batch ramp-up"))
-    held = accelerator_seconds(accelerators=accelerators, seconds=seconds)
+    figures = [Figure(Quantity.TRAINING_SECONDS, seconds, why="without stops and batch ramp-up")]
+    held = accelerator_seconds(accelerators=layout.ranks, seconds=seconds)
     figures.append(Figure(Quantity.ACCELERATOR_SECONDS, held, why="without stops and batch ramp-up"))
     if prices.accelerator_hour is not None:
         cost = accelerator_cost(accelerator_seconds=held, price_per_accelerator_hour=prices.accelerator_hour)
@@ -261,6 +281,7 @@ def rate_figures(
     Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop.
     """
     convention = run.reported.flop_convention
+    assert prediction.model_flop is not None  # a step has a batch
     needed, needed_as = prediction.model_flop * 1.0, MODEL_CONVENTION
     executed, executed_as = float(prediction.hardware_flop or 0), HARDWARE_CONVENTION
     if convention is not None:

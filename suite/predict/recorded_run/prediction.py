@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Offload
+from reference_runs.incomplete import NotPredicted, missing_keys
+from reference_runs.layout import Layout, Offload
 from reference_runs.run import Architecture, Norm, Recipe, Workload
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.flop import flop_conventions, hardware_flop, model_flop
@@ -32,7 +33,7 @@ class RunPrediction(NamedTuple):
     """
 
     parameters: dict[str, int]
-    model_flop: int
+    model_flop: int | None
     hardware_flop: int | None
     flop: dict[str, float]
     first_loss: float | None
@@ -43,37 +44,67 @@ class RunPrediction(NamedTuple):
     step: StepTime | None
 
 
-def prediction_without_layout(architecture: Architecture, recipe: Recipe) -> RunPrediction:
-    """Parameters, flop and first loss: what a run has whatever its layout."""
-    samples = recipe.global_batch
+def prediction_without_layout(
+    architecture: Architecture, recipe: Recipe, absent: NotPredicted | None = None
+) -> RunPrediction:
+    """Parameters, flop and first loss: what a run has whatever its layout. `absent` collects what the recipe lacks."""
+    absent = absent or NotPredicted()
+    needed, flop, loss = None, {}, None
+    with absent.unless("flop of a step"):
+        needed = model_flop(architecture, samples=recipe.global_batch)
+        flop = flop_conventions(architecture, samples=recipe.global_batch)
     # the formula for the first loss holds for norms in front of what they feed
-    loss = None if architecture.norm is Norm.DEEP_NORM else first_loss(architecture, recipe)
-    counts, flop = parameter_counts(architecture), flop_conventions(architecture, samples=samples)
-    needed = model_flop(architecture, samples=samples)
-    return RunPrediction(counts, needed, None, flop, loss, (), None, {}, None, None)
+    if architecture.norm is not Norm.DEEP_NORM:
+        with absent.unless("first loss"):
+            loss = first_loss(architecture, recipe)
+    return RunPrediction(parameter_counts(architecture), needed, None, flop, loss, (), None, {}, None, None)
 
 
-def run_prediction(workload: Workload, machine: Machine | None) -> RunPrediction:
-    """The prediction of a run; without a machine no time.
+def run_prediction(workload: Workload, machine: Machine | None, absent: NotPredicted | None = None) -> RunPrediction:
+    """The prediction of a run; without a machine no time. `absent` collects what the recipe lacks.
 
-    Offloaded state has no time either: its transfers are not described.
+    Offloaded state has no time either: its transfers are not described. Memory is that of as many micro-batches as the
+    stages need where the recipe lacks the batch: more of them hold no more activations.
     """
     architecture, recipe, layout = workload
+    absent = absent or NotPredicted()
+    prediction = prediction_without_layout(architecture, recipe, absent)
+    with absent.unless("flop of a step"):
+        executed = hardware_flop(architecture, layout, samples=recipe.global_batch)
+        prediction = prediction._replace(hardware_flop=executed)
+    with absent.unless("memory"):
+        prediction = _with_memory(prediction, workload)
+    with absent.unless("pipeline bubble"):
+        bubble = bubble_fraction(layout, micro_batches=accumulation(recipe, layout))
+        prediction = prediction._replace(bubble_fraction=bubble)
+    with absent.unless("traffic, step time"):
+        prediction = _with_step(prediction, workload, machine)
+    return prediction  # noqa: RET504  # the context may end before the assignment
+
+
+def _with_step(prediction: RunPrediction, workload: Workload, machine: Machine | None) -> RunPrediction:
+    recipe, layout = workload.recipe, workload.layout
     micro_batches = accumulation(recipe, layout)
-    memory = tuple(memory_by_stage(workload, micro_batches=micro_batches))
-    # as for `peak_bytes`: no stage between the second and the last holds more than the second
-    fullest = max(timed_stages(layout), key=lambda stage: memory[stage].peak)
     traffic = {
         stage: step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)
     }
     step = None
     if machine is not None and layout.offload is Offload.NONE:
         step = step_time(workload, machine, micro_batches=micro_batches, traffic=list(traffic.values()))
-    return prediction_without_layout(architecture, recipe)._replace(
-        hardware_flop=hardware_flop(architecture, layout, samples=recipe.global_batch),
-        memory=memory,
-        reserved_bytes=reserved_peak_bytes(workload, memory[fullest], stage=fullest, micro_batches=micro_batches),
-        traffic=traffic,
-        bubble_fraction=bubble_fraction(layout, micro_batches=micro_batches),
-        step=step,
-    )
+    return prediction._replace(traffic=traffic, step=step)
+
+
+def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
+    """Micro-batches of a step, by which memory goes: those that fill the pipeline where the recipe lacks the batch."""
+    if layout.accumulation is None and "global_batch" in missing_keys(recipe):
+        return layout.pipeline_stages * layout.virtual_stages
+    return accumulation(recipe, layout)
+
+
+def _with_memory(prediction: RunPrediction, workload: Workload) -> RunPrediction:
+    layout, micro_batches = workload.layout, micro_batches_held(workload.recipe, workload.layout)
+    memory = tuple(memory_by_stage(workload, micro_batches=micro_batches))
+    # as for `peak_bytes`: no stage between the second and the last holds more than the second
+    fullest = max(timed_stages(layout), key=lambda stage: memory[stage].peak)
+    reserved = reserved_peak_bytes(workload, memory[fullest], stage=fullest, micro_batches=micro_batches)
+    return prediction._replace(memory=memory, reserved_bytes=reserved)

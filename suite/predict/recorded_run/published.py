@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from reference_runs.catalog import check_layout
+from reference_runs.incomplete import missing_keys
 from reference_runs.layout import layout_text
 from reference_runs.run import PublishedMeasurement, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
@@ -93,6 +94,8 @@ def _at_step_time(
     accelerators = cluster.accelerators if cluster else None
     if machine is None or reported.step_seconds is None or accelerators is None or run.recorded_layout is None:
         return [], []
+    if prediction.model_flop is None:
+        return [], []
     computed = rate_figures(
         run,
         run.layout,
@@ -123,7 +126,7 @@ def _at_accelerator_time(
     reported, convention = run.reported, run.reported.flop_convention
     if convention is None or machine is None or reported.step_seconds is not None:
         return
-    if not reported.accelerator_seconds or not reported.mfu:
+    if not reported.accelerator_seconds or not reported.mfu or missing_keys(run.recipe):
         return
     steps = run.recipe.tokens / (run.recipe.global_batch * run.architecture.sequence)
     counted = model_convention(convention)
@@ -164,7 +167,8 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
 
 def _of_measurements(run: ReferenceRun, machine: Machine) -> Iterator[ComputedPublished]:
     convention = run.reported.flop_convention
-    for measured in run.measured if run.recorded_layout is not None else ():
+    known = run.recorded_layout is not None and not missing_keys(run.recipe)
+    for measured in run.measured if known else ():
         workload = _of_measurement(run.workload, measured)
         if workload.layout.ranks != measured.accelerators:
             continue
