@@ -57,26 +57,10 @@ class _Limit(NamedTuple):
 
 
 def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
-    places = ("attention_bias", "projection_bias", "feed_forward_bias", "norm_bias")
-    apart = [name for name in places if getattr(a, name) not in (None, a.biases)]
-    width = f"{a.heads} (heads) * {a.head_dim} (head_dim) = {a.query_width}"
-    scaling = f"{a.rotary_scaling_factor} architecture.rotary_scaling_factor"
-    is_post_norm = a.norm is Norm.DEEP_NORM
     block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
-    unknown_block = is_post_norm and (a.residual is Residual.PARALLEL or a.top_query_layer)
+    unknown_block = a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer)
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
-    window = f"{a.sliding_window} architecture.sliding_window"
-    by_place = f"biases by place ({', '.join(apart)})"
-    normed = a.query_key_norm is not QueryKeyNorm.NONE
     return (
-        _Limit(a.query_width != a.hidden, "heads of that size", width, f"hidden = {a.hidden}"),
-        _Limit(bool(apart), by_place, "another value than biases", str(a.biases).lower()),
-        _Limit(a.head_bias, "a bias of the head", "architecture.head_bias true", "false"),
-        _Limit(not a.norm_gain, "norms without gain", "architecture.norm_gain false", "true"),
-        _Limit(a.shared_norm, "one norm for both branches", "architecture.shared_norm true", "false"),
-        _Limit(normed, "norms of queries and keys", a.query_key_norm, "none"),
-        _Limit(a.rotary_scaling_factor is not None, "scaled rotary positions", scaling, "none"),
-        _Limit(a.sliding_window is not None, "a sliding window", window, "none"),
         _Limit(unknown_block, "deep-norm in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )
@@ -153,6 +137,10 @@ def check_kernels(architecture: Architecture, kernels: KernelChoice, where: str 
         architecture.norm.value: architecture.norm is Norm.PRE_RMS_NORM,
         architecture.activation.value: architecture.activation in without,
         "rotary positions of grouped queries": grouped,
+        "norms without gain": not architecture.norm_gain,
+        "norms of queries and keys": architecture.query_key_norm is not QueryKeyNorm.NONE,
+        "a bias of the head": architecture.head_bias,
+        "a sliding window": (architecture.sliding_window or architecture.sequence) < architecture.sequence,
     }
     if names := ", ".join(name for name, lacks in lacking.items() if lacks):
         raise InputError("no Triton kernel computes this", got=names, allowed="torch", where=where)

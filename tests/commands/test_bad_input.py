@@ -413,12 +413,6 @@ def test_a_top_query_layer_apart_from_the_head_is_refused(tmp_path, reproduce_re
 
 
 NOT_EXECUTED = {
-    "head-size": (
-        "gpt2_124m",
-        "head_dim = { value = 64",
-        "head_dim = { value = 32",
-        "heads of that size; got 12 (heads) * 32 (head_dim) = 384, allowed: hidden = 768",
-    ),
     "parallel-deep-norm": (
         "glm_130b",
         'residual = { value = "sequential"',

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, QueryKeyNorm, Recipe
 from suite.execute.model.torch_operations import Operations
 
 
@@ -106,14 +106,23 @@ class Attention(nn.Module):
         self.group = architecture.heads // architecture.kv_heads
         self.operations = operations
         self.top_query = top_query
-        hidden, bias = architecture.hidden, architecture.biases
-        keys = architecture.kv_heads * architecture.head_dim
+        hidden, bias = architecture.hidden, architecture.bias
+        queries, keys = architecture.query_width, architecture.kv_heads * architecture.head_dim
         if top_query:
-            self.query = nn.Linear(hidden, hidden, bias=bias)
-            self.key_value = nn.Linear(hidden, 2 * keys, bias=bias)
+            self.query = nn.Linear(hidden, queries, bias=bias.attention)
+            self.key_value = nn.Linear(hidden, 2 * keys, bias=bias.attention)
         else:
-            self.query_key_value = nn.Linear(hidden, hidden + 2 * keys, bias=bias)
-        self.projection = nn.Linear(hidden, hidden, bias=bias)
+            self.query_key_value = nn.Linear(hidden, queries + 2 * keys, bias=bias.attention)
+        self.by_projection = architecture.query_key_norm is QueryKeyNorm.PROJECTION
+        widths = {
+            QueryKeyNorm.NONE: (None, None),
+            QueryKeyNorm.HEAD: (self.head_dim, self.head_dim),
+            QueryKeyNorm.PROJECTION: (queries, keys),
+        }[architecture.query_key_norm]
+        self.query_norm, self.key_norm = (
+            nn.RMSNorm(width, eps=architecture.norm_epsilon) if width else None for width in widths
+        )
+        self.projection = nn.Linear(queries, hidden, bias=bias.projection)
         self.context = Context(architecture, recipe, operations, fused=fused)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
@@ -129,9 +138,19 @@ class Attention(nn.Module):
                 _by_head(fused, 3, self.head_dim) if self.group == 1 else _by_group(fused, self.group, self.head_dim)
             )
             q_BHTK, k_BHSK, v_BHSK = split
-            if position is not None:
-                q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, position)
-            if self.group > 1:
-                k_BHSK, v_BHSK = k_BHSK.flatten(1, 2), v_BHSK.flatten(1, 2)
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTK, k_BHSK = self._normed(self.query_norm, q_BHTK), self._normed(self.key_norm, k_BHSK)
+        if not self.top_query and position is not None:
+            q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, position)
+        if not self.top_query and self.group > 1:
+            k_BHSK, v_BHSK = k_BHSK.flatten(1, 2), v_BHSK.flatten(1, 2)
         out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
         return out
+
+    def _normed(self, norm: nn.RMSNorm, x_BHTK: Tensor) -> Tensor:
+        """Queries or keys, [B, H, T, K] or [B, G, R, T, K], normed over each head or over all of them together."""
+        if not self.by_projection:
+            return self.operations.normalised(norm, x_BHTK)
+        x_BTHK = x_BHTK.movedim(-2, 1)
+        normed: Tensor = self.operations.normalised(norm, x_BTHK.flatten(2)).unflatten(2, x_BTHK.shape[2:])
+        return normed.movedim(1, -2)

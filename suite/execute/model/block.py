@@ -13,10 +13,11 @@ from suite.execute.model.torch_operations import NormModule, Operations
 
 
 def norm(architecture: Architecture) -> NormModule:
-    """The norm over hidden: an RMSNorm, or a LayerNorm with the architecture's choice of biases."""
+    """The norm over hidden: an RMSNorm or a LayerNorm, with the architecture's choice of gain and bias."""
+    hidden, epsilon, gain = architecture.hidden, architecture.norm_epsilon, architecture.norm_gain
     if architecture.norm is Norm.PRE_RMS_NORM:
-        return nn.RMSNorm(architecture.hidden, eps=architecture.norm_epsilon)
-    return nn.LayerNorm(architecture.hidden, eps=architecture.norm_epsilon, bias=architecture.biases)
+        return nn.RMSNorm(hidden, eps=epsilon, elementwise_affine=gain)
+    return nn.LayerNorm(hidden, eps=epsilon, elementwise_affine=gain, bias=architecture.bias.norm)
 
 
 class FeedForward(nn.Module):
@@ -27,7 +28,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, architecture: Architecture, operations: Operations) -> None:
         super().__init__()
-        hidden, width, bias = architecture.hidden, architecture.ffn_hidden, architecture.biases
+        hidden, width, bias = architecture.hidden, architecture.ffn_hidden, architecture.bias.feed_forward
         self.operations = operations
         self.expansion = nn.Linear(hidden, (2 if architecture.activation.gated else 1) * width, bias=bias)
         self.contraction = nn.Linear(width, hidden, bias=bias)
@@ -38,7 +39,10 @@ class FeedForward(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """Attention and feed-forward part with norms in front, on a residual stream, one after the other or in parallel."""
+    """Attention and feed-forward part with norms in front, on a residual stream, one after the other or in parallel.
+
+    In parallel they may share a norm (GPT-J, Falcon-7B).
+    """
 
     def __init__(
         self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
@@ -49,11 +53,15 @@ class PreNormBlock(nn.Module):
         self.operations = operations
         self.attention_norm = norm(architecture)
         self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=top_query)
-        self.feed_forward_norm = norm(architecture)
+        self.feed_forward_norm = None if architecture.shared_norm else norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
-        if self.parallel:
+        if self.feed_forward_norm is None:
+            to_feed = self.operations.normalised(self.attention_norm, x_BTD)
+            attended = self.attention(to_feed, mask, position)
+            middle = x_BTD + dropout(attended, self.dropout, self.training)
+        elif self.parallel:
             normal, other = self.operations.both_normalised(self.attention_norm, self.feed_forward_norm, x_BTD)
             attended = dropout(self.attention(normal, mask, position), self.dropout, self.training)
             middle, to_feed = x_BTD + attended, other()

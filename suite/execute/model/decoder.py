@@ -78,7 +78,7 @@ class Decoder(nn.Module):
             self.blocks[str(n)] = block(architecture, recipe, self.operations, fused=fused_attention, top_query=is_top)
         self.final_norm = norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
-        self.head = nn.Linear(hidden, rows, bias=False) if last else None
+        self.head = nn.Linear(hidden, rows, bias=architecture.bias.head) if last else None
         self.tie()
         self.loss = self.operations.loss()
 
@@ -160,7 +160,7 @@ def _through(
 
 
 def initialise(model: Decoder, recipe: Recipe, *, seed: int) -> None:
-    """Draw the weights as recorded, see `deviation`; biases 0, LayerNorm gain 1.
+    """Draw the weights as recorded, see `deviation`; biases 0, gains of norms 1.
 
     Each tensor has its own generator, seeded by its name in the whole model, on the CPU: a chunk draws what the whole
     model would.
@@ -195,7 +195,7 @@ def deviation(name: str, architecture: Architecture, recipe: Recipe) -> Tensor:
         return plain / math.sqrt(2 * architecture.layers) if kind in ("projection", "contraction") else plain
     hidden, width = architecture.hidden, architecture.ffn_hidden
     keys = architecture.kv_heads * architecture.head_dim
-    in_attention = math.sqrt(1 / (architecture.layers * 2 * hidden))
+    in_attention = math.sqrt(1 / (architecture.layers * (architecture.query_width + hidden)))
     if kind == "query_key_value":
         of_values = math.sqrt(1 / (architecture.layers * (hidden + keys)))
         queries_and_key = [recipe.init_std] * (architecture.heads // architecture.kv_heads + 1)

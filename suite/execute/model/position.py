@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ def score_bias(architecture: Architecture, *, heads: slice, length: int, device:
     """What a causal mask adds to the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
 
     ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row: softmax
-    removes it.
+    removes it. A token attends to the last `sliding_window` positions, its own included.
     """
     positions = torch.arange(length, device=device)
     distance_TS = positions[:, None] - positions[None, :]
@@ -20,7 +22,10 @@ def score_bias(architecture: Architecture, *, heads: slice, length: int, device:
     if architecture.position is Position.ALIBI:
         slopes_H = torch.tensor(alibi_slopes(architecture.heads)[heads], device=device)
         bias_HTS = -slopes_H[:, None, None] * distance_TS
-    return bias_HTS.masked_fill(distance_TS < 0, float("-inf"))
+    unseen_TS = distance_TS < 0
+    if architecture.sliding_window is not None and architecture.sliding_window < length:
+        unseen_TS = unseen_TS | (distance_TS >= architecture.sliding_window)
+    return bias_HTS.masked_fill(unseen_TS, float("-inf"))
 
 
 def prefix_bias(seen_B2S: Tensor) -> Tensor:
@@ -47,13 +52,43 @@ def rotation(architecture: Architecture, positions: Tensor) -> Tensor | None:
     if architecture.rotary_dim is None:
         return None
     assert architecture.rotary_base is not None
-    pairs = torch.arange(0, architecture.rotary_dim, 2, device=positions.device)
-    turns_R2 = architecture.rotary_base ** (-pairs.float() / architecture.rotary_dim)
+    if architecture.rotary_scaling_factor is not None:
+        turns_R2 = torch.tensor(scaled_turns(architecture), device=positions.device)
+    else:
+        pairs = torch.arange(0, architecture.rotary_dim, 2, device=positions.device)
+        turns_R2 = architecture.rotary_base ** (-pairs.float() / architecture.rotary_dim)
     angles = positions[..., None] * turns_R2
     angles = torch.cat([angles, angles], dim=-1)
     if positions.dim() == 2:
         angles = angles[:, None] if architecture.kv_heads == architecture.heads else angles[:, None, None]
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def scaled_turns(architecture: Architecture) -> list[float]:
+    """Angles a position of each pair, with Llama 3.1's scaling by bands of wavelength.
+
+    With w = 2 pi / angle, factor f, positions S, low l and high h of `rotary_scaling_*`:
+        w < S / h    angle
+        w > S / l    angle / f
+        between      (1 - s) angle / f + s angle, s = (S / w - l) / (h - l)
+
+    Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling.
+    """
+    a = architecture
+    assert a.rotary_dim is not None
+    assert a.rotary_base is not None
+    assert a.rotary_scaling_factor is not None
+    assert a.rotary_scaling_low is not None
+    assert a.rotary_scaling_high is not None
+    assert a.rotary_scaling_sequence is not None
+    turns = []
+    for pair in range(a.rotary_dim // 2):
+        turn = a.rotary_base ** (-2 * pair / a.rotary_dim)
+        rotations = a.rotary_scaling_sequence * turn / (2 * math.pi)
+        share = (rotations - a.rotary_scaling_low) / (a.rotary_scaling_high - a.rotary_scaling_low)
+        share = min(1.0, max(0.0, share))
+        turns.append((1 - share) * turn / a.rotary_scaling_factor + share * turn)
+    return turns
 
 
 def rotated(x_BHTK: Tensor, rotation_2TR: Tensor) -> Tensor:

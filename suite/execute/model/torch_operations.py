@@ -81,13 +81,14 @@ class TorchOperations:
     """PyTorch's own operators.
 
     Args:
-        script: whether they write into their inputs, and in how many parts the loss is computed.
+        script: whether they write into their inputs, and in how many parts the loss is computed: with a bias of the
+            head in one.
     """
 
     def __init__(self, architecture: Architecture, script: TrainingOptions = DEFAULT_OPTIONS) -> None:
         self._architecture = architecture
         self._in_place = script.in_place
-        self._loss_chunks = script.loss_chunks
+        self._loss_chunks = 1 if architecture.head_bias else script.loss_chunks
         self._fused_weights = None
         if script.cpp_operator:
             from suite.execute.model.cpp_softmax import attention_weights  # compiles at first

@@ -30,6 +30,8 @@ from suite.execute.precision import AsDTensor
 SEQUENCE_DIM = 1
 # Tables that every rank reads whole, and whose gradient the column-parallel product after them completes
 _COMPLETE = {"query_position.weight"}
+# Vectors that every rank has whole and applies to its own heads
+_OF_HEADS = ("attention.query_norm.weight", "attention.key_norm.weight")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Split:
         as_dtensor: id of the local parameter -> makes a DTensor of it.
         dims: name of a split parameter -> the dim along which the ranks hold its parts, in order.
         repeated: names of the parameters that every rank stores.
-        partial: names of those of whose gradient each rank has a part: sequence parallelism.
+        partial: names of those of whose gradient each rank has a part: norms of its heads; all with sequence
+            parallelism.
     """
 
     as_dtensor: dict[int, AsDTensor]
@@ -151,5 +154,5 @@ def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
             else:
                 repeated.add(full_name)
             module.register_parameter(name, plain[id(parameter)])
-    partial = untouched - _COMPLETE if sequence_parallel else frozenset()
+    partial = untouched - _COMPLETE if sequence_parallel else {name for name in untouched if name.endswith(_OF_HEADS)}
     return Split(as_dtensor, dims, frozenset(repeated | untouched), frozenset(partial))

@@ -7,18 +7,24 @@ from functools import partial
 from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Residual, Workload
+from reference_runs.run import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import FP32
-from suite.predict.simulation.autograd_tape import Tape, Value
-from suite.predict.simulation.decoder_parameters import Affine, ChunkParameters, LayerParameters, chunk_sizes
+from suite.predict.simulation.attention_inputs import INT64, AttentionInputs
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.decoder_parameters import (
+    Affine,
+    ChunkParameters,
+    LayerParameters,
+    NormVectors,
+    chunk_sizes,
+)
 from suite.predict.simulation.fsdp import FullySharding
-from suite.predict.simulation.host_calls import ANGLES, ANGLES_PASSES, BLOCK, MASK, MASK_PASSES
+from suite.predict.simulation.host_calls import BLOCK
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
 from suite.predict.simulation.triton_operators import TritonOperators
 
-INT64 = 8
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
 GATED = {Activation.GEGLU: "geglu", Activation.GEGLU_TANH: "geglu_tanh", Activation.SWIGLU: "swiglu"}
 
@@ -76,6 +82,7 @@ class Chunk:
         self.sizes = chunk_sizes(workload)
         self.triton = TritonOperators(tape, workload, options, reads=reads) if options.triton else None
         self.operators = self.triton or Operators(tape, workload, options, reads=reads)
+        self.inputs = AttentionInputs(tape, self.architecture, self.sizes)
         self.embeds = parameters.embedding is not None
 
     def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:
@@ -90,7 +97,7 @@ class Chunk:
             x = self._embedded(batch.tokens)
         assert x is not None
         bias = self._mask(batch)
-        turn = self._rotation()
+        turn = self.inputs.rotation()
         group = self.layout.checkpoint_layers if self.layout.recomputation is Recomputation.FULL else 0
         for start in range(0, len(self.parameters.layers), group or 1):
             layers = self.parameters.layers[start : start + (group or 1)]
@@ -105,19 +112,19 @@ class Chunk:
         if self.triton and self.layout.tensor_parallel == 1:
             loss = self.triton.fused_loss(
                 normed,
-                self.parameters.head,
+                self.parameters.head.weight,
                 batch.targets,
                 tokens=self.sizes.tokens,
                 columns=self.sizes.hidden,
                 rows=self.sizes.rows,
             )
             return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
-        if self.training_options.loss_chunks > 1:
+        if self.training_options.loss_chunks > 1 and self.parameters.head.bias is None:
             copies = self.sizes.samples > 1 and not self.cuda
             copied = self.tape.block(INT64 * self.sizes.tokens if copies else 0)
             loss = self.operators.chunked_loss(
                 normed,
-                self.parameters.head,
+                self.parameters.head.weight,
                 copied,
                 tokens=self.sizes.tokens,
                 columns=self.sizes.hidden,
@@ -125,7 +132,7 @@ class Chunk:
                 chunks=self.training_options.loss_chunks,
             )
             return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
-        logits = self._by_columns(normed, Affine(self.parameters.head, None), rows=self.sizes.rows)
+        logits = self._by_columns(normed, self.parameters.head, rows=self.sizes.rows)
         del normed
         targets = batch.targets
         if targets is batch.tokens and self.sizes.samples > 1:
@@ -133,7 +140,7 @@ class Chunk:
         loss = self.operators.loss(logits, targets, tokens=self.sizes.tokens, rows=self.sizes.rows)
         return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
 
-    def _norm(self, x: Value, norm: Affine) -> Value:
+    def _norm(self, x: Value, norm: NormVectors) -> Value:
         return self.operators.norm(x, *norm, tokens=self.sizes.local_tokens, hidden=self.sizes.hidden)
 
     def _by_columns(self, x: Value, matrix: Affine, *, rows: int) -> Value:
@@ -171,56 +178,11 @@ class Chunk:
         if self.layout.fused_attention:
             return Value(self.tape.block(0))
         if self.triton is None:
-            return self._score_bias()
+            return self.inputs.score_bias()
         if self.architecture.mask is Mask.PREFIX:
             return Value(batch.others[-1])
         has_slopes = self.architecture.position is Position.ALIBI
         return Value(self.tape.block(FP32 * self.sizes.heads if has_slopes else 0))
-
-    def _score_bias(self) -> Value:
-        """The penalty of distance and the mask, fp32; on the way there int64 distances and two copies."""
-        square, heads = self.sizes.length * self.sizes.length, 1
-        self._count_mask(square * (self.sizes.heads if self.architecture.position is Position.ALIBI else 1))
-        if self.architecture.mask is Mask.PREFIX:
-            return self._prefix_bias(self.sizes.samples * square)
-        distance, zero = self.tape.block(INT64 * square), self.tape.block(FP32 * square)
-        penalty = zero
-        if self.architecture.position is Position.ALIBI:
-            heads = self.sizes.heads
-            wide = self.tape.block(FP32 * square)
-            penalty = self.tape.block(FP32 * heads * square)
-            del wide
-        del zero
-        masked = self.tape.block(square)
-        bias = self.tape.block(FP32 * heads * square)
-        del masked, distance, penalty
-        return Value(bias)
-
-    def _prefix_bias(self, elements: int) -> Value:
-        """The mask of each sample, fp32, made from bytes: two comparisons, both of them, and where they are not."""
-        self._count_mask(elements)
-        seen = self.tape.block(elements)
-        zero, unseen = self.tape.block(FP32 * elements), self.tape.block(elements)
-        bias = self.tape.block(FP32 * elements)
-        del seen, zero, unseen
-        return Value(bias)
-
-    def _count_mask(self, elements: int) -> None:
-        """Distances or comparisons, penalties, -inf: operators over all elements, and small ones before."""
-        self.tape.count("scale", elements, variant="forward", times=len(MASK_PASSES))
-        self.tape.count("call", times=len(MASK))
-
-    def _rotation(self) -> Value | None:
-        if self.architecture.rotary_dim:
-            self.tape.count("scale", self._turns() // 2, variant="forward", times=len(ANGLES_PASSES))
-            self.tape.count("call", times=len(ANGLES))
-        return Value(self.tape.block(FP32 * self._turns())) if self.architecture.rotary_dim else None
-
-    def _turns(self) -> int:
-        """Cosines and sines of every position; of every sample's own where they differ."""
-        assert self.architecture.rotary_dim is not None
-        positions = self.sizes.tokens if self.architecture.mask is Mask.PREFIX else self.sizes.length
-        return 2 * positions * self.architecture.rotary_dim
 
     def _through(self, layers: list[LayerParameters]) -> Callable[..., Value]:
         def through(x: Value, bias: Value, turn: Value | None = None) -> Value:
@@ -260,7 +222,11 @@ class Chunk:
         if layer.query is not None:
             assert self.parameters.final_norm is not None
             x = self._norm(x, self.parameters.final_norm)
-        if self.architecture.residual is Residual.PARALLEL:
+        if layer.feed_forward_norm is None:
+            to_feed = self._norm(x, layer.attention_norm)
+            attended = operators.dropout(self._attention(layer, to_feed, bias, turn), dropout, elements=states)
+            middle = operators.sum(x, attended, elements=states)
+        elif self.architecture.residual is Residual.PARALLEL:
             normal, other = operators.both_normalised(
                 x, layer.attention_norm, layer.feed_forward_norm, tokens=tokens, hidden=hidden
             )
@@ -279,6 +245,7 @@ class Chunk:
     def _deep_norm_block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
         tokens, hidden = self.sizes.local_tokens, self.sizes.hidden
+        assert layer.feed_forward_norm is not None
         attended = operators.dropout(self._attention(layer, x, bias, turn), dropout, elements=states)
         middle = operators.normalised_sum(x, attended, *layer.attention_norm, tokens=tokens, hidden=hidden)
         fed = operators.dropout(self._feed_forward(layer, middle), dropout, elements=states)
@@ -309,10 +276,27 @@ class Chunk:
             split = operators.parts(fused, parts=parts, elements=sizes.keys)
         q, k, v = [*apart, *split]
         del fused, apart, split
+        if layer.query_norm is not None and layer.key_norm is not None:
+            q = self._normed(q, layer.query_norm, heads=sizes.heads)
+            k = self._normed(k, layer.key_norm, heads=sizes.kv_heads)
         if turn is not None:
             q, k = self._rotated(q, k, turn)
-        context = self._context(q, k, v, bias, grouped=grouped and sizes.kv_heads > 1)
+        apart_by_group = grouped and sizes.kv_heads > 1 and not self._norms_projections
+        context = self._context(q, k, v, bias, grouped=apart_by_group)
         return self._by_rows(context, layer.projection, columns=sizes.inner)
+
+    @property
+    def _norms_projections(self) -> bool:
+        return self.architecture.query_key_norm is QueryKeyNorm.PROJECTION
+
+    def _normed(self, x: Value, gain: ParameterLeaf, *, heads: int) -> Value:
+        """Queries or keys, normed over each head, or over all of them together, which copies those of several."""
+        tokens, head_dim = self.sizes.tokens, self.sizes.head_dim
+        if not self._norms_projections:
+            return self.operators.rms_norm(x, gain, tokens=tokens * heads, hidden=head_dim)
+        if self.sizes.kv_heads > 1:
+            x = self.operators.copied(x, elements=tokens * heads * head_dim)
+        return self.operators.rms_norm(x, gain, tokens=tokens, hidden=heads * head_dim)
 
     def _context(self, q: Value, k: Value, v: Value, bias: Value, *, grouped: bool) -> Value:
         """Args: grouped: whether the queries of several groups are not next to each other, unless they are rotated."""
@@ -370,7 +354,7 @@ class Chunk:
             turn,
             elements=(sizes.queries, sizes.keys),
             turned=(sizes.tokens * sizes.heads * size, sizes.tokens * sizes.kv_heads * size),
-            turns=self._turns(),
+            turns=self.inputs.turns,
         )
 
     def _feed_forward(self, layer: LayerParameters, x: Value) -> Value:

@@ -5,27 +5,36 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Norm, Position, Workload
+from reference_runs.run import Architecture, Position, QueryKeyNorm, Workload
 from suite.predict.simulation.autograd_tape import ParameterLeaf
 from suite.predict.simulation.fsdp import FullySharding, Unit
 
 
 class Affine(NamedTuple):
-    """Weight and bias of a matrix or a norm."""
+    """Weight and bias of a matrix."""
 
     weight: ParameterLeaf
     bias: ParameterLeaf | None
 
 
+class NormVectors(NamedTuple):
+    """Gain and bias of a norm."""
+
+    gain: ParameterLeaf | None
+    bias: ParameterLeaf | None
+
+
 class LayerParameters(NamedTuple):
-    """Those of a layer; `query` apart from keys and values in a top-query layer alone."""
+    """Those of a layer; `query` apart from keys and values in a top-query layer alone. A norm may serve both parts."""
 
     unit: Unit | None
-    attention_norm: Affine
+    attention_norm: NormVectors
     query: Affine | None
     query_key_value: Affine
+    query_norm: ParameterLeaf | None
+    key_norm: ParameterLeaf | None
     projection: Affine
-    feed_forward_norm: Affine
+    feed_forward_norm: NormVectors | None
     expansion: Affine
     contraction: Affine
 
@@ -35,11 +44,11 @@ class ChunkParameters(NamedTuple):
 
     embedding: ParameterLeaf | None
     position: ParameterLeaf | None
-    embedding_norm: Affine | None
+    embedding_norm: NormVectors | None
     layers: list[LayerParameters]
-    final_norm: Affine | None
+    final_norm: NormVectors | None
     query_position: ParameterLeaf | None
-    head: ParameterLeaf | None
+    head: Affine | None
 
 
 class ChunkSizes(NamedTuple):
@@ -148,31 +157,41 @@ def chunk_parameters(
     query_position = new_leaf(None, sizes.length, hidden) if top_query is not None else None
     head = None
     if last:
-        head = embedding if tied and first else new_leaf(None, sizes.rows, hidden)
+        weight = embedding if tied and embedding else new_leaf(None, sizes.rows, hidden)
+        head = Affine(weight, new_leaf(None, sizes.rows) if architecture.bias.head else None)
     return ChunkParameters(embedding, position, embedding_norm, in_layers, final_norm, query_position, head)
 
 
-def _norm(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None) -> Affine:
-    has_bias = architecture.biases and architecture.norm is not Norm.PRE_RMS_NORM
-    gain = new_leaf(unit, architecture.hidden)
-    return Affine(gain, new_leaf(unit, architecture.hidden) if has_bias else None)
+def _norm(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None) -> NormVectors:
+    gain = new_leaf(unit, architecture.hidden) if architecture.norm_gain else None
+    return NormVectors(gain, new_leaf(unit, architecture.hidden) if architecture.bias.norm else None)
 
 
 def _layer_parameters(
     architecture: Architecture, new_leaf: NewLeaf, sizes: ChunkSizes, unit: Unit | None, *, top_query: bool
 ) -> LayerParameters:
-    hidden = sizes.hidden
+    hidden, bias = sizes.hidden, architecture.bias
 
-    def affine(rows: int, columns: int) -> Affine:
-        return Affine(new_leaf(unit, rows, columns), new_leaf(unit, rows) if architecture.biases else None)
+    def affine(rows: int, columns: int, *, bias: bool) -> Affine:
+        return Affine(new_leaf(unit, rows, columns), new_leaf(unit, rows) if bias else None)
+
+    def of_all(width: int) -> ParameterLeaf | None:
+        """The gain of a norm of queries or keys, which are so wide on one rank."""
+        if architecture.query_key_norm is QueryKeyNorm.NONE:
+            return None
+        return new_leaf(unit, sizes.head_dim if architecture.query_key_norm is QueryKeyNorm.HEAD else width)
+
+    queries = 0 if top_query else sizes.inner
 
     return LayerParameters(
         unit,
         attention_norm=_norm(architecture, new_leaf, unit),
-        query=affine(sizes.inner, hidden) if top_query else None,
-        query_key_value=affine((0 if top_query else sizes.inner) + 2 * sizes.keys_inner, hidden),
-        projection=affine(hidden, sizes.inner),
-        feed_forward_norm=_norm(architecture, new_leaf, unit),
-        expansion=affine(sizes.expanded, hidden),
-        contraction=affine(hidden, sizes.width),
+        query=affine(sizes.inner, hidden, bias=bias.attention) if top_query else None,
+        query_key_value=affine(queries + 2 * sizes.keys_inner, hidden, bias=bias.attention),
+        query_norm=of_all(sizes.inner),
+        key_norm=of_all(sizes.keys_inner),
+        projection=affine(hidden, sizes.inner, bias=bias.projection),
+        feed_forward_norm=None if architecture.shared_norm else _norm(architecture, new_leaf, unit),
+        expansion=affine(sizes.expanded, hidden, bias=bias.feed_forward),
+        contraction=affine(hidden, sizes.width, bias=bias.feed_forward),
     )

@@ -10,8 +10,8 @@ from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions, Upd
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import optimizer_shards, shard_elements
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
+from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape
-from suite.predict.simulation.decoder import INT64
 from suite.predict.simulation.memory_blocks import Allocator
 from suite.predict.simulation.simulated_rank import SimulatedRank
 from suite.predict.simulation.state import (

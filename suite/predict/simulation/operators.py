@@ -15,11 +15,12 @@ from suite.predict.simulation.element_wise_operators import ElementWiseOperators
 from suite.predict.simulation.host_calls import LINEAR
 from suite.predict.simulation.loss_operators import LossOperators
 from suite.predict.simulation.memory_blocks import MemoryBlock
+from suite.predict.simulation.norm_operators import NormOperators
 
-Vectors = tuple[ParameterLeaf, ParameterLeaf | None]  # gain and bias of a LayerNorm
+Vectors = tuple[ParameterLeaf | None, ParameterLeaf | None]  # gain and bias of a norm
 
 
-class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
+class Operators(AttentionOperators, ElementWiseOperators, NormOperators, LossOperators):
     """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks, and what Triton
     has one kernel for."""
 
@@ -32,19 +33,33 @@ class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
         )
 
     def added_and_normalised(
-        self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+        self,
+        x: Value,
+        branch: Value,
+        gain: ParameterLeaf | None,
+        bias: ParameterLeaf | None,
+        *,
+        tokens: int,
+        hidden: int,
     ) -> tuple[Value, Value]:
         """The residual stream x + branch, and its norm."""
         total = self.sum(x, branch, elements=tokens * hidden, into_y=True)
-        return total, self.norm(total, weight, bias, tokens=tokens, hidden=hidden)
+        return total, self.norm(total, gain, bias, tokens=tokens, hidden=hidden)
 
     def normalised_sum(
-        self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+        self,
+        x: Value,
+        branch: Value,
+        gain: ParameterLeaf | None,
+        bias: ParameterLeaf | None,
+        *,
+        tokens: int,
+        hidden: int,
     ) -> Value:
         """LayerNorm of alpha x + branch."""
         elements = tokens * hidden
         total = self.sum(self.scaled(x, elements=elements), branch, elements=elements)
-        return self.norm(total, weight, bias, tokens=tokens, hidden=hidden)
+        return self.norm(total, gain, bias, tokens=tokens, hidden=hidden)
 
     def rotated_pair(
         self, q: Value, k: Value, turn: Value, *, elements: tuple[int, int], turned: tuple[int, int], turns: int

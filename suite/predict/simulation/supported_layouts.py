@@ -47,6 +47,10 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
         LayoutLimit("fused attention with ALiBi", fused and architecture.position is Position.ALIBI),
         LayoutLimit("fused attention with a prefix mask", fused and architecture.mask is Mask.PREFIX),
+        LayoutLimit(
+            f"fused attention with a sliding window of {architecture.sliding_window}",
+            fused and (architecture.sliding_window or architecture.sequence) < architecture.sequence,
+        ),
         LayoutLimit("partitioned checkpoints", layout.partitioned_checkpoints and split),
         LayoutLimit("scatter-gather", layout.scatter_gather and split, described=stages == 1),
         LayoutLimit(f"{micro_batches} micro-batches, 1f1b, pp{stages}", few, described=True),

@@ -191,7 +191,8 @@ def executed_tensor_traffic(
         all_gather         (o + i + 2 l) a, the last with full recomputation alone
         reduce_scatter     (o + i + r) a
         all_reduce         once a step, in one message, the gradients of norms and of the learned positions, of which
-                           each rank saw its own
+                           each rank saw its own; without sequence parallelism those of norms of queries and keys,
+                           which see the rank's heads
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
     `groups_stopped_early` for e.
@@ -218,7 +219,11 @@ def executed_tensor_traffic(
     loss_bytes = losses * FP32 * layout.micro_batch * architecture.sequence
     hidden, loss = WORK_DTYPES[recipe.precision], ("fp32", Traffic("tp", "all_reduce", loss_bytes, losses))
     if not layout.sequence_parallel:
-        return [(hidden, Traffic("tp", "all_reduce", (summed + queries) * a, summed + queries)), loss]
+        return [
+            (hidden, Traffic("tp", "all_reduce", (summed + queries) * a, summed + queries)),
+            loss,
+            _partial_gradients(workload, stage=stage, replica=replica),
+        ]
     gathered = both + micro_batches * again
     return [
         (hidden, Traffic("tp", "all_reduce", queries * a, queries)),
@@ -230,11 +235,10 @@ def executed_tensor_traffic(
 
 
 def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple[str, Traffic]:
-    """The gradients of norms and learned positions on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
+    """The gradients of which ranks have parts, on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
     architecture, recipe, layout = workload
-    tensors = [
-        tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if _by_positions(tensor)
-    ]
+    is_partial = _by_positions if layout.sequence_parallel else _by_heads
+    tensors = [tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if is_partial(tensor)]
     if layout.zero_stage <= 1:
         element = reduced_gradient_element_bytes(recipe.precision)
         elements = total_elements(tensors)
@@ -249,3 +253,8 @@ def _by_positions(tensor: ParameterTensor) -> bool:
     """Whether each rank has its gradient of its own positions alone: of a norm or a learned position."""
     owner = tensor.name.split(".")[-2]
     return owner == "position" or owner.endswith("norm")
+
+
+def _by_heads(tensor: ParameterTensor) -> bool:
+    """Whether each rank has its gradient of its own heads alone: of a norm of queries or keys."""
+    return tensor.name.split(".")[-2] in ("query_norm", "key_norm")

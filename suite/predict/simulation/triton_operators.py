@@ -24,11 +24,13 @@ def rows_of_a_chunk(rows: int, hidden: int, columns: int) -> int:
 class TritonOperators(Operators):
     """Operators whose memory bandwidth limits them, by Triton kernels; products are PyTorch's."""
 
-    def norm(self, x: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int) -> Value:
+    def norm(
+        self, x: Value, gain: ParameterLeaf | None, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+    ) -> Value:
         """Keeps its input, and mean and deviation in fp32."""
         out, statistics = self.block(tokens * hidden), self._statistics(tokens)
         rule = self._norm_rule(tokens * hidden, hidden, gradients=1, vectors=1 + (bias is not None))
-        return Value(out, self.tape.record([x, *self._vectors(weight, bias)], [x.block, *statistics], rule))
+        return Value(out, self.tape.record([x, *self._vectors(gain, bias)], [x.block, *statistics], rule))
 
     def both_normalised(
         self, x: Value, first: Vectors, second: Vectors, *, tokens: int, hidden: int
@@ -42,7 +44,14 @@ class TritonOperators(Operators):
         return Value(one, node), lambda: Value(other, node, 1)
 
     def added_and_normalised(
-        self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+        self,
+        x: Value,
+        branch: Value,
+        gain: ParameterLeaf | None,
+        bias: ParameterLeaf | None,
+        *,
+        tokens: int,
+        hidden: int,
     ) -> tuple[Value, Value]:
         """Keeps the sum. Backward: one gradient, of x and branch."""
         normal, total = self.block(tokens * hidden), self.block(tokens * hidden)
@@ -53,16 +62,23 @@ class TritonOperators(Operators):
             of_sum, *of_vectors = inner(kept, gradients)
             return [of_sum, of_sum, *of_vectors]
 
-        node = self.tape.record([x, branch, *self._vectors(weight, bias)], [total, *statistics], rule, outputs=2)
+        node = self.tape.record([x, branch, *self._vectors(gain, bias)], [total, *statistics], rule, outputs=2)
         return Value(total, node, 1), Value(normal, node)
 
     def normalised_sum(
-        self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+        self,
+        x: Value,
+        branch: Value,
+        gain: ParameterLeaf | None,
+        bias: ParameterLeaf | None,
+        *,
+        tokens: int,
+        hidden: int,
     ) -> Value:
         """Of alpha x + branch: keeps both. Backward: a gradient for each."""
         out, statistics = self.block(tokens * hidden), self._statistics(tokens)
         rule = self._norm_rule(tokens * hidden, hidden, gradients=2, vectors=1 + (bias is not None))
-        inputs = [x, branch, *self._vectors(weight, bias)]
+        inputs = [x, branch, *self._vectors(gain, bias)]
         return Value(out, self.tape.record(inputs, [x.block, branch.block, *statistics], rule))
 
     def fast_gelu(self, x: Value, *, elements: int) -> Value:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Recipe, Residual
+from reference_runs.run import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Recipe, Residual
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.torch_operations import ACTIVATIONS
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
@@ -51,12 +51,16 @@ def _linear(x: Array, w: dict[str, Array], name: str) -> Array:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(1))
 
 
-def _norm(x: Array, w: dict[str, Array], name: str) -> Array:
-    if f"{name}.bias" not in w:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"]
+def _root_mean_square(x: Array, gain: Array) -> Array:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
+
+
+def _norm(a: Architecture, x: Array, w: dict[str, Array], name: str) -> Array:
+    if a.norm is Norm.PRE_RMS_NORM:
+        return _root_mean_square(x, w.get(f"{name}.weight", np.ones(1)))
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return scaled * w.get(f"{name}.weight", np.ones(1)) + w.get(f"{name}.bias", np.zeros(1))
 
 
 def _act(kind: Activation, x: Array) -> Array:
@@ -73,6 +77,24 @@ def _act(kind: Activation, x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def _scaled(a: Architecture, angle: float) -> float:
+    """As the Llama 3.1 model card's code has it: short wavelengths as they are, long ones slower."""
+    if a.rotary_scaling_factor is None:
+        return angle
+    assert a.rotary_scaling_sequence
+    assert a.rotary_scaling_low
+    assert a.rotary_scaling_high
+    wavelength = 2 * math.pi / angle
+    if wavelength < a.rotary_scaling_sequence / a.rotary_scaling_high:
+        return angle
+    if wavelength > a.rotary_scaling_sequence / a.rotary_scaling_low:
+        return angle / a.rotary_scaling_factor
+    smooth = (a.rotary_scaling_sequence / wavelength - a.rotary_scaling_low) / (
+        a.rotary_scaling_high - a.rotary_scaling_low
+    )
+    return (1 - smooth) * angle / a.rotary_scaling_factor + smooth * angle
+
+
 Sees = Callable[[int, int], bool]  # whether the first position attends to the second
 
 
@@ -85,17 +107,24 @@ def _attention(
         shared = a.heads // a.kv_heads
         groups = qkv.reshape(length, a.kv_heads, shared + 2, a.head_dim)
         q = groups[:, :, :shared].reshape(length, a.heads, a.head_dim).copy()
-        k, v = (np.repeat(groups[:, :, shared + part], shared, axis=1) for part in (0, 1))
+        k, v = groups[:, :, shared], groups[:, :, shared + 1]
     else:
         q = _linear(query, w, f"{name}.query").reshape(length, a.heads, a.head_dim)
         kv = _linear(x, w, f"{name}.key_value")
-        k, v = np.moveaxis(kv.reshape(length, a.heads, 2, a.head_dim), 2, 0)
+        k, v = np.moveaxis(kv.reshape(length, a.kv_heads, 2, a.head_dim), 2, 0)
+    if a.query_key_norm is not QueryKeyNorm.NONE:
+        whole = a.query_key_norm is QueryKeyNorm.PROJECTION
+        q, k = (
+            _root_mean_square(x.reshape(length, -1) if whole else x, w[f"{name}.{kind}_norm.weight"]).reshape(x.shape)
+            for kind, x in (("query", q), ("key", k))
+        )
+    k, v = (np.repeat(x, a.heads // a.kv_heads, axis=1) for x in (k, v))
     if a.rotary_dim is not None and a.rotary_base is not None:
         half = a.rotary_dim // 2
         for at, place in enumerate(places):
             for i in range(half):
                 # as complex numbers: multiplied by e^(i angle)
-                turn = np.exp(1j * place * a.rotary_base ** (-2 * i / a.rotary_dim))
+                turn = np.exp(1j * place * _scaled(a, a.rotary_base ** (-2 * i / a.rotary_dim)))
                 for x_THK in (q, k):
                     turned = (x_THK[at, :, i] + 1j * x_THK[at, :, i + half]) * turn
                     x_THK[at, :, i], x_THK[at, :, i + half] = turned.real, turned.imag
@@ -125,6 +154,10 @@ def _causal(at: int, to: int) -> bool:
     return to <= at
 
 
+def _window(length: int) -> Sees:
+    return lambda at, to: at - length < to <= at
+
+
 def _forward(
     a: Architecture, w: dict[str, Array], tokens: list[int], sees: Sees = _causal, places: list[int] | None = None
 ) -> Array:
@@ -133,23 +166,24 @@ def _forward(
     if a.position is Position.LEARNED:
         x = x + w["position.weight"][a.extra_positions : a.extra_positions + len(tokens)]
     if a.embedding_norm:
-        x = _norm(x, w, "embedding_norm")
+        x = _norm(a, x, w, "embedding_norm")
     for layer in range(a.layers):
         part, query = f"blocks.{layer}", None
         norms = f"{part}.attention_norm", f"{part}.feed_forward_norm"
         if a.norm is Norm.DEEP_NORM:
             x = (2 * a.layers) ** 0.5 * x + _attention(a, w, f"{part}.attention", x, sees, places, None)
-            x = _norm(x, w, norms[0])
-            x = _norm((2 * a.layers) ** 0.5 * x + _feed_forward(a, w, f"{part}.feed_forward", x), w, norms[1])
+            x = _norm(a, x, w, norms[0])
+            x = _norm(a, (2 * a.layers) ** 0.5 * x + _feed_forward(a, w, f"{part}.feed_forward", x), w, norms[1])
             continue
         if a.top_query_layer and layer == a.layers - 1:
-            x, query = _norm(x, w, "final_norm"), w["query_position.weight"][: len(tokens)]
-        attended = x + _attention(a, w, f"{part}.attention", _norm(x, w, norms[0]), sees, places, query)
+            x, query = _norm(a, x, w, "final_norm"), w["query_position.weight"][: len(tokens)]
+        attended = x + _attention(a, w, f"{part}.attention", _norm(a, x, w, norms[0]), sees, places, query)
         read = x if a.residual is Residual.PARALLEL else attended
-        x = attended + _feed_forward(a, w, f"{part}.feed_forward", _norm(read, w, norms[1]))
+        x = attended + _feed_forward(a, w, f"{part}.feed_forward", _norm(a, read, w, norms[0 if a.shared_norm else 1]))
     if not a.top_query_layer:
-        x = _norm(x, w, "final_norm")
-    return x @ w["embedding.weight" if a.tied_embeddings else "head.weight"].T
+        x = _norm(a, x, w, "final_norm")
+    logits = x @ w["embedding.weight" if a.tied_embeddings else "head.weight"].T
+    return logits + w.get("head.bias", np.zeros(1))
 
 
 LLAMA: dict[str, Any] = {
@@ -161,6 +195,13 @@ LLAMA: dict[str, Any] = {
     "biases": False,
     "embedding_norm": False,
     "tied_embeddings": False,
+}
+GROUPED: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 4, "hidden": 24}
+SCALED: dict[str, Any] = {
+    "rotary_scaling_factor": 8.0,
+    "rotary_scaling_low": 1.0,
+    "rotary_scaling_high": 4.0,
+    "rotary_scaling_sequence": 1024,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "bloom": {},
@@ -191,11 +232,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "one layer alone, of the top query": {"position": Position.LEARNED, "top_query_layer": True, "layers": 1},
     "llama": LLAMA,
-    "llama, grouped queries": LLAMA | {"heads": 6, "kv_heads": 3, "head_dim": 4, "hidden": 24},
+    "llama 3.1": LLAMA | GROUPED | SCALED | {"head_dim": 16, "hidden": 40, "rotary_dim": 16},
+    "qwen2": LLAMA | GROUPED | {"attention_bias": True},
+    "qwen3": LLAMA | GROUPED | {"head_dim": 10, "query_key_norm": QueryKeyNorm.HEAD},
+    "olmo-2's norms": LLAMA | GROUPED | {"query_key_norm": QueryKeyNorm.PROJECTION},
+    "norms of every head's projections, learned": {
+        "position": Position.LEARNED,
+        "query_key_norm": QueryKeyNorm.PROJECTION,
+    },
+    "gpt-j": LLAMA
+    | {"norm": Norm.PRE_LAYER_NORM, "residual": Residual.PARALLEL, "shared_norm": True, "activation": Activation.GELU}
+    | {"feed_forward_bias": True, "norm_bias": True, "head_bias": True, "rotary_dim": 2},
+    "falcon-7b": LLAMA
+    | {"norm": Norm.PRE_LAYER_NORM, "residual": Residual.PARALLEL, "shared_norm": True, "activation": Activation.GELU}
+    | {"norm_bias": True, "kv_heads": 1, "tied_embeddings": True},
+    "olmo": LLAMA | {"norm": Norm.PRE_LAYER_NORM, "norm_gain": False},
+    "norms without gain": LLAMA | {"norm_gain": False},
+    "gemma": LLAMA | {"activation": Activation.GEGLU_TANH, "head_dim": 12, "rotary_dim": 12, "tied_embeddings": True},
+    "mistral": LLAMA | GROUPED | {"sliding_window": 5},
+    "llama, grouped queries": LLAMA | GROUPED,
     "llama, multi-query, learned": LLAMA
     | {"kv_heads": 1, "position": Position.LEARNED, "rotary_dim": None, "rotary_base": None},
-    "grouped queries, alibi": {"heads": 6, "kv_heads": 2, "head_dim": 4, "hidden": 24},
-    "grouped queries, learned": {"position": Position.LEARNED, "heads": 6, "kv_heads": 2, "head_dim": 4, "hidden": 24},
+    "grouped queries, alibi": GROUPED,
+    "grouped queries, learned": GROUPED | {"position": Position.LEARNED},
+    "grouped queries, top query": GROUPED | {"position": Position.LEARNED, "top_query_layer": True},
     "deep norm, geglu": {
         "norm": Norm.DEEP_NORM,
         "activation": Activation.GEGLU,
@@ -216,7 +276,11 @@ GLM: dict[str, Any] = {
 }
 
 
-FUSED = {f"{name}, fused": changes for name, changes in VARIANTS.items() if "position" in changes}
+FUSED = {
+    f"{name}, fused": changes
+    for name, changes in VARIANTS.items()
+    if "position" in changes and "sliding_window" not in changes
+}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +293,8 @@ def test_logits_equal_an_independent_float64_forward_pass(changes: dict[str, Any
     decoder = _decoder(architecture, recipe, fused_attention=fused).double()
     tokens = torch.randint(0, 51, (2, 13))
     weights = {name: p.detach().numpy() for name, p in decoder.named_parameters()}
-    expected = np.stack([_forward(architecture, weights, row.tolist()) for row in tokens])
+    sees = _window(architecture.sliding_window) if architecture.sliding_window else _causal
+    expected = np.stack([_forward(architecture, weights, row.tolist(), sees) for row in tokens])
     got = decoder(tokens).detach().numpy()
     # The softmax is computed in fp32, and so are the angles of rotary positions: 2^-24 each, and 2 layers of products
     # over at most 29 terms of size 1 pass that on to logits of the size of their largest.

@@ -1,0 +1,74 @@
+"""What all layers' attention is given: the bias of its scores, and the rotation of queries and keys."""
+
+from __future__ import annotations
+
+from reference_runs.run import Architecture, Mask, Position
+from suite.predict.analytic.memory import FP32
+from suite.predict.simulation.autograd_tape import Tape, Value
+from suite.predict.simulation.decoder_parameters import ChunkSizes
+from suite.predict.simulation.host_calls import ANGLES, ANGLES_PASSES, MASK, MASK_PASSES
+
+INT64 = 8
+
+
+class AttentionInputs:
+    """As suite/execute/model/position.py makes them, once for all layers of a micro-batch."""
+
+    def __init__(self, tape: Tape, architecture: Architecture, sizes: ChunkSizes) -> None:
+        self.tape, self.architecture, self.sizes = tape, architecture, sizes
+
+    def score_bias(self) -> Value:
+        """The penalty of distance and the mask, fp32; on the way there int64 distances and two copies.
+
+        A window has a comparison more, and what either of both leaves out.
+        """
+        square, heads = self.sizes.length * self.sizes.length, 1
+        self._count_mask(square * (self.sizes.heads if self.architecture.position is Position.ALIBI else 1))
+        if self.architecture.mask is Mask.PREFIX:
+            return self._prefix_bias(self.sizes.samples * square)
+        distance, zero = self.tape.block(INT64 * square), self.tape.block(FP32 * square)
+        penalty = zero
+        if self.architecture.position is Position.ALIBI:
+            heads = self.sizes.heads
+            wide = self.tape.block(FP32 * square)
+            penalty = self.tape.block(FP32 * heads * square)
+            del wide
+        del zero
+        masked = self.tape.block(square)
+        if (self.architecture.sliding_window or self.sizes.length) < self.sizes.length:
+            self.tape.count("scale", square, variant="forward", times=2)
+            far = self.tape.block(square)
+            masked = self.tape.block(square)
+            del far
+        bias = self.tape.block(FP32 * heads * square)
+        del masked, distance, penalty
+        return Value(bias)
+
+    def _prefix_bias(self, elements: int) -> Value:
+        """The mask of each sample, fp32, made from bytes: two comparisons, both of them, and where they are not."""
+        self._count_mask(elements)
+        seen = self.tape.block(elements)
+        zero, unseen = self.tape.block(FP32 * elements), self.tape.block(elements)
+        bias = self.tape.block(FP32 * elements)
+        del seen, zero, unseen
+        return Value(bias)
+
+    def _count_mask(self, elements: int) -> None:
+        """Distances or comparisons, penalties, -inf: operators over all elements, and small ones before."""
+        self.tape.count("scale", elements, variant="forward", times=len(MASK_PASSES))
+        self.tape.count("call", times=len(MASK))
+
+    def rotation(self) -> Value | None:
+        """Cosines and sines, fp32; None for other than rotary positions. Assumed: their scaling takes no time."""
+        if not self.architecture.rotary_dim:
+            return None
+        self.tape.count("scale", self.turns // 2, variant="forward", times=len(ANGLES_PASSES))
+        self.tape.count("call", times=len(ANGLES))
+        return Value(self.tape.block(FP32 * self.turns))
+
+    @property
+    def turns(self) -> int:
+        """Cosines and sines of every position; of every sample's own where they differ."""
+        assert self.architecture.rotary_dim is not None
+        positions = self.sizes.tokens if self.architecture.mask is Mask.PREFIX else self.sizes.length
+        return 2 * positions * self.architecture.rotary_dim

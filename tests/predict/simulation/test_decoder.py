@@ -1,0 +1,61 @@
+"""What autograd keeps of any decoder, in bytes, is what the simulation says."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Residual, Workload
+from suite.execute.measure.counters import KeptForBackward
+from suite.execute.model.decoder import Decoder
+from suite.execute.precision import DTYPES
+from suite.job.options import StepOptions
+from suite.predict.simulation.step_memory import executed_activation_bytes
+from tests.support.launches import FP32_WITHOUT_DROPOUT
+from tests.support.strategies import BLOOM, varied_architectures
+
+SAMPLES = 2
+
+
+def is_executed(architecture: Architecture) -> bool:
+    is_post_norm = architecture.norm is Norm.DEEP_NORM
+    if is_post_norm and (architecture.residual is Residual.PARALLEL or architecture.top_query_layer):
+        return False
+    learned = architecture.position is Position.LEARNED
+    return architecture.mask is Mask.CAUSAL and (learned or not architecture.top_query_layer)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    varied_architectures().filter(is_executed),
+    st.sampled_from([Precision.FP32, Precision.BF16]),
+    st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL]),
+    st.booleans(),
+)
+def test_kept_bytes_are_those_that_autograd_keeps(
+    architecture: Architecture, precision: Precision, recomputation: Recomputation, fused: bool
+) -> None:
+    # of sizes of one PyTorch copies nothing
+    architecture = msgspec.structs.replace(
+        architecture,
+        sequence=architecture.sequence + 1,
+        hidden=architecture.hidden + 1,
+        ffn_hidden=architecture.ffn_hidden + 1,
+    )
+    windowed = (architecture.sliding_window or architecture.sequence) < architecture.sequence
+    fused = fused and architecture.position is not Position.ALIBI and not windowed
+    recipe = msgspec.structs.replace(BLOOM.recipe, **(FP32_WITHOUT_DROPOUT | {"precision": precision}))
+    layout = Layout(micro_batch=SAMPLES, recomputation=recomputation, fused_attention=fused)
+    decoder = Decoder(architecture, recipe, fused_attention=fused).to(DTYPES[precision])
+    decoder.recompute(recomputation)
+    tokens = torch.randint(architecture.vocabulary, (SAMPLES, architecture.sequence + 1))
+    kept = KeptForBackward(lambda: list(decoder.parameters()))
+    with kept.hooks():
+        loss = decoder(tokens[:, :-1], tokens[:, 1:])
+    workload = Workload(architecture, recipe, layout)
+    assert kept.bytes() == executed_activation_bytes(workload, StepOptions(), stage=0)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
