@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -19,12 +20,18 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from reference_runs.catalog import reference_run
-from reference_runs.run import Activation, Architecture
+from reference_runs.run import Activation, Architecture, QueryKeyNorm
 from suite.execute.model.decoder import Decoder
 from tests.support.launches import FP32_WITHOUT_DROPOUT
 
@@ -35,19 +42,52 @@ SIZES = [
     {"layers": 2, "heads": 4, "head_dim": 16, "vocabulary": 128, "sequence": 32},
     {"layers": 3, "heads": 7, "head_dim": 12, "vocabulary": 211, "sequence": 29},
 ]
+# Families that no recorded run has: the run whose architecture they vary, and how
+LLAMA = "llama2-70b"
+SCALING: dict[str, Any] = {  # wavelengths of the sizes' heads lie within all three bands
+    "rotary_base": 500000.0,
+    "rotary_scaling_factor": 8.0,
+    "rotary_scaling_low": 1.0,
+    "rotary_scaling_high": 4.0,
+    "rotary_scaling_sequence": 1024,
+}
+VARIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": (LLAMA, {}),
+    "llama-grouped": (LLAMA, {"grouped": True}),
+    "llama-scaled": (LLAMA, {"grouped": True, **SCALING}),
+    "qwen2": (LLAMA, {"grouped": True, "attention_bias": True, "rotary_base": 1e6}),
+    "qwen3": (
+        LLAMA,
+        {
+            "grouped": True,
+            "narrow": True,
+            "query_key_norm": QueryKeyNorm.HEAD,
+            "rotary_base": 1e6,
+            "norm_epsilon": 1e-6,
+        },
+    ),
+}
 RELATIVE = 1e-5  # fp32, as stated for this comparison; sums of up to 4 h = 336 terms
 
 
 def shape_of(name: str, size: dict[str, int]) -> Architecture:
-    """The recorded architecture of a run in another size."""
-    recorded = reference_run(name).architecture
-    hidden = size["heads"] * size["head_dim"]
+    """The recorded architecture of a run, or a variation, in another size.
+
+    Grouped queries have half as many keys as heads, of an odd number of heads one; hidden states that are narrow have
+    half the width of all heads.
+    """
+    run, varied = VARIED.get(name, (name, {}))
+    changes = dict(varied)
+    grouped, narrow = changes.pop("grouped", False), changes.pop("narrow", False)
+    recorded = msgspec.structs.replace(reference_run(run).architecture, **changes)
+    hidden = size["heads"] * size["head_dim"] // (2 if narrow else 1)
+    keys = size["heads"] // 2 if size["heads"] % 2 == 0 else 1
     rotary_dim = None if recorded.rotary_dim is None else size["head_dim"] * recorded.rotary_dim // recorded.head_dim
     return msgspec.structs.replace(
         recorded,
         **size,
         hidden=hidden,
-        kv_heads=size["heads"],
+        kv_heads=keys if grouped else size["heads"],
         ffn_hidden=4 * hidden,
         padded_vocabulary=size["vocabulary"],
         rotary_dim=rotary_dim,
@@ -121,6 +161,45 @@ def gpt2(a: Architecture) -> nn.Module:
             attn_implementation="eager",
         )
     )
+
+
+def llama_sizes(a: Architecture) -> dict[str, Any]:
+    """What the configurations of Llama and Qwen call alike."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
+    if a.rotary_scaling_factor is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": a.rotary_scaling_factor,
+            "low_freq_factor": a.rotary_scaling_low,
+            "high_freq_factor": a.rotary_scaling_high,
+            "original_max_position_embeddings": a.rotary_scaling_sequence,
+        }
+    return {
+        "vocab_size": a.vocabulary,
+        "hidden_size": a.hidden,
+        "num_hidden_layers": a.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "intermediate_size": a.ffn_hidden,
+        "max_position_embeddings": max(a.sequence, a.rotary_scaling_sequence or 0),
+        "rms_norm_eps": a.norm_epsilon,
+        "tie_word_embeddings": False,
+        "rope_parameters": rope,
+        "attn_implementation": "eager",
+    }
+
+
+def llama(a: Architecture) -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**llama_sizes(a)))
+
+
+def qwen2(a: Architecture) -> nn.Module:
+    return Qwen2ForCausalLM(Qwen2Config(**llama_sizes(a)))
+
+
+def qwen3(a: Architecture) -> nn.Module:
+    return Qwen3ForCausalLM(Qwen3Config(**llama_sizes(a)))
 
 
 def by_part(weight: Tensor, a: Architecture) -> Tensor:
@@ -220,7 +299,8 @@ FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
         ),
     ),
 }
-SPLIT = ("q_proj", "k_proj", "v_proj")  # OPT's projections stand apart
+SPLIT = ("q_proj", "k_proj", "v_proj")  # projections of OPT, Llama and Qwen stand apart
+GATES = ("gate_proj", "up_proj")
 OPT_NAMES: Rename = {
     "embedding.weight": ("model.decoder.embed_tokens.weight", same),
     "position.weight": ("model.decoder.embed_positions.weight", same),
@@ -239,6 +319,38 @@ OPT_NAMES: Rename = {
     linear=same,
 )
 FAMILIES["opt-175b"] = (opt, OPT_NAMES)
+LLAMA_NAMES: Rename = {
+    "embedding.weight": ("model.embed_tokens.weight", same),
+    "final_norm.weight": ("model.norm.weight", same),
+    "head.weight": ("lm_head.weight", same),
+} | pairs(
+    "model.layers.{}",
+    {
+        "attention_norm": "input_layernorm",
+        "attention.query_norm": "self_attn.q_norm",
+        "attention.key_norm": "self_attn.k_norm",
+        "attention.projection": "self_attn.o_proj",
+        "feed_forward_norm": "post_attention_layernorm",
+        "feed_forward.contraction": "mlp.down_proj",
+    },
+    fused=same,
+    linear=same,
+)
+FAMILIES |= {
+    "llama": (llama, LLAMA_NAMES),
+    "llama-grouped": (llama, LLAMA_NAMES),
+    "llama-scaled": (llama, LLAMA_NAMES),
+    "qwen2": (qwen2, LLAMA_NAMES),
+    "qwen3": (qwen3, LLAMA_NAMES),
+}
+
+
+def of_groups(weight: Tensor, a: Architecture) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of queries, keys and values, each by head, of our fused projection's [G, R + 2, K]."""
+    shared = a.heads // a.kv_heads
+    groups = weight.reshape(a.kv_heads, shared + 2, a.head_dim, *weight.shape[1:])
+    queries, keys, values = (part.flatten(0, 2) for part in groups.split((shared, 1, 1), dim=1))
+    return queries, keys, values
 
 
 def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool) -> list[tuple[Tensor, Tensor]]:
@@ -253,6 +365,18 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
         _, _, rest = key.partition("blocks.")
         layer = rest.partition(".")[0]
         general = key.replace(f"blocks.{layer}.", "blocks.{}.") if rest else key
+        if name in VARIED and "query_key_value" in general:
+            kind = general.rpartition(".")[2]
+            others = [right.pop(f"model.layers.{layer}.self_attn.{part}.{kind}") for part in SPLIT]
+            of_parts = list(of_groups(value, a))
+            if kind == "bias" and gradients:  # but for rounding 0, as of OPT below
+                del of_parts[1], others[1]
+            found += zip(of_parts, others, strict=True)
+            continue
+        if name in VARIED and general.endswith("expansion.weight"):
+            others = [right.pop(f"model.layers.{layer}.mlp.{part}.weight") for part in GATES]
+            found += zip((value[::2], value[1::2]), others, strict=True)
+            continue
         if "query_key_value" in general and name == "opt-175b":
             kind = general.rpartition(".")[2]
             others = [right.pop(f"model.decoder.layers.{layer}.self_attn.{part}.{kind}") for part in SPLIT]
@@ -271,7 +395,7 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[str, int]) -> None:
     architecture = shape_of(name, size)
-    recipe = msgspec.structs.replace(reference_run(name).recipe, **FP32_WITHOUT_DROPOUT)
+    recipe = msgspec.structs.replace(reference_run(VARIED.get(name, (name,))[0]).recipe, **FP32_WITHOUT_DROPOUT)
     torch.manual_seed(3)
     ours = Decoder(architecture, recipe)
     theirs = FAMILIES[name][0](architecture).train()
@@ -284,8 +408,8 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
     targets = torch.randint(architecture.vocabulary, (2, architecture.sequence))
     got, expected = ours(tokens), theirs(input_ids=tokens).logits
     assert relative(got, expected) <= RELATIVE
-    ours.loss(got, targets).backward()
-    ours.loss(expected, targets).backward()
+    cross_entropy(got.flatten(0, 1), targets.flatten()).backward()
+    cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
     for own, other in named_pairs(ours, theirs, name, gradients=True):
         assert relative(own, other) <= RELATIVE
 
