@@ -194,6 +194,13 @@ def predict(session: nox.Session) -> None:
     suite(session, "predict", *session.posargs)
 
 
+@nox.session(name="import")
+def import_(session: nox.Session) -> None:
+    """Write a run file from a Hugging Face model's configuration: nox -s import -- config.json"""
+    install(session)
+    suite(session, "import", *session.posargs)
+
+
 @nox.session
 def validate(session: nox.Session) -> None:
     """Say how far predictions are from published measurements: nox -s validate -- my_table.csv"""

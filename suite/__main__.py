@@ -42,6 +42,7 @@ except ModuleNotFoundError as not_found:
 COMMANDS = {
     "runs": ("suite.commands.runs", "runs"),
     "show": ("suite.commands.show", "show"),
+    "import": ("suite.commands.import_configuration", "import_command"),
     "predict": ("suite.commands.predict", "predict"),
     "validate": ("suite.commands.validate", "validate"),
     "fit": ("suite.commands.fit", "fit_command"),

@@ -669,7 +669,9 @@ def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
 
 def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
     line = refused("nonsense")
-    allowed = "runs, show, predict, validate, fit, formulas, reproduce, calibrate, results, regress, accept, ladder"
+    allowed = (
+        "runs, show, import, predict, validate, fit, formulas, reproduce, calibrate, results, regress, accept, ladder"
+    )
     assert line == f"unknown command; got 'nonsense', allowed: {allowed}, report, first-hour"
 
 

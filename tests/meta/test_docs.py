@@ -14,6 +14,7 @@ import pytest
 from reference_runs.catalog import load
 from reference_runs.defaults import DEFAULTS
 from reference_runs.errors import InputError
+from reference_runs.hugging_face.families import FAMILIES
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published_tables import load_tables
@@ -226,6 +227,12 @@ def test_values_with_a_star_are_those_that_are_not_executed() -> None:
                 else:
                     architecture = msgspec.structs.replace(architecture, **{key: value})
                 assert refused(architecture, run.recipe, layout) == (value in stars.get(key, ())), (key, value)
+
+
+def test_the_page_names_every_family_that_is_imported() -> None:
+    listed = re.search(r"Families: ([\w,\s]+) \(`model_type`\)", PAGE)
+    assert listed is not None
+    assert re.split(r",\s+", listed.group(1)) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -35,7 +35,7 @@ class Session:
 def noxfile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     nox, command = ModuleType("nox"), ModuleType("nox.command")
     nox.__dict__.update(
-        session=lambda function: function,
+        session=lambda function=None, **_options: function or (lambda named: named),
         options=SimpleNamespace(),
         project=SimpleNamespace(load_toml=lambda name: tomllib.loads((ROOT / name).read_text(encoding="utf-8"))),
     )

@@ -1,0 +1,1 @@
+"""Configurations of Hugging Face's transformers, read into the facts of a run file."""

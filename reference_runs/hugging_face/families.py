@@ -1,0 +1,96 @@
+"""From a configuration to the sections of a run file: which family reads it, and what of it nothing describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.architecture import Architecture
+from reference_runs.errors import InputError, nearest
+from reference_runs.hugging_face import gpt, llama
+from reference_runs.hugging_face.configuration import Configuration, read_configuration
+from reference_runs.recorded_file import section_of, unit_of
+from reference_runs.run import Recipe
+from reference_runs.sourced import Sourced
+
+FAMILIES: dict[str, Callable[[Configuration], None]] = {
+    "bloom": gpt.bloom,
+    "falcon": gpt.falcon,
+    "gemma": llama.gemma,
+    "gpt2": gpt.gpt2,
+    "gpt_bigcode": gpt.gpt_bigcode,
+    "gpt_neox": gpt.gpt_neox,
+    "gptj": gpt.gptj,
+    "llama": llama.llama,
+    "mistral": llama.mistral,
+    "mpt": gpt.mpt,
+    "nemotron": gpt.nemotron,
+    "olmo": llama.olmo,
+    "opt": gpt.opt,
+    "phi": gpt.phi,
+    "qwen2": llama.qwen2,
+    "qwen3": llama.qwen3,
+    "starcoder2": gpt.starcoder2,
+}
+SECTIONS: dict[str, type[msgspec.Struct]] = {"architecture": Architecture, "recipe": Recipe}
+
+
+class Imported(NamedTuple):
+    """What a configuration says of a model.
+
+    Args:
+        facts: under `section.key`, of the architecture whole, of the recipe in part.
+        sources: what each source's first word means.
+        notes: what the family's model does and no key describes, in words.
+        not_used: keys of the configuration that no fact comes from.
+    """
+
+    title: str
+    architecture: Architecture
+    facts: dict[str, Sourced]
+    sources: dict[str, str]
+    notes: tuple[str, ...]
+    not_used: tuple[str, ...]
+
+
+def imported(path: Path, *, sequence: int | None = None) -> Imported:
+    """The facts in the configuration at `path`, for training on sequences of so many tokens.
+
+    Raises:
+        InputError: unreadable file, a family that is not described, or a key whose value is not.
+    """
+    values = read_configuration(path)
+    kind = values["model_type"]
+    if kind not in FAMILIES:
+        meant, where = nearest(kind, FAMILIES), str(path)
+        raise InputError("model_type", got=repr(kind), meant=meant, allowed=", ".join(FAMILIES), where=where)
+    c = Configuration(values, where=str(path), sequence=sequence)
+    FAMILIES[kind](c)
+    not_used = c.leftovers()
+    facts = {key: _with_unit(key, fact) for key, fact in c.facts.items()}
+    texts = {
+        "config": f"{path.name}, a configuration of transformers with model_type {kind}",
+        "transformers": "transformers 5 (Hugging Face): what the model class of that model_type computes, and the "
+        "defaults of its configuration class",
+        "calculation": "computed from values of this file",
+        "option": "what `import` was given",
+    }
+    used = {fact.source.split()[0] for fact in facts.values()}
+    sources = {key: text for key, text in texts.items() if key in used}
+    table = {
+        key.partition(".")[2]: msgspec.to_builtins(fact)
+        for key, fact in facts.items()
+        if key.startswith("architecture.")
+    }
+    architecture, _ = section_of(table, Architecture, "architecture", sources, str(path))
+    architecture.check(str(path))
+    name = values.get("_name_or_path") or path.stem
+    return Imported(f"{name} ({kind})", architecture, facts, sources, tuple(c.notes), tuple(not_used))
+
+
+def _with_unit(key: str, fact: Sourced) -> Sourced:
+    section, _, name = key.partition(".")
+    return msgspec.structs.replace(fact, unit=unit_of(SECTIONS[section], name))

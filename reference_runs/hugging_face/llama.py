@@ -1,0 +1,85 @@
+"""Llama and its dense descendants: Mistral, Qwen 2 and 3, Gemma, OLMo."""
+
+from __future__ import annotations
+
+from reference_runs.hugging_face.configuration import Configuration
+from reference_runs.hugging_face.parts import (
+    activation,
+    attention_heads,
+    biases,
+    llama_like,
+    pre_norm_block,
+    shape,
+    sliding_window,
+    switched_window,
+    tied,
+    training,
+)
+from reference_runs.hugging_face.rotary import rotary
+
+
+def llama(c: Configuration) -> None:
+    """Llama 1 to 3, and what is built as they are (TinyLlama, Yi, DeepSeek-LLM)."""
+    llama_like(c, sequence=2048)
+    attention = c.flag("attention_bias", default=False)
+    biases(c, attention=attention, projection=attention, feed_forward=c.flag("mlp_bias", default=False))
+
+
+def mistral(c: Configuration) -> None:
+    """Mistral 7B: a sliding window of all layers."""
+    llama_like(c, sequence=131072)
+    biases(c)
+    sliding_window(c, default=4096)
+
+
+def qwen2(c: Configuration) -> None:
+    """Qwen 1.5 to 2.5: biases of query, key and value alone."""
+    llama_like(c, sequence=32768)
+    biases(c, attention=c.model(True, "bias of query, key and value"))
+    switched_window(c)
+
+
+def qwen3(c: Configuration) -> None:
+    """Qwen 3: norms of queries and keys by head, whose size is 128 by default."""
+    llama_like(c, sequence=32768, head_dim=128)
+    attention = c.flag("attention_bias", default=False)
+    biases(c, attention=attention, projection=attention)
+    c.put("query_key_norm", c.model("head", "q_norm, k_norm"))
+    switched_window(c)
+
+
+def gemma(c: Configuration) -> None:
+    """Gemma 1: GeGLU by the tanh form, heads of 256, tied tables."""
+    shape(c)
+    attention_heads(c, head_dim=256)
+    c.training_sequence("max_position_embeddings", default=8192)
+    rotary(c)
+    pre_norm_block(c, "pre-rms-norm", c.number("rms_norm_eps", default=1e-6))
+    legacy = c.raw("hidden_act") == "gelu" and c.raw("hidden_activation") is None
+    if legacy:
+        c.put("activation", c.model("geglu-tanh", 'what the released hidden_act "gelu" means'))
+    else:
+        name = "hidden_act" if c.raw("hidden_activation") is None else "hidden_activation"
+        activation(c, name, default="gelu_pytorch_tanh", gated=True)
+    attention = c.flag("attention_bias", default=False)
+    biases(c, attention=attention, projection=attention)
+    tied(c, default=True)
+    training(c)
+    c.only("use_bidirectional_attention", None, False, default=None)
+    c.notes.append("embeddings times sqrt(hidden): no key describes it; it changes losses, and no count of a step")
+
+
+def olmo(c: Configuration) -> None:
+    """OLMo 1: LayerNorms without gain and bias."""
+    shape(c)
+    attention_heads(c)
+    c.training_sequence("max_position_embeddings", default=2048)
+    rotary(c)
+    pre_norm_block(c, "pre-layer-norm", c.model(1e-5))
+    c.put("norm_gain", c.model(False, "norms without parameters"))
+    activation(c, "hidden_act", default="silu", gated=True)
+    attention = c.flag("attention_bias", default=False)
+    biases(c, attention=attention, projection=attention)
+    tied(c, default=False)
+    training(c)
+    c.only("clip_qkv", None, default=None)

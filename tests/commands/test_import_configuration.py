@@ -1,0 +1,83 @@
+"""`import` writes a run file that `show` and `predict` take, never over another, and says what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reference_runs.catalog import load
+from suite.__main__ import main
+from suite.predict.analytic.parameters import parameter_count
+from tests.support.configurations import PUBLISHED, written
+
+LLAMA, PARAMETERS = PUBLISHED["llama3.1-8b"]
+CONFIGURATION = LLAMA | {"architectures": ["LlamaForCausalLM"], "_name_or_path": "meta-llama/Llama-3.1-8B"}
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return written(Path("config.json"), CONFIGURATION).name
+
+
+def test_the_file_is_a_run_of_the_published_size(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", configuration, "--sequence", "8192", "--output", "my_run.toml"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    words = " ".join(err.split())
+    assert "my_run.toml: meta-llama/Llama-3.1-8B (llama), 8,030,261,248 parameters" in words
+    assert "not used: _name_or_path, architectures" in words
+    run = load(Path("my_run.toml"))
+    assert parameter_count(run.architecture) == PARAMETERS
+    assert (run.architecture.sequence, run.recipe.init_std) == (8192, 0.02)
+    assert main(["show", "my_run.toml"]) == 0
+    assert "8,030,261,248 parameters" in capsys.readouterr().out
+    assert main(["predict", "my_run.toml", "--layout", "dp8,zero3"]) == 0
+    assert "memory: recipe.precision is needed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_without_an_output_the_file_is_printed_alone(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", configuration]) == 0
+    out, _ = capsys.readouterr()
+    Path("printed.toml").write_text(out, encoding="utf-8")
+    assert load(Path("printed.toml")).architecture.sequence == 131072
+
+
+def test_json_says_what_was_written(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", configuration, "--output", "my_run.toml", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["run"], said["parameters"]) == ("my_run.toml", PARAMETERS)
+    assert said["not_used"] == ["_name_or_path", "architectures"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    {
+        ("--output", "run.txt"): "--output: not a run file's name; got run.txt, allowed: one ending in .toml",
+        (
+            "--output",
+            "here.toml",
+        ): "--output: the file exists, and is not overwritten; got here.toml, allowed: a new name",
+        ("--output", "none/a.toml"): "--output: cannot write there: No such file or directory; got none/a.toml",
+        ("--json",): "--json: the run file itself goes to stdout; allowed: with --output",
+    }.items(),
+)
+def test_what_cannot_be_written_is_refused(
+    arguments: tuple[str, ...], line: str, configuration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("here.toml").write_text("mine", encoding="utf-8")
+    assert main(["import", configuration, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"error: {line}\n")
+    assert Path("here.toml").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_configuration_that_is_not_described_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "config.json", CONFIGURATION | {"hidden_act": "snake"})
+    assert main(["import", str(path), "--output", str(tmp_path / "my_run.toml")]) == 2
+    assert capsys.readouterr().err.startswith(f'error: {path}: hidden_act; got "snake", allowed: silu, ')
+    assert not (tmp_path / "my_run.toml").exists()

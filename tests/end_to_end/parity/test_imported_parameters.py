@@ -1,0 +1,52 @@
+"""`import` counts the parameters that transformers' own model of a configuration has, for every family it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from reference_runs.hugging_face.families import FAMILIES, imported
+from suite.predict.analytic.parameters import parameter_count
+
+NEEDED = {"nemotron": {"num_key_value_heads": 8}, "deepseek_v2": {"num_experts_per_tok": 6}}  # no default makes a model
+ODD = {"vocab_size": 331, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6}
+ODD_WIDTHS: dict[str, dict[str, Any]] = {
+    "bloom": {"n_layer": 3, "n_head": 6},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 3},
+    "gpt_bigcode": {"n_inner": 100},
+    "gpt2": {"n_inner": 100},
+    "gpt_neox": {"intermediate_size": 100},
+    "gptj": {"n_inner": 100, "rotary_dim": 6},
+    "mpt": {},
+    "opt": {"ffn_dim": 100, "enable_bias": False, "word_embed_proj_dim": 96},
+}
+LIKE_LLAMA = {"intermediate_size": 100, "num_key_value_heads": 3}
+
+
+def counts(kind: str, directory: Path, **changes: Any) -> tuple[int, int]:
+    """Parameters of transformers' model with these changes of its family's defaults, and of what is imported."""
+    configuration = AutoConfig.for_model(kind, **(NEEDED.get(kind, {}) | changes))
+    path = directory / "config.json"
+    path.write_text(json.dumps(configuration.to_dict()), encoding="utf-8")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration)
+    return sum(parameter.numel() for parameter in model.parameters()), parameter_count(imported(path).architecture)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_defaults_of_every_family(kind: str, tmp_path: Path) -> None:
+    of_transformers, here = counts(kind, tmp_path)
+    assert here == of_transformers
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_odd_sizes_of_every_family(kind: str, tied: bool, tmp_path: Path) -> None:
+    widths = ODD_WIDTHS.get(kind, LIKE_LLAMA)
+    of_transformers, here = counts(kind, tmp_path, **(ODD | widths), tie_word_embeddings=tied)
+    assert here == of_transformers

@@ -1,0 +1,251 @@
+"""A configuration becomes the shape that it describes, fact by fact with its source, or is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.architecture import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Residual
+from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
+from reference_runs.hugging_face.families import FAMILIES, imported
+from reference_runs.sourced import Kind
+from suite.predict.analytic.parameters import parameter_count
+from tests.support.configurations import BANDS, PUBLISHED, configuration_of, written
+
+RECORDED = {
+    "bloom-176b": "bloom",
+    "opt-175b": "opt",
+    "gpt-neox-20b": "gpt_neox",
+    "gpt2-124m": "gpt2",
+    "gpt2-350m": "gpt2",
+    "gpt2-774m": "gpt2",
+    "gpt2-1558m": "gpt2",
+    "llama2-70b": "llama",
+}
+LLAMA = PUBLISHED["llama2-7b"][0]
+
+
+def architecture(directory: Path, values: dict[str, Any], **options: Any) -> Architecture:
+    return imported(written(directory / "config.json", values), **options).architecture
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_public_models_have_their_published_parameters_to_the_unit(name: str, tmp_path: Path) -> None:
+    values, parameters = PUBLISHED[name]
+    assert parameter_count(architecture(tmp_path, values)) == parameters
+
+
+def test_every_family_has_a_public_model() -> None:
+    assert {values["model_type"] for values, _ in PUBLISHED.values()} | {"nemotron"} == FAMILIES.keys()
+
+
+def test_nemotron_has_squared_relu_and_biases_of_norms_alone(tmp_path: Path) -> None:
+    values = {"model_type": "nemotron", "num_hidden_layers": 32, "hidden_size": 6144, "num_attention_heads": 48}
+    values |= {"num_key_value_heads": 8, "intermediate_size": 24576, "vocab_size": 256000}
+    a = architecture(tmp_path, values)
+    attention, norms = 2 * 6144 * 6144 + 2 * 6144 * 1024, (2 * 32 + 1) * 2 * 6144
+    assert parameter_count(a) == 32 * (attention + 2 * 6144 * 24576) + norms + 2 * 256000 * 6144
+    assert (a.activation, a.rotary_dim, a.norm_bias) == (Activation.RELU_SQUARED, 64, True)
+
+
+@pytest.mark.parametrize(("run", "kind"), RECORDED.items())
+def test_the_configuration_of_a_recorded_run_gives_its_shape_again(run: str, kind: str, tmp_path: Path) -> None:
+    recorded = reference_run(run).architecture
+    found = architecture(tmp_path, configuration_of(recorded, kind))
+    assert parameter_count(found) == parameter_count(recorded)
+    # a configuration has the rows that are stored, and not how many of them are tokens
+    assert found == msgspec.structs.replace(recorded, vocabulary=recorded.padded_vocabulary)
+
+
+COMMON: dict[str, Any] = {"embedding_norm": False, "mask": Mask.CAUSAL, "residual": Residual.SEQUENTIAL}
+
+
+@st.composite
+def shapes(draw: st.DrawFn, kind: str) -> Architecture:
+    """Shapes that a family's configurations describe."""
+    kv_heads, group, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4)), 4 * draw(st.integers(1, 16))
+    heads, llama = kv_heads * group, kind in ("llama", "qwen3")
+    vocabulary = draw(st.integers(2, 300))
+    shape = COMMON | {
+        "layers": draw(st.integers(1, 9)),
+        "hidden": 2 * draw(st.integers(1, 64)) if llama else heads * head_dim,
+        "heads": heads,
+        "head_dim": head_dim,
+        "kv_heads": kv_heads if llama else heads,
+        "ffn_hidden": draw(st.integers(1, 999)),
+        "vocabulary": vocabulary,
+        "padded_vocabulary": vocabulary,
+        "sequence": draw(st.integers(1, 9999)),
+        "norm": Norm.PRE_RMS_NORM if llama else Norm.PRE_LAYER_NORM,
+        "norm_epsilon": 1e-5 if kind == "opt" else draw(st.sampled_from([1e-5, 1e-6])),
+        "activation": draw(st.sampled_from([Activation.GELU, Activation.GELU_TANH])),
+        "biases": True,
+        "tied_embeddings": draw(st.booleans()),
+        "position": Position.LEARNED,
+    }
+    base = draw(st.sampled_from([10000.0, 500000.0]))
+    rotary = {"position": Position.ROTARY, "rotary_dim": head_dim, "rotary_base": base}
+    of_kind: dict[str, dict[str, Any]] = {
+        "gpt2": {},
+        "opt": {"activation": Activation.RELU, "extra_positions": 2},
+        "bloom": {"activation": Activation.GELU_TANH, "position": Position.ALIBI, "embedding_norm": True},
+        "gpt_neox": rotary | {"rotary_dim": head_dim // 2, "residual": draw(st.sampled_from(Residual))},
+        "llama": rotary | {"activation": Activation.SWIGLU, "biases": draw(st.booleans())},
+        "qwen3": rotary | {"activation": Activation.SWIGLU, "biases": False, "query_key_norm": QueryKeyNorm.HEAD},
+    }
+    shape |= of_kind[kind]
+    if kind == "llama":
+        if draw(st.booleans()):
+            shape |= {"attention_bias": not shape["biases"], "projection_bias": not shape["biases"]}
+        if draw(st.booleans()):
+            factors = {"rotary_scaling_factor": 8.0, "rotary_scaling_low": 1.0, "rotary_scaling_high": 4.0}
+            shape |= factors | {"rotary_scaling_sequence": draw(st.integers(1, 9999))}
+    if kind == "qwen3" and draw(st.booleans()):
+        shape["sliding_window"] = draw(st.integers(1, 9999))
+    return Architecture(**shape)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "bloom", "gpt_neox", "llama", "qwen3"])
+@given(data=st.data())
+def test_shape_to_configuration_and_back_is_the_same_shape(
+    kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shape = data.draw(shapes(kind))
+    assert architecture(tmp_path_factory.getbasetemp(), configuration_of(shape, kind)) == shape
+
+
+def test_facts_name_the_key_that_they_come_from(tmp_path: Path) -> None:
+    run = imported(written(tmp_path / "config.json", LLAMA | {"initializer_range": 0.006}))
+    sources = {key: fact.source for key, fact in run.facts.items()}
+    assert sources["architecture.layers"] == "config num_hidden_layers"
+    assert sources["architecture.rotary_base"] == "transformers default: the configuration has no rope_theta"
+    assert sources["architecture.norm"] == "transformers model_type llama"
+    assert sources["architecture.head_dim"] == "calculation hidden / heads"
+    assert (sources["recipe.init_std"], run.facts["recipe.init_std"].value) == ("config initializer_range", 0.006)
+    assert {source.split()[0] for source in sources.values()} == run.sources.keys()
+    assert run.facts["architecture.sequence"].kind is Kind.ASSUMED
+    assert not [key for key in run.facts if not key.startswith(("architecture.", "recipe."))]
+
+
+def test_the_sequence_of_training_is_what_the_user_says(tmp_path: Path) -> None:
+    run = imported(written(tmp_path / "config.json", LLAMA | {"max_position_embeddings": 4096}), sequence=1024)
+    assert (run.architecture.sequence, run.facts["architecture.sequence"].kind) == (1024, Kind.STATED)
+    gpt2, parameters = PUBLISHED["gpt2-xl"]
+    a = architecture(tmp_path, gpt2, sequence=512)
+    assert (a.sequence, a.extra_positions, parameter_count(a)) == (512, 512, parameters)
+    with pytest.raises(InputError, match=r"--sequence: more positions than the table has; got 1025, allowed: at most"):
+        architecture(tmp_path, gpt2, sequence=1025)
+
+
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
+QWEN2 = PUBLISHED["qwen2-7b"][0]
+FALCON, OLMO, OPT, MPT = (PUBLISHED[name][0] for name in ("falcon-7b", "olmo-7b", "opt-6.7b", "mpt-7b"))
+NEOX = PUBLISHED["pythia-12b"][0]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "family": ({"model_type": "mamba"}, "model_type; got 'mamba', allowed: bloom, "),
+    "misspelt-family": ({"model_type": "lama"}, "model_type; got 'lama', did you mean llama? allowed: "),
+    "activation": (LLAMA | {"hidden_act": "snake"}, 'hidden_act; got "snake", allowed: silu, swish, gelu, '),
+    "rope-type": (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type; got "linear", '),
+    "new-rope-type": (
+        LLAMA | {"rope_parameters": {"rope_type": "longrope"}},
+        'rope_parameters.rope_type; got "longrope", allowed: default, llama3',
+    ),
+    "extension": (
+        LLAMA | {"rope_scaling": YARN},
+        'rope_scaling.rope_type; got "yarn", allowed: default, llama3, or --sequence 4096 or less',
+    ),
+    "band-without-number": (LLAMA | {"rope_scaling": BANDS | {"factor": None}}, "missing key 'rope_scaling.factor'"),
+    "band-of-text": (
+        LLAMA | {"rope_scaling": BANDS | {"factor": "8"}},
+        'rope_scaling.factor; got "8", allowed: a number',
+    ),
+    "key-of-rope": (
+        LLAMA | {"rope_scaling": BANDS | {"beta": 1}},
+        "rope_scaling: unknown key 'beta' with rope_type llama3",
+    ),
+    "ropes-of-layers": (LLAMA | {"rope_parameters": {"full_attention": {}}}, "one object with a rope_type, for all"),
+    "softcap": (
+        LLAMA | {"final_logit_softcapping": 30.0},
+        "final_logit_softcapping; got 30.0, allowed: null or absent",
+    ),
+    "multiplier": (LLAMA | {"residual_multiplier": 0.2}, "residual_multiplier; got 0.2, allowed: null or absent"),
+    "experts-of-llama": (LLAMA | {"num_local_experts": 8}, "num_local_experts; got 8, allowed: null or absent"),
+    "groups-of-neox": (NEOX | {"num_key_value_heads": 8}, "num_key_value_heads; got 8, allowed: null or absent"),
+    "window-of-some-layers": (
+        QWEN2 | {"use_sliding_window": True, "max_window_layers": 20},
+        "max_window_layers; got 20, allowed: 0, or as many as layers",
+    ),
+    "kinds-of-layers": (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"] * 14}, "layer_types; got ["),
+    "post-norm": (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before; got false, allowed: true"),
+    "scaled-alibi": (FALCON | {"alibi": True}, "alibi; got true, allowed: false, null"),
+    "clipped-products": (OLMO | {"clip_qkv": 8.0}, "clip_qkv; got 8.0, allowed: null"),
+    "mpt-attention": (MPT | {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln; got true, allowed: false"),
+    "missing": ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, "missing key 'hidden_size'"),
+    "text-for-a-number": (LLAMA | {"hidden_size": "4096"}, 'hidden_size; got "4096", allowed: a whole number of 1 or'),
+    "true-for-a-number": (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers; got true, allowed: a whole number"),
+    "number-for-a-claim": (LLAMA | {"attention_bias": 1}, "attention_bias; got 1, allowed: true, false"),
+    "object-for-a-number": (LLAMA | {"vocab_size": {}}, "vocab_size; got {}, allowed: a number, a text, true or false"),
+    "heads-that-do-not-divide": (LLAMA | {"num_attention_heads": 33}, "33 heads do not divide hidden; got 4096"),
+    "kv-heads": (LLAMA | {"num_key_value_heads": 5}, "architecture.kv_heads does not divide heads = 32; got 5"),
+}
+
+
+@pytest.mark.parametrize(("values", "line"), REFUSED.values(), ids=REFUSED)
+def test_what_nothing_describes_is_refused_by_name(values: dict[str, Any], line: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "config.json", values)
+    with pytest.raises(InputError) as refusal:
+        imported(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert line in str(refusal.value)
+
+
+def test_an_extended_context_is_left_out_of_training_before_it(tmp_path: Path) -> None:
+    run = imported(written(tmp_path / "config.json", LLAMA | {"rope_scaling": YARN}), sequence=4096)
+    assert run.notes == ("rope_scaling: yarn is left out: sequences of up to 4096 tokens are trained without it",)
+
+
+@pytest.mark.parametrize("off", [None, False, 0, {}, []])
+def test_a_key_that_is_switched_off_is_listed(off: object, tmp_path: Path) -> None:
+    run = imported(written(tmp_path / "config.json", LLAMA | {"final_logit_softcapping": off, "eos_token_id": 2}))
+    assert run.not_used == ("eos_token_id", "final_logit_softcapping")
+
+
+def test_both_forms_of_rotary_parameters_are_one(tmp_path: Path) -> None:
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": BANDS}
+    new = LLAMA | {"rope_parameters": BANDS | {"rope_theta": 5e5}}
+    assert architecture(tmp_path, old) == architecture(tmp_path, new)
+    neox = PUBLISHED["pythia-12b"][0]
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25}}
+    assert architecture(tmp_path, neox) == architecture(tmp_path, neox | rotary)
+
+
+@pytest.mark.parametrize(("kind", "window"), {"mistral": 4096, "llama": None}.items())
+def test_a_window_that_is_absent_is_the_default_and_one_that_is_null_is_none(
+    kind: str, window: int | None, tmp_path: Path
+) -> None:
+    values = LLAMA | {"model_type": kind}
+    assert architecture(tmp_path, values).sliding_window == window
+    assert architecture(tmp_path, values | {"sliding_window": None}).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    {
+        "{": "not valid JSON",
+        "[]": "no configuration of a model: an object with a model_type is expected",
+        '{"model_type": 3}': "no configuration of a model",
+    }.items(),
+)
+def test_what_is_no_configuration_is_refused(text: str, line: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=line):
+        imported(path)
+    with pytest.raises(InputError, match="cannot read the configuration: No such file or directory"):
+        imported(tmp_path / "none.json")

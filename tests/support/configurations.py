@@ -1,0 +1,162 @@
+"""Configurations of public models as transformers writes them, and the configuration that a shape would have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reference_runs.architecture import Activation, Architecture, Residual
+
+Values = dict[str, Any]
+
+
+def _hidden(layers: int, hidden: int, heads: int, vocabulary: int, **more: Any) -> Values:
+    widths = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "vocab_size": vocabulary,
+    }
+    return widths | more
+
+
+def _llama(kind: str, *widths: int, kv: int | None = None, ffn: int, **more: Any) -> Values:
+    grouped = {} if kv is None else {"num_key_value_heads": kv}
+    return {"model_type": kind} | _hidden(*widths, intermediate_size=ffn, **grouped, **more)
+
+
+BANDS = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA3 = {"rope_theta": 500000.0, "rope_scaling": BANDS, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
+GPT_J = {"n_layer": 28, "n_embd": 4096, "n_head": 16, "n_inner": None, "rotary_dim": 64, "vocab_size": 50400}
+STARCODER = {"n_layer": 40, "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_positions": 8192, "vocab_size": 49152}
+BLOOM_7B1 = {"n_layer": 30, "num_attention_heads": 32, "n_embed": 4096, "vocab_size": 250880, "seq_length": 2048}
+MPT_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 50432, "attn_config": {"attn_impl": "torch"}}
+
+# Name -> configuration, and the parameters of the released model
+PUBLISHED: dict[str, tuple[Values, int]] = {
+    "llama2-7b": (_llama("llama", 32, 4096, 32, 32000, ffn=11008), 6_738_415_616),
+    "llama2-13b": (_llama("llama", 40, 5120, 40, 32000, ffn=13824), 13_015_864_320),
+    "llama2-70b": (_llama("llama", 80, 8192, 64, 32000, kv=8, ffn=28672), 68_976_648_192),
+    "llama3.1-8b": (_llama("llama", 32, 4096, 32, 128256, kv=8, ffn=14336, **LLAMA3), 8_030_261_248),
+    "llama3.1-70b": (_llama("llama", 80, 8192, 64, 128256, kv=8, ffn=28672, **LLAMA3), 70_553_706_496),
+    "llama3.1-405b": (_llama("llama", 126, 16384, 128, 128256, kv=8, ffn=53248, **LLAMA3), 405_853_388_800),
+    "tinyllama": (_llama("llama", 22, 2048, 32, 32000, kv=4, ffn=5632), 1_100_048_384),
+    "mistral-7b": (_llama("mistral", 32, 4096, 32, 32000, kv=8, ffn=14336, sliding_window=4096), 7_241_732_096),
+    "qwen1.5-72b": (_llama("qwen2", 80, 8192, 64, 152064, kv=64, ffn=24576), 72_287_920_128),
+    "qwen2-7b": (_llama("qwen2", 28, 3584, 28, 152064, kv=4, ffn=18944), 7_615_616_512),
+    "qwen3-8b": (_llama("qwen3", 36, 4096, 32, 151936, kv=8, ffn=12288, head_dim=128), 8_190_735_360),
+    "gemma-7b": (_llama("gemma", 28, 3072, 16, 256000, kv=16, ffn=24576, head_dim=256), 8_537_680_896),
+    "olmo-7b": (_llama("olmo", 32, 4096, 32, 50304, ffn=11008), 6_888_095_744),
+    "starcoder2-3b": (_llama("starcoder2", 30, 3072, 24, 49152, kv=2, ffn=12288), 3_030_371_328),
+    "phi-2": (_llama("phi", 32, 2560, 32, 51200, ffn=10240, partial_rotary_factor=0.4), 2_779_683_840),
+    "pythia-12b": (_llama("gpt_neox", 36, 5120, 40, 50688, ffn=20480), 11_846_072_320),
+    "gpt-neox-20b": (_llama("gpt_neox", 44, 6144, 64, 50432, ffn=24576), 20_554_567_680),
+    "falcon-7b": ({"model_type": "falcon"} | _hidden(32, 4544, 71, 65024), 6_921_720_704),
+    "falcon-40b": (
+        {"model_type": "falcon"} | _hidden(60, 8192, 128, 65024, new_decoder_architecture=True, num_kv_heads=8),
+        41_303_293_952,
+    ),
+    "opt-6.7b": ({"model_type": "opt"} | _hidden(32, 4096, 32, 50272, ffn_dim=16384), 6_658_473_984),
+    "bloom-7b1": ({"model_type": "bloom"} | BLOOM_7B1, 7_069_016_064),
+    "gpt-j-6b": ({"model_type": "gptj"} | GPT_J, 6_050_882_784),
+    "starcoder": ({"model_type": "gpt_bigcode"} | STARCODER, 15_517_456_384),
+    "mpt-7b": ({"model_type": "mpt"} | MPT_7B, 6_649_286_656),
+    "gpt2-xl": (
+        {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
+        1_557_611_200,
+    ),
+}
+
+
+def written(path: Path, values: Values) -> Path:
+    """The configuration as a file."""
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def _gpt2(a: Architecture) -> Values:
+    return {
+        "n_layer": a.layers,
+        "n_embd": a.hidden,
+        "n_head": a.heads,
+        "n_inner": a.ffn_hidden,
+        "n_positions": a.sequence,
+        "vocab_size": a.padded_vocabulary,
+        "layer_norm_epsilon": a.norm_epsilon,
+        "activation_function": {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_new"}[a.activation],
+        "tie_word_embeddings": a.tied_embeddings,
+    }
+
+
+def _widths(a: Architecture) -> Values:
+    widths = _hidden(a.layers, a.hidden, a.heads, a.padded_vocabulary, max_position_embeddings=a.sequence)
+    return widths | {"tie_word_embeddings": a.tied_embeddings}
+
+
+def _bloom(a: Architecture) -> Values:
+    widths = _hidden(a.layers, a.hidden, a.heads, a.padded_vocabulary, tie_word_embeddings=a.tied_embeddings)
+    return widths | {"seq_length": a.sequence, "n_inner": a.ffn_hidden, "layer_norm_epsilon": a.norm_epsilon}
+
+
+def _opt(a: Architecture) -> Values:
+    return _widths(a) | {"ffn_dim": a.ffn_hidden, "activation_function": "relu", "enable_bias": a.biases}
+
+
+def _gpt_neox(a: Architecture) -> Values:
+    return _widths(a) | {
+        "intermediate_size": a.ffn_hidden,
+        "layer_norm_eps": a.norm_epsilon,
+        "hidden_act": {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_fast"}[a.activation],
+        "rotary_pct": (a.rotary_dim or 0) / a.head_dim,
+        "rotary_emb_base": a.rotary_base,
+        "use_parallel_residual": a.residual is Residual.PARALLEL,
+    }
+
+
+def _of_llama(a: Architecture) -> Values:
+    values = _widths(a) | {
+        "intermediate_size": a.ffn_hidden,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "rms_norm_eps": a.norm_epsilon,
+        "rope_theta": a.rotary_base,
+        "attention_bias": a.bias.attention,
+        "mlp_bias": a.bias.feed_forward,
+    }
+    if a.rotary_scaling_factor is not None:
+        values["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": a.rotary_scaling_factor,
+            "low_freq_factor": a.rotary_scaling_low,
+            "high_freq_factor": a.rotary_scaling_high,
+            "original_max_position_embeddings": a.rotary_scaling_sequence,
+        }
+    return values
+
+
+def _qwen3(a: Architecture) -> Values:
+    values = _of_llama(a) | {"use_sliding_window": a.sliding_window is not None, "max_window_layers": 0}
+    return {key: value for key, value in values.items() if key != "mlp_bias"} | {"sliding_window": a.sliding_window}
+
+
+OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
+    "gpt2": _gpt2,
+    "bloom": _bloom,
+    "opt": _opt,
+    "gpt_neox": _gpt_neox,
+    "llama": _of_llama,
+    "qwen3": _qwen3,
+}
+
+
+def configuration_of(architecture: Architecture, kind: str) -> Values:
+    """The configuration that a model of this shape has in a family."""
+    return {"model_type": kind} | OF_SHAPE[kind](architecture)
