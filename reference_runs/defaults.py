@@ -26,11 +26,21 @@ class Default(NamedTuple):
 
 def _head_dim(given: Mapping[str, Any]) -> int | None:
     hidden, heads = given.get("hidden"), given.get("heads")
-    return None if not hidden or not heads or hidden % heads else hidden // heads
+    does_not_follow = not hidden or not heads or hidden % heads or _is_latent(given)
+    return None if does_not_follow else hidden // heads
+
+
+def _rotary_dim(given: Mapping[str, Any]) -> int | None:
+    return given.get("head_dim") if _rotates(given) and not _is_latent(given) else None
 
 
 def _rotates(given: Mapping[str, Any]) -> bool:
     return given.get("position") is Position.ROTARY
+
+
+def _is_latent(given: Mapping[str, Any]) -> bool:
+    """Whether keys come from a latent vector: heads are as wide as their two parts then."""
+    return given.get("key_value_rank") is not None
 
 
 def _usual(value: Value, effect: str) -> Default:
@@ -42,9 +52,7 @@ DEFAULTS: dict[str, dict[str, Default]] = {
         "head_dim": Default(_head_dim, "hidden / heads"),
         "kv_heads": Default(lambda given: given.get("heads"), "equal to heads"),
         "padded_vocabulary": Default(lambda given: given.get("vocabulary"), "equal to vocabulary"),
-        "rotary_dim": Default(
-            lambda given: given.get("head_dim") if _rotates(given) else None, "the whole head_dim", "losses"
-        ),
+        "rotary_dim": Default(_rotary_dim, "the whole head_dim", "losses"),
         "rotary_base": Default(lambda given: 10000.0 if _rotates(given) else None, "usual", "losses"),
         "norm_epsilon": _usual(1e-5, "losses"),
         "embedding_norm": _usual(False, "parameters, by one norm; activations"),

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from reference_runs.borrowed_recipe import borrowed_facts, borrowed_source
+from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.families import Imported, imported
 from reference_runs.run_text import run_text
@@ -26,16 +28,21 @@ def import_command(
     sequence: Annotated[
         int | None, typer.Option(help="Tokens of a training sequence, where it is not the longest allowed.", min=1)
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Recorded run whose recipe is assumed where the configuration has none.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="What was imported as one JSON object; needs --output.")] = False,
 ) -> None:
     """Write a run file from the configuration of a Hugging Face model: its architecture, and what it says of training.
 
     The file answers for parameters at once (`show`), for memory with a layout and a precision. What the configuration
-    does not say is not invented. A key that changes the arithmetic in a way that no key of a run file describes is
-    refused by name; the others that nothing comes from are listed.
+    does not say is not invented; with --recipe it is assumed as in a recorded run, for `reproduce --mini`. A key that
+    changes the arithmetic in a way that no key of a run file describes is refused by name; the others that nothing
+    comes from are listed.
 
     Examples: python -m suite import config.json;
-    python -m suite import config.json --sequence 4096 --output my_run.toml
+    python -m suite import config.json --sequence 4096 --recipe llama2-70b --output my_run.toml
 
     Exit codes: 0 written; 2 bad input, or a configuration that is not described.
     """
@@ -44,6 +51,10 @@ def import_command(
     if output is not None and output.suffix != ".toml":
         raise InputError("not a run file's name", got=str(output), allowed="one ending in .toml", where="--output")
     run = imported(configuration, sequence=sequence)
+    if recipe is not None:
+        lender = reference_run(recipe)
+        borrowed = borrowed_facts(lender, run.facts)
+        run = run._replace(facts=run.facts | borrowed, sources=run.sources | borrowed_source(lender))
     text = run_text(run.title, run.sources, run.facts, comments=_comments(configuration, run))
     if output is None:
         sys.stdout.write(text)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reference_runs.catalog import load
+from reference_runs.catalog import load, reference_run
+from reference_runs.incomplete import missing_keys
+from reference_runs.sourced import Kind
 from suite.__main__ import main
 from suite.predict.analytic.parameters import parameter_count
+from suite.reproduce.plan import Request, plan
 from tests.support.configurations import PUBLISHED, written
 
 LLAMA, PARAMETERS = PUBLISHED["llama3.1-8b"]
@@ -43,6 +46,23 @@ def test_without_an_output_the_file_is_printed_alone(configuration: str, capsys:
     out, _ = capsys.readouterr()
     Path("printed.toml").write_text(out, encoding="utf-8")
     assert load(Path("printed.toml")).architecture.sequence == 131072
+
+
+def test_a_recipe_is_borrowed_as_an_assumption_and_makes_a_miniature(configuration: str) -> None:
+    assert (
+        main(["import", configuration, "--sequence", "8192", "--recipe", "llama2-70b", "--output", "my_run.toml"]) == 0
+    )
+    run, lender = load(Path("my_run.toml")), reference_run("llama2-70b")
+    assert missing_keys(run.recipe) == ()
+    for key, fact in run.facts.items():
+        if fact.source.startswith("borrowed "):
+            assert (fact.kind, fact.value) == (Kind.ASSUMED, lender.facts[key].value), key
+            assert "llama2-70b" in fact.why
+    said = ("recipe.init_std", "recipe.embedding_dropout", "recipe.hidden_dropout", "recipe.attention_dropout")
+    assert all(not run.facts[key].source.startswith("borrowed ") for key in said)
+    assert run.recorded_layout is None
+    planned = plan(Request(name="my_run.toml", mini=True, device="cpu", results=Path()))
+    assert (planned.name, planned.layout.data_parallel) == ("my-run-mini", 2)
 
 
 def test_json_says_what_was_written(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from reference_runs.architecture import Position
 from reference_runs.catalog import load, reference_run, run_names
-from reference_runs.defaults import DEFAULTS
+from reference_runs.defaults import DEFAULTS, default_facts
 from reference_runs.errors import InputError
 from reference_runs.sourced import Kind
 from tests.support.short_run_files import SHAPE, short_run_file
@@ -48,3 +49,9 @@ def test_what_does_not_follow_is_missing(changes: dict[str, object], missing: st
 def test_positions_that_do_not_rotate_have_no_rotary_defaults(tmp_path: Path) -> None:
     run = load(short_run_file(tmp_path / "my_run.toml", architecture=SHAPE | {"position": "learned"}))
     assert (run.architecture.rotary_dim, run.architecture.rotary_base) == (None, None)
+
+
+def test_a_head_of_latent_attention_has_no_default() -> None:
+    facts = default_facts("architecture", {"hidden": 64, "heads": 4, "position": Position.ROTARY, "key_value_rank": 8})
+    assert not {"head_dim", "rotary_dim"} & facts.keys()
+    assert {"kv_heads", "rotary_base"} <= facts.keys()

@@ -1,0 +1,30 @@
+"""A borrowed recipe is another run's, fact by fact, and never in place of what is known."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.borrowed_recipe import borrowed_facts, borrowed_source
+from reference_runs.catalog import reference_run
+from reference_runs.sourced import Kind, Sourced
+
+LENDER = reference_run("gpt3-175b")
+
+
+def test_every_fact_that_is_not_known_is_borrowed_with_its_unit_and_its_kind_there() -> None:
+    known = {"recipe.init_std": Sourced(kind=Kind.STATED, source="config", value=0.5, unit="1")}
+    facts = borrowed_facts(LENDER, known)
+    recorded = {key for key, fact in LENDER.facts.items() if key.startswith("recipe.") and fact.value is not None}
+    assert facts.keys() == recorded - known.keys()
+    for key, fact in facts.items():
+        there = LENDER.facts[key]
+        assert (fact.kind, fact.value, fact.unit) == (Kind.ASSUMED, there.value, there.unit)
+        assert fact.why.endswith(f"where it is {there.kind.value}")
+        assert fact.effect
+        assert fact.source.split()[0] in borrowed_source(LENDER)
+
+
+def test_what_the_lender_does_not_know_is_not_borrowed() -> None:
+    unknown = Sourced(kind=Kind.NOT_PUBLISHED, source="paper")
+    lender = msgspec.structs.replace(LENDER, facts=LENDER.facts | {"recipe.tokens": unknown})
+    assert "recipe.tokens" not in borrowed_facts(lender, {})
