@@ -25,9 +25,9 @@ class Default(NamedTuple):
 
 
 def _head_dim(given: Mapping[str, Any]) -> int | None:
-    hidden, heads = given.get("hidden"), given.get("heads")
-    does_not_follow = not hidden or not heads or hidden % heads or _is_latent(given)
-    return None if does_not_follow else hidden // heads
+    hidden, heads = given.get("hidden", 0), given.get("heads", 0)
+    follows = bool(hidden and heads) and not _is_latent(given)
+    return hidden // heads if follows and hidden % heads == 0 else None
 
 
 def _rotary_dim(given: Mapping[str, Any]) -> int | None:
