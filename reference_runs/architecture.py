@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.errors import InputError, Mistakes, belonging_mistakes
-from reference_runs.quantities import Count, Positive, Tokens
+from reference_runs.quantities import Count, NotNegativeCount, Positive, Tokens
 
 
 class Position(enum.StrEnum):
@@ -68,6 +68,24 @@ class QueryKeyNorm(enum.StrEnum):
     PROJECTION = "projection"
 
 
+class Gate(enum.StrEnum):
+    """What weighs a token's experts: a softmax over all experts, over the chosen ones alone, or a sigmoid of each,
+    divided by their sum over the chosen ones.
+    """
+
+    SOFTMAX = "softmax"
+    SOFTMAX_OF_CHOSEN = "softmax-of-chosen"
+    SIGMOID = "sigmoid"
+
+
+class Balancing(enum.StrEnum):
+    """What keeps experts equally busy: nothing, a loss of its own, or a bias of each expert in the choice alone."""
+
+    NONE = "none"
+    AUXILIARY_LOSS = "auxiliary-loss"
+    BIAS = "bias"
+
+
 class BiasPlaces(NamedTuple):
     """Which parts of a model have biases: query, key and value; their output's projection; both sides of the
     feed-forward part; norms; the head.
@@ -82,6 +100,15 @@ class BiasPlaces(NamedTuple):
 
 _ROTARY = ("rotary_dim", "rotary_base")
 _ROTARY_SCALING = ("rotary_scaling_factor", "rotary_scaling_low", "rotary_scaling_high", "rotary_scaling_sequence")
+_WITH_EXPERTS = ("experts_per_token", "gate", "balancing")
+_OF_EXPERTS = (
+    "expert_ffn_hidden",
+    "gate_scale",
+    "auxiliary_loss_weight",
+    "expert_groups",
+    "groups_per_token",
+    "capacity_factor",
+)
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +128,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wavelengths below rotary_scaling_sequence / rotary_scaling_high stay, those above rotary_scaling_sequence /
             rotary_scaling_low are divided by it, between them it is interpolated (Llama 3.1).
         sliding_window: positions, its own included, that a token attends to.
+        query_rank: width to which latent attention compresses queries; None: they are not compressed.
+        key_value_rank: width to which latent attention compresses keys and values together. Of a head's `head_dim`,
+            `rotary_dim` are rotated; those of the keys are projected from the hidden state and shared by all heads.
+        value_head_dim: size of a head's values under latent attention.
+        experts: feed-forward parts of a layer, of which a router chooses `experts_per_token` for each token.
+        expert_ffn_hidden: width of each; None: `ffn_hidden`, which is that of dense layers otherwise.
+        shared_experts: further ones of that width that every token passes.
+        dense_layers: layers at the beginning with one feed-forward part.
+        gate_scale: factor of the gates.
+        expert_groups: equal groups of experts, of which a token may use `groups_per_token`.
+        capacity_factor: tokens that an expert takes over those of an equal share; None: all that come (dropless).
     """
 
     layers: Count
@@ -121,7 +159,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mask: Mask
     biases: bool
     tied_embeddings: bool
-    extra_positions: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})] = 0
+    extra_positions: NotNegativeCount = 0
     rotary_dim: Count | None = None
     rotary_base: Positive | None = None
     top_query_layer: bool = False
@@ -138,6 +176,21 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rotary_scaling_high: Positive | None = None
     rotary_scaling_sequence: Tokens | None = None
     sliding_window: Tokens | None = None
+    query_rank: Count | None = None
+    key_value_rank: Count | None = None
+    value_head_dim: Count | None = None
+    experts: Count | None = None
+    experts_per_token: Count | None = None
+    expert_ffn_hidden: Count | None = None
+    shared_experts: NotNegativeCount = 0
+    dense_layers: NotNegativeCount = 0
+    gate: Gate | None = None
+    gate_scale: Positive | None = None
+    balancing: Balancing | None = None
+    auxiliary_loss_weight: Positive | None = None
+    expert_groups: Count | None = None
+    groups_per_token: Count | None = None
+    capacity_factor: Positive | None = None
 
     @property
     def bias(self) -> BiasPlaces:
@@ -151,8 +204,24 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def query_width(self) -> int:
-        """Columns of all heads' queries, and of the context that the projection reads."""
+        """Columns of all heads' queries."""
         return self.heads * self.head_dim
+
+    @property
+    def context_width(self) -> int:
+        """Columns of all heads' values, and of the context that the projection reads."""
+        return self.heads * (self.value_head_dim or self.head_dim)
+
+    @property
+    def expert_width(self) -> int:
+        """Width of an expert after the activation."""
+        return self.expert_ffn_hidden or self.ffn_hidden
+
+    @property
+    def of_dense_layers(self) -> Architecture:
+        """The same with its dense layers alone."""
+        fields = ("experts", *_WITH_EXPERTS, *_OF_EXPERTS)
+        return msgspec.structs.replace(self, **dict.fromkeys(fields), shared_experts=0, dense_layers=0)
 
     def check(self, where: str) -> None:
         """Refuse shapes that contradict themselves.
@@ -176,6 +245,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             what, allowed = "architecture.padded_vocabulary", f"at least vocabulary = {self.vocabulary}"
             yield InputError(what, got=self.padded_vocabulary, allowed=allowed, where=where)
         yield from self._rotary_scaling_mistakes(where)
+        yield from self._latent_mistakes(where)
+        yield from self._expert_mistakes(where)
         pre_norm = self.norm is not Norm.DEEP_NORM
         for wrong, name, needed in (
             (self.norm_bias and not self.norm_gain, "norm_bias", "norm_gain"),
@@ -187,6 +258,51 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if wrong:
                 value = str(getattr(self, name)).lower()
                 yield InputError(f"architecture.{name} needs {needed}", got=value, where=where)
+
+    def _latent_mistakes(self, where: str) -> Iterator[InputError]:
+        """What latent attention lacks, or does not go with."""
+        latent = self.key_value_rank is not None
+        needed, optional = ("value_head_dim",), () if latent else ("query_rank",)
+        to = "latent attention (key_value_rank)"
+        yield from belonging_mistakes("architecture", self, needed, to, is_needed=latent, where=where)
+        yield from belonging_mistakes("architecture", self, optional, to, is_needed=False, where=where)
+        if not latent:
+            return
+        for wrong, name, allowed in (
+            (self.kv_heads != self.heads, "kv_heads", f"as many as heads, {self.heads}"),
+            (self.rotary_dim is None or self.rotary_dim >= self.head_dim, "rotary_dim", f"below {self.head_dim}"),
+            (self.bias.attention or self.bias.projection, "attention_bias", "false, as projection_bias"),
+            (self.query_key_norm is not QueryKeyNorm.NONE, "query_key_norm", "none"),
+            (self.top_query_layer, "top_query_layer", "false"),
+        ):
+            if wrong:
+                what = f"architecture.{name} under latent attention"
+                yield InputError(what, got=str(getattr(self, name)).lower(), allowed=allowed, where=where)
+
+    def _expert_mistakes(self, where: str) -> Iterator[InputError]:
+        """What a mixture of experts lacks, or what belongs to one alone."""
+        routed = self.experts is not None
+        yield from belonging_mistakes("architecture", self, _WITH_EXPERTS, "experts", is_needed=routed, where=where)
+        if not routed:
+            yield from belonging_mistakes("architecture", self, _OF_EXPERTS, "experts", is_needed=False, where=where)
+        experts, chosen = self.experts or 0, self.experts_per_token or 0
+        groups, of_token = self.expert_groups or 1, self.groups_per_token or 1
+        weighed = self.balancing is Balancing.AUXILIARY_LOSS
+        for wrong, name, allowed in (
+            (not routed and self.shared_experts > 0, "shared_experts", "0 without experts"),
+            (not routed and self.dense_layers > 0, "dense_layers", "0 without experts"),
+            (routed and self.dense_layers >= self.layers, "dense_layers", f"below layers = {self.layers}"),
+            (routed and chosen > experts, "experts_per_token", f"at most experts = {experts}"),
+            (routed and weighed != (self.auxiliary_loss_weight is not None), "auxiliary_loss_weight", "with its loss"),
+            ((self.expert_groups is None) != (self.groups_per_token is None), "groups_per_token", "with expert_groups"),
+            (experts % groups > 0 or of_token > groups, "expert_groups", f"a divisor of {experts}, {of_token} or more"),
+            (routed and chosen * groups > experts * of_token, "groups_per_token", f"groups of {chosen} experts"),
+            (routed and self.bias.feed_forward, "feed_forward_bias", "false with experts"),
+            (routed and self.top_query_layer, "top_query_layer", "false with experts"),
+        ):
+            if wrong:
+                got = str(getattr(self, name)).lower()
+                yield InputError(f"architecture.{name}", got=got, allowed=allowed, where=where)
 
     def _rotary_scaling_mistakes(self, where: str) -> Iterator[InputError]:
         """Where only a part of the scaling is given, or its bands overlap."""

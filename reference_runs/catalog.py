@@ -188,8 +188,8 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
         return
     if run.cluster is not None and run.cluster.accelerators not in (None, layout.ranks):
         axes = f"{layout.data_parallel} (dp) * {layout.tensor_parallel} (tp) * {layout.pipeline_stages} (pp)"
-        if layout.context_parallel > 1:
-            axes += f" * {layout.context_parallel} (cp)"
+        for size, axis in ((layout.context_parallel, "cp"), (layout.expert_parallel, "ep")):
+            axes += f" * {size} ({axis})" if size > 1 else ""
         needed = f"layout: {axes} = {layout.ranks} accelerators"
         yield InputError(f"{needed}, but cluster.accelerators = {run.cluster.accelerators}", where=run.where)
     else:
@@ -221,10 +221,20 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     if layout.tensor_parallel > 1 and architecture.query_key_norm is QueryKeyNorm.PROJECTION:
         what = "layout.tensor_parallel splits the projections that architecture.query_key_norm = projection norms whole"
         yield InputError(what, got=layout.tensor_parallel, allowed="1", where=where)
+    if (architecture.experts or 1) % layout.expert_parallel:
+        what = f"layout.expert_parallel does not divide architecture.experts = {architecture.experts or 'none'}"
+        yield InputError(what, got=layout.expert_parallel, where=where)
+    if architecture.experts is not None:
+        if architecture.expert_width % layout.tensor_parallel:
+            what = f"layout.tensor_parallel does not divide the experts' width = {architecture.expert_width}"
+            yield InputError(what, got=layout.tensor_parallel, where=where)
+        if layout.recomputation is Recomputation.FROM_INPUT and architecture.dense_layers:
+            what = "layout.recomputation from-input with dense layers before those of experts: not described"
+            yield InputError(what, got=layout.recomputation.value, where=where)
     if (stages := layout.pipeline_stages * layout.virtual_stages) > architecture.layers:
         allowed = f"at most architecture.layers = {architecture.layers}"
         yield InputError("layout: more pipeline stages than layers", got=stages, allowed=allowed, where=where)
-    if sorted(layout.rank_order.split("-")) != sorted(AXES):
+    if sorted(axis for axis in layout.axis_order if axis != "ep") != sorted(AXES) or layout.axis_order.count("ep") > 1:
         allowed = f"{'-'.join(AXES)} in any order"
         yield InputError("layout.rank_order", got=repr(layout.rank_order), allowed=allowed, where=where)
     if layout.checkpoint_layers > 1 and layout.recomputation is not Recomputation.FULL:
@@ -257,8 +267,9 @@ def _interleaving_mistakes(workload: Workload, where: str) -> Iterator[InputErro
 
 
 def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | None:
-    samples, batch = layout.data_parallel * layout.micro_batch, recipe.global_batch
-    replicas = f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch)"
+    samples, batch = layout.replicas * layout.micro_batch, recipe.global_batch
+    experts = f" * {layout.expert_parallel} (ep)" if layout.expert_parallel > 1 else ""
+    replicas = f"layout: {layout.data_parallel} (dp){experts} * {layout.micro_batch} (micro-batch)"
     if layout.accumulation is not None:
         if samples * layout.accumulation == batch:
             return None
@@ -269,17 +280,17 @@ def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | N
     if batch % samples:
         what = f"{replicas} does not divide the global batch of {batch} samples"
         slices, rest = divmod(batch, layout.micro_batch)
-        divisors = ", ".join(str(n) for n in range(1, slices + 1) if slices % n == 0)
+        divisors = ", ".join(str(n) for n in range(1, slices + 1) if slices % (n * layout.expert_parallel) == 0)
         allowed = "a micro-batch that divides it" if rest else f"dp {divisors}"
         return InputError(what, got=f"dp{layout.data_parallel}", allowed=allowed, where=where)
     return None
 
 
 def accumulation(recipe: Recipe, layout: Layout) -> int:
-    """Micro-batches that each rank computes in a step: global batch / (data_parallel * micro-batch)."""
+    """Micro-batches that each rank computes in a step: global batch / (replicas * micro-batch)."""
     if layout.accumulation is not None:
         return layout.accumulation
-    return recipe.global_batch // (layout.data_parallel * layout.micro_batch)
+    return recipe.global_batch // (layout.replicas * layout.micro_batch)
 
 
 def global_batch_at(recipe: Recipe, seen: int) -> int:

@@ -77,9 +77,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Args:
         micro_batch: samples of one forward and backward pass of a model replica.
-        accumulation: micro-batches a rank and step; None: global batch / (data_parallel * micro-batch).
+        accumulation: micro-batches a rank and step; None: global batch / (replicas * micro-batch).
         bucket_bytes: gradient bytes that one data-parallel all-reduce waits for.
-        rank_order: the axes joined by hyphens, the one whose neighbours have consecutive ranks first.
+        expert_parallel: ranks that share out the experts of a layer. Each has samples of its own and the rest of the
+            model whole, so that dense parts are replicated over data_parallel * expert_parallel ranks, an expert over
+            data_parallel.
+        rank_order: the axes joined by hyphens, the one whose neighbours have consecutive ranks first; without "ep" its
+            ranks come next to those of "dp", before them.
         reshard_after_forward: with ZeRO-3, whether gathered weights are dropped between forward and backward pass.
         checkpoint_layers: layers of one group of full recomputation.
         partitioned_checkpoints: each tensor-parallel rank keeps its share of the groups' inputs.
@@ -94,6 +98,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tensor_parallel: Count = 1
     pipeline_stages: Count = 1
     context_parallel: Count = 1
+    expert_parallel: Count = 1
     sequence_parallel: bool = False
     zero_stage: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
     virtual_stages: Count = 1
@@ -114,7 +119,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def ranks(self) -> int:
         """Processes of the job: the product of the axes."""
-        return self.data_parallel * self.tensor_parallel * self.pipeline_stages * self.context_parallel
+        return self.replicas * self.tensor_parallel * self.pipeline_stages * self.context_parallel
+
+    @property
+    def replicas(self) -> int:
+        """Ranks along which samples are split: data_parallel * expert_parallel."""
+        return self.data_parallel * self.expert_parallel
+
+    @property
+    def axis_order(self) -> tuple[str, ...]:
+        """The axes in the order of `rank_order`; "ep" where it has several ranks, or the order names it."""
+        order = self.rank_order.split("-")
+        if self.expert_parallel > 1 and "ep" not in order and "dp" in order:
+            order.insert(order.index("dp"), "ep")
+        return tuple(order)
 
     @property
     def fully_sharded(self) -> bool:
@@ -126,7 +144,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _GRAMMAR = (
-    "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, reshard/noreshard, offload, interleaveN, " + "/".join(Schedule) + ", "
+    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, reshard/noreshard, offload, interleaveN, " + "/".join(Schedule) + ", "
     "recompute-" + "/".join(Recomputation) + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
     "separated by commas"
 )
@@ -146,6 +164,7 @@ _COUNTS = {
     "tp": "tensor_parallel",
     "pp": "pipeline_stages",
     "cp": "context_parallel",
+    "ep": "expert_parallel",
     "interleave": "virtual_stages",
     "accumulate": "accumulation",
     "micro": "micro_batch",
@@ -160,8 +179,11 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     Raises:
         InputError: a word outside the grammar, a word given twice, or a count of 0.
     """
-    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages")
-    changes: dict[str, object] = dict.fromkeys(axes, 1) | {"sequence_parallel": False, "accumulation": None}
+    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
+    changes: dict[str, object] = dict.fromkeys((*axes, "virtual_stages"), 1) | {
+        "sequence_parallel": False,
+        "accumulation": None,
+    }
     seen: set[str] = set()
     for word in text.split(","):
         name = word.strip()
@@ -196,6 +218,7 @@ def layout_text(layout: Layout) -> str:
         f"tp{layout.tensor_parallel}": True,
         f"pp{layout.pipeline_stages}": True,
         f"cp{layout.context_parallel}": layout.context_parallel > 1,
+        f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
         "sp": layout.sequence_parallel,
         f"zero{layout.zero_stage}": True,
         "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,

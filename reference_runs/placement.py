@@ -19,9 +19,10 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
         "tp": layout.tensor_parallel,
         "pp": layout.pipeline_stages,
         "cp": layout.context_parallel,
+        "ep": layout.expert_parallel,
     }
     by_axis: dict[str, int] = {}
-    for axis in layout.rank_order.split("-"):
+    for axis in layout.axis_order:
         rank, by_axis[axis] = divmod(rank, sizes[axis])
     return by_axis
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
+NotNegativeCount = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
 Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "token"})]
 Samples = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1, extra={"unit": "1"})]

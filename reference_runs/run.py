@@ -9,6 +9,8 @@ import msgspec
 
 from reference_runs.architecture import Activation as Activation
 from reference_runs.architecture import Architecture as Architecture
+from reference_runs.architecture import Balancing as Balancing
+from reference_runs.architecture import Gate as Gate
 from reference_runs.architecture import Mask as Mask
 from reference_runs.architecture import Norm as Norm
 from reference_runs.architecture import Position as Position

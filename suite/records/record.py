@@ -262,16 +262,17 @@ def _without_unknown(record: Any) -> Any:
     return record | {"job": job | jobs_fields}
 
 
-# Of the fields that an architecture may leave open, those that hashes have had from the beginning
-_ALWAYS_HASHED = ("extra_positions", "rotary_dim", "rotary_base", "top_query_layer")
+# Of the fields that may be left open, those that hashes have had from the beginning
+_FIRST_OF_ARCHITECTURE = frozenset({"extra_positions", "rotary_dim", "rotary_base", "top_query_layer"})
+_FIRST_OF_LAYOUT = frozenset(Layout.__struct_fields__) - {"expert_parallel"}
 
 
-def _said(architecture: Architecture) -> dict[str, Any]:
+def _said(record: Architecture | Layout, first: frozenset[str]) -> dict[str, Any]:
     """Its fields without what was added later and left open, so that launches stay comparable with earlier ones."""
     return {
         field.name: value
-        for field in msgspec.structs.fields(architecture)
-        if (value := getattr(architecture, field.name)) != field.default or field.name in _ALWAYS_HASHED
+        for field in msgspec.structs.fields(record)
+        if (value := getattr(record, field.name)) != field.default or field.name in first
     }
 
 
@@ -282,7 +283,7 @@ def policy(job: Job) -> dict[str, str]:
     return {
         "device": job.device,
         "precision": recipe.precision.value,
-        "layout": msgspec.json.encode(job.layout).decode(),
+        "layout": msgspec.json.encode(_said(job.layout, _FIRST_OF_LAYOUT)).decode(),
         "compiled": str(job.compiled),
         "kernels": job.kernels.value,
         "averaging": job.averaging.value,
@@ -292,7 +293,7 @@ def policy(job: Job) -> dict[str, str]:
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),
         "micro_batch": str(job.layout.micro_batch),
-        "architecture": digest(_said(job.architecture)),
+        "architecture": digest(_said(job.architecture, _FIRST_OF_ARCHITECTURE)),
         "recipe": digest(recipe),
         **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),

@@ -61,6 +61,10 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
     unknown_block = a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer)
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
     return (
+        _Limit(
+            a.key_value_rank is not None, "latent attention", f"{a.key_value_rank} architecture.key_value_rank", "none"
+        ),
+        _Limit(a.experts is not None, "a mixture of experts", f"{a.experts} architecture.experts", "none"),
         _Limit(unknown_block, "deep-norm in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )

@@ -17,6 +17,7 @@ RECORDED = sorted((ROOT / "results/recorded/records").rglob("*.begin.json"))[::4
 def test_the_architecture_of_an_earlier_launch_has_its_stored_hash(path: object) -> None:
     begin = decode(path.read_bytes(), Begin, "here")  # type: ignore[attr-defined]
     assert policy(begin.job)["architecture"] == begin.policy["architecture"]
+    assert policy(begin.job)["layout"] == begin.policy["layout"]
 
 
 def test_another_value_of_a_later_field_is_another_hash() -> None:

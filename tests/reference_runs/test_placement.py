@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.layout import AXES, Layout, StageAssignment
 from reference_runs.placement import chunk_layers, coordinates
-from suite.predict.analytic.parameters import stage_layers
+from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.strategies import BLOOM, described_architectures
 
 COUNTS = st.integers(1, 4)

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation, Schedule
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Precision, QueryKeyNorm, Recipe, Residual
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    Balancing,
+    Gate,
+    Mask,
+    Norm,
+    Position,
+    Precision,
+    QueryKeyNorm,
+    Recipe,
+    Residual,
+)
 from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors
 
 BLOOM = reference_run("bloom-176b")
@@ -102,6 +114,51 @@ def varied_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Archit
         query_key_norm=draw(st.sampled_from(norms)),
         sliding_window=draw(st.none() | st.integers(1, 12)) if base.mask is Mask.CAUSAL else None,
     )
+    architecture.check("drawn")
+    return architecture
+
+
+@st.composite
+def routed_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1, expert_parallel: int = 1) -> Architecture:
+    """Mixtures of experts over grouped or latent attention, divisible by both."""
+    base = draw(varied_architectures(tensor_parallel=tensor_parallel))
+    groups = draw(st.integers(1, 3))
+    experts = expert_parallel * groups * draw(st.integers(1, 3))
+    balancing = draw(st.sampled_from(Balancing))
+    of_token = draw(st.integers(1, groups))
+    latent = draw(st.booleans())
+    architecture = msgspec.structs.replace(
+        base,
+        layers=draw(st.integers(2, 9)),
+        top_query_layer=False,
+        feed_forward_bias=False,
+        experts=experts,
+        experts_per_token=draw(st.integers(1, experts // groups * of_token)),
+        expert_ffn_hidden=draw(st.none() | st.integers(1, 12).map(lambda width: width * tensor_parallel)),
+        shared_experts=draw(st.integers(0, 2)),
+        dense_layers=draw(st.integers(0, 1)),
+        gate=draw(st.sampled_from(Gate)),
+        gate_scale=draw(st.none() | st.just(2.5)),
+        balancing=balancing,
+        auxiliary_loss_weight=0.01 if balancing is Balancing.AUXILIARY_LOSS else None,
+        expert_groups=groups,
+        groups_per_token=of_token,
+    )
+    if latent:
+        architecture = msgspec.structs.replace(
+            architecture,
+            kv_heads=architecture.heads,
+            head_dim=architecture.head_dim + 2,
+            position=Position.ROTARY,
+            rotary_dim=2,
+            rotary_base=10000.0,
+            query_rank=draw(st.none() | st.integers(1, 9)),
+            key_value_rank=draw(st.integers(1, 9)),
+            value_head_dim=draw(st.integers(1, 9)),
+            attention_bias=False,
+            projection_bias=False,
+            query_key_norm=QueryKeyNorm.NONE,
+        )
     architecture.check("drawn")
     return architecture
 

@@ -12,11 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Activation, QueryKeyNorm, Residual, Workload
+from reference_runs.run import QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
+from suite.predict.analytic.experts import expert_activation_bytes, kept_activation
+from suite.predict.analytic.latent_attention import latent_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import key_width, stage_layers
+from suite.predict.analytic.parameters import key_width
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
 
 
 class MicroBatchBytes(NamedTuple):
@@ -85,16 +88,17 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
         norm inputs          2 e T h / u   (one of them where both norms read the same input: parallel residual)
         attention input      e T h / u
         query                e T a d / t
-        key, value           e T k d / t each; e T d where there are fewer key-value heads than ranks
+        key, value           e T k d / t each; e T d where there are fewer key-value heads than ranks; values of
+                             latent attention have a size of their own
+        compressed states    twice e T (q + c) / u, latent attention alone, see `latent_activation_bytes`
         query, key norm inputs    e T (a + k) d / t, where there are such norms
         scores               see `score_bytes`
         attention context    e T a d / t   the projection's input
         dropout masks        2 T h / u     with hidden dropout only: after projection and contraction
         feed-forward input   e T h / u     none where both branches share their norm, and so their input
-        activation input     e T f / t     GELU; 2 e T f / t gated: both halves of the expansion; none for ReLU, whose
-                                           backward pass reads its output; the positive part of a squared ReLU
-        activated half       e T f / t     gated only; a fused kernel computes it again and saves these bytes
-        contraction input    e T f / t     the output of the activation, or the product of the halves
+        activation input     e T f / t     GELU; 2 e T f / t gated: both halves of the expansion; none for ReLU; these
+        activated half       e T f / t     gated only             three see `kept_activation`; for experts
+        contraction input    e T f / t                            `expert_activation_bytes`
 
     In 16 bit with dropout, f = 4 h, a d = k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor,
     (34 / t + 5 a s / h t) with sequence parallelism.
@@ -111,15 +115,14 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     stream = element * everywhere
     query = element * tokens * architecture.query_width // t
     key = element * tokens * key_width(architecture, tensor_parallel=t)
-    wide = element * tokens * architecture.ffn_hidden // t
+    u = t if layout.sequence_parallel else 1
     kinds = {
         "norm inputs": stream if architecture.residual is Residual.PARALLEL else 2 * stream,
         "attention input": stream,
         "query": query,
         "key": key,
-        "value": key,
-        "attention context": query,
-        "contraction input": wide,
+        "value": key * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim,
+        "attention context": element * tokens * architecture.context_width // t,
     }
     if not architecture.shared_norm:
         kinds["feed-forward input"] = stream
@@ -127,11 +130,14 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
         kinds["query, key norm inputs"] = query + key
     if recipe.hidden_dropout > 0:
         kinds["dropout masks"] = 2 * everywhere
-    if architecture.activation.gated:
-        kinds["activation input"] = 2 * wide
-        kinds["activated half"] = wide
-    elif architecture.activation is not Activation.RELU:
-        kinds["activation input"] = wide
+    if architecture.key_value_rank is not None:
+        kinds |= latent_activation_bytes(architecture, tokens=tokens, element=element, shards=u)
+    if architecture.experts is not None:
+        kinds |= expert_activation_bytes(
+            architecture, tokens=tokens, element=element, tensor_parallel=t, sequence_shards=u
+        )
+    else:
+        kinds |= kept_activation(architecture, wide=element * tokens * architecture.ffn_hidden // t)
     return kinds | score_bytes(workload)
 
 
@@ -243,9 +249,11 @@ def activation_bytes(workload: Workload, *, stage: int) -> int:
 
     The layers' after recomputation (see `kept_units`), on the outer stages embedding and head, and the logits.
     """
-    layout, unit = workload.layout, micro_batch_bytes(workload)
-    layers = stage_layers(workload.architecture, layout, stage=stage)
-    kept = unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding
+    architecture, recipe, layout = workload
+    unit = micro_batch_bytes(workload)
+    kept = (stage == 0) * unit.embedding
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        kept = kept + micro_batch_bytes(Workload(kind, recipe, layout)).unit * kept_units(layout, layers=layers)
     return kept + (stage == layout.pipeline_stages - 1) * (unit.head + unit.logits)
 
 
@@ -282,11 +290,13 @@ def activation_conventions(workload: Workload) -> dict[str, float]:
     s b h L (10 + 24 / t)      `approximate_activation_bytes`
     40 s h L                   `forty_s_h_l_bytes`, for each of the b sequences
     """
-    architecture, layout = workload.architecture, workload.layout
+    architecture, recipe, layout = workload
     layers = architecture.layers
-    kinds = layer_activation_bytes(workload)
     scores = layers * sum(score_bytes(workload).values())
-    exact = layers * sum(kinds.values())
+    exact = sum(
+        number * sum(layer_activation_bytes(Workload(kind, recipe, layout)).values())
+        for kind, number in layer_kinds(architecture)
+    )
     return {
         "exact": exact,
         "exact without scores": exact - scores,

@@ -19,8 +19,8 @@ from suite.predict.analytic.activations import (
     score_bytes,
 )
 from suite.predict.analytic.elementwise import larger, smaller
-from suite.predict.analytic.parameters import stage_layers
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
+from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 from suite.predict.analytic.stage_memory import StageMemory
 
 MINIMUM_BLOCK = 512  # kMinBlockSize
@@ -112,8 +112,14 @@ def reserved_peak_bytes(workload: Workload, memory: StageMemory, *, stage: int, 
     architecture, layout = workload.architecture, workload.layout
     layers = stage_layers(architecture, layout, stage=stage)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-    unit, again = _recomputation_tensors(workload, layers=layers)
-    one = _times(unit, kept_units(layout, layers=layers))
+    units: Tensors = []
+    one: Tensors = []
+    again: Tensors = []
+    for kind, number in stage_layer_kinds(architecture, layout, stage=stage):
+        unit, once_more = _recomputation_tensors(Workload(kind, workload.recipe, layout), layers=number)
+        one += _times(unit, kept_units(layout, layers=number))
+        if not units or not isinstance(number, int) or number > 0:
+            units, again = unit, once_more
     embedding = embedding_activation_bytes(workload)
     one += [(size, (stage == 0) * 1) for size in embedding.values()]
     heads = (stage == layout.pipeline_stages - 1) * (micro_batches if layout.schedule is Schedule.GPIPE else 1)
@@ -125,5 +131,5 @@ def reserved_peak_bytes(workload: Workload, memory: StageMemory, *, stage: int, 
     forward = reserved_bytes(
         [*constant, (memory.gradients, (micro_batches > 1) * 1), *_times(one, in_flight), *head, *again, buffers]
     )
-    backward = reserved_bytes([*state, *waiting, *_times(unit, (layers > 0) * 1), *again, buffers])
+    backward = reserved_bytes([*state, *waiting, *_times(units, (layers > 0) * 1), *again, buffers])
     return larger(larger(forward, backward), reserved_bytes([*state, *waiting, (memory.temporary, 1)]))

@@ -7,7 +7,8 @@ integers, which do not overflow, and a sweep hands it NumPy arrays of float64: t
 from __future__ import annotations
 
 import math
-from typing import TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 Number = TypeVar("Number", int, float)
 _PLAIN = frozenset((int, float, bool))
@@ -52,3 +53,18 @@ def log2(a: float) -> float:
 def ceil_division(a: int, b: int) -> int:
     """The least integer that is not below a / b."""
     return -(-a // b)
+
+
+def by_row(count: Callable[..., int], *columns: float) -> int:
+    """`count` of one number from each column, or an array of it for each row where columns are arrays.
+
+    For what no arithmetic on arrays says; equal rows are counted once.
+    """
+    if all(isinstance(column, (int, float)) for column in columns):
+        return count(*columns)
+    import numpy
+
+    arrays: list[Any] = list(numpy.broadcast_arrays(*columns))
+    rows = list(zip(*(array.ravel().tolist() for array in arrays), strict=True))
+    known = {row: count(*row) for row in set(rows)}
+    return cast(int, numpy.array([known[row] for row in rows], dtype=float).reshape(arrays[0].shape))

@@ -8,7 +8,10 @@ from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, FlopConvention, Norm, Workload
 from suite.predict.analytic.elementwise import ceil_division
-from suite.predict.analytic.parameters import parameter_count
+from suite.predict.analytic.experts import expert_forward_flop
+from suite.predict.analytic.latent_attention import latent_products
+from suite.predict.analytic.parameters import active_parameter_count
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
@@ -23,21 +26,28 @@ def layer_forward_flop(architecture: Architecture, *, samples: int) -> dict[str,
         attention scores      2 T s a d   (the full square, whatever a kernel skips of it: see `attended_share`)
         attention context     2 T s a d
         projection            2 T h a d
-        feed-forward          2 (g + 1) T h f
+        feed-forward          2 (g + 1) T h f; for experts see `expert_forward_flop`, and a router besides
+    Latent attention has more products before the scores, in "query, key, value" (see `latent_attention`), and values of
+    another size than queries and keys.
     Element-wise operations, norms and softmax are not counted.
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h and
     a d = k d = h.
     """
     h, f, s = architecture.hidden, architecture.ffn_hidden, architecture.sequence
-    tokens, width = samples * s, architecture.query_width
-    square = 2 * tokens * s * width
+    tokens, width, context = samples * s, architecture.query_width, architecture.context_width
+    inputs = 2 * tokens * h * (width + 2 * architecture.kv_heads * architecture.head_dim)
+    if architecture.key_value_rank is not None:
+        inputs = sum(2 * tokens * rows * columns for rows, columns in latent_products(architecture).values())
+    feed_forward = {"feed-forward": (6 if architecture.activation.gated else 4) * tokens * h * f}
+    if architecture.experts is not None:
+        feed_forward = expert_forward_flop(architecture, tokens=tokens)
     return {
-        "query, key, value": 2 * tokens * h * (width + 2 * architecture.kv_heads * architecture.head_dim),
-        "attention scores": square,
-        "attention context": square,
-        "projection": 2 * tokens * h * width,
-        "feed-forward": (6 if architecture.activation.gated else 4) * tokens * h * f,
+        "query, key, value": inputs,
+        "attention scores": 2 * tokens * s * width,
+        "attention context": 2 * tokens * s * context,
+        "projection": 2 * tokens * h * context,
+        **feed_forward,
     }
 
 
@@ -48,8 +58,10 @@ def head_forward_flop(architecture: Architecture, *, samples: int) -> int:
 
 def forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
     """Flop of matrix products in the forward pass of `samples` sequences, by part: the layers' and the head's."""
-    layer = layer_forward_flop(architecture, samples=samples)
-    parts = {part: architecture.layers * flop for part, flop in layer.items()}
+    parts: dict[str, int] = {}
+    for kind, layers in layer_kinds(architecture):
+        for part, flop in layer_forward_flop(kind, samples=samples).items():
+            parts[part] = parts.get(part, 0) + layers * flop
     return parts | {"head": head_forward_flop(architecture, samples=samples)}
 
 
@@ -60,11 +72,11 @@ def model_flop(architecture: Architecture, *, samples: int) -> int:
     first layer has a gradient too, because the embedding is trained.
 
     Source: arXiv 2104.04473, equation 3 with 72 in place of 96: 72 B s L h^2 (1 + s / 6h + V / 12 L h).
+    Of a mixture of experts it counts the experts that a token passes.
     Differs from 6 N T (N with a tied embedding) by the attention square, s / 6h of the layers' flop, less biases and
     norms: 2.3 % more for BLOOM-176B.
     """
-    layer = sum(layer_forward_flop(architecture, samples=samples).values())
-    return 3 * (architecture.layers * layer + head_forward_flop(architecture, samples=samples))
+    return 3 * sum(forward_flop(architecture, samples=samples).values())
 
 
 def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: Recomputation, layers: int) -> int:
@@ -158,9 +170,11 @@ def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -
     flop = model_flop(architecture, samples=samples)
     if layout.recomputation is Recomputation.FROM_INPUT:
         forward = sum(layer_forward_flop(architecture, samples=samples).values())
+        # one kind of layers: `layout_mistakes` refuses others
         return flop + recomputed_layers_of_all_stages(architecture, layout) * forward
-    return flop + recomputed_flop(
-        architecture, samples=samples, recomputation=layout.recomputation, layers=architecture.layers
+    return flop + sum(
+        recomputed_flop(kind, samples=samples, recomputation=layout.recomputation, layers=layers)
+        for kind, layers in layer_kinds(architecture)
     )
 
 
@@ -222,11 +236,12 @@ def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
     architecture, layout = workload.architecture, workload.layout
-    layer = sum(layer_forward_flop(architecture, samples=samples).values())
     heads_twice = max(layout.tensor_parallel - architecture.kv_heads, 0)
     tokens = samples * architecture.sequence
-    layer += 2 * tokens * architecture.hidden * 2 * heads_twice * architecture.head_dim
-    forward = sum(_layers_of_chunks(workload, stage=stage)) * layer
+    twice = 2 * tokens * architecture.hidden * 2 * heads_twice * architecture.head_dim
+    forward = 0
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + twice)
     if stage == layout.pipeline_stages - 1:
         forward += head_forward_flop(architecture, samples=samples)
     return 3 * forward // layout.tensor_parallel
@@ -258,11 +273,14 @@ def six_n_flop(*, parameters: float, tokens: float) -> float:
 def palm_flop(architecture: Architecture, *, tokens: int) -> int:
     """Flop of training on `tokens` tokens: (6 N + 12 L H Q T) a token, H heads of size Q, T the sequence.
 
+    N are the parameters that a token passes; where values have another size than queries, Q is the mean of both.
+
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     Differs from `model_flop` by counting biases, norms and a learned position table as multiplied.
     """
-    attention = 12 * architecture.layers * architecture.query_width * architecture.sequence
-    return (6 * parameter_count(architecture) + attention) * tokens
+    widths = architecture.query_width + architecture.context_width
+    attention = 6 * architecture.layers * widths * architecture.sequence
+    return (6 * active_parameter_count(architecture) + attention) * tokens
 
 
 def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool) -> int:
@@ -312,7 +330,7 @@ def conventional_flop(architecture: Architecture, *, samples: int, convention: F
     """Flop of one step on `samples` sequences as `convention` counts it: what a published rate is compared under."""
     tokens = samples * architecture.sequence
     if convention is FlopConvention.SIX_N:
-        return six_n_flop(parameters=parameter_count(architecture), tokens=tokens)
+        return six_n_flop(parameters=active_parameter_count(architecture), tokens=tokens)
     if convention is FlopConvention.PALM:
         return palm_flop(architecture, tokens=tokens)
     recomputed = convention is FlopConvention.MEGATRON_RECOMPUTED

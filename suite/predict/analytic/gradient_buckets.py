@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture
-from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.parameters import ParameterTensor, layer_tensors, outer_tensors, stage_layers
+from suite.predict.analytic.elementwise import by_row, ceil_division, larger, smaller
+from suite.predict.analytic.parameters import ParameterTensor, layer_tensors, outer_tensors
+from suite.predict.analytic.stage_layers import stage_layers
 
 
 class FusedMessages(NamedTuple):
@@ -55,17 +56,8 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
         )
         return len(buckets)
 
-    last = stage == layout.pipeline_stages - 1
-    counts: list[Any] = [layout.tensor_parallel, stage_layers(architecture, layout, stage=stage), stage == 0, last]
-    counts.append(layout.bucket_bytes)
-    if all(isinstance(count, (int, float)) for count in counts):
-        return messages(*counts)
-    import numpy
-
-    columns = numpy.broadcast_arrays(*counts)
-    rows = list(zip(*(column.ravel().tolist() for column in columns), strict=True))
-    known = {row: messages(*row) for row in set(rows)}
-    return cast(int, numpy.array([known[row] for row in rows], dtype=float).reshape(columns[0].shape))
+    layers, last = stage_layers(architecture, layout, stage=stage), stage == layout.pipeline_stages - 1
+    return by_row(messages, layout.tensor_parallel, layers, stage == 0, last, layout.bucket_bytes)
 
 
 def chunk_gradient_buckets(

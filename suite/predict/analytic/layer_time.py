@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Mask, Workload
+from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.experts import expert_products
 from suite.predict.analytic.flop import attended_share
 from suite.predict.analytic.gemm import product_seconds
+from suite.predict.analytic.latent_attention import latent_products
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
@@ -38,7 +39,7 @@ class LayerTime(NamedTuple):
     attention_operator_seconds: float
 
 
-def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tuple[int, int, int, int]]:
+def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
     """Matrix products of one rank's forward pass of one micro-batch through one layer: how many, M, N and K, by part.
 
     With T = b s / c tokens, t tensor-parallel ranks, g = 2 for a gated activation and 1 otherwise, an M x K by K x N
@@ -49,20 +50,31 @@ def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tupl
         projection             T x a d / t by a d / t x h
         expansion              T x h by h x g f / t
         contraction            T x f / t by f / t x h
+    Latent attention has `latent_products` in place of the first, experts `expert_products` in place of the last two.
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (split by columns, then by rows). Summed over the ranks,
     their flop are those of `suite.predict.analytic.flop.layer_forward_flop`.
     """
+    architecture, layout = workload.architecture, workload.layout
     h, s, t = architecture.hidden, architecture.sequence, layout.tensor_parallel
     width, inner = architecture.query_width // t, architecture.ffn_hidden // t
     rows = s // layout.context_parallel
     tokens = layout.micro_batch * rows
     heads = layout.micro_batch * architecture.heads // t
-    return {
-        "query, key, value": (1, tokens, width + 2 * key_width(architecture, tensor_parallel=t), h),
+    products: dict[str, tuple[int, int, int, int]] = {
+        "query, key, value": (1, tokens, width + 2 * key_width(architecture, tensor_parallel=t), h)
+    }
+    if architecture.key_value_rank is not None:
+        latent = latent_products(architecture, tensor_parallel=t)
+        products = {part: (1, tokens, columns, depth) for part, (columns, depth) in latent.items()}
+    products |= {
         "attention scores": (heads, rows, s, architecture.head_dim),
-        "attention context": (heads, rows, architecture.head_dim, s),
-        "projection": (1, tokens, h, width),
+        "attention context": (heads, rows, architecture.value_head_dim or architecture.head_dim, s),
+        "projection": (1, tokens, h, architecture.context_width // t),
+    }
+    if architecture.experts is not None:
+        return products | expert_products(workload, tokens=tokens)
+    return products | {
         "expansion": (1, tokens, (2 if architecture.activation.gated else 1) * inner, h),
         "contraction": (1, tokens, h, inner),
     }
@@ -71,7 +83,8 @@ def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tupl
 def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     """Seconds of one rank's forward and backward pass of one micro-batch through a layer's attention kernel.
 
-    forward     max(4 T s a d / t u / (e P), w (2 T a d + 2 T c k d) / t / B)
+    forward     max(4 T s a d / t u / (e P), w (2 T a d + 2 T c k d) / t / B); values of latent attention have
+                another size than d, of which then the mean of both counts
     backward    2.5 times the flop, twice the bytes
 
     With T = b s / c tokens on c context-parallel ranks, u = 1/2 under a causal mask (the other half is skipped), less
@@ -86,19 +99,20 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = micro_batch_tokens(workload)
     computed = float(attended_share(architecture)) if architecture.mask is Mask.CAUSAL else 1.0
-    flop = computed * (4 * tokens * s * architecture.query_width / t)
-    columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t) * layout.context_parallel
-    moved = 2 * w * tokens * columns / machine.achievable_memory_bytes_per_second
+    widths = architecture.query_width + architecture.context_width
+    flop = computed * (2 * tokens * s * widths / t)
+    keys = key_width(architecture, tensor_parallel=t) * layout.context_parallel
+    values = keys * (architecture.value_head_dim or architecture.head_dim) / architecture.head_dim
+    moved = w * tokens * (widths / t + keys + values) / machine.achievable_memory_bytes_per_second
     arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
     return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
 
 
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
-    architecture, layout = workload.architecture, workload.layout
-    bandwidth = machine.achievable_memory_bytes_per_second
+    layout, bandwidth = workload.layout, machine.achievable_memory_bytes_per_second
     forward = backward = attention_forward = attention_backward = 0.0
-    for part, (products, rows, columns, depth) in layer_products(architecture, layout).items():
+    for part, (products, rows, columns, depth) in layer_products(workload).items():
         in_attention = part.startswith("attention")
         if in_attention and layout.fused_attention:
             continue

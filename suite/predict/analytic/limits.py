@@ -118,9 +118,14 @@ def least_pipeline_stages(*, total_bytes: float, memory_bytes: float) -> float:
 def key_value_cache_bytes(architecture: Architecture, *, tokens: int, element_bytes: float) -> float:
     """Bytes of the keys and values that inference keeps for `tokens` tokens: 2 L k d w a token.
 
-    With L layers, k key-value heads of size d, w bytes an element; 2 for keys and values.
+    With L layers, k key-value heads of size d, w bytes an element; 2 for keys and values. Latent attention keeps c + r
+    elements in place of 2 k d: the compressed state and the keys' rotated part. (Of a sliding window, give the tokens
+    within it.)
     """
-    return 2 * architecture.layers * architecture.kv_heads * architecture.head_dim * element_bytes * tokens
+    width = 2 * architecture.kv_heads * architecture.head_dim
+    if architecture.key_value_rank is not None:
+        width = architecture.key_value_rank + (architecture.rotary_dim or 0)
+    return architecture.layers * width * element_bytes * tokens
 
 
 def inference_bytes(

@@ -96,8 +96,12 @@ def zero_saving(precision: Precision, *, zero_stage: int, ranks: int) -> float:
 
 
 def group_parameters(rank: RankParameters, recipe: Recipe) -> tuple[int, int]:
-    """Parameters of a rank with weight decay, and without: vectors (biases, norms) decay only where the recipe says."""
-    return (rank.matrices + rank.vectors, 0) if recipe.decay_of_vectors else (rank.matrices, rank.vectors)
+    """Parameters of a rank with weight decay, and without: vectors (biases, norms) decay only where the recipe says.
+
+    Those of experts are left out: they are matrices, with decay, in a group of their own.
+    """
+    dense = rank.matrices - rank.experts
+    return (dense + rank.vectors, 0) if recipe.decay_of_vectors else (dense, rank.vectors)
 
 
 def shard_elements(elements: int, shards: int) -> int:
@@ -106,10 +110,17 @@ def shard_elements(elements: int, shards: int) -> int:
 
 
 def state_ranks(layout: Layout) -> int:
-    """Ranks that hold the same parameters, over which ZeRO shards: data times context parallel.
+    """Ranks that hold the same parameters, over which ZeRO shards: data, expert and context parallel ones.
+
+    Experts are the same on data and context parallel ranks alone, see `expert_state_ranks`.
 
     Source: Megatron-LM, core/parallel_state.py, get_data_parallel_group(with_context_parallel=True).
     """
+    return layout.replicas * layout.context_parallel
+
+
+def expert_state_ranks(layout: Layout) -> int:
+    """Ranks that hold the same experts, over which ZeRO shards these: data times context parallel."""
     return layout.data_parallel * layout.context_parallel
 
 
@@ -118,11 +129,12 @@ def optimizer_shards(layout: Layout) -> int:
     return state_ranks(layout) if layout.zero_stage >= 1 else 1
 
 
-def stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int, int]:
-    """Elements of weights, gradients and optimizer state that a rank stores of parameters in these groups."""
+def stored_elements(groups: tuple[int, int], layout: Layout, *, shards: int) -> tuple[int, int, int]:
+    """Elements of weights, gradients and optimizer state that a rank stores of parameters in these groups, which are
+    the same on so many ranks.
+    """
     whole = groups[0] + groups[1]
     if layout.zero_stage == 0:
         return whole, whole, whole
-    shards = state_ranks(layout)
     share = shard_elements(groups[0], shards) + shard_elements(groups[1], shards)
     return (share if layout.zero_stage >= 3 else shards * share, share if layout.zero_stage >= 2 else whole, share)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from reference_runs.run import Position, Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
+from suite.predict.analytic.experts import expert_operator_bytes
+from suite.predict.analytic.latent_attention import compressed_width
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import key_width
 
@@ -28,6 +30,8 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         bias                 w ((a + 2 k) d + g f) / t + 2 w h   read by the product that adds it, where it has one
         query, key norm      2 w T (a + k) d / t     where there are such norms
         rotary               2 w T (a + k) d' / t    d' rotated dimensions of each query and key head
+        compression norm     2 w T (q + c) / r       latent attention's, of ranks q and c; its keys share one rotation
+        dispatch and so on   `expert_operator_bytes`, with experts
         softmax              2 w T s a / t           scores of a heads; 0 where attention is fused
         attention dropout    (2 w + 1) T s a / t     where attention_dropout > 0; 0 where attention is fused
 
@@ -46,6 +50,11 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
         "residual add": adds * w * residual,
         "activation": (3 if gated else 2) * w * tokens * f // t,
     }
+    if architecture.experts is not None:
+        bytes_by_operator |= expert_operator_bytes(workload, tokens=tokens, element=w)
+    if architecture.key_value_rank is not None:
+        compressed = tokens * compressed_width(architecture) // (t if layout.sequence_parallel else 1)
+        bytes_by_operator["compression norm"] = 2 * w * compressed
     if recipe.hidden_dropout > 0:
         bytes_by_operator["dropout"] = 2 * (2 * w + MASK_BYTES) * residual
     if bias.attention or bias.projection or bias.feed_forward:
@@ -54,7 +63,8 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     if architecture.query_key_norm is not QueryKeyNorm.NONE:
         bytes_by_operator["query, key norm"] = 2 * w * tokens * (queries + keys)
     if architecture.position is Position.ROTARY:
-        rotated = (queries + keys) * (architecture.rotary_dim or 0) // architecture.head_dim
+        turned = keys if architecture.key_value_rank is None else architecture.head_dim
+        rotated = (queries + turned) * (architecture.rotary_dim or 0) // architecture.head_dim
         bytes_by_operator["rotary"] = 2 * w * tokens * rotated
     return bytes_by_operator | score_operator_bytes(workload)
 

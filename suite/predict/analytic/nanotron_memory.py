@@ -146,6 +146,8 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
         ValueError: what is not described: ZeRO-2 and 3, offloading, schedules without flush, virtual stages.
     """
     architecture, recipe, layout = workload
+    if architecture.experts is not None or architecture.key_value_rank is not None:
+        raise ValueError("nanotron_memory describes dense layers with plain attention")
     if layout.zero_stage > 1 or layout.offload is not Offload.NONE or layout.schedule in NO_FLUSH:
         raise ValueError("nanotron_memory describes ZeRO-0 and 1 with a flush and without offloading")
     if layout.virtual_stages > 1:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
-from reference_runs.layout import Layout, StageAssignment
+from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Norm, Position, QueryKeyNorm
+from reference_runs.run import Architecture, Balancing, Norm, Position, QueryKeyNorm
 from suite.predict.analytic.elementwise import larger
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
+
+
+class Spread(enum.StrEnum):
+    """Which ranks of a stage have a tensor: each tensor-parallel one a part; each the whole; each expert-parallel one
+    its experts, of which tensor-parallel ranks have a part.
+    """
+
+    SPLIT = "split"
+    REPLICATED = "replicated"
+    EXPERTS = "experts"
 
 
 class ParameterTensor(NamedTuple):
@@ -22,6 +35,7 @@ class ParameterTensor(NamedTuple):
     elements: int
     matrix: bool
     rows: int
+    spread: Spread = Spread.SPLIT
 
 
 class RankParameters(NamedTuple):
@@ -33,12 +47,14 @@ class RankParameters(NamedTuple):
         replicated: of both, elements that every tensor-parallel rank stores.
         copied: of both, elements of key and value heads that several tensor-parallel ranks store, though not all
             have the same: t / k ranks each, where there are fewer key-value heads than ranks.
+        experts: of the matrices, elements of experts, which expert-parallel ranks share out.
     """
 
     matrices: int
     vectors: int
     replicated: int
     copied: int
+    experts: int
 
     @property
     def all(self) -> int:
@@ -52,31 +68,6 @@ def key_width(architecture: Architecture, *, tensor_parallel: int = 1) -> int:
     Where there are fewer key-value heads than ranks, each head is on t / k of them.
     """
     return larger(architecture.kv_heads // tensor_parallel, 1) * architecture.head_dim
-
-
-def _widths(architecture: Architecture, *, tensor_parallel: int = 1) -> tuple[int, int]:
-    """Rows of the fused query, key, value projection, and of the expansion (twice f where it is gated), on one rank."""
-    rows = architecture.query_width // tensor_parallel + 2 * key_width(architecture, tensor_parallel=tensor_parallel)
-    return rows, (2 if architecture.activation.gated else 1) * architecture.ffn_hidden // tensor_parallel
-
-
-def _norm_elements(architecture: Architecture) -> int:
-    """Elements of one norm: its gain and its bias, where it has them."""
-    return architecture.hidden * (architecture.norm_gain + architecture.bias.norm)
-
-
-def _query_key_norm_widths(architecture: Architecture) -> tuple[int, int]:
-    """Elements of the norm of queries, and of that of keys."""
-    if architecture.query_key_norm is QueryKeyNorm.NONE:
-        return 0, 0
-    if architecture.query_key_norm is QueryKeyNorm.HEAD:
-        return architecture.head_dim, architecture.head_dim
-    return architecture.query_width, architecture.kv_heads * architecture.head_dim
-
-
-def _layer_norms(architecture: Architecture) -> int:
-    """Norms of hidden states in a layer."""
-    return 1 if architecture.shared_norm else 2
 
 
 def _position_rows(architecture: Architecture) -> tuple[int, int]:
@@ -99,31 +90,62 @@ def parameter_counts(architecture: Architecture) -> dict[str, int]:
         feed-forward         L ((g + 1) h f + g f + h), with biases
         norm                 (2 L + 1) n: two norms a layer and the last one; L + 1 where both branches share theirs
         head                 V h where it is not the embedding itself, and V where it has a bias
+    With D layers before L - D with E experts of width x and y shared ones:
+        feed-forward         of the D layers alone
+        router               (L - D) (h E, and E where a bias balances it)
+        experts              (L - D) (E + y) (g + 1) h x
+    Under latent attention, with ranks q and c, of d dimensions r rotated, and values of size w:
+        attention            L (h q + q + q a d + h (c + r) + c + c a (d - r + w) + a w h); without q h a d first
 
     The sum with f = 4 h, a d = k d = h, tied embeddings and LayerNorms is L (12 h^2 + 13 h) + V h + positions + 2 h.
     Source: BigScience, train/tr11-176B-ml/README.md, layer-size formula; the paper prints 176,247M.
     Differs from the often quoted 12 L h^2 by the embedding and the 13 h: 2.0 % for BLOOM-176B.
     """
-    h, f, v = architecture.hidden, architecture.ffn_hidden, architecture.padded_vocabulary
-    bias, norm = architecture.bias, _norm_elements(architecture)
-    attention_rows, expansion_rows = _widths(architecture)
-    attention = h * (attention_rows + architecture.query_width) + sum(_query_key_norm_widths(architecture))
-    attention += bias.attention * attention_rows + bias.projection * h
-    feed_forward = h * (expansion_rows + f) + bias.feed_forward * (expansion_rows + h)
-    return {
-        "embedding": v * h,
-        "position": sum(_position_rows(architecture)) * h,
-        "embedding norm": norm if architecture.embedding_norm else 0,
-        "attention": architecture.layers * attention,
-        "feed-forward": architecture.layers * feed_forward,
-        "norm": architecture.layers * _layer_norms(architecture) * norm + norm,
-        "head": (0 if architecture.tied_embeddings else v * h) + bias.head * v,
-    }
+    return {**_parameter_counts(architecture)}
+
+
+@lru_cache(maxsize=256)
+def _parameter_counts(architecture: Architecture) -> dict[str, int]:
+    counts = dict.fromkeys(("embedding", "position", "embedding norm", "attention", "feed-forward"), 0)
+    if architecture.experts is not None:
+        counts |= {"router": 0, "experts": 0}
+    counts |= {"norm": 0, "head": 0}
+    before, after = outer_tensors(architecture)
+    layers = [(layer_tensors(kind), layers) for kind, layers in layer_kinds(architecture)]
+    for tensors, times in ((before, 1), *layers, (after, 1)):
+        for tensor in tensors:
+            counts[_part(tensor.name)] += times * tensor.elements
+    return counts
+
+
+def _part(name: str) -> str:
+    """The part of the model that a tensor of a layer, or outside of them, belongs to."""
+    owner, _, rest = name.partition(".")
+    if owner == "feed_forward":
+        first = rest.partition(".")[0]
+        return {"router": "router", "experts": "experts", "shared_experts": "experts"}.get(first, "feed-forward")
+    if owner.endswith("_norm"):
+        return "embedding norm" if owner == "embedding_norm" else "norm"
+    return "position" if owner == "query_position" else owner
 
 
 def parameter_count(architecture: Architecture) -> int:
     """Parameters of the whole model, stored vocabulary rows included (see `parameter_counts`)."""
     return sum(parameter_counts(architecture).values())
+
+
+def active_parameter_count(architecture: Architecture) -> int:
+    """Parameters that take part in computing one token: all, but of E experts the k that it passes."""
+    routed = sum(
+        layers * tensor.elements
+        for kind, layers in layer_kinds(architecture)
+        for tensor in layer_tensors(kind)
+        if tensor.spread is Spread.EXPERTS
+    )
+    if architecture.experts is None:
+        return parameter_count(architecture)
+    of_token = routed * (architecture.experts_per_token or 0) // architecture.experts
+    return parameter_count(architecture) - routed + of_token
 
 
 def padding_parameters(architecture: Architecture) -> int:
@@ -137,28 +159,6 @@ def padding_parameters(architecture: Architecture) -> int:
     return row * (architecture.padded_vocabulary - architecture.vocabulary)
 
 
-def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
-    """Layers on pipeline stage `stage` (counted from 0) of p stages.
-
-    layers             L / p each; the first L mod p stages have one more
-    layers and tables  as if embedding and head were a layer each: (L + 2) / p slots, the first (L + 2) mod p stages
-                       have one more, less one on the first and one on the last stage
-    counted            `layout.stage_layer_counts`, where they are given
-
-    Source of the second: BigScience, train/tr11-176B-ml/README.md (--pp-partition-method type:transformer|embedding);
-    Zeng et al. 2022, arXiv 2210.02414, section 2.3 (9 * 8 - 2 layers).
-    """
-    if layout.stage_layer_counts is not None:
-        return layout.stage_layer_counts[stage]
-    stages = layout.pipeline_stages
-    with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
-    slots = architecture.layers + (2 if with_tables else 0)
-    layers = slots // stages + (stage < slots % stages)
-    if with_tables:
-        layers = layers - (stage == 0) - (stage == stages - 1)
-    return layers
-
-
 def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -> RankParameters:
     """Parameters that one rank of pipeline stage `stage` stores before any sharding over data parallelism.
 
@@ -166,72 +166,166 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     (split by columns), projection and contraction (split by rows), embedding and head (split by vocabulary).
     On every rank: norms, biases of projection and contraction, learned positions. With k < t key-value heads each is
     on t / k ranks. Norms of queries and keys are on every rank, but those of whole projections split with these.
+    Routers and latent attention's compressing matrices are on every rank; experts go to n expert-parallel ranks, E / n
+    each, and each of them over t.
     The last stage stores a tied embedding again where it is not the first stage too.
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Narayanan et al. 2021, arXiv 2104.04473, section 2.3.
     Differs from N / (t p) by the replicated part and by the tables on the outer stages: the fullest rank of BLOOM-176B
     stores 8.5 % more than N / (t p).
     """
-    h, v, t = architecture.hidden, architecture.padded_vocabulary, layout.tensor_parallel
-    bias, norm = architecture.bias, _norm_elements(architecture)
-    attention_rows, expansion_rows = _widths(architecture, tensor_parallel=t)
-    layers = stage_layers(architecture, layout, stage=stage)
-    first, last = stage == 0, stage == layout.pipeline_stages - 1
-    tables = first * 1 + last * (1 if not architecture.tied_embeddings else 1 - first * 1)
-    columns = (architecture.query_width + architecture.ffn_hidden) // t
-    matrices = layers * (h * (attention_rows + expansion_rows + columns)) + tables * (v * h // t)
-    before, after = _position_rows(architecture)
-    positions = first * (before * h) + last * (after * h)
-    norms, query_key = _layer_norms(architecture) * norm, sum(_query_key_norm_widths(architecture))
-    split_norms = architecture.query_key_norm is QueryKeyNorm.PROJECTION
-    in_layer = norms + (bias.projection + bias.feed_forward) * h + (0 if split_norms else query_key)
-    replicated = layers * in_layer + last * norm + first * (norm if architecture.embedding_norm else 0)
-    split = bias.attention * attention_rows + bias.feed_forward * expansion_rows
-    split += query_key // t if split_norms else 0
-    vectors = replicated + layers * split + last * (bias.head * v // t)
-    copied = layers * ((t > architecture.kv_heads) * (2 * architecture.head_dim * (h + bias.attention)))
-    return RankParameters(matrices + positions, vectors, replicated + positions, copied)
+    t = layout.tensor_parallel
+    first, last = (stage == 0) * 1, (stage == layout.pipeline_stages - 1) * 1
+    of_layer, outer = _layer_sums, _outer_sums
+    if t.__class__ is int:
+        of_layer, outer = _known_layer_sums, _known_outer_sums
+    stored = list(zip(outer(architecture, t), (first, last, last * (1 - first)), strict=True))
+    kinds = stage_layer_kinds(architecture, layout, stage=stage)
+    stored += [(of_layer(kind, t, layout.expert_parallel), layers) for kind, layers in kinds]
+    of_head = 2 * architecture.head_dim * (architecture.hidden + architecture.bias.attention)
+    copied = sum(layers for _, layers in kinds) * ((t > architecture.kv_heads) * of_head)
+    matrices = vectors = replicated = experts = 0
+    for sums, times in stored:
+        matrices = matrices + times * sums[0]
+        vectors = vectors + times * sums[1]
+        replicated = replicated + times * sums[2]
+        experts = experts + times * sums[3]
+    return RankParameters(matrices, vectors, replicated, copied, experts)
+
+
+def _sums(tensors: Iterable[ParameterTensor]) -> tuple[int, int, int, int]:
+    """Elements of the matrices, of the vectors, of what is replicated, and of experts."""
+    matrices = vectors = replicated = experts = 0
+    for _, elements, is_matrix, _, spread in tensors:
+        if is_matrix:
+            matrices = matrices + elements
+        else:
+            vectors = vectors + elements
+        if spread is Spread.REPLICATED:
+            replicated = replicated + elements
+        elif spread is Spread.EXPERTS:
+            experts = experts + elements
+    return matrices, vectors, replicated, experts
+
+
+def _layer_sums(architecture: Architecture, t: int, expert_parallel: int) -> tuple[int, int, int, int]:
+    return _sums(_layer_tensors(architecture, t, expert_parallel, False))
+
+
+def _outer_sums(architecture: Architecture, t: int) -> list[tuple[int, int, int, int]]:
+    before, after = _outer_tensors(architecture, t)
+    return [_sums(before), _sums(after), _sums(before[:1] if architecture.tied_embeddings else [])]
+
+
+_known_layer_sums = lru_cache(maxsize=256)(_layer_sums)
+_known_outer_sums = lru_cache(maxsize=256)(_outer_sums)
 
 
 def layer_tensors(
-    architecture: Architecture, *, tensor_parallel: int = 1, top_query: bool = False
+    architecture: Architecture, *, tensor_parallel: int = 1, expert_parallel: int = 1, top_query: bool = False
 ) -> list[ParameterTensor]:
-    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first.
+    """The parameter tensors of one layer on one rank, in the order in which it reads them first.
 
     Args:
         top_query: whether it is a top-query layer, which has its query's matrix apart.
     """
-    h, t, bias = architecture.hidden, tensor_parallel, architecture.bias
-    attention_rows, expansion_rows = _widths(architecture, tensor_parallel=t)
-    queries = architecture.query_width // t
-    if top_query:
-        attention = _linear("attention.query", queries, h, bias=bias.attention)
-        attention += _linear("attention.key_value", attention_rows - queries, h, bias=bias.attention)
+    if tensor_parallel.__class__ is int:
+        return [*_known_layer_tensors(architecture, tensor_parallel, expert_parallel, top_query)]
+    return _layer_tensors(architecture, tensor_parallel, expert_parallel, top_query)
+
+
+def _layer_tensors(a: Architecture, t: int, expert_parallel: int, top_query: bool) -> list[ParameterTensor]:
+    attention = _attention(a, t, top_query=top_query) if a.key_value_rank is None else _latent_attention(a, t)
+    attention += _linear("attention.projection", a.hidden, a.context_width // t, bias=a.bias.projection, summed=True)
+    if a.experts is not None:
+        feed_forward = _experts(a, t, expert_parallel)
     else:
-        attention = _linear("attention.query_key_value", attention_rows, h, bias=bias.attention)
-    split = t if architecture.query_key_norm is QueryKeyNorm.PROJECTION else 1
-    for name, width in zip(("query", "key"), _query_key_norm_widths(architecture), strict=True):
-        if width:
-            attention.append(ParameterTensor(f"attention.{name}_norm.weight", width // split, False, width // split))
-    attention += _linear("attention.projection", h, queries, bias=bias.projection)
-    feed_forward = _linear("feed_forward.expansion", expansion_rows, h, bias=bias.feed_forward)
-    feed_forward += _linear("feed_forward.contraction", h, architecture.ffn_hidden // t, bias=bias.feed_forward)
-    attention_norm, feed_forward_norm = _norm(architecture, "attention_norm"), _norm(architecture, "feed_forward_norm")
-    if architecture.shared_norm:
+        feed_forward = _feed_forward(a, "feed_forward", width=a.ffn_hidden // t)
+    attention_norm, feed_forward_norm = _norm(a, "attention_norm"), _norm(a, "feed_forward_norm")
+    if a.shared_norm:
         return attention_norm + attention + feed_forward
-    if architecture.norm is Norm.DEEP_NORM:
+    if a.norm is Norm.DEEP_NORM:
         return attention + attention_norm + feed_forward + feed_forward_norm
     return attention_norm + attention + feed_forward_norm + feed_forward
 
 
+_known_layer_tensors = lru_cache(maxsize=256)(_layer_tensors)
+
+
+def _attention(a: Architecture, t: int, *, top_query: bool) -> list[ParameterTensor]:
+    """Queries, keys and values, and the norms of queries and keys."""
+    queries, keys = a.query_width // t, key_width(a, tensor_parallel=t)
+    if top_query:
+        tensors = _linear("attention.query", queries, a.hidden, bias=a.bias.attention)
+        tensors += _linear("attention.key_value", 2 * keys, a.hidden, bias=a.bias.attention)
+    else:
+        tensors = _linear("attention.query_key_value", queries + 2 * keys, a.hidden, bias=a.bias.attention)
+    for name, width in (("query", a.heads), ("key", a.kv_heads)):
+        if a.query_key_norm is QueryKeyNorm.HEAD:
+            tensors.append(_gain(f"attention.{name}_norm", a.head_dim))
+        elif a.query_key_norm is QueryKeyNorm.PROJECTION:
+            tensors.append(_gain(f"attention.{name}_norm", width * a.head_dim // t, Spread.SPLIT))
+    return tensors
+
+
+def _latent_attention(a: Architecture, t: int) -> list[ParameterTensor]:
+    """Compression of queries, and of keys and values with the keys' rotated part, their norms, and expansion."""
+    h, compressed, rotated = a.hidden, a.key_value_rank or 0, a.rotary_dim or 0
+    if a.query_rank is None:
+        tensors = _linear("attention.query", a.query_width // t, h, bias=False)
+    else:
+        tensors = _whole("attention.query_compression", a.query_rank, h)
+        tensors += [_gain("attention.query_compression_norm", a.query_rank)]
+        tensors += _linear("attention.query_expansion", a.query_width // t, a.query_rank, bias=False)
+    tensors += _whole("attention.key_value_compression", compressed + rotated, h)
+    tensors += [_gain("attention.key_value_compression_norm", compressed)]
+    expanded = (a.query_width - a.heads * rotated + a.context_width) // t
+    return tensors + _linear("attention.key_value_expansion", expanded, compressed, bias=False)
+
+
+def _feed_forward(a: Architecture, name: str, *, width: int) -> list[ParameterTensor]:
+    expanded = (2 if a.activation.gated else 1) * width
+    tensors = _linear(f"{name}.expansion", expanded, a.hidden, bias=a.bias.feed_forward)
+    return tensors + _linear(f"{name}.contraction", a.hidden, width, bias=a.bias.feed_forward, summed=True)
+
+
+def _experts(a: Architecture, t: int, expert_parallel: int) -> list[ParameterTensor]:
+    """Router with the bias that balances it, this rank's experts, and the shared ones."""
+    experts, width = a.experts or 0, a.expert_width // t
+    tensors = _whole("feed_forward.router", experts, a.hidden)
+    if a.balancing is Balancing.BIAS:
+        tensors.append(ParameterTensor("feed_forward.router.bias", experts, False, experts, Spread.REPLICATED))
+    own = experts // expert_parallel
+    expanded = (2 if a.activation.gated else 1) * width
+    for name, rows, columns in (("expansion", expanded, a.hidden), ("contraction", a.hidden, width)):
+        rows = own * rows
+        name = f"feed_forward.experts.{name}.weight"
+        tensors.append(ParameterTensor(name, rows * columns, True, rows, Spread.EXPERTS))
+    if a.shared_experts:
+        tensors += _feed_forward(a, "feed_forward.shared_experts", width=a.shared_experts * width)
+    return tensors
+
+
+def _gain(name: str, width: int, spread: Spread = Spread.REPLICATED) -> ParameterTensor:
+    return ParameterTensor(f"{name}.weight", width, False, width, spread)
+
+
 def _norm(architecture: Architecture, name: str) -> list[ParameterTensor]:
     h, parts = architecture.hidden, {"weight": architecture.norm_gain, "bias": architecture.bias.norm}
-    return [ParameterTensor(f"{name}.{part}", h, False, h) for part, is_there in parts.items() if is_there]
+    names = [f"{name}.{part}" for part, is_there in parts.items() if is_there]
+    return [ParameterTensor(name, h, False, h, Spread.REPLICATED) for name in names]
 
 
-def _linear(name: str, rows: int, columns: int, *, bias: bool) -> list[ParameterTensor]:
+def _whole(name: str, rows: int, columns: int) -> list[ParameterTensor]:
+    """A matrix that every tensor-parallel rank has whole."""
+    return [ParameterTensor(f"{name}.weight", rows * columns, True, rows, Spread.REPLICATED)]
+
+
+def _linear(name: str, rows: int, columns: int, *, bias: bool, summed: bool = False) -> list[ParameterTensor]:
+    """A split matrix, and its bias, which every rank has where outputs of the ranks are summed before it is added."""
     weight = ParameterTensor(f"{name}.weight", rows * columns, True, rows)
-    return [weight, ParameterTensor(f"{name}.bias", rows, False, rows)] if bias else [weight]
+    spread = Spread.REPLICATED if summed else Spread.SPLIT
+    return [weight, ParameterTensor(f"{name}.bias", rows, False, rows, spread)] if bias else [weight]
 
 
 def outer_tensors(
@@ -241,21 +335,33 @@ def outer_tensors(
 
     A top-query layer comes after the final norm and its query table, before the head.
     """
+    if tensor_parallel.__class__ is int:
+        before, after = _known_outer_tensors(architecture, tensor_parallel)
+        return [*before], [*after]
+    return _outer_tensors(architecture, tensor_parallel)
+
+
+def _outer_tensors(
+    architecture: Architecture, tensor_parallel: int
+) -> tuple[list[ParameterTensor], list[ParameterTensor]]:
     h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
     learned, queries = _position_rows(architecture)
     before = [ParameterTensor("embedding.weight", rows * h, True, rows)]
     if learned:
-        before.append(ParameterTensor("position.weight", learned * h, True, learned))
+        before.append(ParameterTensor("position.weight", learned * h, True, learned, Spread.REPLICATED))
     if architecture.embedding_norm:
         before += _norm(architecture, "embedding_norm")
     after = _norm(architecture, "final_norm")
     if queries:
-        after.append(ParameterTensor("query_position.weight", queries * h, True, queries))
+        after.append(ParameterTensor("query_position.weight", queries * h, True, queries, Spread.REPLICATED))
     if not architecture.tied_embeddings:
         after.append(ParameterTensor("head.weight", rows * h, True, rows))
     if architecture.head_bias:
         after.append(ParameterTensor("head.bias", rows, False, rows))
     return before, after
+
+
+_known_outer_tensors = lru_cache(maxsize=256)(_outer_tensors)
 
 
 def total_elements(tensors: Iterable[ParameterTensor]) -> int:
@@ -278,8 +384,12 @@ def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> 
         head.insert(0, before[0]._replace(name="head.weight"))
 
     def layers(numbers: Iterable[int], *, top_query: bool) -> list[ParameterTensor]:
-        layer = layer_tensors(architecture, tensor_parallel=t, top_query=top_query)
-        return [tensor._replace(name=f"blocks.{number}.{tensor.name}") for number in numbers for tensor in layer]
+        tensors = []
+        for number in numbers:
+            kind = architecture.of_dense_layers if number < architecture.dense_layers else architecture
+            layer = layer_tensors(kind, tensor_parallel=t, expert_parallel=layout.expert_parallel, top_query=top_query)
+            tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in layer]
+        return tensors
 
     numbers = dealt[chunk]
     top = numbers[-1:] if last and architecture.top_query_layer else numbers[:0]

@@ -18,19 +18,24 @@ class Traffic(NamedTuple):
 
 
 def group_ranks(layout: Layout, axis: str) -> int:
-    """Ranks of the group in which an axis communicates: dp * cp for "dp", 2 for "embedding", else the axis's size.
+    """Ranks of the group in which an axis communicates: the axis's size, but 2 for "embedding".
+
+    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts.
 
     Raises:
         KeyError: an unknown axis.
     """
     sizes = _axis_sizes(layout)
-    return sizes["dp"] * sizes["cp"] if axis == "dp" else 2 if axis == "embedding" else sizes[axis]
+    sizes |= {"edp": sizes["dp"] * sizes["cp"], "embedding": 2}
+    sizes["dp"] = sizes["edp"] * sizes["ep"]
+    return sizes[axis]
 
 
 def _axis_sizes(layout: Layout) -> dict[str, int]:
     return {
         "tp": layout.tensor_parallel,
         "cp": layout.context_parallel,
+        "ep": layout.expert_parallel,
         "dp": layout.data_parallel,
         "pp": layout.pipeline_stages,
     }
@@ -77,7 +82,7 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int
 
     min(max(node / stride, 1), size), where stride is the product of the axes before this one in layout.rank_order: the
     distance of neighbours. Exact where strides and node divide one another; otherwise some groups are cut further.
-        dp          times those of cp, which the group spans
+        dp, edp     times those of cp, and dp times those of ep, which the groups span
         embedding   2 where all stages stand in the node, else 1
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 3.2 (tensor parallelism inside a node first).
@@ -88,11 +93,13 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int
     sizes = _axis_sizes(layout)
     inside: dict[str, int] = {}
     stride = 1
-    for name in layout.rank_order.split("-"):
+    for name in layout.axis_order:
         inside[name] = smaller(larger(accelerators_per_node // stride, 1), sizes[name])
         stride = stride * sizes[name]
     inside["embedding"] = 1 + (inside["pp"] == sizes["pp"]) * 1
-    inside["dp"] = inside["dp"] * inside["cp"]
+    inside.setdefault("ep", 1)
+    inside["edp"] = inside["dp"] * inside["cp"]
+    inside["dp"] = inside["edp"] * inside["ep"]
     return inside
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload, Schedule
@@ -19,13 +21,15 @@ from suite.predict.analytic.memory import (
     FP32,
     WEIGHT_ELEMENT_BYTES,
     StateBytes,
+    expert_state_ranks,
     group_parameters,
     state_bytes,
     state_ranks,
     stored_elements,
 )
-from suite.predict.analytic.parameters import layer_tensors, rank_parameters, stage_layers, total_elements
+from suite.predict.analytic.parameters import layer_tensors, rank_parameters, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
 
 class StageMemory(NamedTuple):
@@ -101,22 +105,27 @@ class _LayoutTerms(NamedTuple):
     """What all stages of a layout have in common.
 
     Args:
-        layer_parameters: only where a layer is gathered or scattered.
+        kinds: of each of `layer_kinds`.
+        layer_parameters: of the last kind, only where a layer is gathered or scattered.
         stream: bytes of one micro-batch between two stages on one rank.
     """
 
-    unit: MicroBatchBytes
+    kinds: tuple[MicroBatchBytes, ...]
     layer_parameters: int
     stream: int
 
 
 def _shared(workload: Workload) -> _LayoutTerms:
-    architecture, layout = workload.architecture, workload.layout
+    architecture, recipe, layout = workload
     layer = 0
     if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
-        layer = total_elements(layer_tensors(architecture, tensor_parallel=layout.tensor_parallel))
-    stream = WEIGHT_ELEMENT_BYTES[workload.recipe.precision] * hidden_elements(workload)
-    return _LayoutTerms(micro_batch_bytes(workload), layer, stream)
+        tensors = layer_tensors(
+            architecture, tensor_parallel=layout.tensor_parallel, expert_parallel=layout.expert_parallel
+        )
+        layer = total_elements(tensors)
+    stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
+    kinds = tuple(micro_batch_bytes(Workload(kind, recipe, layout)) for kind, _ in layer_kinds(architecture))
+    return _LayoutTerms(kinds, layer, stream)
 
 
 def buffer_bytes(
@@ -164,13 +173,19 @@ def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
 
 
 def _before_passes(
-    workload: Workload, *, stage: int, layers: int, micro_batches: int, shared: _LayoutTerms
+    workload: Workload, *, stage: int, layers: Sequence[int], micro_batches: int, shared: _LayoutTerms
 ) -> tuple[StageMemory, float]:
-    """The memory of a stage without the layers of the micro-batches in flight, and what one of those keeps."""
+    """The memory of a stage without the layers of the micro-batches in flight, and what one of those keeps.
+
+    Args:
+        layers: on the stage, of each kind.
+    """
     architecture, recipe, layout = workload
-    unit = shared.unit
+    unit = shared.kinds[-1]
     rank = rank_parameters(architecture, layout, stage=stage)
-    stored, kept_gradients, share = stored_elements(group_parameters(rank, recipe), layout)
+    dense = stored_elements(group_parameters(rank, recipe), layout, shards=state_ranks(layout))
+    of_experts = stored_elements((rank.experts, 0), layout, shards=expert_state_ranks(layout))
+    stored, kept_gradients, share = (sum(pair) for pair in zip(dense, of_experts, strict=True))
     if layout.schedule in NO_FLUSH:
         stored = stored * weight_versions(layout, stage=stage)
     state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share)
@@ -179,14 +194,15 @@ def _before_passes(
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
     on_stage = heads * (stage == layout.pipeline_stages - 1)
     head, logits = on_stage * unit.head, on_stage * unit.logits
-    recomputed = recomputed_bytes(unit, layout, layers=layers)
-    unfinished = recomputed + (layers > 0) * unit.unit
+    kinds = list(zip(shared.kinds, layers, strict=True))
+    recomputed = reduce(larger, [recomputed_bytes(kind, layout, layers=number) for kind, number in kinds])
+    unfinished = recomputed + reduce(larger, [(number > 0) * kind.unit for kind, number in kinds])
     buffers = buffer_bytes(
         recipe,
         layout,
         stage=stage,
         parameters=rank.matrices + rank.vectors,
-        layers=layers,
+        layers=sum(layers),
         layer_parameters=shared.layer_parameters,
         stream=shared.stream,
     )
@@ -194,7 +210,8 @@ def _before_passes(
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
     constant = state.weights + state.gradient_copy + state.master_weights + state.moments
     accumulated = constant + state.gradients
-    each = unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding
+    each = sum(kind.unit * kept_units(layout, layers=number) for kind, number in kinds)
+    each = each + (stage == 0) * unit.embedding
     memory = StageMemory(
         *state,
         head,
@@ -226,7 +243,7 @@ def _with_passes(memory: StageMemory, each: float, in_flight: float, *, flush: b
 
 def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared: _LayoutTerms) -> StageMemory:
     architecture, layout = workload.architecture, workload.layout
-    layers = stage_layers(architecture, layout, stage=stage)
+    layers = [number for _, number in stage_layer_kinds(architecture, layout, stage=stage)]
     memory, each = _before_passes(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
     return _with_passes(memory, each, in_flight, flush=layout.schedule not in NO_FLUSH)
@@ -255,12 +272,12 @@ def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemo
     architecture, layout = workload.architecture, workload.layout
     shared = _shared(workload)
     last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
-    alike: dict[tuple[int, int], tuple[StageMemory, float]] = {}
+    alike: dict[tuple[int, ...], tuple[StageMemory, float]] = {}
     by_stage: list[StageMemory] = []
     for stage in range(last + 1):
-        layers = stage_layers(architecture, layout, stage=stage)
+        layers = [number for _, number in stage_layer_kinds(architecture, layout, stage=stage)]
         # first, last and other stages differ; without flush each stage keeps its own number of weight versions
-        kind = (layers, -1 if flush and 0 < stage < last else stage)
+        kind = (*layers, -1 if flush and 0 < stage < last else stage)
         if kind not in alike:
             alike[kind] = _before_passes(
                 workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared

@@ -20,11 +20,17 @@ from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards
+from suite.predict.analytic.memory import (
+    BYTES_PER_PARAMETER,
+    WEIGHT_ELEMENT_BYTES,
+    expert_state_ranks,
+    optimizer_shards,
+)
 from suite.predict.analytic.memory_bound_operators import BACKWARD, embedding_bytes, loss_bytes, update_element_bytes
-from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
 
 LEAST_SECONDS = 1e-300  # no time, but not 0
 HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
@@ -50,6 +56,7 @@ class StepTime(NamedTuple):
         launch_seconds: kernels' own time beyond bytes and flop, and waiting for the host that launches them.
         accumulation_seconds: adding each micro-batch's gradients to their sum, where kernels of their own do it.
         overhead_seconds: of each step, what no other term describes.
+        expert_parallel_seconds: tokens to their experts and back, none of it hidden.
     """
 
     forward_seconds: float
@@ -66,6 +73,7 @@ class StepTime(NamedTuple):
     launch_seconds: float = 0.0
     accumulation_seconds: float = 0.0
     overhead_seconds: float = 0.0
+    expert_parallel_seconds: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -135,14 +143,14 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
     Raises:
         InputError: the layout keeps state in the host's memory; its transfers have no time here.
     """
-    layout = workload.layout
+    architecture, recipe, layout = workload
     if layout.offload is not Offload.NONE:
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
     step = _StepOfStages(
         workload,
         machine,
         micro_batches,
-        layer_time(workload, machine),
+        [layer_time(Workload(kind, recipe, layout), machine) for kind, _ in layer_kinds(architecture)],
         head_seconds(workload, machine),
         axis_groups(layout, machine),
     )
@@ -161,12 +169,12 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
 
 
 class _StepOfStages(NamedTuple):
-    """What the stages of a step share; `head` is of both passes."""
+    """What the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes."""
 
     workload: Workload
     machine: Machine
     micro_batches: int
-    layer: LayerTime
+    kinds: Sequence[LayerTime]
     head: tuple[float, float]
     groups: dict[str, Group]
 
@@ -215,15 +223,16 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
     recipe, layout, stack = workload.recipe, workload.layout, machine.stack
     bandwidth = machine.achievable_memory_bytes_per_second
-    parameters = rank_parameters(workload.architecture, layout, stage=stage).all
-    computation = _computation(step, stage)
-    seconds = _messages_seconds(step.groups, entries)
+    rank = rank_parameters(workload.architecture, layout, stage=stage)
+    of_experts = expert_state_ranks(layout) if layout.zero_stage >= 1 else 1
+    updated = (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
+    computation, seconds = _computation(step, stage), _messages_seconds(step.groups, entries)
     tensor_parallel = seconds["tp"] / _overlapping_chunks(layout, machine)
+    inside = tensor_parallel + seconds["cp"] + seconds["ep"]
     overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
     sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
-    micro_batch = _micro_batch(step, stage, computation, (tensor_parallel + seconds["cp"]) / micro_batches)
-    added = _accumulation_bytes(recipe, stack, micro_batches) * parameters / bandwidth
-    element = update_element_bytes(recipe.precision) / optimizer_shards(layout)
+    micro_batch = _micro_batch(step, stage, computation, inside / micro_batches)
+    added = _accumulation_bytes(recipe, stack, micro_batches) * rank.all / bandwidth
     time = StepTime(
         forward_seconds=micro_batches * computation.forward,
         backward_seconds=micro_batches * computation.backward,
@@ -243,37 +252,39 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
         ),
         tied_embedding_seconds=seconds["embedding"],
-        optimizer_seconds=machine.update_passes * element / bandwidth * parameters,
+        optimizer_seconds=machine.update_passes * update_element_bytes(recipe.precision) / bandwidth * updated,
         launch_seconds=micro_batches * micro_batch.launch_seconds,
         accumulation_seconds=micro_batches * added,
         overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
+        expert_parallel_seconds=seconds["ep"],
     )
     return _StageTime(time, micro_batch.seconds + added, sent / micro_batches)
 
 
 def _computation(step: _StepOfStages, stage: int) -> _Computation:
-    workload, machine, layer = step.workload, step.machine, step.layer
+    workload, machine = step.workload, step.machine
     bandwidth = machine.achievable_memory_bytes_per_second
-    layers = stage_layers(workload.architecture, workload.layout, stage=stage)
+    kinds = stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
+    of_kinds = [(layer, layers) for layer, (_, layers) in zip(step.kinds, kinds, strict=True)]
     first, last = stage == 0, stage == workload.layout.pipeline_stages - 1
     embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
     loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
-    again, operators_again = _recomputed(workload.layout.recomputation, layer, layers)
+    repeated = [_recomputed(workload.layout.recomputation, layer, layers) for layer, layers in of_kinds]
     return _Computation(
-        forward=layers * layer.forward_seconds + last * step.head[0],
-        backward=layers * layer.backward_seconds + last * step.head[1],
-        operators=layers * layer.operator_seconds + first * embedding + last * loss,
-        again=again,
-        operators_again=operators_again,
+        forward=sum(layers * layer.forward_seconds for layer, layers in of_kinds) + last * step.head[0],
+        backward=sum(layers * layer.backward_seconds for layer, layers in of_kinds) + last * step.head[1],
+        operators=sum(layers * layer.operator_seconds for layer, layers in of_kinds) + first * embedding + last * loss,
+        again=sum(again for again, _ in repeated),
+        operators_again=sum(operators for _, operators in repeated),
     )
 
 
 def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[str, float]:
     """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather."""
-    seconds = {"tp": 0.0, "cp": 0.0, "pp": 0.0, "embedding": 0.0, "reduction": 0.0, "gather": 0.0}
+    seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
-        key = axis if axis != "dp" else "gather" if operation == "all_gather" else "reduction"
+        key = axis if axis not in ("dp", "edp") else "gather" if operation == "all_gather" else "reduction"
         seconds[key] = seconds[key] + spent
     return seconds
 
@@ -374,11 +385,11 @@ def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
 
 
 def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float]:
-    """Seconds of matrix products and of operators that one micro-batch's backward pass through `layers` repeats."""
+    """Seconds of products and of operators that one micro-batch's backward pass through `layers` repeats."""
     if recomputation is Recomputation.SELECTIVE:
         return layers * layer.attention_seconds, layers * layer.attention_operator_seconds
-    forwards = repeated_layers(recomputation, layers)
-    return forwards * layer.forward_seconds, forwards * layer.operator_seconds
+    again = repeated_layers(recomputation, layers)
+    return again * layer.forward_seconds, again * layer.operator_seconds
 
 
 def _slower(a: StepTime, b: StepTime) -> StepTime:

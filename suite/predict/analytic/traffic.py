@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Precision, Residual, Workload
 from suite.predict.analytic.activations import kept_units
 from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.experts import chosen_experts, dispatched_tokens
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import key_width, rank_parameters, stage_layers
+from suite.predict.analytic.parameters import key_width, rank_parameters
 from suite.predict.analytic.process_groups import Traffic, group_ranks
+from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
 CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
 
@@ -19,7 +23,8 @@ def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     """What one rank of pipeline stage `stage` (from 0) hands to collectives in a step of `micro_batches`.
 
     One entry for each axis and operation; of plain numbers, entries without messages are left out.
-        dp          `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together
+        dp, edp     `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together
+        ep          `expert_traffic`
         tp          `tensor_parallel_traffic`
         cp          `context_parallel_traffic`
         pp          `pipeline_traffic`
@@ -29,6 +34,7 @@ def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     """
     traffic = zero_traffic(workload, stage=stage, micro_batches=micro_batches)
     traffic += tensor_parallel_traffic(workload, stage=stage, micro_batches=micro_batches)
+    traffic.append(expert_traffic(workload, stage=stage, micro_batches=micro_batches))
     traffic.append(context_parallel_traffic(workload, stage=stage, micro_batches=micro_batches))
     traffic.append(pipeline_traffic(workload, stage=stage, micro_batches=micro_batches))
     traffic.append(tied_embedding_traffic(workload, stage=stage))
@@ -56,7 +62,9 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
                   reduce_scatter   m g Psi'      as stage 2; both in a message for each layer, and one for the tables
                                                  and norms outside
     Full recomputation finds the weights gathered for the backward pass. The group spans context parallelism too: its
-    ranks have the same weights and see different tokens, so n = dp * cp.
+    ranks have the same weights and see different tokens, so n = dp * cp. Expert-parallel ranks have the same weights
+    but for their experts: n = dp * ep * cp for all else, and experts in groups of dp * cp ranks, axis "edp". Gradients
+    of a mixture of experts lie one after the other in two buffers, whose buckets are full (Megatron-LM's).
 
     With g = w, m = 1 a ring sends 2 Psi, 3 Psi, 2 Psi, 3 Psi, each times (n - 1) / n.
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7; Zhao et al. 2023, arXiv 2304.11277, section 3.
@@ -64,32 +72,47 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     gradients, once a step, where BLOOM all-reduces them.
     """
     architecture, recipe, layout = workload
-    n = group_ranks(layout, "dp")
-    several = n > 1
     rank = rank_parameters(architecture, layout, stage=stage)
+    kinds = stage_layer_kinds(architecture, layout, stage=stage)
+    outside = (stage == 0) | (stage == layout.pipeline_stages - 1)
+    experts = 0 if layout.expert_parallel == 1 else rank.experts
+    groups = (rank.all - experts, 0) if recipe.decay_of_vectors else (rank.matrices - experts, rank.vectors)
+    units = sum(layers for _, layers in kinds) + outside
+    traffic = _group_traffic(workload, "dp", groups, stage=stage, micro_batches=micro_batches, units=units)
+    if layout.expert_parallel > 1:
+        units = sum(layers for kind, layers in kinds if kind.experts is not None)
+        traffic += _group_traffic(workload, "edp", (experts, 0), stage=stage, micro_batches=micro_batches, units=units)
+    return traffic
+
+
+def _group_traffic(
+    workload: Workload, axis: str, groups: tuple[int, int], *, stage: int, micro_batches: int, units: int
+) -> list[Traffic]:
+    """`zero_traffic` of matrices and vectors that the ranks of `axis` have in common, in so many units of ZeRO-3."""
+    architecture, recipe, layout = workload
+    n, elements = group_ranks(layout, axis), sum(groups)
+    several = n > 1
     gradient = several * reduced_gradient_element_bytes(recipe.precision)
     weight = several * WEIGHT_ELEMENT_BYTES[recipe.precision]
-    if recipe.decay_of_vectors:
-        padded, groups = n * ceil_division(rank.all, n), 1
-    else:
-        padded = n * (ceil_division(rank.matrices, n) + ceil_division(rank.vectors, n))
-        groups = (rank.matrices > 0) * 1 + (rank.vectors > 0) * 1
+    padded = sum(n * ceil_division(group, n) for group in groups)
+    messages = sum((group > 0) * 1 for group in groups)
     if layout.zero_stage == 3:
-        outside = (stage == 0) | (stage == layout.pipeline_stages - 1)
-        units = several * micro_batches * (stage_layers(architecture, layout, stage=stage) + outside)
+        units = several * micro_batches * units
         gathers = 2 if layout.reshard_after_forward else 1
         return [
-            Traffic("dp", "all_gather", gathers * micro_batches * weight * padded, gathers * units),
-            Traffic("dp", "reduce_scatter", micro_batches * gradient * padded, units),
+            Traffic(axis, "all_gather", gathers * micro_batches * weight * padded, gathers * units),
+            Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, units),
         ]
-    buckets = several * gradient_bucket_count(
-        architecture, layout, stage=stage, element_bytes=reduced_gradient_element_bytes(recipe.precision)
-    )
-    gathered = Traffic("dp", "all_gather", weight * padded, several * groups)
+    if architecture.experts is None:
+        element = reduced_gradient_element_bytes(recipe.precision)
+        buckets = several * gradient_bucket_count(architecture, layout, stage=stage, element_bytes=element)
+    else:
+        buckets = ceil_division(gradient * elements, layout.bucket_bytes)
+    gathered = Traffic(axis, "all_gather", weight * padded, several * messages)
     if layout.zero_stage == 2:
-        scattered = Traffic("dp", "reduce_scatter", micro_batches * gradient * padded, micro_batches * buckets)
+        scattered = Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, micro_batches * buckets)
         return [scattered, gathered]
-    reduced = Traffic("dp", "all_reduce", gradient * rank.all, buckets)
+    reduced = Traffic(axis, "all_reduce", gradient * elements, buckets)
     return [reduced, gathered] if layout.zero_stage == 1 else [reduced]
 
 
@@ -124,8 +147,10 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         all-gather          F i + i + o
         reduce-scatter      F o + i
     Once a step the gradients of all parameters that every rank stores are all-reduced in one message, because each
-    rank saw its own positions. With fewer key-value heads than ranks, the gradients of the heads that t / k ranks
-    store are all-reduced once a step too, in a message (counted over all t ranks, which is exact for k = 1).
+    rank saw its own positions. The feed-forward f and g of a layer with experts then carry the tokens that were sent
+    to the rank's experts: k a for k experts a token, and a more for shared ones. With fewer key-value heads than ranks,
+    the gradients of the heads that t / k ranks store are all-reduced once a step too, in a message (counted over all t
+    ranks, which is exact for k = 1).
 
     Further all-gathers of a, neither needed with sequence parallelism:
         partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
@@ -159,11 +184,13 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         replicated = several * rank.replicated
         # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
         gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
+        more = _gathered_expert_tokens(workload, stage=stage)
+        extra_gathered, extra_reduced = passes * more.gathered, passes * more.reduced
         shared = gradient * replicated + copied
         return [
             Traffic("tp", "all_reduce", loss_bytes + shared, losses + several + sums),
-            Traffic("tp", "all_gather", gathered * a, gathered),
-            Traffic("tp", "reduce_scatter", reduced * a, reduced),
+            Traffic("tp", "all_gather", gathered * a + extra_gathered, gathered),
+            Traffic("tp", "reduce_scatter", reduced * a + extra_reduced, reduced),
         ]
     traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes + copied, reduced + losses + sums)]
     gathered = 0 * reduced
@@ -174,6 +201,62 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         gathered = gathered + several * pipeline_messages(layout, stage=stage, micro_batches=micro_batches)
     traffic.append(Traffic("tp", "all_gather", gathered * a, gathered))
     return traffic
+
+
+class _ExpertTokens(NamedTuple):
+    """Bytes, for a micro-batch, by which tokens sent to experts are more than the layer's own."""
+
+    gathered: int
+    reduced: int
+
+
+def _gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
+    """Of tensor parallelism with sequence parallelism, in a stage's layers with experts.
+
+    An f gathers forward, again for each repeated pass and for the weight's gradient, and reduces backward; a g reduces
+    forward and again, and gathers backward.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    if architecture.experts is None:
+        return _ExpertTokens(0, 0)
+    a, chosen = activation_message_bytes(workload), chosen_experts(architecture)
+    more = a * (chosen.numerator - chosen.denominator) // chosen.denominator + (a if architecture.shared_experts else 0)
+    gathered = reduced = 0
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        if kind.experts is not None:
+            forwards = layers + repeated_layers(layout.recomputation, layers)
+            gathered = gathered + more * (forwards + layers + layers)
+            reduced = reduced + more * (forwards + layers)
+    return _ExpertTokens(gathered, reduced)
+
+
+def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
+    """What one rank hands to all-to-alls among expert-parallel ranks in a step, where experts are equally busy.
+
+    T k h e / u bytes with T tokens of a micro-batch on the rank, k experts a token, u = t with sequence parallelism
+    and 1 otherwise, for each layer with experts and micro-batch:
+        forward       2    tokens to their experts, and what these make of them back
+        backward      2    gradients of both
+        recomputed    2    for each repeated pass
+
+    1 / n of it stays on the rank (see `ring_sent_bytes`). Left out is the exchange of the numbers of tokens, E integers
+    a layer. Source: Lepikhin et al. 2020, arXiv 2006.16668, section 3.2; Megatron-LM,
+    core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
+    Differs from what is sent where the router prefers experts: by the rank whose experts are preferred.
+    """
+    architecture, recipe, layout = workload
+    if layout.expert_parallel == 1:
+        return Traffic("ep", "all_to_all", 0, 0)
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    size = dispatched_tokens(architecture, tokens=tokens) * architecture.hidden
+    size = size * WEIGHT_ELEMENT_BYTES[recipe.precision]
+    size = size // layout.tensor_parallel if layout.sequence_parallel else size
+    messages = 0 * micro_batches
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        if kind.experts is not None:
+            forwards = layers + repeated_layers(layout.recomputation, layers)
+            messages = messages + micro_batches * (2 * forwards + 2 * layers)
+    return Traffic("ep", "all_to_all", messages * size, messages)
 
 
 def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
@@ -197,7 +280,9 @@ def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: i
     again = layers if layout.recomputation is Recomputation.SELECTIVE else 0
     forwards = layers + repeated_layers(layout.recomputation, layers) + again
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    block = 2 * tokens * key_width(architecture, tensor_parallel=layout.tensor_parallel) * element
+    keys = key_width(architecture, tensor_parallel=layout.tensor_parallel)
+    values = keys * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim
+    block = tokens * (keys + values) * element
     messages = micro_batches * (layout.context_parallel - 1) * (forwards + 2 * layers)
     return Traffic("cp", "send", messages * block, messages)
 

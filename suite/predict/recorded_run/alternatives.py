@@ -32,10 +32,11 @@ from suite.predict.analytic.memory import (
     zero_saving,
 )
 from suite.predict.analytic.one_bit_compression import compression_ratio, error_feedback_bytes, training_saving
-from suite.predict.analytic.parameters import parameter_count, rank_parameters, stage_layers
+from suite.predict.analytic.parameters import parameter_count, rank_parameters
 from suite.predict.analytic.pipeline_partition import balanced_partition, pipedream_partition
 from suite.predict.analytic.pipeline_schedule import chunks_in_flight
 from suite.predict.analytic.process_groups import group_ranks
+from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.analytic.training_cost import training_years
@@ -92,7 +93,7 @@ def choices(
 
 
 def _tensor_parallel(workload: Workload, machine: Machine) -> Iterator[Choice]:
-    architecture, recipe, layout = workload
+    architecture, recipe, _ = workload
     element = BYTES_PER_PARAMETER[recipe.precision].weights
     topic, peak, link = "tensor parallelism", machine.peak_flop_per_second, machine.link_bytes_per_second
     if math.isinf(link):
@@ -113,7 +114,7 @@ def _tensor_parallel(workload: Workload, machine: Machine) -> Iterator[Choice]:
         hidden=architecture.hidden, heads=architecture.heads, bytes_per_parameter=element
     )
     yield Choice(topic, "flop per byte with a head on each", intensity, "flop/byte")
-    _, rows, columns, depth = layer_products(architecture, layout)["expansion"]
+    _, rows, columns, depth = layer_products(workload)["expansion"]
     intense = arithmetic_intensity(M=rows, N=columns, K=depth, element_bytes=int(element))
     yield Choice(
         topic, "flop per byte of memory in the expansion", intense, "flop/byte", f"{rows} x {depth} x {columns}"

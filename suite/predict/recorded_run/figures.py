@@ -14,7 +14,7 @@ from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.parameters import padding_parameters, rank_parameters
+from suite.predict.analytic.parameters import active_parameter_count, padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.analytic.traffic import step_traffic
@@ -101,6 +101,8 @@ def _parameter_figures(run: ReferenceRun, layout: Layout | None, prediction: Run
     """Of the whole model, of each part, without padding, and of a rank of each stage."""
     total, padding = sum(prediction.parameters.values()), padding_parameters(run.architecture)
     yield Figure(Quantity.PARAMETERS, total)
+    if run.architecture.experts is not None:
+        yield Figure(Quantity.PARAMETERS, active_parameter_count(run.architecture), term="that a token passes")
     for part, count in prediction.parameters.items():
         yield Figure(Quantity.PARAMETERS, count, term=part, convention=PART_OF_PARAMETERS)
     if padding:

@@ -53,8 +53,9 @@ def prediction_without_layout(
     with absent.unless("flop of a step"):
         needed = model_flop(architecture, samples=recipe.global_batch)
         flop = flop_conventions(architecture, samples=recipe.global_batch)
-    # the formula for the first loss holds for norms in front of what they feed
-    if architecture.norm is not Norm.DEEP_NORM:
+    # the formula for the first loss holds for norms in front of what they feed, and for one feed-forward part a layer
+    plain = architecture.experts is None and architecture.key_value_rank is None
+    if plain and architecture.norm is not Norm.DEEP_NORM:
         with absent.unless("first loss"):
             loss = first_loss(architecture, recipe)
     return RunPrediction(parameter_counts(architecture), needed, None, flop, loss, (), None, {}, None, None)

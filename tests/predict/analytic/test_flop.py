@@ -29,7 +29,7 @@ from suite.predict.analytic.flop import (
     recomputed_flop,
     recomputed_layers_from_input,
 )
-from suite.predict.analytic.parameters import stage_layers
+from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.executed_runs import (
     MANY,
     Place,

@@ -27,14 +27,9 @@ from suite.predict.analytic.memory import (
     zero_bytes_per_parameter,
     zero_saving,
 )
-from suite.predict.analytic.parameters import (
-    layer_tensors,
-    outer_tensors,
-    parameter_count,
-    rank_parameters,
-    stage_layers,
-)
+from suite.predict.analytic.parameters import layer_tensors, outer_tensors, parameter_count, rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
+from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage, peak_bytes, stage_memory
 from tests.support.strategies import (
     BLOOM,

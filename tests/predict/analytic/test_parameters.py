@@ -24,8 +24,8 @@ from suite.predict.analytic.parameters import (
     parameter_count,
     parameter_counts,
     rank_parameters,
-    stage_layers,
 )
+from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.executed_runs import Run, chunk_parameters, executed_runs
 from tests.support.strategies import (
     BLOOM,

@@ -29,8 +29,9 @@ from suite.predict.analytic.memory_bound_operators import (
     loss_bytes,
     score_operator_bytes,
 )
-from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
+from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime, axis_groups, exposed_data_parallel_seconds, step_time
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import flop_per_second, tokens_per_second, utilization
@@ -41,11 +42,11 @@ from tests.support.strategies import BLOOM
 
 @given(cases())
 def test_the_products_of_all_ranks_have_the_flop_of_the_layer(case: Case) -> None:
-    architecture, _, layout, _ = case
+    architecture, recipe, layout, _ = case
     ranks = layout.tensor_parallel * layout.context_parallel
     flop = {
         part: ranks * products * 2 * M * N * K
-        for part, (products, M, N, K) in layer_products(architecture, layout).items()
+        for part, (products, M, N, K) in layer_products(Workload(architecture, recipe, layout)).items()
     }
     flop["feed-forward"] = flop.pop("expansion") + flop.pop("contraction")
     assert flop == layer_forward_flop(architecture, samples=layout.micro_batch)

@@ -25,8 +25,9 @@ from suite.predict.analytic.memory_bound_operators import (
     loss_bytes,
     score_operator_bytes,
 )
-from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
+from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime, axis_groups
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
@@ -264,7 +265,7 @@ def test_what_does_not_overlap_of_bytes_and_arithmetic_is_added(
 def test_saturation_slows_every_product_of_a_layer_and_the_head(case: Case, machine: Machine, d: float) -> None:
     machine = having(at_peak(machine), matrix_saturation=d)
     architecture, recipe, layout, _ = changed(case, fused_attention=False)
-    products = layer_products(architecture, layout)
+    products = layer_products(Workload(architecture, recipe, layout))
     seconds = math.fsum(
         n * 2 * M * N * K * (1 + d / M + d / N + d / K) / machine.peak_flop_per_second
         for n, M, N, K in products.values()

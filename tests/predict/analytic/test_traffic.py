@@ -15,7 +15,7 @@ from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual, Workload
 from suite.predict.analytic.gradient_buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
-from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, stage_layers
+from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters
 from suite.predict.analytic.process_groups import (
     Traffic,
     axes_in_node,
@@ -24,6 +24,7 @@ from suite.predict.analytic.process_groups import (
     ring_sent_bytes,
     sent_bytes,
 )
+from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.traffic import pipeline_messages, step_traffic
 from suite.predict.simulation.traffic import executed_traffic
 from tests.support.strategies import (
@@ -765,8 +766,8 @@ def test_ranks_in_a_node_equal_ranks_counted_one_by_one(
 
 
 def test_an_unknown_axis_is_refused() -> None:
-    with pytest.raises(KeyError, match="ep"):
-        group_ranks(Layout(), "ep")
+    with pytest.raises(KeyError, match="sp"):
+        group_ranks(Layout(), "sp")
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 3000), st.sampled_from([0, 2]))

@@ -1,0 +1,137 @@
+"""Mixtures of experts: what their layers compute, keep and send, where the router keeps all experts equally busy.
+
+Symbols: T tokens of a micro-batch on a rank, h hidden, E experts of width f, k of them a token, n expert-parallel and
+t tensor-parallel ranks, u = t with sequence parallelism and 1 otherwise, e bytes of an element, g = 2 for a gated
+activation and 1 otherwise. Balance: each expert takes k / E of all tokens. With a capacity factor below 1 it takes
+that part of them, and the others pass it by; from 1 on nothing is dropped, and no place stays empty.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from reference_runs.run import Activation, Architecture, Workload
+from suite.predict.analytic.elementwise import ceil_division
+
+FP32 = 4
+
+
+def chosen_experts(architecture: Architecture) -> Fraction:
+    """Experts that compute a token, on average: k, less where their capacity is below an equal share."""
+    return (architecture.experts_per_token or 0) * min(Fraction(architecture.capacity_factor or 1), Fraction(1))
+
+
+def dispatched_tokens(architecture: Architecture, *, tokens: int) -> int:
+    """Tokens that a rank sends to experts, once for each that computes one: T k; as many come to its own experts."""
+    chosen = chosen_experts(architecture)
+    return ceil_division(tokens * chosen.numerator, chosen.denominator)
+
+
+def kept_activation(architecture: Architecture, *, wide: int) -> dict[str, int]:
+    """Bytes that a feed-forward part keeps around its activation, whose output has `wide` bytes, by kind.
+
+    activation input     g times that; none for ReLU, whose backward pass reads its output; the positive part of a
+                         squared ReLU
+    activated half       that, gated only; a fused kernel computes it again and saves these bytes
+    contraction input    that
+    """
+    kinds = {"contraction input": wide}
+    if architecture.activation.gated:
+        kinds |= {"activation input": 2 * wide, "activated half": wide}
+    elif architecture.activation is not Activation.RELU:
+        kinds["activation input"] = wide
+    return kinds
+
+
+def expert_activation_bytes(
+    architecture: Architecture, *, tokens: int, element: int, tensor_parallel: int, sequence_shards: int
+) -> dict[str, int]:
+    """Bytes that one layer's experts keep for the backward pass of one micro-batch on one rank, by kind.
+
+        gates              4 T E / u       the router's probabilities, in fp32
+        expert input       e T k h         the dispatched tokens, which all tensor-parallel ranks have
+        activation input, activated half, contraction input    `kept_activation` of e T k f / t
+        expert output      e T k h / u     what the gates weigh
+        shared experts     `kept_activation` of e T f' / t with f' the width of all of them
+
+    The layer's feed-forward input, which router and shared experts read, is counted with the layer.
+    Source: counted here for the dispatch by all-to-all of Megatron-LM, core/transformer/moe/token_dispatcher.py.
+    """
+    a, t = architecture, tensor_parallel
+    sent = dispatched_tokens(a, tokens=tokens)
+    routed = kept_activation(a, wide=element * sent * a.expert_width // t)
+    kinds = {
+        "gates": FP32 * tokens * (a.experts or 0) // sequence_shards,
+        "expert input": element * sent * a.hidden,
+        "expert output": element * sent * a.hidden // sequence_shards,
+        **{f"expert {kind}": size for kind, size in routed.items()},
+    }
+    if a.shared_experts:
+        shared = kept_activation(a, wide=element * tokens * a.shared_experts * a.expert_width // t)
+        kinds |= {f"shared expert {kind}": size for kind, size in shared.items()}
+    return kinds
+
+
+def expert_forward_flop(architecture: Architecture, *, tokens: int) -> dict[str, int]:
+    """Flop of matrix products of one layer's router and experts in the forward pass of `tokens` tokens, by part.
+
+    router          2 T h E
+    feed-forward    2 (g + 1) T h f k, and f' in place of f k for the shared experts: what a token passes
+
+    Differs from 2 T for each stored parameter by the E - k experts that a token does not pass.
+    """
+    a, products = architecture, 3 if architecture.activation.gated else 2
+    passed = (a.experts_per_token or 0) + a.shared_experts
+    return {
+        "router": 2 * tokens * a.hidden * (a.experts or 0),
+        "feed-forward": 2 * products * tokens * a.hidden * a.expert_width * passed,
+    }
+
+
+def expert_products(workload: Workload, *, tokens: int) -> dict[str, tuple[int, int, int, int]]:
+    """Matrix products of one rank's forward pass through one layer's experts: how many, M, N and K, by part.
+
+        router                 T / u x h by h x E
+        expansion              E / n of T k n / E x h by h x g f / t
+        contraction            E / n of T k n / E x f / t by f / t x h
+        shared expansion       T x h by h x g f' / t
+        shared contraction     T x f' / t by f' / t x h
+
+    The mean of T k n / E tokens is rounded up. Summed over the ranks, their flop are then those of
+    `expert_forward_flop`, where nothing is dropped and each rank has its part of the router's tokens.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    h, t, n = architecture.hidden, layout.tensor_parallel, layout.expert_parallel
+    experts, gate = architecture.experts or 0, 2 if architecture.activation.gated else 1
+    mean = ceil_division(dispatched_tokens(architecture, tokens=tokens) * n, experts)
+    width = architecture.expert_width // t
+    products: dict[str, tuple[int, int, int, int]] = {
+        "router": (1, tokens // (t if layout.sequence_parallel else 1), experts, h),
+        "expansion": (experts // n, mean, gate * width, h),
+        "contraction": (experts // n, mean, h, width),
+    }
+    if architecture.shared_experts:
+        shared = architecture.shared_experts * width
+        products["shared expansion"] = (1, tokens, gate * shared, h)
+        products["shared contraction"] = (1, tokens, h, shared)
+    return products
+
+
+def expert_operator_bytes(workload: Workload, *, tokens: int, element: int) -> dict[str, int]:
+    """Least bytes of the memory-bound operators of one layer's experts in the forward pass, by operator.
+
+    activation    (g + 1) e T (k f + f') / t
+    dispatch      2 e T k h / u      into the order of the experts
+    combine       e T (k + 1) h / u  weighed and added up in the order of the tokens
+    router        8 T E / u          softmax or sigmoid of its scores in fp32
+    """
+    architecture, layout = workload.architecture, workload.layout
+    t, u = layout.tensor_parallel, layout.tensor_parallel if layout.sequence_parallel else 1
+    sent, width = dispatched_tokens(architecture, tokens=tokens), architecture.expert_width
+    columns = (sent + tokens * architecture.shared_experts) * width
+    return {
+        "activation": (3 if architecture.activation.gated else 2) * element * columns // t,
+        "dispatch": 2 * element * sent * architecture.hidden // u,
+        "combine": element * (sent + tokens) * architecture.hidden // u,
+        "router": 2 * FP32 * tokens * (architecture.experts or 0) // u,
+    }

@@ -1,0 +1,50 @@
+"""Multi-head latent attention: keys and values, and queries, expanded from compressed states.
+
+Symbols: T tokens, h hidden, a heads of size d of which r are rotated, values of size w, q and c the ranks to which
+queries, and keys with values, are compressed, t tensor-parallel ranks, u = t with sequence parallelism, else 1.
+Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1, equations 9 to 19.
+"""
+
+from __future__ import annotations
+
+from reference_runs.run import Architecture
+
+
+def latent_products(architecture: Architecture, *, tensor_parallel: int = 1) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the matrices before a layer's scores on one rank, in the order of their use.
+
+    query compression        q x h           without a rank of queries, query is a d / t x h alone
+    query expansion          a d / t x q
+    key, value compression   c + r x h       r for the rotated part of the keys, which heads share
+    key, value expansion     a (d - r + w) / t x c
+    """
+    a, t = architecture, tensor_parallel
+    compressed, rotated = a.key_value_rank or 0, a.rotary_dim or 0
+    products = {"query": (a.query_width // t, a.hidden)}
+    if a.query_rank is not None:
+        products = {
+            "query compression": (a.query_rank, a.hidden),
+            "query expansion": (a.query_width // t, a.query_rank),
+        }
+    expanded = (a.query_width - a.heads * rotated + a.context_width) // t
+    return products | {
+        "key, value compression": (compressed + rotated, a.hidden),
+        "key, value expansion": (expanded, compressed),
+    }
+
+
+def compressed_width(architecture: Architecture) -> int:
+    """Columns of the compressed states that are normed: q + c."""
+    return (architecture.query_rank or 0) + (architecture.key_value_rank or 0)
+
+
+def latent_activation_bytes(architecture: Architecture, *, tokens: int, element: int, shards: int) -> dict[str, int]:
+    """Bytes that a layer keeps of the compressed states of one micro-batch on one rank, over `shards` = u, by kind.
+
+        compressed states           e T (q + c) / u    the norms' inputs
+        normed compressed states    e T (q + c) / u    the expansions' inputs
+
+    Expanded queries, keys and values are kept as in other attention.
+    """
+    size = element * tokens * compressed_width(architecture) // shards
+    return {"compressed states": size, "normed compressed states": size}

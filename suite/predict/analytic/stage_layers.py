@@ -1,0 +1,73 @@
+"""Layers of a pipeline stage: how many, and of which kind."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture
+from suite.predict.analytic.elementwise import by_row, ceil_division, larger, smaller
+
+
+class LayerKind(NamedTuple):
+    """So many layers, all like those of `architecture`, whose other layers do not count."""
+
+    architecture: Architecture
+    layers: int
+
+
+def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
+    """Layers on pipeline stage `stage` (counted from 0) of p stages, each with v virtual stages (chunks).
+
+    layers             L / (p v) a chunk; the first L mod p v chunks have one more, chunk c of stage c mod p
+    layers and tables  as if embedding and head were a layer each: (L + 2) / (p v) slots, the first (L + 2) mod p v
+                       chunks have one more, less one on the first and one on the last stage
+    counted            `layout.stage_layer_counts`, where they are given, summed over the stage's chunks
+
+    Source of the second: BigScience, train/tr11-176B-ml/README.md (--pp-partition-method type:transformer|embedding);
+    Zeng et al. 2022, arXiv 2210.02414, section 2.3 (9 * 8 - 2 layers); Llama team 2024, arXiv 2407.21783, section
+    3.3.2 (16 * 8 - 2 layers).
+    """
+    stages, virtual = layout.pipeline_stages, layout.virtual_stages
+    if layout.stage_layer_counts is not None:
+        return sum(layout.stage_layer_counts[stage::stages])
+    with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
+    slots = architecture.layers + (2 if with_tables else 0)
+    each, more = slots // (stages * virtual), slots % (stages * virtual)
+    if virtual.__class__ is int and virtual == 1:
+        layers = each + (stage < more)
+    else:
+        layers = virtual * each + larger(smaller(ceil_division(more - stage, stages), virtual), 0)
+    if with_tables:
+        layers = layers - (stage == 0) - (stage == stages - 1)
+    return layers
+
+
+def layer_kinds(architecture: Architecture) -> list[LayerKind]:
+    """The kinds of layers of a model: one, or the dense layers and those with experts after them."""
+    dense = architecture.dense_layers
+    if not dense:
+        return [LayerKind(architecture, architecture.layers)]
+    return [LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, architecture.layers - dense)]
+
+
+def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int) -> list[LayerKind]:
+    """The kinds of `layer_kinds` with the layers of each that stand on a pipeline stage, also where there are none."""
+    layers = stage_layers(architecture, layout, stage=stage)
+    if not architecture.dense_layers:
+        return [LayerKind(architecture, layers)]
+
+    def dense_layers(stages: int, virtual: int, stage: int) -> int:
+        counts = layout.stage_layer_counts
+        one = Layout(
+            pipeline_stages=int(stages),
+            virtual_stages=int(virtual),
+            stage_assignment=layout.stage_assignment,
+            stage_layer_counts=counts,
+        )
+        chunks = chunk_layers(architecture.layers, one)[int(stage) :: int(stages)]
+        return sum(layer < architecture.dense_layers for chunk in chunks for layer in chunk)
+
+    dense = by_row(dense_layers, layout.pipeline_stages, layout.virtual_stages, stage)
+    return [LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, layers - dense)]

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from reference_runs.architecture import Activation, Architecture, Balancing, Gate, Norm
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Workload
+from suite.predict.analytic.activations import layer_activation_bytes
+from suite.predict.analytic.experts import (
+    dispatched_tokens,
+    expert_activation_bytes,
+    expert_forward_flop,
+    expert_operator_bytes,
+    expert_products,
+)
+from suite.predict.analytic.flop import layer_forward_flop, model_flop
+from suite.predict.analytic.layer_time import layer_products
+from suite.predict.analytic.memory_bound_operators import layer_operator_bytes
+from suite.predict.analytic.parameters import (
+    active_parameter_count,
+    chunk_tensors,
+    parameter_count,
+    parameter_counts,
+    rank_parameters,
+)
+from suite.predict.analytic.stage_memory import memory_by_stage
+from suite.predict.analytic.traffic import expert_traffic, step_traffic
+from tests.support.strategies import BLOOM, described_architectures, recipes, routed_architectures
+
+
+class Experts(nn.Module):
+    """Router, experts and shared experts as modules of their own, each token through the experts in turn."""
+
+    def __init__(self, shape: Architecture, *, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+        super().__init__()
+        h, width = shape.hidden, shape.expert_width // tensor_parallel
+        gates = 2 if shape.activation.gated else 1
+
+        def part(width: int) -> nn.Module:
+            return nn.ModuleList([nn.Linear(h, gates * width, bias=False), nn.Linear(width, h, bias=False)])
+
+        self.router = nn.Linear(h, shape.experts or 0, bias=shape.balancing is Balancing.BIAS)
+        self.experts = nn.ModuleList(part(width) for _ in range((shape.experts or 0) // expert_parallel))
+        self.shared = nn.ModuleList(part(width) for _ in range(shape.shared_experts))
+
+
+class Latent(nn.Module):
+    """The matrices of latent attention."""
+
+    def __init__(self, shape: Architecture, *, tensor_parallel: int = 1) -> None:
+        super().__init__()
+        h, a, c, q = shape.hidden, shape.heads // tensor_parallel, shape.key_value_rank or 0, shape.query_rank
+        rotated, values = shape.rotary_dim or 0, shape.value_head_dim or 0
+        self.compression = nn.Linear(h, c + rotated, bias=False)
+        self.norm = nn.RMSNorm(c)
+        self.keys = nn.Linear(c, a * (shape.head_dim - rotated), bias=False)
+        self.values = nn.Linear(c, a * values, bias=False)
+        if q is None:
+            self.queries = nn.ModuleList([nn.Linear(h, a * shape.head_dim, bias=False)])
+        else:
+            expansion = nn.Linear(q, a * shape.head_dim, bias=False)
+            self.queries = nn.ModuleList([nn.Linear(h, q, bias=False), nn.RMSNorm(q), expansion])
+        self.projection = nn.Linear(a * values, h, bias=False)
+
+
+def elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@given(routed_architectures(tensor_parallel=2, expert_parallel=2))
+def test_the_experts_of_a_model_and_of_a_rank_have_the_elements_of_modules(shape: Architecture) -> None:
+    routed = shape.layers - shape.dense_layers
+    counts = parameter_counts(shape)
+    with torch.device("meta"):
+        whole, part = Experts(shape), Experts(shape, tensor_parallel=2, expert_parallel=2)
+    assert counts["router"] == routed * elements(whole.router)
+    assert counts["experts"] == routed * (elements(whole.experts) + elements(whole.shared))
+    rank = rank_parameters(shape, Layout(tensor_parallel=2, expert_parallel=2), stage=0)
+    assert rank.experts == routed * elements(part.experts)
+    if shape.key_value_rank is not None:
+        with torch.device("meta"):
+            assert counts["attention"] == shape.layers * elements(Latent(shape))
+
+
+@given(st.data(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 3]), st.integers(1, 4))
+def test_all_ranks_together_have_every_parameter_once_but_for_what_is_replicated(
+    data: st.DataObject, t: int, n: int, stages: int
+) -> None:
+    shape = data.draw(routed_architectures(tensor_parallel=t, expert_parallel=n))
+    layout = Layout(tensor_parallel=t, expert_parallel=n, pipeline_stages=min(stages, shape.layers))
+    whole = Layout(pipeline_stages=layout.pipeline_stages)
+    for stage in range(layout.pipeline_stages):
+        rank, stored = (rank_parameters(shape, each, stage=stage) for each in (layout, whole))
+        split = rank.all - rank.replicated - rank.experts
+        assert stored.all == t * n * rank.experts + t * split + rank.replicated
+
+
+@given(routed_architectures(tensor_parallel=2, expert_parallel=2), st.integers(1, 3))
+def test_the_tensors_of_every_chunk_are_a_ranks_parameters(shape: Architecture, stages: int) -> None:
+    layout = Layout(tensor_parallel=2, expert_parallel=2, pipeline_stages=min(stages, shape.layers))
+    for stage in range(layout.pipeline_stages):
+        tensors = chunk_tensors(shape, layout, chunk=stage)
+        rank = rank_parameters(shape, layout, stage=stage)
+        assert sum(tensor.elements for tensor in tensors if tensor.matrix) == rank.matrices
+        assert sum(tensor.elements for tensor in tensors if not tensor.matrix) == rank.vectors
+
+
+@given(described_architectures(), recipes(), st.integers(1, 3))
+def test_one_expert_that_every_token_passes_is_the_dense_model_with_a_router(
+    dense: Architecture, recipe: object, b: int
+) -> None:
+    dense = msgspec.structs.replace(dense, biases=False, top_query_layer=False)
+    one = msgspec.structs.replace(dense, experts=1, experts_per_token=1, gate=Gate.SOFTMAX, balancing=Balancing.NONE)
+    one.check("here")
+    router = dense.layers * dense.hidden
+    assert parameter_count(one) == parameter_count(dense) + router
+    assert active_parameter_count(one) == parameter_count(one)
+    tokens = b * dense.sequence
+    assert model_flop(one, samples=b) == model_flop(dense, samples=b) + 6 * tokens * router
+    layout = Layout(micro_batch=b)
+    here, there = (Workload(shape, BLOOM.recipe, layout) for shape in (one, dense))
+    kept, plain = layer_activation_bytes(here), layer_activation_bytes(there)
+    dispatch = 2 * tokens * dense.hidden
+    extra = {"gates": 4 * tokens, "expert input": dispatch, "expert output": dispatch}
+    assert sum(kept.values()) == sum(plain.values()) + sum(extra.values())
+    moved, before = layer_operator_bytes(here), layer_operator_bytes(there)
+    assert {name: moved[name] for name in before} == before
+    assert layer_products(here) == layer_products(there) | {"router": (1, tokens, 1, dense.hidden)}
+    assert step_traffic(here, stage=0, micro_batches=1) == step_traffic(there, stage=0, micro_batches=1)
+
+
+@given(routed_architectures(), st.integers(1, 5))
+def test_the_flop_of_a_token_are_those_of_the_experts_that_it_passes(shape: Architecture, samples: int) -> None:
+    """Counted by PyTorch: each of k experts with all tokens, as if every token had chosen it."""
+    module, x = Experts(shape), torch.zeros(samples * shape.sequence, shape.hidden)
+    half = shape.expert_width
+    with FlopCounterMode(display=False) as counter:
+        module.router(x)
+        for expansion, contraction in [*module.experts[: shape.experts_per_token], *module.shared]:
+            contraction(expansion(x)[:, :half])
+    flop = expert_forward_flop(shape, tokens=x.shape[0])
+    assert sum(flop.values()) == counter.get_total_flops()
+    layer = layer_forward_flop(shape, samples=samples)
+    assert {part: layer[part] for part in flop} == flop
+
+
+@given(routed_architectures(), st.integers(1, 5))
+def test_latent_attentions_flop_equal_the_flop_counter(shape: Architecture, samples: int) -> None:
+    if shape.key_value_rank is None:
+        return
+    module, tokens = Latent(shape), samples * shape.sequence
+    x = torch.zeros(tokens, shape.hidden)
+    with FlopCounterMode(display=False) as counter:
+        queries = x
+        for step in module.queries:
+            queries = step(queries)
+        compressed = module.norm(module.compression(x)[:, : shape.key_value_rank])
+        module.keys(compressed)
+        context = module.values(compressed)
+        module.projection(context)
+    layer = layer_forward_flop(shape, samples=samples)
+    assert layer["query, key, value"] + layer["projection"] == counter.get_total_flops()
+
+
+def saved(compute: object, parameters: set[int]) -> int:
+    """Bytes of the storages that autograd keeps, those of the parameters left out."""
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = compute()  # type: ignore[operator]
+    total = sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in parameters)
+    del out
+    return total
+
+
+@pytest.mark.parametrize("activation", [Activation.SWIGLU, Activation.RELU_SQUARED, Activation.RELU, Activation.GELU])
+def test_an_eager_mixture_keeps_the_predicted_bytes(activation: Activation) -> None:
+    """Balanced by hand: token i goes to experts i and i + 1, in fp32."""
+    experts, tokens, h, f = 4, 16, 12, 10
+    shape = msgspec.structs.replace(
+        BLOOM.architecture,
+        hidden=h,
+        ffn_hidden=f,
+        biases=False,
+        norm=Norm.PRE_RMS_NORM,
+        activation=activation,
+        experts=experts,
+        experts_per_token=2,
+        gate=Gate.SOFTMAX,
+        balancing=Balancing.NONE,
+    )
+    module = Experts(shape)
+    x = torch.randn(tokens, h, requires_grad=True)
+    owner = torch.cat([torch.arange(tokens) % experts, (torch.arange(tokens) + 1) % experts])
+    order = owner.argsort(stable=True)
+    source, back = order % tokens, order.argsort()
+
+    def run() -> Tensor:
+        gates = torch.softmax(module.router(x), -1)
+        parts = x[source].split(2 * tokens // experts)
+        made = []
+        for (expansion, contraction), part in zip(module.experts, parts, strict=True):
+            wide = expansion(part)
+            if activation.gated:
+                gate, up = wide.chunk(2, -1)
+                made.append(contraction(nn.functional.silu(gate) * up))
+            elif activation is Activation.RELU_SQUARED:
+                made.append(contraction(torch.relu(wide).square()))
+            else:
+                plain = torch.relu if activation is Activation.RELU else nn.functional.gelu
+                made.append(contraction(plain(wide)))
+        out = torch.cat(made)
+        weight = gates[source, owner[order]].unsqueeze(1)
+        return (out * weight)[back].view(2, tokens, h).sum(0)
+
+    owned = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kinds = expert_activation_bytes(shape, tokens=tokens, element=4, tensor_parallel=1, sequence_shards=1)
+    indices = 3 * 8 * 2 * tokens  # source, the expert of each, and the way back
+    weights = 4 * 2 * tokens  # a chosen gate for each token sent
+    layers_input = 4 * tokens * h
+    assert saved(run, owned) == sum(kinds.values()) + layers_input + indices + weights
+
+
+@given(routed_architectures(), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.booleans())
+def test_all_to_alls_carry_each_chosen_token_out_and_back_in_both_directions(
+    shape: Architecture, b: int, n: int, again: bool
+) -> None:
+    shape = msgspec.structs.replace(shape, experts=4 * (shape.experts or 1))
+    recomputation = Recomputation.FULL if again else Recomputation.NONE
+    layout = Layout(micro_batch=b, expert_parallel=n, recomputation=recomputation)
+    entry = expert_traffic(Workload(shape, BLOOM.recipe, layout), stage=0, micro_batches=3)
+    routed = shape.layers - shape.dense_layers
+    sent = b * shape.sequence * (shape.experts_per_token or 0) * shape.hidden * 2
+    messages = 3 * routed * (6 if again else 4) * (n > 1)
+    assert entry == ("ep", "all_to_all", messages * sent, messages)
+
+
+@given(routed_architectures(), recipes(), st.integers(0, 3), st.integers(1, 4))
+def test_one_expert_parallel_rank_changes_nothing(shape: Architecture, recipe: object, zero: int, dp: int) -> None:
+    """Without the axis all ranks have all experts: as one group of data-parallel ranks."""
+    layout = Layout(data_parallel=dp, zero_stage=zero)
+    workload = Workload(shape, BLOOM.recipe, layout)
+    assert {entry.axis for entry in step_traffic(workload, stage=0, micro_batches=1)} <= {"dp"}
+
+
+@given(routed_architectures(expert_parallel=2), st.integers(0, 3), st.integers(1, 4))
+def test_gradients_of_dense_parts_and_of_experts_are_reduced_in_groups_of_their_own(
+    shape: Architecture, zero: int, dp: int
+) -> None:
+    layout = Layout(data_parallel=dp, expert_parallel=2, zero_stage=zero)
+    rank = rank_parameters(shape, layout, stage=0)
+    entries = step_traffic(Workload(shape, BLOOM.recipe, layout), stage=0, micro_batches=1)
+    operation = "all_reduce" if zero < 2 else "reduce_scatter"
+    payload = {entry.axis: entry.payload_bytes for entry in entries if entry.operation == operation}
+    dense, ranks = rank.all - rank.experts, 2 * dp
+    padding = 0 if zero < 2 else 4 * 2 * ranks
+    assert 4 * dense <= payload["dp"] <= 4 * dense + padding
+    if dp > 1:
+        assert 4 * rank.experts <= payload["edp"] <= 4 * rank.experts + padding
+    else:
+        assert "edp" not in payload
+
+
+@given(routed_architectures(expert_parallel=2), st.integers(1, 3))
+def test_more_expert_parallel_ranks_never_need_more_memory(shape: Architecture, stages: int) -> None:
+    layouts = [Layout(expert_parallel=n, pipeline_stages=min(stages, shape.layers)) for n in (1, 2)]
+    one, two = (memory_by_stage(Workload(shape, BLOOM.recipe, layout), micro_batches=4) for layout in layouts)
+    for alone, shared in zip(one, two, strict=True):
+        assert shared.weights <= alone.weights
+        assert shared.activations == alone.activations
+
+
+@given(routed_architectures(tensor_parallel=2, expert_parallel=2), st.integers(1, 4))
+def test_the_products_of_all_ranks_have_the_flop_of_the_experts(shape: Architecture, b: int) -> None:
+    tokens = 4 * b * (shape.experts or 1) * shape.sequence
+    layout = Layout(micro_batch=b, tensor_parallel=2, expert_parallel=2, sequence_parallel=True)
+    products = expert_products(Workload(shape, BLOOM.recipe, layout), tokens=tokens)
+    flop = expert_forward_flop(shape, tokens=2 * tokens)  # of two expert-parallel ranks
+    ranks = 4
+    computed = {part: ranks * count * 2 * M * N * K for part, (count, M, N, K) in products.items()}
+    assert computed.pop("router") == flop["router"]
+    assert sum(computed.values()) == flop["feed-forward"]
+
+
+@given(routed_architectures(), st.integers(1, 50), st.sampled_from([None, 0.25, 0.5, 1.0, 1.25]))
+def test_capacity_below_an_equal_share_drops_the_rest(shape: Architecture, tokens: int, capacity: float | None) -> None:
+    shape = msgspec.structs.replace(shape, capacity_factor=capacity)
+    chosen = tokens * (shape.experts_per_token or 0)
+    sent = dispatched_tokens(shape, tokens=tokens)
+    if capacity is None or capacity >= 1:
+        assert sent == chosen
+    else:
+        assert capacity * chosen <= sent < capacity * chosen + 1
+
+
+@given(routed_architectures(tensor_parallel=2), st.integers(1, 3))
+def test_operators_move_the_tensors_that_they_read_and_write(shape: Architecture, b: int) -> None:
+    layout = Layout(micro_batch=b, tensor_parallel=2)
+    tokens, k = b * shape.sequence, shape.experts_per_token or 0
+    moved = expert_operator_bytes(Workload(shape, BLOOM.recipe, layout), tokens=tokens, element=2)
+    x, sent = torch.empty(tokens, shape.hidden, dtype=torch.bfloat16), torch.empty(tokens * k, shape.hidden).bfloat16()
+    scores = torch.empty(tokens, shape.experts or 0)
+    gates = 3 if shape.activation.gated else 2
+    inner = torch.empty(tokens * (k + shape.shared_experts), shape.expert_width // 2, dtype=torch.bfloat16)
+    assert moved == {
+        "activation": gates * inner.nbytes,
+        "dispatch": 2 * sent.nbytes,
+        "combine": sent.nbytes + x.nbytes,
+        "router": 2 * scores.nbytes,
+    }
