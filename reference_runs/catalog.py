@@ -12,7 +12,7 @@ import msgspec
 from reference_runs.defaults import default_facts
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import incomplete_recipe, missing_keys
-from reference_runs.layout import AXES, Layout, Recomputation, Schedule
+from reference_runs.layout import AXES, Layout, Recomputation, Schedule, StageAssignment
 from reference_runs.recorded_file import (
     Omitted,
     field_types,
@@ -231,9 +231,7 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         if layout.recomputation is Recomputation.FROM_INPUT and architecture.dense_layers:
             what = "layout.recomputation from-input with dense layers before those of experts: not described"
             yield InputError(what, got=layout.recomputation.value, where=where)
-    if (stages := layout.pipeline_stages * layout.virtual_stages) > architecture.layers:
-        allowed = f"at most architecture.layers = {architecture.layers}"
-        yield InputError("layout: more pipeline stages than layers", got=stages, allowed=allowed, where=where)
+    yield from _stage_mistakes(architecture, layout, where)
     if sorted(axis for axis in layout.axis_order if axis != "ep") != sorted(AXES) or layout.axis_order.count("ep") > 1:
         allowed = f"{'-'.join(AXES)} in any order"
         yield InputError("layout.rank_order", got=repr(layout.rank_order), allowed=allowed, where=where)
@@ -252,15 +250,26 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         yield from _interleaving_mistakes(workload, where)
 
 
+def _stage_mistakes(architecture: Architecture, layout: Layout, where: str) -> Iterator[InputError]:
+    """Layers that do not suffice for the stages, or a list of them that does not fit."""
+    layers, stages = architecture.layers, layout.pipeline_stages
+    chunks, counts = stages * layout.virtual_stages, layout.stage_layer_counts
+    if counts is not None and (len(counts) != chunks or sum(counts) != layers):
+        what = f"layout.stage_layer_counts: {len(counts)} entries with {sum(counts)} layers"
+        allowed = f"one for each of {chunks} {'chunks' if chunks > stages else 'stages'}, {layers} layers in all"
+        yield InputError(what, got=list(counts), allowed=allowed, where=where)
+    with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
+    most = layers + (2 if with_tables and chunks > stages else 0)
+    if counts is None and (stages > layers or chunks > most):
+        allowed = f"at most architecture.layers = {layers}" + (", and a chunk for each table" if most > layers else "")
+        yield InputError("layout: more pipeline stages than layers", got=chunks, allowed=allowed, where=where)
+
+
 def _interleaving_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
-    layout, layers = workload.layout, workload.architecture.layers
-    stages = layout.pipeline_stages * layout.virtual_stages
+    layout = workload.layout
     if layout.pipeline_stages == 1 or layout.schedule is not Schedule.ONE_F_ONE_B:
         got = f"interleave{layout.virtual_stages} with pp{layout.pipeline_stages},{layout.schedule.value}"
         yield InputError("layout: interleaving needs pipeline stages and the schedule 1f1b", got=got, where=where)
-    if layers % stages:
-        product = f"{layout.pipeline_stages} (pp) * {layout.virtual_stages} (interleave) = {stages}"
-        yield InputError(f"layout: {product} does not divide architecture.layers = {layers}", where=where)
     if (micro_batches := accumulation(workload.recipe, layout)) % layout.pipeline_stages:
         what = f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches"
         yield InputError(what, got=micro_batches, where=where)

@@ -89,8 +89,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         partitioned_checkpoints: each tensor-parallel rank keeps its share of the groups' inputs.
         fused_attention: scores are never stored (FlashAttention).
         scatter_gather: tensor-parallel ranks send a share each to the next stage, which gathers them.
-        stage_layer_counts: layers of each stage, where a framework deals them by a measure of its own; None: as
-            `stage_assignment` says.
+        stage_layer_counts: layers of each stage, or of each chunk in the order of the forward pass where a stage has
+            several (`virtual_stages`); None: as `stage_assignment` says.
     """
 
     micro_batch: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})] = 1
@@ -114,7 +114,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fused_attention: bool = False
     scatter_gather: bool = False
     offload: Offload = Offload.NONE
-    stage_layer_counts: tuple[int, ...] | None = None
+    stage_layer_counts: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
 
     @property
     def ranks(self) -> int:

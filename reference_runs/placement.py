@@ -33,7 +33,7 @@ def chunk_layers(layers: int, layout: Layout) -> list[range]:
     With p pipeline stages and v virtual stages a rank, so `chunk_layers(...)[k::p]` are the chunks of stage k.
         layers             L / (p v) each; the first L mod p v chunks have one more
         layers and tables  as if embedding and head were a layer each, less one on the first and one on the last chunk
-        counted            `layout.stage_layer_counts`, one chunk a stage, where they are given
+        counted            `layout.stage_layer_counts`, where they are given
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (figure 4: consecutive chunks on consecutive stages).
     """

@@ -206,6 +206,10 @@ class PublishedMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     tensor_parallel: Count | None = None
     pipeline_stages: Count | None = None
     virtual_stages: Count | None = None
+    context_parallel: Count | None = None
+    expert_parallel: Count | None = None
+    sequence: Tokens | None = None
+    layers: Count | None = None
     step_seconds: Seconds | None = None
     hardware_flop_per_second: FlopPerSecond | None = None
 

@@ -17,7 +17,7 @@ class Kind(enum.StrEnum):
     NOT_PUBLISHED = "not published"
 
 
-Value = int | float | str | bool
+Value = int | float | str | bool | tuple[int, ...]
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         value: absent where `kind` is "not published".
-        unit: for numbers; texts, choices and claims have none.
+        unit: for numbers; texts, choices, claims and lists of counts have none.
         source: document, and the place in it; its first word is a key of the file's `[sources]`.
         why: why this reading was chosen where sources disagree (required with `readings`), or the reason for an
             assumption (required with kind "assumed").

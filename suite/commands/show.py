@@ -14,7 +14,7 @@ from reference_runs.errors import InputError, nearest
 from reference_runs.incomplete import check_complete, missing_keys
 from reference_runs.miniature import SCALES, Miniature, ScaledFact, miniature
 from reference_runs.run import ReferenceRun
-from reference_runs.sourced import Sourced
+from reference_runs.sourced import Sourced, Value
 from reference_runs.units import printed
 from suite.commands.options import print_json
 from suite.predict.analytic.parameters import parameter_count
@@ -87,7 +87,7 @@ def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str])
     print_table(out, sources.items(), ["key", "document"])
 
 
-def _number(value: int | float | str | bool | None, unit: str | None) -> str:
+def _number(value: Value | None, unit: str | None) -> str:
     text = f"{value:,.10g}" if isinstance(value, float) else printed(value, unit or "")
     return text if unit in (None, "1") else f"{text} {unit}"
 

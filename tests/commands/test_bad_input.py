@@ -525,6 +525,7 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
         "pp2,pipedream": "pipedream",
         "pp2,pipedream-vertical-sync": "pipedream-vertical-sync",
         "pp2,pipedream-2bw": "pipedream-2bw",
+        "pp2,interleave2": "pp2,interleave2 that do not divide 5 layers",
     }.items(),
 )
 def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layout, word, reproduce_refused):
@@ -546,13 +547,9 @@ IMPOSSIBLE = {
     ),
     "more-virtual-stages-than-layers": (
         "bloom-mini",
-        "pp2,interleave3",
-        "layout: more pipeline stages than layers; got 6, allowed: at most architecture.layers = 5",
-    ),
-    "interleaved-layers": (
-        "bloom-mini",
-        "pp2,interleave2",
-        "layout: 2 (pp) * 2 (interleave) = 4 does not divide architecture.layers = 5",
+        "pp2,interleave4",
+        "layout: more pipeline stages than layers; got 8, "
+        "allowed: at most architecture.layers = 5, and a chunk for each table",
     ),
     "interleaved-micro-batches": (
         "gpt2-mini",

@@ -187,18 +187,28 @@ def _of_measurements(run: ReferenceRun, machine: Machine) -> Iterator[ComputedPu
             yield computed, msgspec.structs.replace(computed, value=measured.hardware_flop_per_second)
 
 
+_OF_LAYOUT = (
+    "micro_batch",
+    "tensor_parallel",
+    "pipeline_stages",
+    "virtual_stages",
+    "context_parallel",
+    "expert_parallel",
+)
+
+
 def _of_measurement(workload: Workload, measured: PublishedMeasurement) -> Workload:
     """The run's workload, with what the measurement records of its own."""
     architecture, recipe, layout = workload
-    changes = {
-        name: value
-        for name in ("micro_batch", "tensor_parallel", "pipeline_stages", "virtual_stages")
-        if (value := getattr(measured, name)) is not None
-    }
+    changes = {name: value for name in _OF_LAYOUT if (value := getattr(measured, name)) is not None}
+    shape = {name: value for name in ("sequence", "layers") if (value := getattr(measured, name)) is not None}
+    architecture = msgspec.structs.replace(architecture, **shape)
     changed = msgspec.structs.replace(layout, data_parallel=measured.data_parallel, accumulation=None, **changes)
     return Workload(architecture, msgspec.structs.replace(recipe, global_batch=measured.global_batch), changed)
 
 
 def _measurement(measured: PublishedMeasurement) -> str:
     time = "" if measured.step_seconds is None else f", {measured.step_seconds:g} s"
-    return f"{measured.accelerators} accelerators, batch {measured.global_batch}{time}"
+    shape = "" if measured.sequence is None else f", sequence {measured.sequence}"
+    shape += "" if measured.layers is None else f", {measured.layers} layers"
+    return f"{measured.accelerators} accelerators, batch {measured.global_batch}{shape}{time}"

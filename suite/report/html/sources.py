@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import reference_run, run_names
-from reference_runs.sourced import Sourced
+from reference_runs.sourced import Sourced, Value
 from reference_runs.units import printed
 
 THIS_CPU = "this-cpu"
@@ -78,7 +78,7 @@ def _origin(text: str, sources: Mapping[str, str]) -> list[Piece]:
     return [Piece(word, link), *linked(key[len(word) :] + (f" {rest}" if rest else ""))]
 
 
-def _value(value: int | float | str | bool | None, unit: str | None) -> str:
+def _value(value: Value | None, unit: str | None) -> str:
     text = f"{value:,.10g}" if isinstance(value, float) else printed(value, unit or "")
     return text if unit in (None, "1") else f"{text} {unit}"
 

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import layout_mistakes
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, Workload
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
+from tests.support.strategies import BLOOM, routed_architectures
+
+SIXTEEN = Layout(pipeline_stages=16, virtual_stages=8, stage_assignment=StageAssignment.LAYERS_AND_TABLES)
+
+
+def shape(layers: int) -> Architecture:
+    return msgspec.structs.replace(BLOOM.architecture, layers=layers)
+
+
+@given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 5), st.sampled_from(StageAssignment))
+def test_a_stage_has_the_layers_of_its_chunks(layers: int, stages: int, virtual: int, how: StageAssignment) -> None:
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, stage_assignment=how)
+    if stages > layers or stages * virtual > layers + 2 * (how is StageAssignment.LAYERS_AND_TABLES):
+        return
+    dealt = [len(chunk) for chunk in chunk_layers(layers, layout)]
+    counted = msgspec.structs.replace(layout, stage_layer_counts=tuple(dealt))
+    for stage in range(stages):
+        assert stage_layers(shape(layers), layout, stage=stage) == sum(dealt[stage::stages])
+        assert stage_layers(shape(layers), counted, stage=stage) == sum(dealt[stage::stages])
+
+
+@given(routed_architectures(), st.integers(1, 4), st.integers(1, 3))
+def test_kinds_of_layers_on_all_stages_are_those_of_the_model(shape: Architecture, stages: int, virtual: int) -> None:
+    layout = Layout(pipeline_stages=min(stages, shape.layers), virtual_stages=virtual)
+    totals = [0] * len(layer_kinds(shape))
+    for stage in range(layout.pipeline_stages):
+        kinds = stage_layer_kinds(shape, layout, stage=stage)
+        assert sum(layers for _, layers in kinds) == stage_layers(shape, layout, stage=stage)
+        totals = [total + layers for total, (_, layers) in zip(totals, kinds, strict=True)]
+    assert totals == [layers for _, layers in layer_kinds(shape)]
+    assert sum(totals) == shape.layers
+
+
+def test_126_layers_are_a_layer_less_on_the_first_and_the_last_of_16_stages() -> None:
+    """Llama 3 405B: the first chunk has the embedding alone, the last one the head alone."""
+    assert [stage_layers(shape(126), SIXTEEN, stage=stage) for stage in range(16)] == [7, *14 * [8], 7]
+    dealt = [len(chunk) for chunk in chunk_layers(126, SIXTEEN)]
+    assert dealt == [0, *126 * [1], 0]
+    counted = Layout(pipeline_stages=16, virtual_stages=8, stage_layer_counts=tuple(dealt))
+    assert [stage_layers(shape(126), counted, stage=stage) for stage in range(16)] == [7, *14 * [8], 7]
+
+
+@pytest.mark.parametrize(
+    ("counts", "complaint"),
+    [
+        ((30, 40), None),
+        ((70, 0), None),
+        ((30, 39), "stage_layer_counts: 2 entries with 69 layers; got [30, 39], allowed: one for each of 2 stages, 70"),
+        ((30, 30, 10), "stage_layer_counts: 3 entries with 70 layers"),
+    ],
+)
+def test_a_list_of_layers_has_an_entry_a_stage_and_all_layers(counts: tuple[int, ...], complaint: str | None) -> None:
+    layout = Layout(pipeline_stages=2, stage_layer_counts=counts)
+    mistakes = [str(mistake) for mistake in layout_mistakes(Workload(shape(70), BLOOM.recipe, layout), "here")]
+    assert [complaint in mistake for mistake in mistakes] == ([] if complaint is None else [True])
+
+
+def test_more_chunks_than_layers_and_tables_are_refused() -> None:
+    layout = msgspec.structs.replace(SIXTEEN, pipeline_stages=4)
+    allowed, refused = (
+        list(layout_mistakes(Workload(shape(layers), BLOOM.recipe, layout), "here")) for layers in (30, 29)
+    )
+    assert allowed == []
+    assert "more pipeline stages than layers; got 32" in str(refused[0])
