@@ -10,7 +10,7 @@ import msgspec
 
 from reference_runs.architecture import Architecture
 from reference_runs.errors import InputError, nearest
-from reference_runs.hugging_face import gpt, llama
+from reference_runs.hugging_face import experts, gpt, llama
 from reference_runs.hugging_face.configuration import Configuration, read_configuration
 from reference_runs.recorded_file import section_of, unit_of
 from reference_runs.run import Recipe
@@ -18,6 +18,8 @@ from reference_runs.sourced import Sourced
 
 FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "bloom": gpt.bloom,
+    "deepseek_v2": experts.deepseek_v2,
+    "deepseek_v3": experts.deepseek_v3,
     "falcon": gpt.falcon,
     "gemma": llama.gemma,
     "gpt2": gpt.gpt2,
@@ -26,6 +28,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "gptj": gpt.gptj,
     "llama": llama.llama,
     "mistral": llama.mistral,
+    "mixtral": experts.mixtral,
     "mpt": gpt.mpt,
     "nemotron": gpt.nemotron,
     "olmo": llama.olmo,
@@ -33,6 +36,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "phi": gpt.phi,
     "qwen2": llama.qwen2,
     "qwen3": llama.qwen3,
+    "qwen3_moe": experts.qwen3_moe,
     "starcoder2": gpt.starcoder2,
 }
 SECTIONS: dict[str, type[msgspec.Struct]] = {"architecture": Architecture, "recipe": Recipe}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reference_runs.architecture import Activation, Architecture, Residual
+from reference_runs.architecture import Activation, Architecture, Gate, Residual
 
 Values = dict[str, Any]
 
@@ -40,6 +40,24 @@ STARCODER = {"n_layer": 40, "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_p
 BLOOM_7B1 = {"n_layer": 30, "num_attention_heads": 32, "n_embed": 4096, "vocab_size": 250880, "seq_length": 2048}
 MPT_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 50432, "attn_config": {"attn_impl": "torch"}}
 
+MOE = {"norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
+QWEN3_30B = _llama("qwen3_moe", 48, 2048, 32, 151936, kv=4, ffn=6144, head_dim=128, moe_intermediate_size=768, **MOE)
+QWEN3_235B = _llama("qwen3_moe", 94, 4096, 64, 151936, kv=4, ffn=12288, head_dim=128, moe_intermediate_size=1536, **MOE)
+V2_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707, "beta_fast": 32}
+V2 = {"n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "norm_topk_prob": False}
+V2 |= {"kv_lora_rank": 512, "scoring_func": "softmax", "aux_loss_alpha": 0.001, "seq_aux": True, "moe_layer_freq": 1}
+V2_LITE = {"q_lora_rank": None, "n_routed_experts": 64, "moe_intermediate_size": 1408, "topk_method": "greedy"}
+V2_WHOLE = {"q_lora_rank": 1536, "n_routed_experts": 160, "moe_intermediate_size": 1536, "n_group": 8, "topk_group": 3}
+V2_WHOLE |= {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0}
+V3 = {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048}
+V3 |= {"q_lora_rank": 1536, "kv_lora_rank": 512, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4}
+V3 |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+V3 |= {"num_nextn_predict_layers": 1, "aux_loss_alpha": 0.001, "seq_aux": True, "moe_layer_freq": 1, "ep_size": 1}
+V3 |= {
+    "max_position_embeddings": 163840,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
 # Name -> configuration, and the parameters of the released model
 PUBLISHED: dict[str, tuple[Values, int]] = {
     "llama2-7b": (_llama("llama", 32, 4096, 32, 32000, ffn=11008), 6_738_415_616),
@@ -69,6 +87,15 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "gpt-j-6b": ({"model_type": "gptj"} | GPT_J, 6_050_882_784),
     "starcoder": ({"model_type": "gpt_bigcode"} | STARCODER, 15_517_456_384),
     "mpt-7b": ({"model_type": "mpt"} | MPT_7B, 6_649_286_656),
+    "mixtral-8x7b": (
+        _llama("mixtral", 32, 4096, 32, 32000, kv=8, ffn=14336, num_local_experts=8, num_experts_per_tok=2),
+        46_702_792_704,
+    ),
+    "qwen3-30b-a3b": (QWEN3_30B, 30_532_122_624),
+    "qwen3-235b-a22b": (QWEN3_235B, 235_093_634_560),
+    "deepseek-v2-lite": (_llama("deepseek_v2", 27, 2048, 16, 102400, ffn=10944, **V2, **V2_LITE), 15_706_484_224),
+    "deepseek-v2": (_llama("deepseek_v2", 60, 5120, 128, 102400, ffn=12288, **V2, **V2_WHOLE), 235_741_434_880),
+    "deepseek-v3": (_llama("deepseek_v3", 61, 7168, 128, 129280, ffn=18432, **V3), 671_026_419_200),
     "gpt2-xl": (
         {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
         1_557_611_200,
@@ -147,6 +174,50 @@ def _qwen3(a: Architecture) -> Values:
     return {key: value for key, value in values.items() if key != "mlp_bias"} | {"sliding_window": a.sliding_window}
 
 
+def _without_biases(a: Architecture) -> Values:
+    values = _of_llama(a)
+    return {key: value for key, value in values.items() if key not in ("attention_bias", "mlp_bias")}
+
+
+def _mixtral(a: Architecture) -> Values:
+    return _without_biases(a) | {
+        "num_local_experts": a.experts,
+        "num_experts_per_tok": a.experts_per_token,
+        "router_aux_loss_coef": a.auxiliary_loss_weight or 0.0,
+        "sliding_window": a.sliding_window,
+    }
+
+
+def _qwen3_moe(a: Architecture) -> Values:
+    return _qwen3(a) | {
+        "num_experts": a.experts,
+        "num_experts_per_tok": a.experts_per_token,
+        "moe_intermediate_size": a.expert_ffn_hidden,
+        "norm_topk_prob": a.gate is Gate.SOFTMAX_OF_CHOSEN,
+        "mlp_only_layers": list(range(a.dense_layers)),
+        "router_aux_loss_coef": a.auxiliary_loss_weight or 0.0,
+    }
+
+
+def _deepseek_v3(a: Architecture) -> Values:
+    return _without_biases(a) | {
+        "head_dim": None,
+        "q_lora_rank": a.query_rank,
+        "kv_lora_rank": a.key_value_rank,
+        "qk_rope_head_dim": a.rotary_dim,
+        "qk_nope_head_dim": a.head_dim - (a.rotary_dim or 0),
+        "v_head_dim": a.value_head_dim,
+        "n_routed_experts": a.experts,
+        "num_experts_per_tok": a.experts_per_token,
+        "n_shared_experts": a.shared_experts,
+        "moe_intermediate_size": a.expert_ffn_hidden,
+        "first_k_dense_replace": a.dense_layers,
+        "routed_scaling_factor": a.gate_scale or 1.0,
+        "n_group": a.expert_groups,
+        "topk_group": a.groups_per_token,
+    }
+
+
 OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
     "gpt2": _gpt2,
     "bloom": _bloom,
@@ -154,6 +225,9 @@ OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
     "gpt_neox": _gpt_neox,
     "llama": _of_llama,
     "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v3": _deepseek_v3,
 }
 
 

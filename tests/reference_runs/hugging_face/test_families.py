@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.architecture import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Residual
+from reference_runs.architecture import (
+    Activation,
+    Architecture,
+    Balancing,
+    Gate,
+    Mask,
+    Norm,
+    Position,
+    QueryKeyNorm,
+    Residual,
+)
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.families import FAMILIES, imported
@@ -111,12 +121,42 @@ def shapes(draw: st.DrawFn, kind: str) -> Architecture:
     return Architecture(**shape)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "opt", "bloom", "gpt_neox", "llama", "qwen3"])
+@st.composite
+def expert_shapes(draw: st.DrawFn, kind: str) -> Architecture:
+    """Shapes of mixtures of experts that a family's configurations describe."""
+    shape = draw(shapes("qwen3"))
+    experts, groups = 2 * draw(st.integers(2, 20)), draw(st.sampled_from([1, 2]))
+    weight = draw(st.sampled_from([None, 0.001, 0.5]))
+    balancing = Balancing.NONE if weight is None else Balancing.AUXILIARY_LOSS
+    common = {"experts": experts, "experts_per_token": draw(st.integers(1, experts // groups))}
+    common |= {"gate": Gate.SOFTMAX_OF_CHOSEN, "balancing": balancing, "auxiliary_loss_weight": weight}
+    width = {"expert_ffn_hidden": draw(st.integers(1, 99)), "dense_layers": draw(st.integers(0, shape.layers - 1))}
+    plain = {"query_key_norm": QueryKeyNorm.NONE}
+    if kind == "mixtral":
+        return msgspec.structs.replace(shape, **plain, **common, expert_ffn_hidden=shape.ffn_hidden)
+    if kind == "qwen3_moe":
+        gate = draw(st.sampled_from([Gate.SOFTMAX, Gate.SOFTMAX_OF_CHOSEN]))
+        return msgspec.structs.replace(shape, **(common | width | {"gate": gate}))
+    rotated, rest = 2 * draw(st.integers(1, 9)), draw(st.integers(1, 20))
+    latent = {"kv_heads": shape.heads, "head_dim": rotated + rest, "rotary_dim": rotated, "sliding_window": None}
+    latent |= {"query_rank": draw(st.none() | st.integers(1, 99)), "key_value_rank": draw(st.integers(1, 99))}
+    latent |= {"value_head_dim": draw(st.integers(1, 30)), "gate": Gate.SIGMOID, "balancing": Balancing.BIAS}
+    latent |= {"gate_scale": draw(st.sampled_from([None, 2.5])), "shared_experts": draw(st.integers(0, 3))}
+    latent |= {"expert_groups": groups, "groups_per_token": 1, "auxiliary_loss_weight": None}
+    return msgspec.structs.replace(shape, **(plain | common | width | latent))
+
+
+OF_KIND = dict.fromkeys(("gpt2", "opt", "bloom", "gpt_neox", "llama", "qwen3"), shapes)
+OF_KIND |= dict.fromkeys(("mixtral", "qwen3_moe", "deepseek_v3"), expert_shapes)
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
 @given(data=st.data())
 def test_shape_to_configuration_and_back_is_the_same_shape(
     kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    shape = data.draw(shapes(kind))
+    shape = data.draw(OF_KIND[kind](kind))
+    shape.check("drawn")
     assert architecture(tmp_path_factory.getbasetemp(), configuration_of(shape, kind)) == shape
 
 
@@ -146,7 +186,8 @@ def test_the_sequence_of_training_is_what_the_user_says(tmp_path: Path) -> None:
 YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 QWEN2 = PUBLISHED["qwen2-7b"][0]
 FALCON, OLMO, OPT, MPT = (PUBLISHED[name][0] for name in ("falcon-7b", "olmo-7b", "opt-6.7b", "mpt-7b"))
-NEOX = PUBLISHED["pythia-12b"][0]
+NEOX, V3 = PUBLISHED["pythia-12b"][0], PUBLISHED["deepseek-v3"][0]
+MIXTRAL, QWEN3_MOE = PUBLISHED["mixtral-8x7b"][0], PUBLISHED["qwen3-30b-a3b"][0]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "family": ({"model_type": "mamba"}, "model_type; got 'mamba', allowed: bloom, "),
     "misspelt-family": ({"model_type": "lama"}, "model_type; got 'lama', did you mean llama? allowed: "),
@@ -177,6 +218,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "multiplier": (LLAMA | {"residual_multiplier": 0.2}, "residual_multiplier; got 0.2, allowed: null or absent"),
     "experts-of-llama": (LLAMA | {"num_local_experts": 8}, "num_local_experts; got 8, allowed: null or absent"),
     "groups-of-neox": (NEOX | {"num_key_value_heads": 8}, "num_key_value_heads; got 8, allowed: null or absent"),
+    "router-method": (V3 | {"topk_method": "greedy"}, 'topk_method; got "greedy", allowed: "noaux_tc"'),
+    "router-scores": (V3 | {"scoring_func": "softmax"}, 'scoring_func; got "softmax", allowed: "sigmoid"'),
+    "router-jitter": (MIXTRAL | {"router_jitter_noise": 0.1}, "router_jitter_noise; got 0.1, allowed: 0"),
+    "sparse-steps": (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step; got 2, allowed: 1"),
+    "dense-layers-between": (
+        QWEN3_MOE | {"mlp_only_layers": [5]},
+        "mlp_only_layers; got [5], allowed: the first layers",
+    ),
+    "shared-gate": (QWEN3_MOE | {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size; got 64"),
+    "extended-deepseek": (V3 | {"rope_scaling": YARN}, "or --sequence 4096 or less"),
     "window-of-some-layers": (
         QWEN2 | {"use_sliding_window": True, "max_window_layers": 20},
         "max_window_layers; got 20, allowed: 0, or as many as layers",
@@ -208,6 +259,14 @@ def test_what_nothing_describes_is_refused_by_name(values: dict[str, Any], line:
 def test_an_extended_context_is_left_out_of_training_before_it(tmp_path: Path) -> None:
     run = imported(written(tmp_path / "config.json", LLAMA | {"rope_scaling": YARN}), sequence=4096)
     assert run.notes == ("rope_scaling: yarn is left out: sequences of up to 4096 tokens are trained without it",)
+
+
+def test_deepseek_v3_is_trained_before_its_extension_and_without_the_modules_that_are_left_out(tmp_path: Path) -> None:
+    run = imported(written(tmp_path / "config.json", V3 | {"rope_scaling": YARN}), sequence=4096)
+    left_out, extension = sorted(run.notes)
+    assert left_out.startswith("num_nextn_predict_layers = 1: the modules of multi-token prediction are left out")
+    assert extension.startswith("rope_scaling: yarn is left out")
+    assert run.not_used == ("ep_size", "quantization_config")
 
 
 @pytest.mark.parametrize("off", [None, False, 0, {}, []])
