@@ -125,7 +125,6 @@ def test_another_stack_takes_the_place_of_the_recorded_one(capsys: pytest.Captur
         "stages and layers": (["--layout", "pp71"], ["more pipeline stages than layers; got 71", "at most", "= 70"]),
         "more than the batch": (["--layout", "dp2048"], ["2048 (dp) * 2 (micro-batch) = 4096 samples are more than"]),
         "batch": (["--layout", "dp3"], ["does not divide the global batch of 2048 samples", "allowed: dp 1, 2, 4"]),
-        "interleaving": (["--layout", "dp4,pp4,interleave3"], ["4 (pp) * 3 (interleave) = 12 does not divide"]),
         "interleaved batch": (
             ["--layout", "dp4,pp5,interleave2"],
             ["interleaving needs a multiple of 5 (pp) micro-batches; got 256"],
