@@ -27,6 +27,7 @@ from reference_runs.run import (
     PublishedMeasurement,
     QueryKeyNorm,
     Recipe,
+    ReferenceRun,
     Reported,
     Software,
     Workload,
@@ -82,6 +83,46 @@ def test_a_quoted_error_line_is_what_the_program_prints(
     Path("my_run.toml").write_text(EXAMPLE.replace(right, wrong, 1), encoding="utf-8")
     assert main(["show", "my_run.toml"]) == 2
     assert capsys.readouterr().err == f"{error}\n"
+
+
+FENCES = re.findall(r"```toml\n(.+?)```", PAGE, re.DOTALL)
+
+
+def with_lines(text: str, lines: str) -> str:
+    """A run file with these lines of its architecture in place of those of the same keys."""
+    keys = re.findall(r"^(\w+) = ", lines, re.MULTILINE)
+    kept = re.sub(rf"^({'|'.join(keys)}) = .*\n", "", text, flags=re.MULTILINE)
+    return kept.replace("[architecture]\n", f"[architecture]\n{lines}", 1)
+
+
+def like(model: int, tmp_path: Path) -> ReferenceRun:
+    """The example as the page's Llama (0), Mixtral (1) or DeepSeek (2)."""
+    path, text = tmp_path / "my_run.toml", EXAMPLE
+    for lines in FENCES[: model + 1] if model < 2 else (FENCES[0], FENCES[2]):
+        text = with_lines(text, lines)
+    path.write_text(re.sub(r"^(parameters|step_seconds) = .*\n", "", text, flags=re.MULTILINE), encoding="utf-8")
+    return load(path)
+
+
+def test_the_page_s_models_are_a_llama_a_mixtral_and_a_deepseek(tmp_path: Path) -> None:
+    h, rows, layers = 256, 4096, 4
+    tables, norms = 2 * rows * h, (2 * layers + 1) * h
+    attention, swiglu = 2 * h * h + 2 * h * 128, 3 * h * 704
+    assert parameter_count(like(0, tmp_path).architecture) == tables + norms + layers * (attention + swiglu)
+    routed = 8 * swiglu + 8 * h
+    assert parameter_count(like(1, tmp_path).architecture) == tables + norms + layers * (attention + routed)
+    latent = h * 96 + 96 + 96 * 4 * 48 + h * (64 + 16) + 64 + 64 * 4 * (32 + 32) + 4 * 32 * h
+    routed = 17 * 3 * h * 176 + 16 * h + 16
+    assert parameter_count(like(2, tmp_path).architecture) == tables + norms + layers * latent + swiglu + 3 * routed
+
+
+@pytest.mark.parametrize(
+    ("model", "executed"), [(0, True), (1, False), (2, False)], ids=["llama", "mixtral", "deepseek"]
+)
+def test_the_page_says_which_of_its_models_is_predicted_only(model: int, executed: bool, tmp_path: Path) -> None:
+    run = like(model, tmp_path)
+    assert refused(run.architecture, run.recipe, run.layout) != executed
+    assert main(["predict", str(tmp_path / "my_run.toml")]) == 0
 
 
 def rows(head: str) -> dict[str, tuple[str, bool]]:
@@ -141,10 +182,7 @@ def test_the_page_gives_the_layouts_defaults() -> None:
     default |= {name: text.lower() for name, text in default.items() if text in ("True", "False")}
     # None and a number of bytes are written for people
     assert (default.pop("accumulation"), default.pop("bucket_bytes")) == ("None", str(25 * 2**20))
-    assert (default.pop("stage_layer_counts"), given.pop("stage_layer_counts")) == (
-        "None",
-        "as stage_assignment says",
-    )
+    assert (default.pop("stage_layer_counts"), given.pop("stage_layer_counts")) == ("None", "as stage_assignment says")
     assert (given.pop("accumulation"), given.pop("bucket_bytes")) == ("what the global batch gives", "25 MiB")
     assert given == default
 
