@@ -36,6 +36,15 @@ class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu = H100
 
 
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is installed, with or without devices."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+
 def cuda_device_list() -> tuple[CudaDevice, ...]:
     """CUDA devices that torch can use, in its order, which is that of local ranks; empty without an NVIDIA driver.
 
@@ -50,11 +59,7 @@ def cuda_device_list() -> tuple[CudaDevice, ...]:
 
 @cache
 def _visible_devices(_cuda_visible_devices: str | None) -> tuple[CudaDevice, ...]:
-    try:
-        ctypes.CDLL(DRIVER)
-    except OSError:
-        return ()
-    return _answer_of_torch()
+    return _answer_of_torch() if has_driver() else ()
 
 
 def _answer_of_torch() -> tuple[CudaDevice, ...]:
