@@ -61,8 +61,16 @@ def test_a_device_without_room_fails_its_parts_alone(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_whole_in_its_short_form_runs_to_its_end(tmp_path: Path) -> None:
-    wanted = {part.name for part in parts("cuda", short=True)} - {"kernel tests"}  # kernels compute nothing here
+    wanted = {part.name for part in parts("cuda", short=True)} - {"kernel tests"}  # nothing is computed here
     _, entry = first_hour(tmp_path, "--parts", ",".join(wanted))
     by_name = {part["part"]: part for part in entry["parts"]}
     assert set(by_name) == wanted
     assert {name: part["status"] for name, part in by_name.items()} == dict.fromkeys(wanted, "done")
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_kernels_that_are_launched_compute_what_their_references_do(tmp_path: Path) -> None:
+    code, entry = first_hour(tmp_path, "--parts", "kernel tests", "--no-page", values=1 << 30)
+    assert code == 0, entry

@@ -1,14 +1,14 @@
 """Layouts on simulated GPUs, over NCCL's stand-in: exact figures, and the values of one process.
 
 The runs are the small ones of the table of layouts. Their operators are computed on the host, so that losses and
-gradients are right where every message is. Fused attention computes nothing there: its figures alone are compared.
+gradients are right where every message is.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.layouts.agreement import differences_from_prediction, disagreements
+from tests.end_to_end.layouts.agreement import disagreements
 from tests.end_to_end.layouts.execution import Executions
 from tests.end_to_end.layouts.table import Case, table
 from tests.simulated_cuda.environment import simulated_environment
@@ -42,11 +42,8 @@ def executed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.timeout(3600)  # the first case of a mesh waits for all of its launch
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_layout_computes_what_one_process_does_at_the_predicted_cost(case: Case, executed: Executions) -> None:
-    if "fused" in case.layout.split(","):
-        assert list(differences_from_prediction(executed(case))) == []
-    else:
-        single = None if case.arithmetic == "dropout" else executed(case.single)
-        assert disagreements(executed(case), single) == []
+    single = None if case.arithmetic == "dropout" else executed(case.single)
+    assert disagreements(executed(case), single) == []
 
 
 def test_every_chosen_case_is_one_of_the_table() -> None:

@@ -4,6 +4,7 @@ PyTorch calls `compute_on_host` when it is imported (entry point torch.backends)
 number of bytes, each operator with a CUDA kernel gets one in Python. The kernel that computes nothing is launched in
 any case: it takes its time, and allocates what it would. If the operator's tensors are no larger, the host then waits
 for it, computes, and writes the results into its memory: order and host times are those of a GPU only without this.
+Triton kernels of such tensors are launched, and then interpreted; those of torch.compile are launched alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ LEFT = re.compile(
 )
 # No kernel is launched for operators whose results have as many elements as their operands' values say, and for a power
 # of a number, whose kernel makes a tensor of it that Python cannot be handed.
+ATTENTION = re.compile(r"aten::_scaled_dot_product_(cudnn|flash|efficient)_attention(_backward)?$")
 BY_VALUES = re.compile(r"aten::(nonzero|masked_select|unique|_unique|pow\.Scalar)")
 HALVES = ("float16", "bfloat16")
 
@@ -37,19 +39,18 @@ def compute_on_host() -> None:
     warnings.filterwarnings("ignore", "Warning only once for all operators")  # that kernels are overridden
     # copy_ is one operator for all devices, which starts a kernel of its own
     for name in [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::copy_"]:
-        if not name.startswith("aten::") or LEFT.match(name):
+        if not name.startswith("aten::") or (LEFT.match(name) and not ATTENTION.match(name)):
             continue
         packet, _, overload = name.removeprefix("aten::").partition(".")
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if operator is not None:
             kernel = torch.library.get_kernel(name, "CUDA")
-            library.impl(
-                name.removeprefix("aten::"),
-                _on_host(operator, kernel, limit, launches=not BY_VALUES.match(name)),
-                "CUDA",
-                with_keyset=True,
-                allow_override=True,
-            )
+            if ATTENTION.match(name):
+                call = _attention_on_host(operator, kernel, limit)
+            else:
+                call = _on_host(operator, kernel, limit, launches=not BY_VALUES.match(name))
+            library.impl(name.removeprefix("aten::"), call, "CUDA", with_keyset=True, allow_override=True)
+    _interpret_triton(limit)
     compute_on_host.library = library  # type: ignore[attr-defined] # it is undone when the library is collected
 
 
@@ -60,14 +61,17 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
     tensors = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
 
     def call(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        given = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, torch.Tensor)]
+        wide = any(tensor.dtype == torch.float64 for tensor in given)
         arguments = tuple(  # numbers arrive as such
-            torch.tensor(value) if is_tensor and isinstance(value, (bool, int, float, complex)) else value
+            torch.tensor(value, dtype=torch.float64 if wide and isinstance(value, float) else None)
+            if is_tensor and isinstance(value, (bool, int, float, complex))
+            else value
             for value, is_tensor in zip(arguments, tensors, strict=False)
         )
-        given = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, torch.Tensor)]
         on_device = [tensor for tensor in given if tensor.is_cuda]
         mixed = any(tensor.device.type == "cpu" and tensor.ndim for tensor in given)  # a copy to or from the host
-        if mixed or any(tensor.numel() * tensor.element_size() > limit for tensor in given) or not on_device:
+        if mixed or not _small(given, limit) or not on_device:
             return kernel.call_boxed(keyset, *arguments, **options)
         launched = kernel.call_boxed(keyset, *arguments, **options) if launches else None
         stream = torch.cuda.current_stream(on_device[0].device)
@@ -110,6 +114,78 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
         return tree_map(to_device, computed)
 
     return call
+
+
+def _attention_on_host(operator: Any, kernel: Any, limit: int) -> Any:
+    """Fused attention, or its gradients: in fp32 by plain products. Nothing is dropped out."""
+    import torch
+
+    names = [argument.name.rstrip("_") for argument in operator._schema.arguments]
+
+    def call(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        launched = kernel.call_boxed(keyset, *arguments, **options)
+        given = dict(zip(names, arguments, strict=False)) | options
+        inputs = [given[name] for name in ("query", "key", "value")]
+        if not _small(inputs, limit):
+            return launched
+        torch.cuda.current_stream(inputs[0].device).synchronize()
+        q, k, v = (host_view(tensor).float() for tensor in inputs)
+        scale = given.get("scale") or q.shape[-1] ** -0.5
+        scores = q @ k.transpose(-1, -2) * scale
+        if given["is_causal"]:
+            scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
+        weights = scores.softmax(-1)
+        computed = [weights @ v]
+        if "grad_out" in given:
+            incoming = host_view(given["grad_out"]).float()
+            of_weights = incoming @ v.transpose(-1, -2)
+            of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale
+            computed = [of_scores @ k, of_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ incoming]
+        for result, right in zip(launched, computed, strict=False):
+            host_view(result).copy_(right)
+        return launched
+
+    return call
+
+
+def _small(tensors: list[Any], limit: int) -> bool:
+    """Whether all of them are so small that they are computed with."""
+    return all(tensor.numel() * tensor.element_size() <= limit for tensor in tensors)
+
+
+def _interpret_triton(limit: int) -> None:
+    """Have Triton's kernels interpreted, too, after each launch."""
+    try:
+        from triton.runtime import interpreter, jit
+    except ImportError:
+        return
+    launch = jit.JITFunction.run
+    interpreted: dict[Any, Any] = {}
+
+    def as_interpreted(kernel: Any) -> Any:
+        if kernel.fn not in interpreted:  # a kernel itself is hashed with all that it refers to, patched or not
+            interpreted[kernel.fn] = interpreter.InterpretedFunction(kernel.fn)
+        return interpreted[kernel.fn]
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        launched = launch(kernel, *arguments, grid=grid, warmup=warmup, **options)
+        tensors = [each for each in (*arguments, *options.values()) if hasattr(each, "untyped_storage")]
+        if not warmup and _small(tensors, limit):
+            from kernels.interpreter import round_to_nearest
+
+            round_to_nearest()
+            as_interpreted(kernel)[grid](*arguments, **options)
+        return launched
+
+    def call(kernel: Any, *arguments: Any, **options: Any) -> Any:
+        """A function of Triton's that an interpreted kernel calls."""
+        patched = interpreter._patch_lang(kernel.fn)  # which InterpretedFunction leaves patched
+        try:
+            return as_interpreted(kernel).rewrite()(*arguments, **options)
+        finally:
+            patched.restore()
+
+    jit.JITFunction.run, jit.JITFunction.__call__ = run, call
 
 
 def _in_fp32(operator: Any, arguments: Any, options: Any) -> Any:
