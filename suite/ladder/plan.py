@@ -153,6 +153,8 @@ def _met(need: Need, target: Target) -> bool:
     match need:
         case Need.CUDA | Need.TRITON:
             return target.device == "cuda"
+        case Need.CPU:
+            return target.device == "cpu"
         case Need.LAYERS:
             return checkpoint_layers(target.architecture) > 1
         case Need.COMPILER:

@@ -31,6 +31,7 @@ class Need(enum.StrEnum):
     """What a rung cannot do without; the value completes "NOT RUN: "."""
 
     CUDA = "no CUDA device: the host's memory is the device's here"
+    CPU = "its operator computes on a CPU alone"
     TRITON = "no CUDA device: Triton's kernels would be interpreted"
     COMPILER = "no C++ compiler (g++, c++ or CXX) and ninja"
     NAMESPACES = "no network namespaces (they need root and iproute2) and no --hosts"

@@ -33,6 +33,7 @@ def test_state_on_the_host_is_sharded_whatever_stands_below(gpus: int) -> None:
 def test_every_rung_that_applies_on_gpus_is_executed(gpus: int) -> None:
     applying = [rung for rung in RUNGS if rung.name not in refusals(msgspec.structs.replace(GPU, gpus=gpus))]
     assert {"fsdp-offload", "offload-activations", "pinned", "fused-kernels"} <= {rung.name for rung in applying}
+    assert "cpp-operator" not in {rung.name for rung in applying}  # it has no kernel for GPUs
     assert [not_executed(plan_here(rung, gpus=gpus)) for rung in applying] == [""] * len(applying)
 
 

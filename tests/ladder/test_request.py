@@ -81,7 +81,7 @@ def test_a_profile_that_lacks_what_a_rung_does_leaves_its_time_alone_unknown(run
     assert found.step_seconds is None
     assert found.seconds_unknown
     setting = on_its_place(rung)
-    assert (found.peak_bytes is None) == setting.offloads_activations
+    assert (found.peak_bytes is None) == (setting.offloads_activations or setting.offloads_state)
 
 
 def test_a_setting_that_a_profile_does_not_cover_has_its_error_as_the_reason() -> None:

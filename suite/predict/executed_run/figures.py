@@ -84,10 +84,11 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
     """Activation bytes and peak bytes of each rank, after the largest over ranks; for layouts that `describes_ranks`.
 
     No peak where activations are offloaded: what comes back to the device in the backward pass, weights among it, is
-    not described.
+    not described. Nor where state is, on a GPU: what is of it on the device, and for how long, is not described.
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
     """
     unproven = unproven_peak(workload, options.kernels)
+    has_state_elsewhere = options.kernels.cuda and workload.layout.offload is not Offload.NONE
 
     def figures_at(position: RankPosition) -> list[Figure]:
         stage, replica = position
@@ -98,7 +99,7 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
             tolerance=MEMORY_TOLERANCE,
             why=ACTIVATION_REASON,
         )
-        if options.training_options.offloads_activations:
+        if options.training_options.offloads_activations or has_state_elsewhere:
             return [activations]
         peak = Figure(
             Quantity.PEAK_BYTES,
@@ -128,8 +129,6 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
             head_dim=workload.architecture.head_dim,
             dropout=recipe.attention_dropout,
         )
-        if layout.offload is not Offload.NONE:
-            return "offloaded state"
         if layout.fused_attention and backend is SdpaBackend.CUDNN:
             return "cuDNN's workspace"
         padded = layout.fused_attention and workload.architecture.head_dim % HEAD_DIM_STEP > 0

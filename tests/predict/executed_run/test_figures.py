@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from reference_runs.catalog import reference_run
-from reference_runs.layout import Layout, Recomputation, Schedule
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
@@ -152,6 +152,13 @@ def test_of_fully_sharded_state_on_cpus_and_of_padded_or_cudnn_s_attention_the_p
         peaks = [figure for figure in memory_figures(workload, options) if figure.quantity is Quantity.PEAK_BYTES]
         assert [figure.rank for figure in peaks] == [None, *range(layout.ranks)]
         assert {figure.tolerance for figure in peaks} == {MEMORY_TOLERANCE if judged else None}
+
+
+def test_of_state_on_the_host_a_gpu_s_peak_is_not_predicted() -> None:
+    layout = msgspec.structs.replace(LAYOUT, data_parallel=2, zero_stage=3, offload=Offload.STATE)
+    for options, predicted in ((CPU, {Quantity.PEAK_BYTES}), (StepOptions(kernels=Kernels(cuda=True)), set())):
+        figures = memory_figures(Workload(SHAPE, FP32, layout), options)
+        assert {figure.quantity for figure in figures} - {Quantity.ACTIVATION_BYTES} == predicted
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
