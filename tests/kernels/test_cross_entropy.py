@@ -218,7 +218,7 @@ def test_it_compiles_into_one_graph() -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
-FOUR, TARGETS = torch.ones(3, 4), torch.zeros(3, dtype=torch.int64)
+FOUR, TARGETS = torch.ones(3, 4, device=DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
 
 
 @pytest.mark.parametrize(
