@@ -15,6 +15,9 @@ FIRST_BUS = 16  # of the PCI bus, where src/runtime.c has its devices
 PLUGIN = Path(__file__).resolve().parent / "plugin"  # PyTorch finds it on its path
 
 
+MOVED = 1 << 20  # bytes of each transfer that are moved, unless more are computed with
+
+
 def simulated_environment(
     devices: int = 1,
     *,
@@ -44,5 +47,7 @@ def simulated_environment(
         "FAKE_NVML": json.dumps({"gpus": devices, "first_bus": FIRST_BUS, "faults": dict(nvml_faults or {})}),
         "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(NVML), *([p] if (p := environment.get("PYTHONPATH")) else [])]),
     }
+    if "values" in settings:  # what is computed with has to arrive
+        settings = {"moved": max(int(str(settings["values"])), MOVED), **settings}
     environment |= {f"SIMULATED_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
     return environment

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.ranks
 
 PEAK, ACTIVATIONS = 0.02, 0.001  # largest relative differences
 MICRO_BATCHES = 2
+MESSAGE_BYTES = 1 << 14  # of stages that say which tensors they will send
 CHOSEN = {("gpt2-mini", "dp1"), ("mt-nlg-mini", "dp1,fused"), ("opt-mini", "dp2,zero3")}
 FUSED = ("codegeex-mini", "gpt-neox-mini", "gpt2-mini", "mt-nlg-mini", "opt-mini")
 CASES = [
@@ -43,7 +45,8 @@ CASES = [
     *((name, "dp1,triton") for name in miniatures()),
     ("gpt2-mini", "tp2,triton"),
     ("opt-mini", "dp1,recompute-selective"),
-    *(("gpt2-mini", layout) for layout in ("dp2,zero0", "dp2,zero1", "tp2", "tp2,sp")),
+    *(("gpt2-mini", layout) for layout in ("dp2,zero0", "dp2,zero1", "dp2,zero2", "tp2", "tp2,sp", "pp2,1f1b")),
+    *(("opt-mini", layout) for layout in ("dp2,tp2", "pp2,1f1b,interleave3")),
     *(("opt-mini", layout) for layout in ("dp2,zero3", "dp4,zero3", "dp8,zero3,fused")),
 ]
 
@@ -83,7 +86,7 @@ def rows_of(job: Job, directory: Path) -> list[Row]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = range(job.ranks)
-    environment = simulated_environment(job.ranks) | {
+    environment = simulated_environment(job.ranks, values=MESSAGE_BYTES if job.layout.pipeline_stages > 1 else 0) | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(job.ranks),
@@ -91,18 +94,24 @@ def rows_of(job: Job, directory: Path) -> list[Row]:
         "OMP_NUM_THREADS": "1",
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "suite.execute", str(directory / "job.json")],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ranks
-    ]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0 for _ in ranks], "".join(errors)[-3000:]
+    with (directory / "errors").open("w", encoding="utf-8") as errors:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "suite.execute", str(directory / "job.json")],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=ROOT,
+                stderr=errors,
+            )
+            for rank in ranks
+        ]
+    try:  # the others wait for one that failed
+        while None in (codes := [process.poll() for process in started]) and not any(codes):
+            time.sleep(0.1)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert codes == [0 for _ in ranks], (directory / "errors").read_text(encoding="utf-8")[-3000:]
     finished: list[Finished] = []
     steps: list[list[Step]] = []
     for rank in ranks:

@@ -167,14 +167,21 @@ def _interpret_triton(limit: int) -> None:
             interpreted[kernel.fn] = interpreter.InterpretedFunction(kernel.fn)
         return interpreted[kernel.fn]
 
+    def of_host(argument: Any) -> Any:
+        return host_view(argument) if hasattr(argument, "untyped_storage") else argument
+
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         launched = launch(kernel, *arguments, grid=grid, warmup=warmup, **options)
         tensors = [each for each in (*arguments, *options.values()) if hasattr(each, "untyped_storage")]
         if not warmup and _small(tensors, limit):
+            import torch
+
             from kernels.interpreter import round_to_nearest
 
             round_to_nearest()
-            as_interpreted(kernel)[grid](*arguments, **options)
+            torch.cuda.current_stream(tensors[0].device).synchronize()
+            on_host = [of_host(each) for each in arguments]
+            as_interpreted(kernel)[grid](*on_host, **{name: of_host(each) for name, each in options.items()})
         return launched
 
     def call(kernel: Any, *arguments: Any, **options: Any) -> Any:
