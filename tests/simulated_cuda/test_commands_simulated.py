@@ -97,7 +97,7 @@ def test_calibration_finds_the_rates_of_the_clock(tmp_path: Path) -> None:
     assert pageable < 0.5 * link
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_ladder_climbs_every_rung(tmp_path: Path) -> None:
     """Its last rungs gain nothing here, where kernels compute nothing: that they execute is judged."""
     options = ("--device", "cuda", "--no-calibrate", "--no-leave-one-out", "--json", "--results", str(tmp_path))
