@@ -205,7 +205,9 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
     if dropout >= 1:
         raise UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
     if not cells.stated.get("precision"):
-        cells.text("dtype")
+        dtype = cells.text("dtype")
+        if not cells.said("precision"):
+            raise UnusableError(f"dtype: {dtype!r} is none of bf16, fp16, fp32, and precision is blank")
     return msgspec.structs.replace(
         base,
         global_batch=batch,

@@ -32,6 +32,7 @@ from suite.predict.recorded_run.prediction import RunPrediction, prediction_with
 from suite.predict.recorded_run.published import (
     OF_THE_MODEL,
     figures_at_published_times,
+    implausible_time,
     measured_elsewhere,
     measured_figures,
     measured_where,
@@ -61,6 +62,7 @@ class Predicted(NamedTuple):
     Args:
         missing: what is not predicted, with the reason.
         is_of_record: of the recorded machine and layout, so that it compares with what was published.
+        remark: what the published step time contradicts.
     """
 
     rows: list[Row]
@@ -70,6 +72,7 @@ class Predicted(NamedTuple):
     prediction: RunPrediction | None = None
     missing: tuple[str, ...] = ()
     is_of_record: bool = True
+    remark: str | None = None
 
     @property
     def memory_bytes(self) -> float | None:
@@ -172,6 +175,8 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict
     }
     if predicted.machine and predicted.prediction and predicted.prediction.step:
         entry["step_seconds_uncertainty"] = predicted.machine.uncertainty
+    if predicted.remark:
+        entry["implausible"] = predicted.remark
     if chosen is not None:
         entry["choices"] = chosen
     return entry
@@ -223,17 +228,21 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
     left = predicted_figures(run, layout, able, predicted, request.prices, absent)
     right = published_figures(run)
+    remark = None
     is_of_record = layout == run.recorded_layout and not any(
         (request.on, request.machine, request.network, request.stack)
     )
     if is_of_record:
-        for computed, published in (figures_at_published_times(run, predicted, able), measured_figures(run, able)):
+        peak = machine.peak if machine else None
+        for computed, published in (figures_at_published_times(run, predicted, peak), measured_figures(run, able)):
             left += computed
             right += published
+        remark = implausible_time(run, peak)
     elif run.recorded_layout is not None:
         right = [measured_elsewhere(figure, run) for figure in right]
     rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
-    return Predicted(rows, run, layout, machine, predicted, (*missing, *absent.reasons), is_of_record)
+    reasons = (*missing, *absent.reasons)
+    return Predicted(rows, run, layout, machine, predicted, reasons, is_of_record, remark)
 
 
 def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
@@ -310,6 +319,8 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
     print_choices(out, chosen)
     for reason in predicted.missing:
         print_folded(out, f"not predicted: {reason}")
+    if predicted.remark:
+        print_folded(out, f"implausible: {predicted.remark}", "yellow")
     if not predicted.is_of_record and (where := measured_where(predicted.run)):
         where = where if complete else f"{where.partition(',')[0]} in the recorded layout"
         print_folded(out, f"published figures are {where}: not compared")

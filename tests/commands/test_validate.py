@@ -72,6 +72,52 @@ def test_errors_are_those_of_the_rows(capsys, tmp_path) -> None:
     assert [each["line"] for each in score["worst"]] == [2, 11]
 
 
+OWN = {
+    **{"layers": "24", "hidden": "2048", "heads": "16", "seq_len": "2048", "vocab": "50257", "dtype": "bf16"},
+    **{"gpu": "a100-sxm-80gb", "gpus": "8", "dp": "8", "tp": "1", "pp": "1", "global_batch": "64", "micro_batch": "4"},
+}
+
+
+def test_rows_of_memory_alone_are_the_worst_of_memory(capsys, tmp_path) -> None:
+    rows = [OWN | {STEP: "", "measured_mem_gib_per_gpu": size} for size in ("20", "30")]
+    path = written(tmp_path / "own.csv", rows)
+    (score,) = scores(capsys, path)
+    assert (score["used"], score["worst"]) == (2, [])
+    far, near = score["worst_memory"]
+    assert (far["line"], near["line"], far["measured_bytes"]) == (2, 3, 20 * 2**30)
+    for each in (far, near):
+        error = each["predicted_bytes"] / each["measured_bytes"] - 1
+        assert each["error_percent"] == pytest.approx(100 * error)
+    (score,) = scores(capsys, path, "--worst", "1")
+    assert [each["line"] for each in score["worst_memory"]] == [2]
+    assert main(["validate", path]) == 0
+    assert "worst memory: line" in capsys.readouterr().out
+
+
+def test_a_time_that_no_machine_reaches_is_remarked(capsys, tmp_path) -> None:
+    path = written(tmp_path / "own.csv", [OWN | {STEP: seconds} for seconds in ("0.95", "0.2")])
+    (score,) = scores(capsys, path)
+    (row,) = score["implausible_rows"]
+    assert row["line"] == 3
+    assert re.match(r"\d{3}% of the peak, with that half of attention alone that a causal mask leaves", row["reason"])
+    assert main(["validate", path]) == 0
+    assert "implausible: own, line 3: " in capsys.readouterr().out
+
+
+def test_no_published_row_is_implausible(capsys) -> None:
+    assert [score["implausible_rows"] for score in scores(capsys)] == [[] for _ in shipped_tables()]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    {"fp8": "dtype: 'fp8' is none of bf16, fp16, fp32, and precision is blank", "": "dtype is blank"}.items(),
+)
+def test_a_dtype_that_is_not_described_is_named(dtype: str, reason: str, capsys, tmp_path) -> None:
+    path = written(tmp_path / "own.csv", [OWN | {"dtype": dtype, STEP: "0.95"}])
+    (score,) = scores(capsys, path, code=3)
+    assert score["skipped_rows"] == [{"line": 2, "reason": reason}]
+
+
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
 def test_no_other_constant_is_nearer(ratios: list[float]) -> None:
     def error(constant: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from reference_runs.stack import Accumulation, AttentionKernel, Generation, Stack
@@ -27,6 +29,13 @@ PLAIN = Stack(
     one_ring=False,
 )
 """The stack of the textbooks: one kernel for each operator, nothing overlapped but data-parallel traffic."""
+
+
+class Peak(NamedTuple):
+    """Dense flop per second of one accelerator; whether it is the highest rate measured, for want of a data sheet."""
+
+    flop_per_second: float
+    is_measured: bool = False
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +102,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     step_overhead_seconds: float = 0.0
     stack: Stack = PLAIN
     peak_is_measured: bool = False
+
+    @property
+    def peak(self) -> Peak:
+        """What MFU and HFU are shares of."""
+        return Peak(self.peak_flop_per_second, self.peak_is_measured)
 
     @property
     def achievable_memory_bytes_per_second(self) -> float:

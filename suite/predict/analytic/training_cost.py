@@ -86,3 +86,23 @@ def training_years(*, parameters: float, tokens: float, flop_per_second: float) 
     """
     seconds = six_n_seconds(parameters=parameters, tokens=tokens, flop_per_second=flop_per_second)
     return seconds / SECONDS_PER_YEAR
+
+
+# Of 1,116 rows with a step time in reference_runs/published the highest is 0.59: MosaicML's 13B on A100
+MOST_PLAUSIBLE_MFU = 0.75
+
+
+def implausible_share(*, flop: float, step_seconds: float, accelerators: int, peak: float) -> str | None:
+    """In words, the share of the peak that a step time implies, where no training is known to come near; None: it may.
+
+    Args:
+        flop: that no kernel leaves out: with the half of the attention square that a causal mask leaves.
+        peak: flop per second of one accelerator.
+    """
+    share = utilization(flop=flop, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak)
+    if share <= MOST_PLAUSIBLE_MFU:
+        return None
+    return (
+        f"{share:.0%} of the peak, with that half of attention alone that a causal mask leaves; above "
+        f"{MOST_PLAUSIBLE_MFU:.0%} some of step time, batch, sequence and accelerators is not as recorded"
+    )

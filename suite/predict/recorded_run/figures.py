@@ -13,7 +13,7 @@ from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
-from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.machine import Machine, Peak
 from suite.predict.analytic.parameters import active_parameter_count, padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.stage_memory import fullest_instant
@@ -231,7 +231,7 @@ def _step_figures(
         if seconds:
             yield Figure(Quantity.STEP_SECONDS, seconds, term=name.removesuffix("_seconds"))
     yield from rate_figures(
-        run, layout, prediction, step_seconds=step, accelerators=layout.ranks, machine=machine, term=None
+        run, layout, prediction, step_seconds=step, accelerators=layout.ranks, peak=machine.peak, term=None
     )
 
 
@@ -270,22 +270,23 @@ def _training_figures(
 
 def rate_figures(
     run: ReferenceRun,
-    layout: Layout,
+    layout: Layout | None,
     prediction: RunPrediction,
     *,
     step_seconds: float,
     accelerators: int,
-    machine: Machine,
+    peak: Peak | None,
     term: str | None,
 ) -> list[Figure]:
     """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.
 
     Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop.
+    Without a peak no shares of it, without a layout nothing of what is recomputed.
     """
     convention = run.reported.flop_convention
     assert prediction.model_flop is not None  # a step has a batch
     needed, needed_as = prediction.model_flop * 1.0, MODEL_CONVENTION
-    executed, executed_as = float(prediction.hardware_flop or 0), HARDWARE_CONVENTION
+    executed, executed_as = prediction.hardware_flop and float(prediction.hardware_flop), HARDWARE_CONVENTION
     if convention is not None:
         needed_as = model_convention(convention).value
         needed = prediction.flop[needed_as]
@@ -294,16 +295,19 @@ def rate_figures(
     tokens = tokens_per_second(
         samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
     )
-    counted = (
-        (Quantity.MODEL_FLOP_PER_SECOND, Quantity.MFU, needed, needed_as),
-        (Quantity.HARDWARE_FLOP_PER_SECOND, Quantity.HFU, executed, executed_as),
-    )
+    counted = [(Quantity.MODEL_FLOP_PER_SECOND, Quantity.MFU, needed, needed_as)]
+    if executed is not None:
+        counted.append((Quantity.HARDWARE_FLOP_PER_SECOND, Quantity.HFU, executed, executed_as))
     figures = [Figure(Quantity.TOKENS_PER_SECOND, tokens, term=term)]
     for quantity, _, flop, counted_as in counted:
         rate = flop_per_second(flop=flop, step_seconds=step_seconds, accelerators=accelerators)
         figures.append(Figure(quantity, rate, term=term, convention=counted_as))
-    peak, of_peak = machine.peak_flop_per_second, MEASURED_PEAK if machine.peak_is_measured else ""
+    if peak is None:
+        return figures
+    of_peak = MEASURED_PEAK if peak.is_measured else ""
     for _, quantity, flop, counted_as in counted:
-        share = utilization(flop=flop, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak)
+        share = utilization(
+            flop=flop, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak.flop_per_second
+        )
         figures.append(Figure(quantity, share, term=term, convention=counted_as + of_peak))
     return figures

@@ -12,13 +12,14 @@ from reference_runs.layout import layout_text
 from reference_runs.run import PublishedMeasurement, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
-from suite.predict.analytic.flop import conventional_flop
-from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.training_cost import flop_per_second, utilization
+from suite.predict.analytic.flop import causal_half_flop, conventional_flop
+from suite.predict.analytic.machine import Machine, Peak
+from suite.predict.analytic.training_cost import flop_per_second, implausible_share, utilization
 from suite.predict.recorded_run.figures import MODEL, model_convention, rate_figures
 from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
 
 AT_PUBLISHED_TIME = "at the published step time"
+AT_PUBLISHED_RATE = "at the published tokens per second"
 AT_PUBLISHED_ACCELERATOR_TIME = "at the published accelerator time"
 FROM_SAMPLES = "from published samples per second"
 
@@ -75,39 +76,51 @@ ComputedPublished = tuple[Figure, Figure]  # computed and published
 
 
 def figures_at_published_times(
-    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
+    run: ReferenceRun, prediction: RunPrediction, peak: Peak | None
 ) -> tuple[list[Figure], list[Figure]]:
     """Rates that follow from published step times by arithmetic alone, and the rates that were published with them.
 
-    They hold without a model of the machine: flop of a step under the source's convention, over its own step time.
+    They hold without a model of the machine, and of its network: flop of a step under the source's convention, over its
+    own step time; shares where the accelerator's peak is known.
     """
-    computed, published = _at_step_time(run, prediction, machine)
-    pairs = [*_at_accelerator_time(run, prediction, machine), *_at_measured_times(run)]
+    computed, published = _at_step_time(run, prediction, peak)
+    pairs = [*_at_accelerator_time(run, prediction, peak), *_at_measured_times(run)]
     return computed + [pair[0] for pair in pairs], published + [pair[1] for pair in pairs]
 
 
-def _at_step_time(
-    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
-) -> tuple[list[Figure], list[Figure]]:
+def _published_accelerators(run: ReferenceRun) -> int | None:
+    """How many accelerators the published step time is of: those of the cluster, else of the recorded layout."""
+    if run.cluster is not None and run.cluster.accelerators is not None:
+        return run.cluster.accelerators
+    return run.recorded_layout.ranks if run.recorded_layout else None
+
+
+def _published_step(run: ReferenceRun) -> tuple[float, str] | None:
+    """Seconds of a step as published, or as published tokens per second say, and which of the two; None: neither.
+
+    Raises:
+        MissingFactError: a published rate of a run without a batch.
+    """
+    if run.reported.step_seconds is not None:
+        return run.reported.step_seconds, AT_PUBLISHED_TIME
+    if run.reported.tokens_per_second is not None:
+        tokens = run.recipe.global_batch * run.architecture.sequence
+        return tokens / run.reported.tokens_per_second, AT_PUBLISHED_RATE
+    return None
+
+
+def _at_step_time(run: ReferenceRun, prediction: RunPrediction, peak: Peak | None) -> tuple[list[Figure], list[Figure]]:
     """Rates of a step that takes as long as the published one."""
-    reported, cluster = run.reported, run.cluster
-    accelerators = cluster.accelerators if cluster else None
-    if machine is None or reported.step_seconds is None or accelerators is None or run.recorded_layout is None:
+    reported, accelerators = run.reported, _published_accelerators(run)
+    if accelerators is None or prediction.model_flop is None or (step := _published_step(run)) is None:
         return [], []
-    if prediction.model_flop is None:
-        return [], []
+    seconds, term = step
     computed = rate_figures(
-        run,
-        run.layout,
-        prediction,
-        step_seconds=reported.step_seconds,
-        accelerators=accelerators,
-        machine=machine,
-        term=AT_PUBLISHED_TIME,
+        run, run.recorded_layout, prediction, step_seconds=seconds, accelerators=accelerators, peak=peak, term=term
     )
     rates = {figure.quantity for figure in computed}
     published = [
-        msgspec.structs.replace(figure, term=AT_PUBLISHED_TIME, why="")
+        msgspec.structs.replace(figure, term=term, why="")
         for figure in published_figures(run)
         if figure.quantity in rates
     ]
@@ -119,12 +132,31 @@ def _at_step_time(
     return computed, published
 
 
+def implausible_time(run: ReferenceRun, peak: Peak | None) -> str | None:
+    """In words, that a published step time or rate is too fast for the flop that no kernel can leave out; None: not so.
+
+    That is the model flop with what a mask leaves of the attention square, see `causal_half_flop`.
+    """
+    accelerators = _published_accelerators(run)
+    if peak is None or accelerators is None or "global_batch" in missing_keys(run.recipe):
+        return None
+    if (step := _published_step(run)) is None:
+        return None
+    words = implausible_share(
+        flop=causal_half_flop(run.architecture, samples=run.recipe.global_batch),
+        step_seconds=step[0],
+        accelerators=accelerators,
+        peak=peak.flop_per_second,
+    )
+    return words and f"{step[1]} {words}"
+
+
 def _at_accelerator_time(
-    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
+    run: ReferenceRun, prediction: RunPrediction, peak: Peak | None
 ) -> Iterator[ComputedPublished]:
     """MFU of a whole training that takes the published accelerator-hours, where no step time is published."""
     reported, convention = run.reported, run.reported.flop_convention
-    if convention is None or machine is None or reported.step_seconds is not None:
+    if convention is None or peak is None or reported.step_seconds is not None:
         return
     if not reported.accelerator_seconds or not reported.mfu or missing_keys(run.recipe):
         return
@@ -134,7 +166,7 @@ def _at_accelerator_time(
         flop=prediction.flop[counted.value] * steps,
         step_seconds=reported.accelerator_seconds,
         accelerators=1,
-        peak_flop_per_second=machine.peak_flop_per_second,
+        peak_flop_per_second=peak.flop_per_second,
     )
     computed = Figure(Quantity.MFU, share, term=AT_PUBLISHED_ACCELERATOR_TIME, convention=counted.value)
     yield computed, msgspec.structs.replace(computed, value=reported.mfu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -15,9 +15,10 @@ from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.analytic.flop import model_flop
+from suite.predict.analytic.flop import causal_half_flop, model_flop
 from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
 from suite.predict.analytic.stage_memory import peak_bytes
+from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
 
 NANOTRON = "nanotron"  # the stack whose log's memory is predicted
@@ -32,6 +33,18 @@ class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     measured_seconds: float
     predicted_seconds: float
+    error_percent: float
+
+
+class WorstMemoryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The same of a row's memory."""
+
+    line: int
+    model: str
+    accelerators: int
+    layout: str
+    measured_bytes: float
+    predicted_bytes: float
     error_percent: float
 
 
@@ -63,6 +76,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         peak_bytes_rows: rows whose memory was measured, those whose time alone does not count included.
         assumed: what was assumed, and in how many used rows.
         fits: None where no row failed.
+        implausible_rows: that count, but whose measured time no machine can reach.
     """
 
     table: str
@@ -81,6 +95,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     fits: Fits | None
     assumed: dict[str, int]
     skipped_rows: list[SkippedLine]
+    implausible_rows: list[SkippedLine]
+    worst_memory: list[WorstMemoryRow]
 
 
 class RowPrediction(NamedTuple):
@@ -150,7 +166,29 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
         fits=_fits(predicted, others),
         assumed=dict(Counter(words for each in predicted for words in each.row.assumed)),
         skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
+        implausible_rows=list(_implausible([each.row for each in timed])),
+        worst_memory=[
+            _worst_memory(each, error)
+            for each, error in sorted(zip(weighed, peak_errors, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
+        ],
     )
+
+
+def _implausible(rows: Sequence[PublishedRow]) -> Iterator[SkippedLine]:
+    """Rows whose measured step time implies more of the peak than any training reaches."""
+    for row in rows:
+        words = implausible_share(
+            flop=causal_half_flop(row.architecture, samples=row.recipe.global_batch),
+            step_seconds=row.step_seconds or 0.0,
+            accelerators=row.layout.ranks,
+            peak=_peak(row),
+        )
+        if words is not None:
+            yield SkippedLine(line=row.line, reason=words)
+
+
+def _peak(row: PublishedRow) -> float:
+    return dense_peak_flop_per_second(catalogued(row.accelerator), WORK_DTYPES[row.recipe.precision])
 
 
 def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[RowPrediction], list[SkippedRow]]:
@@ -214,9 +252,8 @@ def constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | No
         return None, None
     ratios = []
     for row in rows:
-        peak = dense_peak_flop_per_second(catalogued(row.accelerator), WORK_DTYPES[row.recipe.precision])
         flop = model_flop(row.architecture, samples=row.recipe.global_batch)
-        ratios.append(flop / (row.layout.ranks * peak) / (row.step_seconds or 0.0))
+        ratios.append(flop / (row.layout.ranks * _peak(row)) / (row.step_seconds or 0.0))
     constant = best_constant(ratios)
     return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
 
@@ -246,6 +283,19 @@ def _worst(each: RowPrediction, error: float) -> WorstRow:
         layout=layout_text(row.layout),
         measured_seconds=row.step_seconds or 0.0,
         predicted_seconds=each.step_seconds,
+        error_percent=100 * error,
+    )
+
+
+def _worst_memory(each: RowPrediction, error: float) -> WorstMemoryRow:
+    row = each.row
+    return WorstMemoryRow(
+        line=row.line,
+        model=row.model,
+        accelerators=row.layout.ranks,
+        layout=layout_text(row.layout),
+        measured_bytes=row.peak_bytes or 0.0,
+        predicted_bytes=each.peak_bytes,
         error_percent=100 * error,
     )
 

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from reference_runs.published_tables import TableFacts
-from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstRow
+from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstMemoryRow, WorstRow
 from suite.report.terminal.tables import print_folded, print_table
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, co
     if not complete:
         out.print()
         _print_worst(out, scores)
+    for score in scores:
+        for line in skipped_lines(score.implausible_rows):
+            print_folded(out, f"implausible: {score.table}, {line}", "yellow")
     print_folded(out, SIGNS)
     if not complete:
         print_folded(out, "--all: sources, assumptions, skipped rows and the worst rows of each table")
@@ -80,6 +83,23 @@ def _rows(worst: Sequence[WorstRow]) -> pandas.DataFrame:
     )
 
 
+def _memory_rows(worst: Sequence[WorstMemoryRow]) -> pandas.DataFrame:
+    import pandas
+
+    frame = pandas.DataFrame([msgspec.structs.asdict(row) for row in worst])
+    return pandas.DataFrame(
+        {
+            "worst memory: line": frame.line,
+            "model": frame.model,
+            "GPUs": frame.accelerators,
+            "measured GiB": (frame.measured_bytes / 2**30).map("{:,.4g}".format),
+            "predicted GiB": (frame.predicted_bytes / 2**30).map("{:,.4g}".format),
+            "error": frame.error_percent.map(_signed),
+            "layout": frame.layout,
+        }
+    )
+
+
 def _error(percent: float | None) -> str:
     return "-" if percent is None or percent != percent else f"{percent:.1f} %"
 
@@ -103,6 +123,8 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
         print_table(out, _fits(score.fits))
     if score.worst:
         print_table(out, _rows(score.worst).rename(columns={"line": "worst: line"}), optional=("layout",))
+    if score.worst_memory:
+        print_table(out, _memory_rows(score.worst_memory), optional=("layout",))
     out.print()
 
 

@@ -1,0 +1,83 @@
+"""What a published time implies needs no network, and is remarked where no machine can be so fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.run import ReferenceRun, Workload
+from suite.metrics.figures import Quantity
+from suite.predict.analytic.flop import causal_half_flop
+from suite.predict.machine_model.model import run_machine
+from suite.predict.recorded_run.prediction import run_prediction
+from suite.predict.recorded_run.published import (
+    AT_PUBLISHED_RATE,
+    AT_PUBLISHED_TIME,
+    figures_at_published_times,
+    implausible_time,
+)
+
+BLOOM = reference_run("bloom-176b")
+
+
+def changed(run: ReferenceRun, **reported: Any) -> ReferenceRun:
+    return msgspec.structs.replace(run, reported=msgspec.structs.replace(run.reported, **reported))
+
+
+def peak_of(run: ReferenceRun):
+    found = run_machine(run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None)
+    assert found is not None
+    return found, found.peak
+
+
+def implied(run: ReferenceRun, quantity: Quantity, term: str) -> float:
+    _, peak = peak_of(run)
+    prediction = run_prediction(Workload(run.architecture, run.recipe, run.layout), None)
+    computed, _ = figures_at_published_times(run, prediction, peak)
+    (value,) = [figure.value for figure in computed if (figure.quantity, figure.term) == (quantity, term)]
+    return value
+
+
+def test_a_published_time_implies_its_mfu_without_a_network() -> None:
+    assert BLOOM.cluster is not None
+    cluster = msgspec.structs.replace(BLOOM.cluster, network_interface_bandwidth=None)
+    alone = msgspec.structs.replace(BLOOM, cluster=cluster)
+    found, _ = peak_of(alone)
+    assert found.machine is None
+    assert found.missing
+    assert implied(alone, Quantity.MFU, AT_PUBLISHED_TIME) == implied(BLOOM, Quantity.MFU, AT_PUBLISHED_TIME)
+
+
+def test_published_tokens_per_second_imply_what_their_step_time_does() -> None:
+    seconds = 105.0
+    tokens = BLOOM.recipe.global_batch * BLOOM.architecture.sequence / seconds
+    by_rate = changed(BLOOM, step_seconds=None, tokens_per_second=tokens)
+    by_time = changed(BLOOM, step_seconds=seconds)
+    for quantity in (Quantity.MFU, Quantity.HFU, Quantity.MODEL_FLOP_PER_SECOND):
+        # a quotient of a quotient: two roundings more
+        expected = pytest.approx(implied(by_time, quantity, AT_PUBLISHED_TIME), rel=4 * 2**-53)
+        assert implied(by_rate, quantity, AT_PUBLISHED_RATE) == expected
+
+
+@pytest.mark.parametrize(("share", "remarked"), [(0.74, False), (0.76, True), (1.14, True)])
+def test_a_time_that_implies_more_of_the_peak_than_any_training_reached_is_remarked(
+    share: float, remarked: bool
+) -> None:
+    _, peak = peak_of(BLOOM)
+    flop = causal_half_flop(BLOOM.architecture, samples=BLOOM.recipe.global_batch)
+    seconds = flop / (share * 384 * peak.flop_per_second)
+    remark = implausible_time(changed(BLOOM, step_seconds=seconds), peak)
+    assert (remark is not None) == remarked
+    if remark is not None:
+        assert remark.startswith(f"at the published step time {share:.0%} of the peak")
+    assert implausible_time(changed(BLOOM, step_seconds=seconds), None) is None
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_no_recorded_run_is_implausible(name: str) -> None:
+    run = reference_run(name)
+    if run.recorded_layout is not None and run.cluster is not None:
+        assert implausible_time(run, peak_of(run)[1]) is None
