@@ -31,7 +31,7 @@ PLAIN = Stack(
 """The stack of the textbooks: one kernel for each operator, nothing overlapped but data-parallel traffic."""
 
 
-class Peak(NamedTuple):
+class AcceleratorPeak(NamedTuple):
     """Dense flop per second of one accelerator; whether it is the highest rate measured, for want of a data sheet."""
 
     flop_per_second: float
@@ -104,9 +104,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     peak_is_measured: bool = False
 
     @property
-    def peak(self) -> Peak:
+    def peak(self) -> AcceleratorPeak:
         """What MFU and HFU are shares of."""
-        return Peak(self.peak_flop_per_second, self.peak_is_measured)
+        return AcceleratorPeak(self.peak_flop_per_second, self.peak_is_measured)
 
     @property
     def achievable_memory_bytes_per_second(self) -> float:

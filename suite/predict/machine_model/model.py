@@ -17,7 +17,7 @@ from reference_runs.run import Cluster, Precision, Software
 from reference_runs.stack import AttentionKernel, Generation, RecordedStack, Stack, stack, stack_of
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
-from suite.predict.analytic.machine import Machine, Peak
+from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.step_time import RankTraffic, step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
 
@@ -113,13 +113,17 @@ class RunMachine(NamedTuple):
     notes: tuple[str, ...]
 
     @property
-    def peak(self) -> Peak:
+    def peak(self) -> AcceleratorPeak:
         """Of the accelerator in the run's dtype, whatever the network is.
 
         Raises:
             InputError: the accelerator has none.
         """
-        return self.machine.peak if self.machine else Peak(dense_peak_flop_per_second(self.accelerator, self.dtype))
+        return (
+            self.machine.peak
+            if self.machine
+            else AcceleratorPeak(dense_peak_flop_per_second(self.accelerator, self.dtype))
+        )
 
 
 def run_machine(

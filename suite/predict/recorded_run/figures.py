@@ -13,7 +13,7 @@ from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
-from suite.predict.analytic.machine import Machine, Peak
+from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.parameters import active_parameter_count, padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.stage_memory import fullest_instant
@@ -275,7 +275,7 @@ def rate_figures(
     *,
     step_seconds: float,
     accelerators: int,
-    peak: Peak | None,
+    peak: AcceleratorPeak | None,
     term: str | None,
 ) -> list[Figure]:
     """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.

@@ -13,7 +13,7 @@ from reference_runs.run import PublishedMeasurement, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import causal_half_flop, conventional_flop
-from suite.predict.analytic.machine import Machine, Peak
+from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.training_cost import flop_per_second, implausible_share, utilization
 from suite.predict.recorded_run.figures import MODEL, model_convention, rate_figures
 from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
@@ -76,7 +76,7 @@ ComputedPublished = tuple[Figure, Figure]  # computed and published
 
 
 def figures_at_published_times(
-    run: ReferenceRun, prediction: RunPrediction, peak: Peak | None
+    run: ReferenceRun, prediction: RunPrediction, peak: AcceleratorPeak | None
 ) -> tuple[list[Figure], list[Figure]]:
     """Rates that follow from published step times by arithmetic alone, and the rates that were published with them.
 
@@ -109,7 +109,9 @@ def _published_step(run: ReferenceRun) -> tuple[float, str] | None:
     return None
 
 
-def _at_step_time(run: ReferenceRun, prediction: RunPrediction, peak: Peak | None) -> tuple[list[Figure], list[Figure]]:
+def _at_step_time(
+    run: ReferenceRun, prediction: RunPrediction, peak: AcceleratorPeak | None
+) -> tuple[list[Figure], list[Figure]]:
     """Rates of a step that takes as long as the published one."""
     reported, accelerators = run.reported, _published_accelerators(run)
     if accelerators is None or prediction.model_flop is None or (step := _published_step(run)) is None:
@@ -132,7 +134,7 @@ def _at_step_time(run: ReferenceRun, prediction: RunPrediction, peak: Peak | Non
     return computed, published
 
 
-def implausible_time(run: ReferenceRun, peak: Peak | None) -> str | None:
+def implausible_time(run: ReferenceRun, peak: AcceleratorPeak | None) -> str | None:
     """In words, that a published step time or rate is too fast for the flop that no kernel can leave out; None: not so.
 
     That is the model flop with what a mask leaves of the attention square, see `causal_half_flop`.
@@ -152,7 +154,7 @@ def implausible_time(run: ReferenceRun, peak: Peak | None) -> str | None:
 
 
 def _at_accelerator_time(
-    run: ReferenceRun, prediction: RunPrediction, peak: Peak | None
+    run: ReferenceRun, prediction: RunPrediction, peak: AcceleratorPeak | None
 ) -> Iterator[ComputedPublished]:
     """MFU of a whole training that takes the published accelerator-hours, where no step time is published."""
     reported, convention = run.reported, run.reported.flop_convention
