@@ -88,6 +88,9 @@ class FlopConvention(enum.StrEnum):
     MEGATRON_MODEL = "megatron-eq3-model"
     SIX_N = "6N"
     PALM = "palm"
+    NANOGPT = "nanogpt"
+    ALL_PRODUCTS = "all-products"
+    CAUSAL_HALF = "causal-half"
 
 
 _BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share")

@@ -10,7 +10,7 @@ from reference_runs.run import Architecture, FlopConvention, Norm, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import expert_forward_flop
 from suite.predict.analytic.latent_attention import latent_products
-from suite.predict.analytic.parameters import active_parameter_count
+from suite.predict.analytic.parameters import active_parameter_count, parameter_counts
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
@@ -283,6 +283,22 @@ def palm_flop(architecture: Architecture, *, tokens: int) -> int:
     return (6 * active_parameter_count(architecture) + attention) * tokens
 
 
+def nanogpt_flop(architecture: Architecture, *, tokens: int) -> int:
+    """Flop of training on `tokens` tokens: (6 (N - U) + 12 L H Q T) a token, with the attention of `palm_flop`.
+
+    U are the tables that are looked up and not multiplied: learned positions, and the embedding where the head is one
+    of its own.
+
+    Source: Karpathy, nanoGPT, model.py, estimate_mfu (tied tables: N without positions); torchtitan, tools/utils.py,
+    get_num_flop_per_token (untied tables: N without the embedding).
+    Differs from `model_flop` by counting biases and norms as multiplied, from `palm_flop` by 6 U. torchtitan's count of
+    a model with tied tables leaves the head out too.
+    """
+    counts = parameter_counts(architecture)
+    looked_up = counts["position"] + (0 if architecture.tied_embeddings else counts["embedding"])
+    return palm_flop(architecture, tokens=tokens) - 6 * looked_up * tokens
+
+
 def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool) -> int:
     """Flop of one step on `samples` sequences by equation 3 of Megatron-LM, with or without full recomputation.
 
@@ -333,6 +349,12 @@ def conventional_flop(architecture: Architecture, *, samples: int, convention: F
         return six_n_flop(parameters=active_parameter_count(architecture), tokens=tokens)
     if convention is FlopConvention.PALM:
         return palm_flop(architecture, tokens=tokens)
+    if convention is FlopConvention.NANOGPT:
+        return nanogpt_flop(architecture, tokens=tokens)
+    if convention is FlopConvention.ALL_PRODUCTS:
+        return model_flop(architecture, samples=samples)
+    if convention is FlopConvention.CAUSAL_HALF:
+        return causal_half_flop(architecture, samples=samples)
     recomputed = convention is FlopConvention.MEGATRON_RECOMPUTED
     return megatron_flop(architecture, samples=samples, recomputed=recomputed)
 
@@ -343,7 +365,4 @@ def flop_conventions(architecture: Architecture, *, samples: int) -> dict[str, f
         convention.value: conventional_flop(architecture, samples=samples, convention=convention)
         for convention in FlopConvention
     }
-    return named | {
-        "causal half": causal_half_flop(architecture, samples=samples),
-        "without head": without_head_flop(architecture, samples=samples),
-    }
+    return named | {"without head": without_head_flop(architecture, samples=samples)}
