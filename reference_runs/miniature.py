@@ -73,6 +73,7 @@ LAYOUT_RULE = (
     "the ranks' prime factors, largest first, go in turns to the axes that the record uses: dp, pp, tp; "
     "one that cannot be divided so is passed over"
 )
+UNPUBLISHED_RULE = "not published: one sample a micro-batch, and every rank a data-parallel one"
 DEFAULT_STEPS = 30
 
 
@@ -363,7 +364,9 @@ def _differences(
         for name in record.__struct_fields__:
             recorded, here = getattr(recorded_sections[section], name), getattr(record, name)
             key = f"{section}.{name}"
-            if recorded == here:
+            if key in run.unpublished:
+                scaled.append(ScaledFact(key, None, here, UNPUBLISHED_RULE))
+            elif recorded == here:
                 kept.append(ScaledFact(key, recorded, here, "kept"))
             elif key in rules:
                 scaled.append(ScaledFact(key, recorded, here, rules[key]))

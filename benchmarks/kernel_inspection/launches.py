@@ -24,6 +24,7 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Mask, Recipe
+from suite.reproduce.supported import without_triton_kernel
 
 GPT2_RUNS = ("gpt2-124m", "gpt2-1558m")
 
@@ -168,4 +169,9 @@ def run_launches() -> dict[str, Callable[[], list[KernelLaunch]]]:
 
         return listed
 
-    return {name: small(run) for name, run in miniatures().items()} | {run: whole(run) for run in GPT2_RUNS}
+    with_kernels = {
+        name: small(run)
+        for name, run in miniatures().items()
+        if not without_triton_kernel(reference_run(run).architecture)
+    }
+    return with_kernels | {run: whole(run) for run in GPT2_RUNS}

@@ -93,6 +93,6 @@ def miniature_layouts(device: str, *, ranks: int) -> Iterator[tuple[str, Archite
 
 @cache
 def miniature_shapes(device: str, *, ranks: int) -> Shapes:
-    """The union of all shapes of the seven miniatures on 1 to `ranks` ranks of a device kind, "cpu" or "cuda"."""
+    """The union of all shapes of the miniatures on 1 to `ranks` ranks of a device kind, "cpu" or "cuda"."""
     each = [shapes(architecture, layout) for _, architecture, layout in miniature_layouts(device, ranks=ranks)]
     return Shapes(*(frozenset[object]().union(*kind) for kind in zip(*each, strict=True)))  # type: ignore[arg-type]  # each keeps its kind

@@ -133,21 +133,24 @@ def check_kernels(architecture: Architecture, kernels: KernelChoice, where: str 
     Raises:
         InputError: it has; the line names all of it.
     """
-    if kernels is not KernelChoice.TRITON:
-        return
+    if kernels is KernelChoice.TRITON and (names := ", ".join(without_triton_kernel(architecture))):
+        raise InputError("no Triton kernel computes this", got=names, allowed="torch", where=where)
+
+
+def without_triton_kernel(architecture: Architecture) -> list[str]:
+    """What an architecture has that no Triton kernel computes, in words."""
     grouped = architecture.kv_heads < architecture.heads and architecture.position is Position.ROTARY
-    without = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
+    activations = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
     lacking = {
         architecture.norm.value: architecture.norm is Norm.PRE_RMS_NORM,
-        architecture.activation.value: architecture.activation in without,
+        architecture.activation.value: architecture.activation in activations,
         "rotary positions of grouped queries": grouped,
         "norms without gain": not architecture.norm_gain,
         "norms of queries and keys": architecture.query_key_norm is not QueryKeyNorm.NONE,
         "a bias of the head": architecture.head_bias,
         "a sliding window": (architecture.sliding_window or architecture.sequence) < architecture.sequence,
     }
-    if names := ", ".join(name for name, lacks in lacking.items() if lacks):
-        raise InputError("no Triton kernel computes this", got=names, allowed="torch", where=where)
+    return [name for name, lacks in lacking.items() if lacks]
 
 
 def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy
 import pytest
 
-from reference_runs.catalog import miniatures
+from reference_runs.catalog import miniatures, reference_run
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Step, events_path
 from suite.job.training_job import Job
@@ -29,6 +29,7 @@ from suite.paths import ROOT
 from suite.predict.executed_run.figures import expected_figures
 from suite.reproduce.measured_figures import counted_figures
 from suite.reproduce.plan import Request, job_for, plan
+from suite.reproduce.supported import without_triton_kernel
 from tests.simulated_cuda.environment import simulated_environment
 
 pytestmark = pytest.mark.ranks
@@ -38,11 +39,17 @@ MICRO_BATCHES = 2
 MESSAGE_BYTES = 1 << 14  # of stages that say which tensors they will send
 CHOSEN = {("gpt2-mini", "dp1"), ("mt-nlg-mini", "dp1,fused"), ("opt-mini", "dp2,zero3")}
 FUSED = ("codegeex-mini", "gpt-neox-mini", "gpt2-mini", "mt-nlg-mini", "opt-mini")
+
+
+def has_kernels(run: str) -> bool:
+    return not without_triton_kernel(reference_run(run).architecture)
+
+
 CASES = [
     *((name, "dp1") for name in miniatures()),
     *((name, "dp1,fused") for name in FUSED),
     ("gpt2-mini", "dp1,compiled"),
-    *((name, "dp1,triton") for name in miniatures()),
+    *((name, "dp1,triton") for name, run in miniatures().items() if has_kernels(run)),
     ("gpt2-mini", "tp2,triton"),
     ("opt-mini", "dp1,recompute-selective"),
     *(("gpt2-mini", layout) for layout in ("dp2,zero0", "dp2,zero1", "dp2,zero2", "tp2", "tp2,sp", "pp2,1f1b")),

@@ -20,6 +20,8 @@ RARE = [
     Case("gpt-neox-mini", "16bit", "tp2"),
     Case("glm-mini", "16bit", "pp2,1f1b,interleave2"),
     Case("gpt-neox-mini", "fp32", "dp2,tp2,pp2,1f1b"),
+    Case("llama2-mini", "fp32", "dp2,tp2,sp,zero3"),
+    Case("llama2-mini", "16bit", "pp2,1f1b,interleave2"),
     Case("bloom-mini", "16bit", "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full"),
 ]
 FUSED = [
@@ -28,6 +30,7 @@ FUSED = [
     Case("gpt-neox-mini", "fp32", "dp1,fused,recompute-full"),
     Case("gpt2-mini", "fp32", "dp2,zero1,fused"),
     Case("gpt2-mini", "fp32", "tp2,sp,fused"),
+    Case("llama2-mini", "16bit", "dp2,zero3,fused,recompute-selective"),
     Case("opt-mini", "16bit", "pp2,1f1b,fused,recompute-selective"),
 ]
 CHOSEN = [
@@ -43,6 +46,7 @@ CHOSEN = [
     Case("mt-nlg-mini", "fp32", "pp2,gpipe"),
     Case("codegeex-mini", "fp32", "pp2,1f1b"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
+    Case("llama2-mini", "16bit", "tp2,sp"),
     *FUSED,
     *RARE,
 ]

@@ -35,7 +35,14 @@ SAME_NAME = {
     "_log_softmax": "cross_entropy forward",
     "_log_softmax_backward_data": "cross_entropy backward",
 }
-ACTIVATIONS = {"gelu": "forward", "relu": "forward", "gelu_backward": "backward", "threshold_backward": "backward"}
+ACTIVATIONS = {
+    "gelu": "forward",
+    "relu": "forward",
+    "gelu_backward": "backward",
+    "silu": "forward",
+    "silu_backward": "backward",
+    "threshold_backward": "backward",
+}
 
 
 class Dispatched(TorchDispatchMode):
@@ -60,7 +67,8 @@ class Dispatched(TorchDispatchMode):
             if name == "addmm":
                 self.calls["bias", (a_MK.shape[0] * b_KN.shape[1],)] += 1
         elif name == "bmm":
-            self.calls["batched_product", (shape[0], prod(shape[1:]) * tensors[1].shape[2])] += 1
+            # heads that share keys are one product
+            self.calls["batched_product flop", (shape[0] * prod(shape[1:]) * tensors[1].shape[2],)] += 1
         elif name.startswith("_scaled_dot_product_flash_attention"):
             backward = name.endswith("backward")
             samples, heads, length, width = tensors[1].shape if backward else shape
@@ -88,10 +96,17 @@ def counted(predicted: OperatorCalls) -> Calls:
     for (_, call), times in predicted.items():
         name, sizes = call.operation, call.sizes
         if name == "batched_product":
-            sizes = (sizes[0], sizes[1] ** 2 * sizes[2])
+            name, sizes = "batched_product flop", (sizes[0] * sizes[1] ** 2 * sizes[2],)
+        elif name == "rms_norm":
+            # which widens and rounds hidden states and their gradients; an fp32 gradient is what its gain's is at first
+            for cast in ("to_fp32", "from_fp32"):
+                calls[cast, (prod(sizes),)] += times
+            if call.variant == "backward":
+                calls["to_fp32", (sizes[1],)] -= times
+            continue
         elif name in ("layer_norm", "softmax", "cross_entropy", "attention"):
             name = f"{name} {call.variant}"
-        elif name in ("gelu", "gelu_tanh", "relu", "geglu"):
+        elif name in ("gelu", "gelu_tanh", "relu", "geglu", "swiglu"):
             name = f"activation {call.variant}"
         elif name == "dropout" and call.variant == "forward":
             name = "dropout forward"

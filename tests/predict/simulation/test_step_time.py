@@ -176,9 +176,9 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
     (stage,) = steps(Products(), none)
     a, micro_batches = run.architecture, accumulation(run.recipe, run.layout)
     tokens = micro_batches * run.layout.micro_batch * a.sequence
-    inner = a.heads * a.head_dim
+    inner, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     width = a.ffn_hidden * (3 if a.activation.gated else 2)
-    a_layer = a.hidden * (4 * inner + width)
+    a_layer = a.hidden * (2 * inner + 2 * keys + width)
     forward = 2 * tokens * (a.layers * a_layer + a.hidden * a.padded_vocabulary)
     assert stage.forward == forward
     assert stage.backward == 2 * forward
