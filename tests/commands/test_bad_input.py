@@ -525,7 +525,6 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
         "pp2,pipedream": "pipedream",
         "pp2,pipedream-vertical-sync": "pipedream-vertical-sync",
         "pp2,pipedream-2bw": "pipedream-2bw",
-        "pp2,interleave2": "pp2,interleave2 that do not divide 5 layers",
     }.items(),
 )
 def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layout, word, reproduce_refused):

@@ -40,11 +40,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             layout.tensor_parallel > architecture.kv_heads,
         ),
         LayoutLimit(f"ep{layout.expert_parallel}", layout.expert_parallel > 1),
-        LayoutLimit("layers counted by stage", layout.stage_layer_counts is not None),
-        LayoutLimit(
-            f"pp{stages},interleave{layout.virtual_stages} that do not divide {architecture.layers} layers",
-            layout.virtual_stages > 1 and architecture.layers % (stages * layout.virtual_stages) > 0,
-        ),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
         LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
         LayoutLimit(layout.schedule.value, not flushes, described=stages == 1 or layout.schedule not in NO_FLUSH),
