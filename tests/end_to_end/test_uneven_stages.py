@@ -1,4 +1,4 @@
-"""Pipelines whose stages have different numbers of layers: executed at the predicted cost, with the losses of one rank."""
+"""Pipelines whose stages have different numbers of layers: at the predicted cost, with the losses of one rank."""
 
 from __future__ import annotations
 
