@@ -226,6 +226,9 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
     )
     if run.architecture.norm is Norm.DEEP_NORM:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
+    elif run.architecture.experts is not None or run.architecture.key_value_rank is not None:
+        of = "latent attention" if run.architecture.experts is None else "experts"
+        missing.append(f"first_loss: the formula holds for dense layers, not for {of}")
     left = predicted_figures(run, layout, able, predicted, request.prices, absent)
     right = published_figures(run)
     remark = None

@@ -22,6 +22,9 @@ from suite.report.terminal.tables import bar
 from tests.support.starts import command_seconds
 
 PROCESS_SECONDS = 0.4
+# recorded layouts that the formulas find too large for their accelerators: what they keep of activations, in fp8 or in
+# an order of micro-batches of their own, is not published as such
+TOO_LARGE = ("deepseek-v3", "llama3.1-405b", "palm-540b")
 
 
 def objects(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
@@ -44,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = objects(capsys, *run_names())
+    answer = objects(capsys, *run_names(), code=1)
     assert [entry["run"] for entry in answer] == run_names()
     for entry in answer:
         timed = any(row["quantity"] == "step_seconds" and row["left"] is not None for row in entry["figures"])
@@ -58,7 +61,7 @@ def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_parameters_of_every_run_equal_the_recorded_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    for entry in objects(capsys, *run_names()):
+    for entry in objects(capsys, *run_names(), code=1):
         row = next(row for row in entry["figures"] if row["quantity"] == "parameters")
         assert row["left"] == row["right"] == reference_run(entry["run"]).reported.parameters
         assert row["difference"] == 0
@@ -132,7 +135,7 @@ def test_another_stack_takes_the_place_of_the_recorded_one(capsys: pytest.Captur
         "sequence": (["--layout", "cp3,dp2"], ["layout.context_parallel does not divide architecture.sequence"]),
         "groups": (["--layout", "dp2,every2,recompute-none"], ["layout.checkpoint_layers belongs to recompute-full"]),
         "no layout": (["--layout", "dp8;tp4"], ["--layout: not a layout; got 'dp8;tp4', allowed: dpN, tpN"]),
-        "accelerator": (["--on", "h500"], ["unknown accelerator; got 'h500', did you mean h200? allowed: a100"]),
+        "accelerator": (["--on", "h500"], ["unknown accelerator; got 'h500', did you mean h800? allowed: a100"]),
         "dtype": (["--on", "v100"], ["v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: fp32, fp16"]),
         "no accelerator": (["--on", ""], ["unknown accelerator; got ''"]),
         "no network": (["--network", "0"], ["--network: not a usable number; got 0.0, allowed: a finite one above 0"]),
@@ -205,7 +208,7 @@ def test_the_list_of_layouts_says_where_none_fits(capsys: pytest.CaptureFixture[
 
 def test_a_prediction_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     for name in run_names():
-        lines = text(capsys, name).splitlines()
+        lines = text(capsys, name, code=name in TOO_LARGE).splitlines()
         assert len(lines) <= 25
         assert lines[-1].startswith("differences: predicted over published, less 1; --all: ")
     assert len(text(capsys, "bloom-176b", "--all").splitlines()) > 100
@@ -245,7 +248,7 @@ def test_no_cell_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("suite.commands.predict.console", narrow)
     monkeypatch.setattr("suite.commands.show.console", narrow)
     for arguments in [[name, *every] for name in run_names() for every in ([], ["--all"])]:
-        shown = text(capsys, *arguments)
+        shown = text(capsys, *arguments, code=arguments[0] in TOO_LARGE)
         assert "…" not in shown
         assert max(len(line) for line in shown.splitlines()) <= width
     assert main(["show", "h100"]) == 0
@@ -259,8 +262,10 @@ def test_a_prediction_takes_at_most_25_lines_of_a_terminal_and_begins_with_what_
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     for name in run_names() if options else [*run_names(), *miniatures()]:
-        lines = text(capsys, name, *options).splitlines()
-        assert sum(-(-len(line) // width) for line in lines) <= 25
+        too_large = name in TOO_LARGE and not (options and name == "palm-540b")  # which fits 80 GiB
+        lines = text(capsys, name, *options, code=too_large).splitlines()
+        # that it does not fit, and by how much, takes two lines at a width of 80
+        assert sum(-(-len(line) // width) for line in lines) <= 25 + too_large
         assert lines[0].startswith(name)
 
 

@@ -42,7 +42,14 @@ from tests.support.executed_runs import (
     places,
     stops_early,
 )
-from tests.support.strategies import BLOOM, architectures, described_architectures, dropouts, recipes
+from tests.support.strategies import (
+    BLOOM,
+    architectures,
+    described_architectures,
+    dropouts,
+    recipes,
+    varied_architectures,
+)
 
 PLAIN = [position for position in Position if position is not Position.ALIBI]
 RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
@@ -104,16 +111,16 @@ class Gated(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.architecture = architecture
-        h, f = architecture.hidden, architecture.ffn_hidden
-        self.qkv = nn.Linear(h, h + 2 * architecture.kv_heads * architecture.head_dim)
-        self.projection = nn.Linear(h, h)
+        h, f, queries = architecture.hidden, architecture.ffn_hidden, architecture.heads * architecture.head_dim
+        self.qkv = nn.Linear(h, queries + 2 * architecture.kv_heads * architecture.head_dim)
+        self.projection = nn.Linear(queries, h)
         self.expansion = nn.Linear(h, 2 * f if architecture.activation.gated else f)
         self.contraction = nn.Linear(f, h)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape, (samples, length, _) = self.architecture, x.shape
         kv = shape.kv_heads * shape.head_dim
-        q, k, v = self.qkv(x).split([shape.hidden, kv, kv], dim=-1)
+        q, k, v = self.qkv(x).split([shape.heads * shape.head_dim, kv, kv], dim=-1)
         group = shape.heads // shape.kv_heads
         q = q.view(samples, length, shape.heads, shape.head_dim).transpose(1, 2)
         k, v = (
@@ -121,7 +128,7 @@ class Gated(nn.Module):
             for part in (k, v)
         )
         context = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        x = x + self.projection(context.transpose(1, 2).reshape(x.shape))
+        x = x + self.projection(context.transpose(1, 2).reshape(samples, length, -1))
         wide = self.expansion(x)
         if shape.activation.gated:
             gate, wide = wide.chunk(2, dim=-1)
@@ -129,7 +136,7 @@ class Gated(nn.Module):
         return x + self.contraction(wide)
 
 
-@given(described_architectures(), st.integers(1, 3))
+@given(varied_architectures(), st.integers(1, 3))
 def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: Architecture, samples: int) -> None:
     layers = nn.Sequential(*(Gated(architecture) for _ in range(architecture.layers)))
     head = nn.Linear(architecture.hidden, architecture.padded_vocabulary, bias=False)
@@ -139,8 +146,11 @@ def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: 
     assert counter.get_total_flops() == model_flop(architecture, samples=samples)
 
 
-@pytest.mark.parametrize("name", run_names())
-def test_flop_of_every_recorded_run_equal_the_flop_counter_on_the_meta_device(name: str) -> None:
+DENSE = [name for name in run_names() if reference_run(name).architecture.experts is None]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_flop_of_every_dense_run_equal_the_flop_counter_on_the_meta_device(name: str) -> None:
     shape = reference_run(name).architecture
     with torch.device("meta"):
         layers = nn.Sequential(*(Gated(shape) for _ in range(shape.layers)))
@@ -155,12 +165,32 @@ def test_flop_of_every_recorded_run_equal_the_flop_counter_on_the_meta_device(na
 def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) -> None:
     shape = reference_run(name).architecture
     tokens, products = shape.sequence, []
-    for _ in range(shape.layers):
-        products.append((tokens, shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim))
-        products += shape.heads * [(tokens, shape.head_dim, tokens), (tokens, tokens, shape.head_dim)]
-        products.append((tokens, shape.heads * shape.head_dim, shape.hidden))
-        products += (2 if shape.activation.gated else 1) * [(tokens, shape.hidden, shape.ffn_hidden)]
-        products.append((tokens, shape.ffn_hidden, shape.hidden))
+    values = shape.value_head_dim or shape.head_dim
+    expansions = 2 if shape.activation.gated else 1
+
+    def feed_forward(width: int) -> list[tuple[int, int, int]]:
+        return expansions * [(tokens, shape.hidden, width)] + [(tokens, width, shape.hidden)]
+
+    for layer in range(shape.layers):
+        if shape.key_value_rank is None:
+            products.append((tokens, shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim))
+        else:
+            assert shape.query_rank is not None
+            assert shape.rotary_dim is not None
+            products.append((tokens, shape.hidden, shape.query_rank))
+            products.append((tokens, shape.query_rank, shape.heads * shape.head_dim))
+            products.append((tokens, shape.hidden, shape.key_value_rank + shape.rotary_dim))
+            unrotated = shape.head_dim - shape.rotary_dim
+            products.append((tokens, shape.key_value_rank, shape.heads * (unrotated + values)))
+        products += shape.heads * [(tokens, shape.head_dim, tokens), (tokens, tokens, values)]
+        products.append((tokens, shape.heads * values, shape.hidden))
+        if shape.experts is None or layer < shape.dense_layers:
+            products += feed_forward(shape.ffn_hidden)
+        else:
+            assert shape.experts_per_token is not None
+            width = shape.expert_ffn_hidden or shape.ffn_hidden
+            products.append((tokens, shape.hidden, shape.experts))
+            products += (shape.experts_per_token + shape.shared_experts) * feed_forward(width)
     products.append((tokens, shape.hidden, shape.padded_vocabulary))
     forward = sum(2 * m * k * n for m, k, n in products)
     assert model_flop(shape, samples=7) == 7 * 3 * forward

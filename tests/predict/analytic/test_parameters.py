@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, StageAssignment
+from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Norm, Position, QueryKeyNorm
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.parameters import (
@@ -27,6 +28,7 @@ from suite.predict.analytic.parameters import (
 )
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.executed_runs import Run, chunk_parameters, executed_runs
+from tests.support.mixture import Experts, Latent
 from tests.support.strategies import (
     BLOOM,
     architectures,
@@ -127,13 +129,22 @@ def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
     model = nn.ModuleList()
     first, last = stage == 0, stage == layout.pipeline_stages - 1
     with torch.device("meta"):
-        for _ in range(stage_layers(shape, layout, stage=stage)):
-            model += [nn.Linear(h, width, bias=bias.attention) for width in (queries, keys, keys)]
-            model += [nn.Linear(queries, h, bias=bias.projection), norm(h)]
-            model += [] if shape.shared_norm else [norm(h)]
-            expansions = 2 if shape.activation.gated else 1
-            model += [nn.Linear(h, f // t, bias=bias.feed_forward) for _ in range(expansions)]
-            model.append(nn.Linear(f // t, h, bias=bias.feed_forward))
+        numbers = [
+            number for chunk in chunk_layers(shape.layers, layout)[stage :: layout.pipeline_stages] for number in chunk
+        ]
+        for number in numbers:
+            model += [norm(h)] if shape.shared_norm else [norm(h), norm(h)]
+            if shape.key_value_rank is not None:
+                model.append(Latent(shape, tensor_parallel=t))
+            else:
+                model += [nn.Linear(h, width, bias=bias.attention) for width in (queries, keys, keys)]
+                model.append(nn.Linear(queries, h, bias=bias.projection))
+            if shape.experts is not None and number >= shape.dense_layers:
+                model.append(Experts(shape, tensor_parallel=t))
+            else:
+                expansions = 2 if shape.activation.gated else 1
+                model += [nn.Linear(h, f // t, bias=bias.feed_forward) for _ in range(expansions)]
+                model.append(nn.Linear(f // t, h, bias=bias.feed_forward))
             if shape.query_key_norm is QueryKeyNorm.HEAD:
                 model += [nn.RMSNorm(d), nn.RMSNorm(d)]
             if shape.query_key_norm is QueryKeyNorm.PROJECTION:

@@ -1,0 +1,88 @@
+"""Layouts, rates and times that were published of the models trained since 2022, next to their predictions."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_runs.catalog import reference_run
+from reference_runs.run import ReferenceRun
+from suite.predict.analytic.parameters import active_parameter_count, parameter_count
+from suite.predict.analytic.stage_layers import stage_layers
+from suite.predict.machine_model.model import run_machine
+from suite.predict.recorded_run.published import measured_figures
+
+# published or derived, see `show NAME`: all parameters, and those that a token passes where the source prints them
+COUNTS = {
+    "llama2-7b": (6_738_415_616, None),
+    "llama2-13b": (13_015_864_320, None),
+    "llama2-70b": (68_976_648_192, None),
+    "llama3.1-8b": (8_030_261_248, None),
+    "llama3.1-70b": (70_553_706_496, None),
+    "llama3.1-405b": (405_853_388_800, None),
+    "mixtral-8x7b": (46_702_792_704, "13B"),
+    "qwen3-30b-a3b": (30_532_122_624, "3B"),
+    "deepseek-v3": (671_026_419_200, "38B"),  # the paper prints 37B, without the tables outside the layers
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_model_has_its_published_parameters_to_the_unit(name: str) -> None:
+    whole, of_token = COUNTS[name]
+    architecture = reference_run(name).architecture
+    assert parameter_count(architecture) == whole
+    active = active_parameter_count(architecture)
+    assert active == whole if of_token is None else f"{active / 1e9:.0f}B" == of_token
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("grok-1", "316B"), ("nemotron4-15b", "15.6B"), ("nemotron4-340b", "341B"), ("palm-540b", "540.4B")],
+)
+def test_a_derived_count_is_what_the_shape_gives(name: str, printed: str) -> None:
+    digits = len(printed.partition(".")[2]) - 1 if "." in printed else 0
+    assert f"{parameter_count(reference_run(name).architecture) / 1e9:.{digits}f}B" == printed
+
+
+def ratios(run: ReferenceRun) -> list[float]:
+    machine = run_machine(
+        run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None, software=run.software
+    )
+    assert machine is not None
+    predicted, published = measured_figures(run, machine.machine)
+    assert len(predicted) == len(run.measured)
+    return [left.value / right.value for left, right in zip(predicted, published, strict=True)]
+
+
+def test_llama_3_405b_is_predicted_under_each_published_layout() -> None:
+    """dp 64 and 128 at 8192 tokens; cp 16 at 131,072, whose time follows from the rate as 10.9 or 15.3 s."""
+    run = reference_run("llama3.1-405b")
+    assert [stage_layers(run.architecture, run.layout, stage=stage) for stage in range(16)] == [7, *14 * [8], 7]
+    assert [(m.data_parallel, m.context_parallel, m.sequence) for m in run.measured] == [
+        (64, None, None),
+        (128, None, None),
+        (8, 16, 131072),
+    ]
+    short, shorter, long = ratios(run)
+    assert 0.9 < short < 1.1
+    assert 0.9 < shorter < 1.1
+    assert 1 < long < 15.278 / 10.903
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "llama3.1-70b"])
+def test_what_nvidia_measured_of_llama_is_predicted_within_a_tenth(name: str) -> None:
+    assert all(0.9 < ratio < 1.1 for ratio in ratios(reference_run(name)))
+
+
+@pytest.mark.parametrize("name", ["grok-1", "nemotron4-15b", "nemotron4-340b", "megascale-175b"])
+def test_every_other_published_layout_has_its_time(name: str) -> None:
+    run = reference_run(name)
+    assert all(0.5 < ratio < 2 for ratio in ratios(run))
+    assert len(run.measured) >= 6
+
+
+def test_expert_parallel_ranks_of_grok_are_counted_once() -> None:
+    for measured in reference_run("grok-1").measured:
+        assert measured.expert_parallel is not None
+        assert measured.tensor_parallel is None
+        axes = measured.data_parallel * measured.expert_parallel * (measured.pipeline_stages or 1)
+        assert axes * 4 * (measured.context_parallel or 1) == measured.accelerators
