@@ -68,7 +68,9 @@ def over_ranks(tasks: Sequence[Sequence[Sequence[Timing]]]) -> list[tuple[Timing
 
     The time of a point is the mean over ranks, times a factor: the slowest rank's median, over all points, of its time
     over that mean. The slowest rank of every single point would overestimate all of them: the slowest rank of one point
-    is by chance another than that of the next, and ranks wait for each other only after many operators.
+    is by chance another than that of the next, and ranks wait for each other only after many operators. The factor is
+    at least 1: where a rank waited long in each point, another one each time, all medians are below their means, and
+    less than 1 would make the other points faster than any rank was.
 
     Args:
         tasks: of one kind, for which one rank is consistently slower or faster than another.
@@ -80,7 +82,7 @@ def over_ranks(tasks: Sequence[Sequence[Sequence[Timing]]]) -> list[tuple[Timing
         for task, task_means in zip(points, means, strict=True)
         for point, mean in zip(task, task_means, strict=True)
     ]
-    slowest = max(map(median, zip(*shares, strict=True)))
+    slowest = max(1.0, *map(median, zip(*shares, strict=True)))
 
     def combined(point: Sequence[Timing], mean: float) -> Timing:
         middle = slowest * statistics.fmean(timing.median for timing in point)

@@ -55,3 +55,10 @@ def test_a_rank_that_is_slower_throughout_is_waited_for(seconds: list[float], sl
 
 def test_the_points_of_one_rank_are_its_own() -> None:
     assert over_ranks([[of_rank(1.0, 2.0)], [of_rank(5.0)]]) == [tuple(of_rank(1.0, 2.0)), tuple(of_rank(5.0))]
+
+
+def test_no_point_is_faster_than_ranks_were_that_waited_elsewhere() -> None:
+    """In each point but the last one another rank waited long: in most points every rank is below the mean."""
+    of_ranks = [of_rank(*(10.0 if point == rank else 1.0 for point in range(3)), 1.0) for rank in range(3)]
+    (points,) = over_ranks([of_ranks])
+    assert [point.seconds for point in points] == [4.0, 4.0, 4.0, 1.0]
