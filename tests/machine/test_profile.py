@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from reference_runs.architecture import Architecture
 from reference_runs.errors import InputError
+from reference_runs.layout import Layout
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.profile import Profile, check_holds, current_profile, decode, encode, machines_directory, read
 from suite.machine.timing_tables import Subject, fitted
@@ -34,6 +36,11 @@ def test_a_recorded_profile_is_written_again_with_the_names_that_it_has() -> Non
     assert recorded["conditions"]["pace"]
     assert recorded["trials"]
     written = json.loads(encode(read(path)))["profile"]
+    for again, before in zip(written["trials"], recorded["trials"], strict=True):
+        for name, kind in (("architecture", Architecture), ("layout", Layout)):
+            defaults = {field.name: field.default for field in msgspec.structs.fields(kind) if not field.required}
+            for key in again["trial"][name].keys() - before["trial"][name].keys():
+                assert again["trial"][name].pop(key) == defaults[key]
     assert written | {"partial": False} == recorded | {"partial": False}
 
 
