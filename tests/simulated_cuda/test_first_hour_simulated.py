@@ -72,9 +72,7 @@ def test_the_whole_in_its_short_form_runs_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    version("triton") < "3.7", reason="NOT RUN: the interpreter of Triton 3.6 fails with numpy of today"
-)
+@pytest.mark.skipif(version("triton") < "3.7", reason="NOT RUN: Triton 3.6 interprets with older numpy alone")
 def test_kernels_that_are_launched_compute_what_their_references_do(tmp_path: Path) -> None:
     code, entry = first_hour(tmp_path, "--parts", "kernel tests", "--no-page", values=1 << 30)
     assert code == 0, entry
