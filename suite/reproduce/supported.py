@@ -13,6 +13,7 @@ from reference_runs.run import (
     LEAST_WINDOW,
     Activation,
     Architecture,
+    Balancing,
     Mask,
     Norm,
     Objective,
@@ -59,12 +60,21 @@ class _Limit(NamedTuple):
 def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
     block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
     unknown_block = a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer)
+    by_bias = a.balancing is Balancing.BIAS
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
     return (
         _Limit(
             a.key_value_rank is not None, "latent attention", f"{a.key_value_rank} architecture.key_value_rank", "none"
         ),
-        _Limit(a.experts is not None, "a mixture of experts", f"{a.experts} architecture.experts", "none"),
+        _Limit(
+            by_bias, "experts that a bias balances", f"{a.balancing} architecture.balancing", "auxiliary-loss, none"
+        ),
+        _Limit(
+            a.capacity_factor is not None,
+            "experts with a capacity",
+            f"{a.capacity_factor} architecture.capacity_factor",
+            "none",
+        ),
         _Limit(unknown_block, "deep-norm in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )
@@ -144,6 +154,7 @@ def without_triton_kernel(architecture: Architecture) -> list[str]:
     lacking = {
         architecture.norm.value: architecture.norm is Norm.PRE_RMS_NORM,
         architecture.activation.value: architecture.activation in activations,
+        "a mixture of experts": architecture.experts is not None,
         "rotary positions of grouped queries": grouped,
         "norms without gain": not architecture.norm_gain,
         "norms of queries and keys": architecture.query_key_norm is not QueryKeyNorm.NONE,

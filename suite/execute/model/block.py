@@ -9,6 +9,7 @@ from torch.nn.functional import dropout
 
 from reference_runs.run import Architecture, Norm, Recipe, Residual
 from suite.execute.model.attention import Attention
+from suite.execute.model.experts import Experts
 from suite.execute.model.torch_operations import NormModule, Operations
 
 
@@ -26,9 +27,9 @@ class FeedForward(nn.Module):
     A gated activation has both expansions in one matrix, unit by unit: its rows are [F, 2], gate and gated.
     """
 
-    def __init__(self, architecture: Architecture, operations: Operations) -> None:
+    def __init__(self, architecture: Architecture, operations: Operations, *, width: int) -> None:
         super().__init__()
-        hidden, width, bias = architecture.hidden, architecture.ffn_hidden, architecture.bias.feed_forward
+        hidden, bias = architecture.hidden, architecture.bias.feed_forward
         self.operations = operations
         self.expansion = nn.Linear(hidden, (2 if architecture.activation.gated else 1) * width, bias=bias)
         self.contraction = nn.Linear(width, hidden, bias=bias)
@@ -36,6 +37,15 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         out: Tensor = self.contraction(self.operations.activated(self.expansion(x_BTD)))
         return out
+
+
+def feed_forward(architecture: Architecture, operations: Operations) -> FeedForward | Experts:
+    """The feed-forward part of a layer: one, or a mixture of experts with those that every token passes."""
+    if architecture.experts is None:
+        return FeedForward(architecture, operations, width=architecture.ffn_hidden)
+    width = architecture.shared_experts * architecture.expert_width
+    shared = FeedForward(architecture, operations, width=width) if width else None
+    return Experts(architecture, operations, shared)
 
 
 class PreNormBlock(nn.Module):
@@ -54,7 +64,7 @@ class PreNormBlock(nn.Module):
         self.attention_norm = norm(architecture)
         self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=top_query)
         self.feed_forward_norm = None if architecture.shared_norm else norm(architecture)
-        self.feed_forward = FeedForward(architecture, operations)
+        self.feed_forward = feed_forward(architecture, operations)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
         if self.feed_forward_norm is None:
@@ -89,7 +99,7 @@ class DeepNormBlock(nn.Module):
         self.operations = operations
         self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=False)
         self.attention_norm = norm(architecture)
-        self.feed_forward = FeedForward(architecture, operations)
+        self.feed_forward = feed_forward(architecture, operations)
         self.feed_forward_norm = norm(architecture)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:

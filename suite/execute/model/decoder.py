@@ -16,6 +16,7 @@ from reference_runs.layout import Recomputation
 from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
 from suite.execute.model.attention import Attention
 from suite.execute.model.block import BLOCKS, norm
+from suite.execute.model.experts import Experts
 from suite.execute.model.position import rotation
 from suite.execute.model.torch_operations import Operations, TorchOperations
 
@@ -36,7 +37,7 @@ class Decoder(nn.Module):
 
     Attributes:
         heads: those whose scores are computed here.
-        upstream: the gradient that the loss will get: the loss scale over the number of micro-batches.
+        routers: of the layers with experts, by their number.
         sequence_part: index and number of equal parts of the sequence, of the hidden states between the blocks.
     """
 
@@ -59,7 +60,6 @@ class Decoder(nn.Module):
         self.fused_attention = fused_attention
         self.heads = slice(0, architecture.heads)
         self.sequence_part = (0, 1)
-        self.upstream = 1.0
         self.group = 0
         self.dropout = recipe.embedding_dropout
         self.gradient_share = recipe.embedding_gradient_shrink
@@ -74,13 +74,27 @@ class Decoder(nn.Module):
         numbers = range(architecture.layers) if layers is None else layers
         self.blocks = nn.ModuleDict()
         for n in numbers:
-            is_top = n == top
-            self.blocks[str(n)] = block(architecture, recipe, self.operations, fused=fused_attention, top_query=is_top)
+            is_top, shape = n == top, architecture.of_dense_layers if n < architecture.dense_layers else architecture
+            self.blocks[str(n)] = block(shape, recipe, self.operations, fused=fused_attention, top_query=is_top)
         self.final_norm = norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=architecture.bias.head) if last else None
+        parts = {int(n): block.feed_forward for n, block in self.blocks.items()}
+        self.routers = {n: part.router for n, part in parts.items() if isinstance(part, Experts)}
+        self.upstream = 1.0
         self.tie()
         self.loss = self.operations.loss()
+
+    @property
+    def upstream(self) -> float:
+        """The gradient that the loss will get: the loss scale over the number of micro-batches."""
+        return self._upstream
+
+    @upstream.setter
+    def upstream(self, gradient: float) -> None:
+        self._upstream = gradient
+        for router in self.routers.values():
+            router.statistics.upstream = gradient
 
     def tie(self) -> None:
         """Share the embedding with the head, if they are tied and both are here."""
@@ -193,7 +207,10 @@ def deviation(name: str, architecture: Architecture, recipe: Recipe) -> Tensor:
         return plain
     if architecture.norm is not Norm.DEEP_NORM:
         return plain / math.sqrt(2 * architecture.layers) if kind in ("projection", "contraction") else plain
-    hidden, width = architecture.hidden, architecture.ffn_hidden
+    hidden, width = (
+        architecture.hidden,
+        architecture.ffn_hidden if ".experts." not in name else architecture.expert_width,
+    )
     keys = architecture.kv_heads * architecture.head_dim
     in_attention = math.sqrt(1 / (architecture.layers * (architecture.query_width + hidden)))
     if kind == "query_key_value":

@@ -11,7 +11,7 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import expert_forward_flop
 from suite.predict.analytic.latent_attention import latent_products
 from suite.predict.analytic.parameters import active_parameter_count, parameter_counts
-from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
+from suite.predict.analytic.stage_layers import chunk_layer_kinds, layer_kinds, stage_layer_kinds
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
@@ -133,10 +133,11 @@ def groups_stopped_early(workload: Workload, *, layers: int) -> int:
     return ceil_division(layers, layout.checkpoint_layers)
 
 
-def early_stop_flop(workload: Workload, *, samples: int, layers: int) -> int:
-    """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of `layers` layers.
+def early_stop_flop(workload: Workload, *, samples: int, layers: range) -> int:
+    """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of these layers.
 
-    full         the last product of each group: 2 T h f (see `groups_stopped_early`)
+    full         the last product of each group: 2 T h f, or f' of shared experts (see `groups_stopped_early`); nothing
+                 where it ends with experts alone, whose output is needed for the gradient of their gates
     selective    the attention context, whose inputs are the last tensors needed: 2 T s a d a layer; nothing of a fused
                  attention, whose output is needed
 
@@ -144,9 +145,14 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: int) -> int:
     """
     architecture, layout = workload.architecture, workload.layout
     if layout.recomputation is Recomputation.SELECTIVE and not layout.fused_attention:
-        return layers * layer_forward_flop(architecture, samples=samples)["attention context"]
-    groups = groups_stopped_early(workload, layers=layers)
-    return groups * 2 * samples * architecture.sequence * architecture.hidden * architecture.ffn_hidden
+        return len(layers) * layer_forward_flop(architecture, samples=samples)["attention context"]
+    if not groups_stopped_early(workload, layers=len(layers)):
+        return 0
+    ends = [*layers[layout.checkpoint_layers - 1 : -1 : layout.checkpoint_layers], *layers[-1:]]
+    dense = sum(architecture.experts is None or layer < architecture.dense_layers for layer in ends)
+    shared = (len(ends) - dense) * architecture.shared_experts * architecture.expert_width
+    columns: int = dense * architecture.ffn_hidden + shared
+    return 2 * samples * architecture.sequence * architecture.hidden * columns
 
 
 def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> int:
@@ -206,25 +212,22 @@ def executed_flop(workload: Workload, *, samples: int) -> int:
     flop = hardware_flop(architecture, layout, samples=samples)
     flop += fused_attention_flop(workload, samples=samples, layers=architecture.layers)
     for layers in chunk_layers(architecture.layers, layout):
-        flop -= early_stop_flop(workload, samples=samples, layers=len(layers))
+        flop -= early_stop_flop(workload, samples=samples, layers=layers)
     return flop
 
 
-def repeated_flop(workload: Workload, *, samples: int, layers: int) -> int:
-    """Flop that PyTorch executes a second time for `samples` sequences in a chunk of `layers` layers.
+def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
+    """Flop that PyTorch executes a second time for `samples` sequences in a chunk of these layers.
 
     `recomputed_flop` less `early_stop_flop`, and `fused_attention_flop`.
     """
     recomputation = workload.layout.recomputation
-    flop = recomputed_flop(workload.architecture, samples=samples, recomputation=recomputation, layers=layers)
+    flop = fused_attention_flop(workload, samples=samples, layers=len(layers))
     flop -= early_stop_flop(workload, samples=samples, layers=layers)
-    return flop + fused_attention_flop(workload, samples=samples, layers=layers)
-
-
-def _layers_of_chunks(workload: Workload, *, stage: int) -> list[int]:
-    """Layers of each chunk of a rank of `stage`."""
-    dealt = chunk_layers(workload.architecture.layers, workload.layout)
-    return [len(layers) for layers in dealt[stage :: workload.layout.pipeline_stages]]
+    return flop + sum(
+        recomputed_flop(kind, samples=samples, recomputation=recomputation, layers=number)
+        for kind, number in chunk_layer_kinds(workload.architecture, layers)
+    )
 
 
 def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
@@ -252,7 +255,7 @@ def rank_executed_flop(workload: Workload, *, stage: int, samples: int) -> int:
 
     Each chunk adds `repeated_flop`, over t.
     """
-    chunks = _layers_of_chunks(workload, stage=stage)
+    chunks = chunk_layers(workload.architecture.layers, workload.layout)[stage :: workload.layout.pipeline_stages]
     again = sum(repeated_flop(workload, samples=samples, layers=layers) for layers in chunks)
     return rank_model_flop(workload, stage=stage, samples=samples) + again // workload.layout.tensor_parallel
 

@@ -52,6 +52,13 @@ def layer_kinds(architecture: Architecture) -> list[LayerKind]:
     return [LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, architecture.layers - dense)]
 
 
+def chunk_layer_kinds(architecture: Architecture, layers: range) -> list[LayerKind]:
+    """The kinds of `layer_kinds` among layers with these numbers, those of which there are any."""
+    dense = len(range(layers.start, min(layers.stop, architecture.dense_layers)))
+    kinds = LayerKind(architecture.of_dense_layers, dense), LayerKind(architecture, len(layers) - dense)
+    return [kind for kind in kinds if kind.layers]
+
+
 def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int) -> list[LayerKind]:
     """The kinds of `layer_kinds` with the layers of each that stand on a pipeline stage, also where there are none."""
     layers = stage_layers(architecture, layout, stage=stage)

@@ -15,10 +15,12 @@ from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
 from suite.predict.simulation.decoder_parameters import (
     Affine,
     ChunkParameters,
+    FeedForwardParameters,
     LayerParameters,
     NormVectors,
     chunk_sizes,
 )
+from suite.predict.simulation.expert_layer import ExpertLayer
 from suite.predict.simulation.fsdp import FullySharding
 from suite.predict.simulation.host_calls import BLOCK
 from suite.predict.simulation.memory_blocks import MemoryBlock
@@ -358,17 +360,30 @@ class Chunk:
         )
 
     def _feed_forward(self, layer: LayerParameters, x: Value) -> Value:
+        if isinstance(layer.feed_forward, FeedForwardParameters):
+            return self._one_feed_forward(layer.feed_forward, x)
+        parameters, tokens, hidden = layer.feed_forward, self.sizes.tokens, self.sizes.hidden
+        experts = ExpertLayer(self.operators, self.architecture, tokens=tokens)
+        out = experts.routed(x, parameters, self._activated)
+        if parameters.shared is None:
+            return out
+        return self.operators.sum(out, self._one_feed_forward(parameters.shared, x), elements=tokens * hidden)
+
+    def _one_feed_forward(self, parameters: FeedForwardParameters, x: Value) -> Value:
+        gate = 2 if self.architecture.activation.gated else 1
+        x = self._by_columns(x, parameters.expansion, rows=gate * parameters.width)
+        x = self._activated(x, self.sizes.tokens * parameters.width)
+        return self._by_rows(x, parameters.contraction, columns=parameters.width)
+
+    def _activated(self, x: Value, elements: int) -> Value:
+        """The activation of an expansion; of a gated one there are twice as many `elements` before."""
         operators, activation = self.operators, self.architecture.activation
-        elements = self.sizes.tokens * self.sizes.width
-        x = self._by_columns(x, layer.expansion, rows=self.sizes.expanded)
         if activation.gated:
-            x = operators.gated(x, GATED[activation], elements=elements)
-        elif activation is Activation.FAST_GELU:
-            x = operators.fast_gelu(x, elements=elements)
-        elif activation is Activation.RELU:
-            x = operators.relu(x, elements=elements)
-        elif activation is Activation.RELU_SQUARED:
-            x = operators.squared(operators.relu(x, elements=elements), elements=elements)
-        else:
-            x = operators.element_wise(x, ELEMENT_WISE[activation], elements=elements)
-        return self._by_rows(x, layer.contraction, columns=self.sizes.width)
+            return operators.gated(x, GATED[activation], elements=elements)
+        if activation is Activation.FAST_GELU:
+            return operators.fast_gelu(x, elements=elements)
+        if activation is Activation.RELU:
+            return operators.relu(x, elements=elements)
+        if activation is Activation.RELU_SQUARED:
+            return operators.squared(operators.relu(x, elements=elements), elements=elements)
+        return operators.element_wise(x, ELEMENT_WISE[activation], elements=elements)

@@ -24,6 +24,23 @@ class NormVectors(NamedTuple):
     bias: ParameterLeaf | None
 
 
+class FeedForwardParameters(NamedTuple):
+    """Those of a feed-forward part; `width` columns after the activation, on this rank."""
+
+    expansion: Affine
+    contraction: Affine
+    width: int
+
+
+class ExpertParameters(NamedTuple):
+    """Those of a mixture of experts: of all of a rank's experts together, and of those that every token passes."""
+
+    router: ParameterLeaf
+    expansion: ParameterLeaf
+    contraction: ParameterLeaf
+    shared: FeedForwardParameters | None
+
+
 class LayerParameters(NamedTuple):
     """Those of a layer; `query` apart from keys and values in a top-query layer alone. A norm may serve both parts."""
 
@@ -35,8 +52,7 @@ class LayerParameters(NamedTuple):
     key_norm: ParameterLeaf | None
     projection: Affine
     feed_forward_norm: NormVectors | None
-    expansion: Affine
-    contraction: Affine
+    feed_forward: FeedForwardParameters | ExpertParameters
 
 
 class ChunkParameters(NamedTuple):
@@ -59,7 +75,6 @@ class ChunkSizes(NamedTuple):
         local_tokens, local_states: of hidden states between the matrices that are split.
         kv_heads: keys and values that this rank has, each of `group` heads.
         inner, keys_inner: columns of the queries, and of keys and values each; `queries`, `keys` all elements of them.
-        expanded: columns of the feed-forward part before its activation.
     """
 
     samples: int
@@ -69,7 +84,6 @@ class ChunkSizes(NamedTuple):
     kv_heads: int
     head_dim: int
     width: int
-    expanded: int
     rows: int
     tokens: int
     states: int
@@ -113,7 +127,6 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
         kv_heads=kv_heads,
         head_dim=head_dim,
         width=width,
-        expanded=(2 if architecture.activation.gated else 1) * width,
         rows=architecture.padded_vocabulary // ranks,
         tokens=tokens,
         states=tokens * hidden,
@@ -150,9 +163,10 @@ def chunk_parameters(
         embedding_norm = _norm(architecture, new_leaf, None)
     top_query = layers - 1 if last and architecture.top_query_layer else None
     in_layers = []
-    for layer in range(layers):
+    for layer, number in enumerate(dealt[chunk]):
         unit = None if sharding is None else sharding.new_layer()
-        in_layers.append(_layer_parameters(architecture, new_leaf, sizes, unit, top_query=layer == top_query))
+        kind = architecture.of_dense_layers if number < architecture.dense_layers else architecture
+        in_layers.append(_layer_parameters(kind, new_leaf, sizes, unit, top_query=layer == top_query))
     final_norm = _norm(architecture, new_leaf, None) if last else None
     query_position = new_leaf(None, sizes.length, hidden) if top_query is not None else None
     head = None
@@ -181,6 +195,21 @@ def _layer_parameters(
             return None
         return new_leaf(unit, sizes.head_dim if architecture.query_key_norm is QueryKeyNorm.HEAD else width)
 
+    gate = 2 if architecture.activation.gated else 1
+
+    def feed_forward(width: int) -> FeedForwardParameters:
+        expansion = affine(gate * width, hidden, bias=bias.feed_forward)
+        return FeedForwardParameters(expansion, affine(hidden, width, bias=bias.feed_forward), width)
+
+    def experts(number: int) -> ExpertParameters:
+        width, shared = architecture.expert_width, architecture.shared_experts
+        return ExpertParameters(
+            router=new_leaf(unit, number, hidden),
+            expansion=new_leaf(unit, number * gate * width, hidden),
+            contraction=new_leaf(unit, number * hidden, width),
+            shared=feed_forward(shared * width) if shared else None,
+        )
+
     queries = 0 if top_query else sizes.inner
 
     return LayerParameters(
@@ -192,6 +221,5 @@ def _layer_parameters(
         key_norm=of_all(sizes.keys_inner),
         projection=affine(hidden, sizes.inner, bias=bias.projection),
         feed_forward_norm=None if architecture.shared_norm else _norm(architecture, new_leaf, unit),
-        expansion=affine(sizes.expanded, hidden, bias=bias.feed_forward),
-        contraction=affine(hidden, sizes.width, bias=bias.feed_forward),
+        feed_forward=feed_forward(sizes.width) if architecture.experts is None else experts(architecture.experts),
     )

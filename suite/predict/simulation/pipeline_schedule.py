@@ -9,6 +9,7 @@ from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
+from suite.predict.analytic.stage_layers import chunk_layer_kinds
 
 
 class Pass(NamedTuple):
@@ -64,9 +65,14 @@ def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
 def flop_durations(workload: Workload) -> Durations:
     """Flop of one sample through each chunk: layers, head, and in the backward pass twice that and recomputation."""
     architecture = workload.architecture
-    layer = sum(layer_forward_flop(architecture, samples=1).values())
-    chunks = [len(layers) for layers in chunk_layers(architecture.layers, workload.layout)]
-    forward: list[float] = [layers * layer for layers in chunks]
+    chunks = chunk_layers(architecture.layers, workload.layout)
+    forward: list[float] = [
+        sum(
+            number * sum(layer_forward_flop(kind, samples=1).values())
+            for kind, number in chunk_layer_kinds(architecture, layers)
+        )
+        for layers in chunks
+    ]
     again = [repeated_flop(workload, samples=1, layers=layers) for layers in chunks]
     forward[-1] += head_forward_flop(architecture, samples=1)
     return Durations(forward, [2 * once + repeated for once, repeated in zip(forward, again, strict=True)])

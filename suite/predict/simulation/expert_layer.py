@@ -1,0 +1,185 @@
+"""Router and experts of a layer as suite/execute/model/experts.py executes them, with blocks in place of tensors.
+
+Without a capacity every token has a row for each expert that it chooses, so that what the rows take together does not
+depend on the routing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reference_runs.run import Architecture, Balancing, Gate
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.memory import FP32
+from suite.predict.simulation.attention_inputs import INT64
+from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, Value
+from suite.predict.simulation.decoder_parameters import ExpertParameters
+from suite.predict.simulation.memory_blocks import MemoryBlock
+from suite.predict.simulation.operators import Operators
+
+INT32 = 4
+Blocks = list[MemoryBlock]
+Gradients = list[MemoryBlock | None]
+
+
+class ExpertLayer:
+    """The experts of one layer, and N tokens of a micro-batch with C experts each: R = N C rows.
+
+    Of calls it counts the products, R / E rows in each, which the routing shifts between experts, and what copies rows.
+    """
+
+    def __init__(self, operators: Operators, architecture: Architecture, *, tokens: int) -> None:
+        self._operators, self._tape, self._architecture = operators, operators.tape, architecture
+        self._tokens, self._hidden, self._width = tokens, architecture.hidden, architecture.expert_width
+        self._experts, self._chosen = architecture.experts or 0, architecture.experts_per_token or 0
+        self._rows = tokens * self._chosen
+        self._scores = FP32 * tokens * self._experts
+
+    def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
+        """What the chosen experts make of x, weighed and summed for each token."""
+        operators, rows, hidden, width = self._operators, self._rows, self._hidden, self._width
+        gate = 2 if self._architecture.activation.gated else 1
+        by_token = Value(x.block, self._tape.record([x], [], lambda _, gradients: list(gradients)))
+        scores = self._router_scores(by_token, parameters.router)
+        chosen, order, inverse, ends = self._choice()
+        gates = self._gates(self._balanced(scores, ends), chosen)
+        del scores, chosen
+        copied = self._copied(by_token, inverse)
+        del by_token
+        expanded = self._product(copied, parameters.expansion, ends, columns=hidden, out=gate * width)
+        del copied
+        active = activated(expanded, rows * width)
+        del expanded
+        out = self._product(active, parameters.contraction, ends, columns=width, out=hidden)
+        del active
+        node = self._tape.record([out], [order], self._passing(operators.element * rows * hidden))
+        operators.tape.count("permuted", rows * hidden, variant="forward", dtype=operators.dtype)
+        out = Value(operators.block(rows * hidden), node)
+        return self._weighed(out, gates)
+
+    def _passing(self, size: int) -> BackwardRule:
+        return lambda _, __: [self._tape.block(size)]
+
+    def _wide(self, x: Value, elements: int) -> Value:
+        """A copy in fp32 of what is in 16 bit."""
+        operators = self._operators
+        if not operators.half:
+            return x
+        self._tape.count("to_fp32", elements, variant="forward", dtype=operators.dtype)
+        node = self._tape.record([x], [], self._passing(operators.element * elements))
+        return Value(self._tape.block(FP32 * elements), node)
+
+    def _router_scores(self, x: Value, router: ParameterLeaf) -> Value:
+        """A product in fp32, which keeps its inputs, and softmax or sigmoid, which keeps its output."""
+        tape, tokens, hidden, experts = self._tape, self._tokens, self._hidden, self._experts
+        wide = self._wide(x, tokens * hidden)
+        weight = self._wide(self._operators.weight(router), experts * hidden)
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            tape.count("product", tokens, hidden, experts, variant="NN")
+            tape.count("product", experts, hidden, tokens, variant="TN")
+            of_weight = tape.block(FP32 * experts * hidden)
+            return [tape.block(FP32 * tokens * hidden), of_weight]
+
+        node = tape.record([wide, weight], [wide.block, weight.block], rule)
+        tape.count("product", tokens, experts, hidden, variant="NT")
+        logits = Value(tape.block(self._scores), node)
+        del wide, weight
+        out = tape.block(self._scores)
+        return Value(out, tape.record([logits], [out], self._passing(self._scores)))
+
+    def _choice(self) -> tuple[MemoryBlock, MemoryBlock, MemoryBlock, MemoryBlock]:
+        """The experts of each token; the order of their rows, the place of each in it, and the end of each expert."""
+        tape, each = self._tape, INT64 * self._rows
+        masked = tape.block(self._scores if self._architecture.expert_groups else 0)
+        values, chosen = tape.block(FP32 * self._rows), tape.block(each)
+        del values, masked
+        by_expert, order = tape.block(each), tape.block(each)
+        ends = tape.block(INT32 * self._experts)
+        inverse = tape.block(each)
+        numbers = tape.block(each)
+        del by_expert, numbers
+        return chosen, order, inverse, ends
+
+    def _balanced(self, scores: Value, ends: MemoryBlock) -> Value:
+        """Keeps the ends of the experts and their mean scores."""
+        weighed = self._architecture.balancing is Balancing.AUXILIARY_LOSS
+        mean = self._tape.block(FP32 * self._experts)
+        node = self._tape.record(
+            [scores], [ends, mean], lambda _, gradients: [self._tape.block(self._scores)] if weighed else [*gradients]
+        )
+        return Value(scores.block, node)
+
+    def _gates(self, scores: Value, chosen: MemoryBlock) -> Value:
+        """The scores of the chosen, which a gather keeps; divided by their sum, which keeps both."""
+        tape, each = self._tape, FP32 * self._rows
+        gathered = Value(tape.block(each), tape.record([scores], [chosen], self._passing(self._scores)))
+        gates = gathered
+        if self._architecture.gate is not Gate.SOFTMAX:
+            total = Value(
+                tape.block(FP32 * self._tokens), tape.record([gathered], [], lambda _, gradients: list(gradients))
+            )
+            node = tape.record([gathered, total], [gathered.block, total.block], self._of_quotient)
+            gates = Value(tape.block(each), node)
+        if self._architecture.gate_scale is not None:
+            gates = Value(tape.block(each), tape.record([gates], [], self._passing(each)))
+        return gates
+
+    def _of_quotient(self, _kept: Blocks, _gradients: Gradients) -> Gradients:
+        return [self._tape.block(FP32 * self._rows), self._tape.block(FP32 * self._tokens)]
+
+    def _copied(self, x: Value, inverse: MemoryBlock) -> Value:
+        """A row for each expert of a token: keeps where they went. Backward: they come back, and are summed."""
+        operators, tape, rows, hidden = self._operators, self._tape, self._rows, self._hidden
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            tape.count("permuted", rows * hidden, variant="forward", dtype=operators.dtype, times=2)
+            returned = operators.block(rows * hidden)
+            summed = operators.block(self._tokens * hidden)
+            del returned
+            return [summed]
+
+        tape.count("permuted", rows * hidden, variant="forward", dtype=operators.dtype)
+        node = tape.record([x], [inverse], rule)
+        indices = tape.block(INT64 * rows)
+        out = operators.block(rows * hidden)
+        del indices
+        return Value(out, node)
+
+    def _product(self, x: Value, weight: ParameterLeaf, ends: MemoryBlock, *, columns: int, out: int) -> Value:
+        """The rows of each expert by its matrix: keeps them and their ends."""
+        operators, tape, rows, experts = self._operators, self._tape, self._rows, self._experts
+        mean = ceil_division(rows, experts)
+
+        def count(*sizes: int, variant: str) -> None:
+            tape.count("product", *sizes, variant=variant, dtype=operators.dtype, times=experts)
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            count(mean, columns, out, variant="NN")
+            count(out, columns, mean, variant="TN")
+            of_x = operators.block(rows * columns)
+            return [of_x, operators.block(experts * out * columns)]
+
+        node = tape.record([x, operators.weight(weight)], [x.block, ends], rule)
+        count(mean, out, columns, variant="NT")
+        return Value(operators.block(rows * out), node)
+
+    def _weighed(self, x: Value, gates: Value) -> Value:
+        """The sum of a token's rows times their gates: the product keeps both."""
+        operators, tape, rows, hidden = self._operators, self._tape, self._rows, self._hidden
+        if operators.half:
+            gates = Value(operators.block(rows), tape.record([gates], [], self._passing(FP32 * rows)))
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            tape.count("add", rows * hidden, variant="forward", dtype=operators.dtype, times=2)
+            of_gates = operators.block(rows * hidden)
+            of_x = operators.block(rows * hidden)
+            sums = operators.block(rows)
+            del of_gates
+            return [of_x, sums]
+
+        tape.count("add", rows * hidden, variant="forward", dtype=operators.dtype, times=2)
+        node = tape.record([x, gates], [x.block, gates.block], rule)
+        product = Value(operators.block(rows * hidden), node)
+        summed = tape.record([product], [], lambda _, gradients: list(gradients))
+        return Value(operators.block(self._tokens * hidden), summed)
