@@ -10,64 +10,9 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
+from reference_runs.miniature_shape import SCALES, Scale, scaled_architecture
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 
-
-class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """How small a miniature becomes on one kind of device.
-
-    Args:
-        hidden: the hidden size aimed at; the recorded one is divided by the power of two that comes nearest.
-        parameters: the parameter count aimed at; it decides the number of layers.
-        head_dim: divisor of the recorded head size.
-        sequence: divisor of the recorded sequence.
-        micro_batch: factor on the recorded micro-batch.
-        most_samples: of a micro-batch where steps accumulate several, so that its logits stay small.
-        most_samples_alone: of a micro-batch where steps have one.
-        most_micro_batches: in a step over all ranks (12 divides by 1, 2, 3, 4, 6 and 12 ranks).
-        bucket_bytes: so that gradients still travel in several messages.
-        most_loss_scale: that of the first step: fp16 then holds gradients of up to 65504 / 4096 = 16. At 65536 the
-            gradient of codegeex-mini overflowed in a counted step (CPU, 2026-11-21).
-    """
-
-    hidden: int
-    parameters: int
-    head_dim: int
-    sequence: int
-    micro_batch: int
-    most_samples: int
-    most_samples_alone: int
-    most_micro_batches: int
-    bucket_bytes: int
-    most_loss_scale: float
-
-
-SCALES = {
-    "cpu": Scale(
-        hidden=200,
-        parameters=4_000_000,
-        head_dim=8,
-        sequence=32,
-        micro_batch=1,
-        most_samples=2,
-        most_samples_alone=8,
-        most_micro_batches=12,
-        bucket_bytes=4_000_000,
-        most_loss_scale=4096.0,
-    ),
-    "cuda": Scale(
-        hidden=900,
-        parameters=130_000_000,
-        head_dim=2,
-        sequence=2,
-        micro_batch=8,
-        most_samples=32,
-        most_samples_alone=32,
-        most_micro_batches=48,
-        bucket_bytes=25_000_000,
-        most_loss_scale=4096.0,
-    ),
-}
 WARMUP_FRACTION = 0.1
 LAYOUT_RULE = (
     "the ranks' prime factors, largest first, go in turns to the axes that the record uses: dp, pp, tp; "
@@ -102,43 +47,6 @@ class Miniature(msgspec.Struct, frozen=True, kw_only=True):
     def workload(self) -> Workload:
         """Architecture, recipe and layout."""
         return Workload(self.architecture, self.recipe, self.layout)
-
-
-def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Architecture, int]:
-    """The smaller shape and the divisor w of its width.
-
-    w = power of two nearest to hidden / aim by its logarithm, and at least 1. So hidden, feed-forward width and
-    vocabulary keep their recorded ratios exactly (the padded vocabulary is rounded up to a multiple of 8). The head
-    size shrinks by a fixed divisor, the number of heads by what remains of w, so 112 heads become 14: neither is a
-    power of two. The rotated part of a head shrinks with it, to an even number. Layers fill up the parameters.
-    """
-    w = 1 << max(0, round(math.log2(architecture.hidden / scale.hidden)))
-    head_divisor = min(scale.head_dim, w)
-    hidden, head_dim = architecture.hidden // w, architecture.head_dim // head_divisor
-    heads = architecture.query_width // w // head_dim
-    padded = -(-architecture.padded_vocabulary // (8 * w)) * 8
-    matrices = 3 if architecture.activation.gated else 2
-    block = 4 * hidden * heads * head_dim + matrices * hidden * (architecture.ffn_hidden // w)
-    tables = 1 if architecture.tied_embeddings else 2
-    layers = max(2, round((scale.parameters - tables * padded * hidden) / block))
-    rotary_dim = architecture.rotary_dim
-    small = msgspec.structs.replace(
-        architecture,
-        layers=min(layers, architecture.layers),
-        hidden=hidden,
-        heads=heads,
-        head_dim=head_dim,
-        kv_heads=max(1, heads * architecture.kv_heads // architecture.heads),
-        ffn_hidden=architecture.ffn_hidden // w,
-        vocabulary=min(padded, round(architecture.vocabulary / w)),
-        padded_vocabulary=padded,
-        sequence=architecture.sequence // scale.sequence,
-        sliding_window=architecture.sliding_window and -(-architecture.sliding_window // scale.sequence),
-        rotary_scaling_sequence=architecture.rotary_scaling_sequence
-        and -(-architecture.rotary_scaling_sequence // scale.sequence),
-        rotary_dim=None if rotary_dim is None else -(-rotary_dim // (2 * head_divisor)) * 2,
-    )
-    return small, w
 
 
 def prime_factors(number: int) -> list[int]:
@@ -320,6 +228,15 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.heads": "the recorded width of all heads over hidden",
         "architecture.kv_heads": "the recorded share of heads",
         "architecture.layers": f"fill up {scale.parameters:,} parameters",
+        "architecture.dense_layers": "the recorded share of layers, at least one",
+        "architecture.experts": f"at most {scale.most_experts}",
+        "architecture.experts_per_token": "as recorded, a quarter of the experts at most",
+        "architecture.expert_ffn_hidden": f"/ {w}, as hidden",
+        "architecture.expert_groups": "of two experts or more",
+        "architecture.groups_per_token": "the recorded share of groups",
+        "architecture.query_rank": f"/ {w}, as hidden",
+        "architecture.key_value_rank": f"/ {w}, as hidden",
+        "architecture.value_head_dim": f"/ {scale.head_dim}, as head_dim",
         "architecture.sequence": f"/ {scale.sequence}",
         "architecture.sliding_window": f"/ {scale.sequence}, as sequence",
         "architecture.rotary_scaling_sequence": f"/ {scale.sequence}, as sequence",

@@ -12,7 +12,8 @@ from reference_runs.accelerator import Accelerator, accelerator, accelerator_nam
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError, nearest
 from reference_runs.incomplete import check_complete, missing_keys
-from reference_runs.miniature import SCALES, Miniature, ScaledFact, miniature
+from reference_runs.miniature import Miniature, ScaledFact, miniature
+from reference_runs.miniature_shape import SCALES
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced, Value
 from reference_runs.units import printed

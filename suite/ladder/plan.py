@@ -24,7 +24,7 @@ from suite.predict.executed_run.figures import memory_figures
 from suite.reproduce.plan import Plan
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 
-# as a miniature's largest (see `reference_runs.miniature.Scale`); never doubled
+# as a miniature's largest (see `reference_runs.miniature_shape.Scale`); never doubled
 LOSS_SCALE, LOSS_SCALE_WINDOW = 4096.0, 1000
 FAMILY = "gpt2"
 WARMUP_SHARE = 0.1

@@ -9,7 +9,8 @@ from reference_runs import miniature as module
 from reference_runs.catalog import accumulation, check_layout, global_batch_at, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, parse_layout
-from reference_runs.miniature import DEFAULT_STEPS, SCALES, Miniature, in_batches, miniature
+from reference_runs.miniature import DEFAULT_STEPS, Miniature, in_batches, miniature
+from reference_runs.miniature_shape import SCALES
 from reference_runs.run import ReferenceRun
 from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.analytic.parameters import parameter_count
