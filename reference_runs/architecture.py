@@ -21,11 +21,26 @@ class Position(enum.StrEnum):
 
 
 class Norm(enum.StrEnum):
-    """Normalisation and its place in a block. Deep-norm is post-norm: LayerNorm(sqrt(2 L) x + f(x)) with L layers."""
+    """Normalisation and its place in a block.
+
+    Deep-norm is post-norm: LayerNorm(sqrt(2 L) x + f(x)) with L layers. An output norm is of what is added: x +
+    RMSNorm(f(x)) (OLMo 2).
+    """
 
     PRE_LAYER_NORM = "pre-layer-norm"
     PRE_RMS_NORM = "pre-rms-norm"
     DEEP_NORM = "deep-norm"
+    OUTPUT_RMS_NORM = "output-rms-norm"
+
+    @property
+    def before(self) -> bool:
+        """Whether a norm stands before each part of a block, and not after it."""
+        return self in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM)
+
+    @property
+    def root_mean_square(self) -> bool:
+        """Whether norms are RMSNorms, which have no bias."""
+        return self in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM)
 
 
 class Activation(enum.StrEnum):
@@ -195,7 +210,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def bias(self) -> BiasPlaces:
         """Where there are biases."""
-        norms = self.norm is not Norm.PRE_RMS_NORM and self.norm_gain
+        norms = not self.norm.root_mean_square and self.norm_gain
         attention, projection, feed_forward, norm = (
             self.biases if place is None else place
             for place in (self.attention_bias, self.projection_bias, self.feed_forward_bias, self.norm_bias)
@@ -247,12 +262,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         yield from self._rotary_scaling_mistakes(where)
         yield from self._latent_mistakes(where)
         yield from self._expert_mistakes(where)
-        pre_norm = self.norm is not Norm.DEEP_NORM
         for wrong, name, needed in (
             (self.norm_bias and not self.norm_gain, "norm_bias", "norm_gain"),
-            (self.norm_bias and self.norm is Norm.PRE_RMS_NORM, "norm_bias", f"a LayerNorm, not {self.norm.value}"),
+            (self.norm_bias and self.norm.root_mean_square, "norm_bias", f"a LayerNorm, not {self.norm.value}"),
             (self.shared_norm and self.residual is not Residual.PARALLEL, "shared_norm", "residual parallel"),
-            (self.shared_norm and not pre_norm, "shared_norm", "a norm before the block"),
+            (self.shared_norm and not self.norm.before, "shared_norm", "a norm before the block"),
             (self.sliding_window and self.mask is not Mask.CAUSAL, "sliding_window", "mask causal"),
         ):
             if wrong:

@@ -26,7 +26,6 @@ def mixtral(c: Configuration) -> None:
     c.only("router_jitter_noise", 0, 0.0, None, default=0)
     c.put("experts", c.count("num_local_experts", "num_experts", default=8))
     c.put("experts_per_token", c.count("num_experts_per_tok", default=2))
-    c.put("expert_ffn_hidden", c.facts["architecture.ffn_hidden"])
     c.put("gate", c.model("softmax-of-chosen", "the chosen experts' weights are divided by their sum"))
     _auxiliary_loss(c, "router_aux_loss_coef", default=0.001)
 

@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "mpt": gpt.mpt,
     "nemotron": gpt.nemotron,
     "olmo": llama.olmo,
+    "olmo2": llama.olmo2,
     "opt": gpt.opt,
     "phi": gpt.phi,
     "qwen2": llama.qwen2,

@@ -1,4 +1,4 @@
-"""Llama and its dense descendants: Mistral, Qwen 2 and 3, Gemma, OLMo."""
+"""Llama and its dense descendants: Mistral, Qwen 2 and 3, Gemma, OLMo 1 and 2."""
 
 from __future__ import annotations
 
@@ -83,3 +83,12 @@ def olmo(c: Configuration) -> None:
     tied(c, default=False)
     training(c)
     c.only("clip_qkv", None, default=None)
+
+
+def olmo2(c: Configuration) -> None:
+    """OLMo 2: RMSNorms of what is added, and of whole projections of queries and keys."""
+    llama_like(c, sequence=2048, epsilon=1e-5)
+    c.put("norm", c.model("output-rms-norm", "post_attention_layernorm, post_feedforward_layernorm"))
+    c.put("query_key_norm", c.model("projection", "q_norm, k_norm"))
+    attention = c.flag("attention_bias", default=False)
+    biases(c, attention=attention, projection=attention)

@@ -16,7 +16,7 @@ from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Norm, ReferenceRun, Workload
+from reference_runs.run import ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
@@ -224,7 +224,7 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
         if layout
         else prediction_without_layout(run.architecture, run.recipe, absent)
     )
-    if run.architecture.norm is Norm.DEEP_NORM:
+    if not run.architecture.norm.before:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
     elif run.architecture.experts is not None or run.architecture.key_value_rank is not None:
         of = "latent attention" if run.architecture.experts is None else "experts"

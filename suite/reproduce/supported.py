@@ -15,7 +15,6 @@ from reference_runs.run import (
     Architecture,
     Balancing,
     Mask,
-    Norm,
     Objective,
     Position,
     Precision,
@@ -59,7 +58,7 @@ class _Limit(NamedTuple):
 
 def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
     block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
-    unknown_block = a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer)
+    unknown_block = not a.norm.before and (a.residual is Residual.PARALLEL or a.top_query_layer)
     by_bias = a.balancing is Balancing.BIAS
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
     return (
@@ -75,7 +74,7 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
             f"{a.capacity_factor} architecture.capacity_factor",
             "none",
         ),
-        _Limit(unknown_block, "deep-norm in that block", block, "sequential, False"),
+        _Limit(unknown_block, f"{a.norm.value} in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )
 
@@ -152,7 +151,7 @@ def without_triton_kernel(architecture: Architecture) -> list[str]:
     grouped = architecture.kv_heads < architecture.heads and architecture.position is Position.ROTARY
     activations = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
     lacking = {
-        architecture.norm.value: architecture.norm is Norm.PRE_RMS_NORM,
+        architecture.norm.value: architecture.norm.root_mean_square,
         architecture.activation.value: architecture.activation in activations,
         "a mixture of experts": architecture.experts is not None,
         "rotary positions of grouped queries": grouped,

@@ -73,6 +73,7 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "qwen3-8b": (_llama("qwen3", 36, 4096, 32, 151936, kv=8, ffn=12288, head_dim=128), 8_190_735_360),
     "gemma-7b": (_llama("gemma", 28, 3072, 16, 256000, kv=16, ffn=24576, head_dim=256), 8_537_680_896),
     "olmo-7b": (_llama("olmo", 32, 4096, 32, 50304, ffn=11008), 6_888_095_744),
+    "olmo2-7b": (_llama("olmo2", 32, 4096, 32, 100352, ffn=11008), 7_298_617_344),
     "starcoder2-3b": (_llama("starcoder2", 30, 3072, 24, 49152, kv=2, ffn=12288), 3_030_371_328),
     "phi-2": (_llama("phi", 32, 2560, 32, 51200, ffn=10240, partial_rotary_factor=0.4), 2_779_683_840),
     "pythia-12b": (_llama("gpt_neox", 36, 5120, 40, 50688, ffn=20480), 11_846_072_320),
@@ -179,6 +180,18 @@ def _without_biases(a: Architecture) -> Values:
     return {key: value for key, value in values.items() if key not in ("attention_bias", "mlp_bias")}
 
 
+def _nemotron(a: Architecture) -> Values:
+    return _widths(a) | {
+        "intermediate_size": a.ffn_hidden,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "norm_eps": a.norm_epsilon,
+        "hidden_act": "relu2",
+        "rope_theta": a.rotary_base,
+        "partial_rotary_factor": (a.rotary_dim or 0) / a.head_dim,
+    }
+
+
 def _mixtral(a: Architecture) -> Values:
     return _without_biases(a) | {
         "num_local_experts": a.experts,
@@ -226,6 +239,7 @@ OF_SHAPE: dict[str, Callable[[Architecture], Values]] = {
     "llama": _of_llama,
     "qwen3": _qwen3,
     "mixtral": _mixtral,
+    "nemotron": _nemotron,
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
 }

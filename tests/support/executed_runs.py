@@ -117,7 +117,7 @@ def own_chunks(run: Run, place: Place) -> list[int]:
 
 def _norm(shape: Architecture, unit: int, name: str) -> list[Parameter]:
     tensors = [Parameter(unit, f"{name}.weight", (shape.hidden,))]
-    if shape.biases and shape.norm is not Norm.PRE_RMS_NORM:
+    if shape.biases and shape.norm not in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM):
         tensors.append(Parameter(unit, f"{name}.bias", (shape.hidden,)))
     return tensors
 
@@ -138,7 +138,7 @@ def layer_parameters(shape: Architecture, t: int, unit: int) -> list[Parameter]:
     feed_forward = _linear(shape, unit, "expansion", (2 if shape.activation.gated else 1) * (f // t), h)
     feed_forward += _linear(shape, unit, "contraction", h, f // t)
     norms = _norm(shape, unit, "attention_norm"), _norm(shape, unit, "feed_forward_norm")
-    if shape.norm is Norm.DEEP_NORM:
+    if shape.norm in (Norm.DEEP_NORM, Norm.OUTPUT_RMS_NORM):
         return [*attention, *norms[0], *feed_forward, *norms[1]]
     return [*norms[0], *attention, *norms[1], *feed_forward]
 
@@ -174,7 +174,7 @@ def rank_parameters(run: Run, place: Place) -> list[Parameter]:
 
 def stops_early(run: Run) -> bool:
     """Whether nothing after a layer's last product is needed: no dropout mask, no norm's input."""
-    return run.recipe.hidden_dropout == 0 and run.architecture.norm is not Norm.DEEP_NORM
+    return run.recipe.hidden_dropout == 0 and run.architecture.norm not in (Norm.DEEP_NORM, Norm.OUTPUT_RMS_NORM)
 
 
 def groups(run: Run, chunk: int) -> Iterator[list[int]]:

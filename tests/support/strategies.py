@@ -98,7 +98,7 @@ def varied_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Archit
     """As `described_architectures`, with what families of models vary besides: head size, biases, norms, windows."""
     base = draw(described_architectures(tensor_parallel=tensor_parallel))
     biases, gains = st.none() | st.booleans(), draw(st.booleans())
-    parallel = base.residual is Residual.PARALLEL and base.norm is not Norm.DEEP_NORM
+    parallel = base.residual is Residual.PARALLEL and base.norm not in (Norm.DEEP_NORM, Norm.OUTPUT_RMS_NORM)
     # a norm over whole projections cannot be split
     norms = [norm for norm in QueryKeyNorm if norm is not QueryKeyNorm.PROJECTION or tensor_parallel == 1]
     architecture = msgspec.structs.replace(
@@ -107,7 +107,7 @@ def varied_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Archit
         attention_bias=draw(biases),
         projection_bias=draw(biases),
         feed_forward_bias=draw(biases),
-        norm_bias=draw(biases) if gains and base.norm is not Norm.PRE_RMS_NORM else None,
+        norm_bias=draw(biases) if gains and base.norm not in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM) else None,
         head_bias=draw(st.booleans()),
         norm_gain=gains,
         shared_norm=parallel and draw(st.booleans()),

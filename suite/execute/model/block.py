@@ -16,7 +16,7 @@ from suite.execute.model.torch_operations import NormModule, Operations
 def norm(architecture: Architecture) -> NormModule:
     """The norm over hidden: an RMSNorm or a LayerNorm, with the architecture's choice of gain and bias."""
     hidden, epsilon, gain = architecture.hidden, architecture.norm_epsilon, architecture.norm_gain
-    if architecture.norm is Norm.PRE_RMS_NORM:
+    if architecture.norm.root_mean_square:
         return nn.RMSNorm(hidden, eps=epsilon, elementwise_affine=gain)
     return nn.LayerNorm(hidden, eps=epsilon, elementwise_affine=gain, bias=architecture.bias.norm)
 
@@ -109,8 +109,34 @@ class DeepNormBlock(nn.Module):
         return self.operations.normalised_sum(self.feed_forward_norm, self.alpha, middle, fed)
 
 
-BLOCKS: dict[Norm, type[PreNormBlock] | type[DeepNormBlock]] = {
+class OutputNormBlock(nn.Module):
+    """Attention, then feed-forward part: each x + RMSNorm(f(x)), of what is added before it is.
+
+    Source: OLMo team 2024, arXiv 2501.00656, section 2.2 (norms of the outputs, as Swin Transformer 2 has them).
+    """
+
+    def __init__(
+        self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
+    ) -> None:
+        super().__init__()
+        assert not top_query
+        self.dropout = recipe.hidden_dropout
+        self.operations = operations
+        self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=False)
+        self.attention_norm = norm(architecture)
+        self.feed_forward = feed_forward(architecture, operations)
+        self.feed_forward_norm = norm(architecture)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
+        attended = self.operations.normalised(self.attention_norm, self.attention(x_BTD, mask, position))
+        middle = x_BTD + dropout(attended, self.dropout, self.training)
+        fed = self.operations.normalised(self.feed_forward_norm, self.feed_forward(middle))
+        return middle + dropout(fed, self.dropout, self.training)
+
+
+BLOCKS: dict[Norm, type[PreNormBlock] | type[DeepNormBlock] | type[OutputNormBlock]] = {
     Norm.PRE_LAYER_NORM: PreNormBlock,
     Norm.PRE_RMS_NORM: PreNormBlock,
     Norm.DEEP_NORM: DeepNormBlock,
+    Norm.OUTPUT_RMS_NORM: OutputNormBlock,
 }

@@ -103,8 +103,9 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     In 16 bit with dropout, f = 4 h, a d = k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor,
     (34 / t + 5 a s / h t) with sequence parallelism.
     Norm statistics (8 T bytes a LayerNorm) and masks that all layers share are left out. Deep-norm keeps as much: its
-    norms read the two sums, and the layer's input is the attention's. ALiBi adds a constant to the scores and rotary
-    positions replace query and key by their rotation, by tables that all layers share: neither is kept a layer.
+    norms read the two sums, and the layer's input is the attention's. So do output norms, which read what is added.
+    ALiBi adds a constant to the scores and rotary positions replace query and key by their rotation, by tables that
+    all layers share: neither is kept a layer.
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4.1 and 4.2, equations 1 to 4; Shazeer 2020, arXiv
     2002.05202 (gated forms). Context parallelism splits the sequence: Megatron-LM, --context-parallel-size.

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, FlopConvention, Norm, Workload
+from reference_runs.run import Architecture, FlopConvention, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import expert_forward_flop
 from suite.predict.analytic.latent_attention import latent_products
@@ -127,7 +127,7 @@ def groups_stopped_early(workload: Workload, *, layers: int) -> int:
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
     architecture, recipe, layout = workload
-    keeps_input = recipe.hidden_dropout > 0 or architecture.norm is Norm.DEEP_NORM
+    keeps_input = recipe.hidden_dropout > 0 or not architecture.norm.before
     if layout.recomputation is not Recomputation.FULL or keeps_input:
         return 0
     return ceil_division(layers, layout.checkpoint_layers)

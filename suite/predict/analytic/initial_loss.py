@@ -215,7 +215,7 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     Raises:
         ValueError: a post-norm model, in which every norm rescales the residual stream.
     """
-    if architecture.norm is Norm.DEEP_NORM:
+    if not architecture.norm.before:
         raise ValueError(
             "the first loss of post-norm models is not described; "
             f"allowed: {Norm.PRE_LAYER_NORM.value}, {Norm.PRE_RMS_NORM.value}"
@@ -275,7 +275,7 @@ def _cross_entropy(
     if not architecture.tied_embeddings:
         return math.log(architecture.padded_vocabulary) + spread / 2
     others = math.log(architecture.padded_vocabulary - 1) + spread / 2
-    length = architecture.hidden - (1 / 4 if architecture.norm is Norm.PRE_RMS_NORM else 3 / 4)
+    length = architecture.hidden - (1 / 4 if architecture.norm.root_mean_square else 3 / 4)
     excess = init_std * length * math.sqrt(cosine_squared * left) - others
     deviation = math.sqrt(spread - init_std * init_std * architecture.hidden * left * cosine_squared / 2)
     loss = others

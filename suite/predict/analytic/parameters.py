@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Balancing, Norm, Position, QueryKeyNorm
+from reference_runs.run import Architecture, Balancing, Position, QueryKeyNorm
 from suite.predict.analytic.elementwise import larger
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
@@ -244,7 +244,7 @@ def _layer_tensors(a: Architecture, t: int, expert_parallel: int, top_query: boo
     attention_norm, feed_forward_norm = _norm(a, "attention_norm"), _norm(a, "feed_forward_norm")
     if a.shared_norm:
         return attention_norm + attention + feed_forward
-    if a.norm is Norm.DEEP_NORM:
+    if not a.norm.before:
         return attention + attention_norm + feed_forward + feed_forward_norm
     return attention_norm + attention + feed_forward_norm + feed_forward
 

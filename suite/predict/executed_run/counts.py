@@ -8,7 +8,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
-from reference_runs.run import Norm, Objective, Workload
+from reference_runs.run import Objective, Workload
 from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.predict.analytic.flop import (
@@ -51,7 +51,7 @@ def job_figures(workload: Workload) -> list[Figure]:
         Figure(Quantity.MODEL_FLOP, model_flop(architecture, samples=samples), convention=MODEL_CONVENTION),
         Figure(Quantity.HARDWARE_FLOP, executed_flop(workload, samples=samples), convention=HARDWARE_CONVENTION),
     ]
-    if architecture.norm is not Norm.DEEP_NORM and recipe.objective is Objective.CAUSAL_LM:
+    if architecture.norm.before and recipe.objective is Objective.CAUSAL_LM:
         figures.append(
             Figure(
                 Quantity.FIRST_LOSS,

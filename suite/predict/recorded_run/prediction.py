@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import Layout, Offload
-from reference_runs.run import Architecture, Norm, Recipe, Workload
+from reference_runs.run import Architecture, Recipe, Workload
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.flop import flop_conventions, hardware_flop, model_flop
 from suite.predict.analytic.initial_loss import first_loss
@@ -55,7 +55,7 @@ def prediction_without_layout(
         flop = flop_conventions(architecture, samples=recipe.global_batch)
     # the formula for the first loss holds for norms in front of what they feed, and for one feed-forward part a layer
     plain = architecture.experts is None and architecture.key_value_rank is None
-    if plain and architecture.norm is not Norm.DEEP_NORM:
+    if plain and architecture.norm.before:
         with absent.unless("first loss"):
             loss = first_loss(architecture, recipe)
     return RunPrediction(parameter_counts(architecture), needed, None, flop, loss, (), None, {}, None, None)

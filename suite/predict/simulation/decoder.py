@@ -221,6 +221,8 @@ class Chunk:
         tokens, hidden = self.sizes.local_tokens, self.sizes.hidden
         if self.architecture.norm is Norm.DEEP_NORM:
             return self._deep_norm_block(layer, x, bias, turn)
+        if self.architecture.norm is Norm.OUTPUT_RMS_NORM:
+            return self._output_norm_block(layer, x, bias, turn)
         if layer.query is not None:
             assert self.parameters.final_norm is not None
             x = self._norm(x, self.parameters.final_norm)
@@ -252,6 +254,15 @@ class Chunk:
         middle = operators.normalised_sum(x, attended, *layer.attention_norm, tokens=tokens, hidden=hidden)
         fed = operators.dropout(self._feed_forward(layer, middle), dropout, elements=states)
         return operators.normalised_sum(middle, fed, *layer.feed_forward_norm, tokens=tokens, hidden=hidden)
+
+    def _output_norm_block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
+        operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
+        assert layer.feed_forward_norm is not None
+        attended = self._norm(self._attention(layer, x, bias, turn), layer.attention_norm)
+        middle = operators.sum(x, operators.dropout(attended, dropout, elements=states), elements=states)
+        del attended
+        fed = self._norm(self._feed_forward(layer, middle), layer.feed_forward_norm)
+        return operators.sum(middle, operators.dropout(fed, dropout, elements=states), elements=states)
 
     def _queries(self, projection: Affine) -> Value:
         """The queries of a top-query layer: its table, copied for each of several samples, and projected."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_runs.run import Norm, Workload
+from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.gpu import sdpa_backend
 from suite.machine.half_precision import WORK_DTYPES
@@ -44,7 +44,7 @@ class OperatorBase:
             dropout=workload.recipe.attention_dropout,
         )
         self._widens = self.half and options.kernels.products_through_fp32
-        self._root_mean_square = workload.architecture.norm is Norm.PRE_RMS_NORM
+        self._root_mean_square = workload.architecture.norm.root_mean_square
         self._nothing = tape.block(0)
 
     def block(self, elements: int) -> MemoryBlock:

@@ -22,6 +22,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
@@ -31,7 +33,7 @@ from transformers import (
 )
 
 from reference_runs.catalog import reference_run
-from reference_runs.run import Activation, Architecture, QueryKeyNorm
+from reference_runs.run import Activation, Architecture, Norm, QueryKeyNorm
 from suite.execute.model.decoder import Decoder
 from tests.support.launches import FP32_WITHOUT_DROPOUT
 
@@ -66,6 +68,7 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_epsilon": 1e-6,
         },
     ),
+    "olmo2": (LLAMA, {"grouped": True, "norm": Norm.OUTPUT_RMS_NORM, "query_key_norm": QueryKeyNorm.PROJECTION}),
 }
 RELATIVE = 1e-5  # fp32, as stated for this comparison; sums of up to 4 h = 336 terms
 
@@ -202,6 +205,10 @@ def qwen3(a: Architecture) -> nn.Module:
     return Qwen3ForCausalLM(Qwen3Config(**llama_sizes(a)))
 
 
+def olmo2(a: Architecture) -> nn.Module:
+    return Olmo2ForCausalLM(Olmo2Config(**llama_sizes(a), pad_token_id=None))  # whose row would have no gradient
+
+
 def by_part(weight: Tensor, a: Architecture) -> Tensor:
     """Rows [H, 3, K, ...] of our fused projection in the order [3, H, K, ...]: queries, keys, values."""
     return weight.reshape(a.heads, 3, a.head_dim, -1).transpose(0, 1).reshape(weight.shape)
@@ -336,12 +343,17 @@ LLAMA_NAMES: Rename = {
     fused=same,
     linear=same,
 )
+OLMO2_NAMES = LLAMA_NAMES | {
+    "blocks.{}.attention_norm.weight": ("model.layers.{}.post_attention_layernorm.weight", same),
+    "blocks.{}.feed_forward_norm.weight": ("model.layers.{}.post_feedforward_layernorm.weight", same),
+}
 FAMILIES |= {
     "llama": (llama, LLAMA_NAMES),
     "llama-grouped": (llama, LLAMA_NAMES),
     "llama-scaled": (llama, LLAMA_NAMES),
     "qwen2": (qwen2, LLAMA_NAMES),
     "qwen3": (qwen3, LLAMA_NAMES),
+    "olmo2": (olmo2, OLMO2_NAMES),
 }
 
 

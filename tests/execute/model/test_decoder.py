@@ -67,7 +67,7 @@ def _root_mean_square(x: Array, gain: Array) -> Array:
 
 
 def _norm(a: Architecture, x: Array, w: dict[str, Array], name: str) -> Array:
-    if a.norm is Norm.PRE_RMS_NORM:
+    if a.norm in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM):
         return _root_mean_square(x, w.get(f"{name}.weight", np.ones(1)))
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
@@ -203,6 +203,10 @@ def _forward(
             x = _norm(a, x, w, norms[0])
             x = _norm(a, (2 * a.layers) ** 0.5 * x + _feed_forward(a, w, f"{part}.feed_forward", x), w, norms[1])
             continue
+        if a.norm is Norm.OUTPUT_RMS_NORM:
+            x = x + _norm(a, _attention(a, w, f"{part}.attention", x, sees, places, None), w, norms[0])
+            x = x + _norm(a, _feed_forward(a, w, f"{part}.feed_forward", x), w, norms[1])
+            continue
         if a.top_query_layer and layer == a.layers - 1:
             x, query = _norm(a, x, w, "final_norm"), w["query_position.weight"][: len(tokens)]
         attended = x + _attention(a, w, f"{part}.attention", _norm(a, x, w, norms[0]), sees, places, query)
@@ -286,6 +290,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma": LLAMA | {"activation": Activation.GEGLU_TANH, "head_dim": 12, "rotary_dim": 12, "tied_embeddings": True},
     "mistral": LLAMA | GROUPED | {"sliding_window": 5},
     "llama, grouped queries": LLAMA | GROUPED,
+    "olmo 2": LLAMA | GROUPED | {"norm": Norm.OUTPUT_RMS_NORM, "query_key_norm": QueryKeyNorm.PROJECTION},
     "llama, multi-query, learned": LLAMA
     | {"kv_heads": 1, "position": Position.LEARNED, "rotary_dim": None, "rotary_base": None},
     "grouped queries, alibi": GROUPED,

@@ -191,6 +191,9 @@ class EagerBlock:
         if self.architecture.norm is Norm.DEEP_NORM:
             x = self.norm(1.5 * x + self.dropped(self.attention(x), dropout), self.gains[0])
             return self.norm(1.5 * x + self.dropped(self.feed_forward(x), dropout), self.gains[1])
+        if self.architecture.norm is Norm.OUTPUT_RMS_NORM:
+            middle = x + self.dropped(self.norm(self.attention(x), self.gains[0]), dropout)
+            return middle + self.dropped(self.norm(self.feed_forward(middle), self.gains[1]), dropout)
         normed = self.norm(x, self.gains[0])
         middle = x + self.dropped(self.attention(normed), dropout)
         if self.architecture.shared_norm:
@@ -219,7 +222,7 @@ class EagerBlock:
 def executable(architecture: Architecture) -> Architecture:
     """The shape with a LayerNorm: the eager RMSNorm on the CPU widens to fp32 and keeps that too."""
     norm = Norm.PRE_LAYER_NORM if architecture.norm is Norm.PRE_RMS_NORM else architecture.norm
-    residual = Residual.SEQUENTIAL if norm is Norm.DEEP_NORM else architecture.residual
+    residual = architecture.residual if norm is Norm.PRE_LAYER_NORM else Residual.SEQUENTIAL
     by_head = QueryKeyNorm.NONE if architecture.query_key_norm is QueryKeyNorm.NONE else QueryKeyNorm.HEAD
     return msgspec.structs.replace(architecture, norm=norm, residual=residual, query_key_norm=by_head)
 

@@ -256,31 +256,35 @@ def test_the_early_stop_takes_one_product_off_each_group(
     saved -= executed_flop(Workload(architecture, recipe, layout), samples=1)
     product = 2 * architecture.sequence * architecture.hidden * architecture.ffn_hidden
     groups = len(range(0, architecture.layers, group))
-    stops = dropout == 0 and architecture.norm is not Norm.DEEP_NORM
+    stops = dropout == 0 and architecture.norm in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM)
     assert saved == (groups * product if stops else 0)
 
 
 class FedForward(nn.Module):
-    """A norm in front of a feed-forward part, or behind its sum with the residual stream."""
+    """A norm before a feed-forward part, after it, or after its sum with the residual stream."""
 
-    def __init__(self, *, behind: bool, bias: bool) -> None:
+    def __init__(self, *, place: str, bias: bool) -> None:
         super().__init__()
-        self.behind = behind
+        self.place = place
         self.norm = nn.LayerNorm(8, bias=bias)
         self.expansion, self.contraction = nn.Linear(8, 32, bias=bias), nn.Linear(32, 8, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = x if self.behind else self.norm(x)
-        x = x + self.contraction(self.expansion(inner).relu())
-        return self.norm(x) if self.behind else x
+        fed = self.contraction(self.expansion(self.norm(x) if self.place == "before" else x).relu())
+        if self.place == "of the output":
+            return x + self.norm(fed)
+        return self.norm(x + fed) if self.place == "of the sum" else x + fed
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("norm", "behind"), [(Norm.PRE_LAYER_NORM, False), (Norm.DEEP_NORM, True)])
-def test_pytorch_stops_before_the_last_product_unless_a_norm_behind_it_keeps_its_input(
-    norm: Norm, behind: bool, bias: bool
+@pytest.mark.parametrize(
+    ("norm", "place"),
+    [(Norm.PRE_LAYER_NORM, "before"), (Norm.DEEP_NORM, "of the sum"), (Norm.OUTPUT_RMS_NORM, "of the output")],
+)
+def test_pytorch_stops_before_the_last_product_unless_a_norm_after_it_keeps_its_input(
+    norm: Norm, place: str, bias: bool
 ) -> None:
-    blocks = [FedForward(behind=behind, bias=bias) for _ in range(3)]
+    blocks = [FedForward(place=place, bias=bias) for _ in range(3)]
 
     def executed(*, recomputed: bool) -> int:
         x = torch.randn(4, 8, requires_grad=True)

@@ -245,8 +245,9 @@ def test_an_activations_second_moment_equals_the_integral(activation: Activation
     assert _activation_second_moment(activation, variance) == pytest.approx(integral, rel=error, abs=0)
 
 
-def test_post_norm_models_are_refused() -> None:
-    architecture = msgspec.structs.replace(BLOOM.architecture, norm=Norm.DEEP_NORM)
+@pytest.mark.parametrize("norm", [Norm.DEEP_NORM, Norm.OUTPUT_RMS_NORM])
+def test_post_norm_models_are_refused(norm: Norm) -> None:
+    architecture = msgspec.structs.replace(BLOOM.architecture, norm=norm)
     with pytest.raises(ValueError, match="post-norm models is not described; allowed: pre-layer-norm, pre-rms-norm"):
         first_loss(architecture, BLOOM.recipe)
 

@@ -184,6 +184,7 @@ def test_the_bubble_is_not_judged_where_stages_are_unequal_or_share_processors()
     [
         (Norm.PRE_LAYER_NORM, Objective.CAUSAL_LM, True),
         (Norm.DEEP_NORM, Objective.CAUSAL_LM, False),
+        (Norm.OUTPUT_RMS_NORM, Objective.CAUSAL_LM, False),
         (Norm.PRE_LAYER_NORM, Objective.BLANK_INFILLING, False),
     ],
 )

@@ -21,7 +21,7 @@ SAMPLES = 2
 
 
 def is_executed(architecture: Architecture) -> bool:
-    is_post_norm = architecture.norm is Norm.DEEP_NORM
+    is_post_norm = architecture.norm in (Norm.DEEP_NORM, Norm.OUTPUT_RMS_NORM)
     if is_post_norm and (architecture.residual is Residual.PARALLEL or architecture.top_query_layer):
         return False
     learned = architecture.position is Position.LEARNED

@@ -36,7 +36,17 @@ RECORDED = {
     "gpt2-350m": "gpt2",
     "gpt2-774m": "gpt2",
     "gpt2-1558m": "gpt2",
+    "llama2-7b": "llama",
+    "llama2-13b": "llama",
     "llama2-70b": "llama",
+    "llama3.1-8b": "llama",
+    "llama3.1-70b": "llama",
+    "llama3.1-405b": "llama",
+    "mixtral-8x7b": "mixtral",
+    "qwen3-30b-a3b": "qwen3_moe",
+    "deepseek-v3": "deepseek_v3",
+    "nemotron4-15b": "nemotron",
+    "nemotron4-340b": "nemotron",
 }
 LLAMA = PUBLISHED["llama2-7b"][0]
 
@@ -133,7 +143,7 @@ def expert_shapes(draw: st.DrawFn, kind: str) -> Architecture:
     width = {"expert_ffn_hidden": draw(st.integers(1, 99)), "dense_layers": draw(st.integers(0, shape.layers - 1))}
     plain = {"query_key_norm": QueryKeyNorm.NONE}
     if kind == "mixtral":
-        return msgspec.structs.replace(shape, **plain, **common, expert_ffn_hidden=shape.ffn_hidden)
+        return msgspec.structs.replace(shape, **plain, **common)
     if kind == "qwen3_moe":
         gate = draw(st.sampled_from([Gate.SOFTMAX, Gate.SOFTMAX_OF_CHOSEN]))
         return msgspec.structs.replace(shape, **(common | width | {"gate": gate}))
