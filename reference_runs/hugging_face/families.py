@@ -40,6 +40,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "qwen3_moe": experts.qwen3_moe,
     "starcoder2": gpt.starcoder2,
 }
+NOT_DESCRIBED = {"qwen2_moe": "its shared expert has a gate of its own, which no key of a run file describes"}
 SECTIONS: dict[str, type[msgspec.Struct]] = {"architecture": Architecture, "recipe": Recipe}
 
 
@@ -69,6 +70,8 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     """
     values = read_configuration(path)
     kind = values["model_type"]
+    if kind in NOT_DESCRIBED:
+        raise InputError(f"model_type {kind}: {NOT_DESCRIBED[kind]}", where=str(path))
     if kind not in FAMILIES:
         meant, where = nearest(kind, FAMILIES), str(path)
         raise InputError("model_type", got=repr(kind), meant=meant, allowed=", ".join(FAMILIES), where=where)

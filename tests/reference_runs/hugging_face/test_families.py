@@ -200,6 +200,7 @@ NEOX, V3 = PUBLISHED["pythia-12b"][0], PUBLISHED["deepseek-v3"][0]
 MIXTRAL, QWEN3_MOE = PUBLISHED["mixtral-8x7b"][0], PUBLISHED["qwen3-30b-a3b"][0]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "family": ({"model_type": "mamba"}, "model_type; got 'mamba', allowed: bloom, "),
+    "gate-of-a-shared-expert": ({"model_type": "qwen2_moe"}, "model_type qwen2_moe: its shared expert has a gate"),
     "misspelt-family": ({"model_type": "lama"}, "model_type; got 'lama', did you mean llama? allowed: "),
     "activation": (LLAMA | {"hidden_act": "snake"}, 'hidden_act; got "snake", allowed: silu, swish, gelu, '),
     "rope-type": (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type; got "linear", '),
