@@ -330,7 +330,7 @@ def test_words_for_a_network_are_read_as_bytes_out_of_a_node(words: str, gigabyt
         ({"zero_stage": "4"}, "zero_stage: expected an integer from 0 to 3; got '4'"),
         ({"recompute": "some"}, "recompute: got 'some', allowed: none, selective, full, from-input"),
         ({"dtype": ""}, "dtype is blank"),
-        ({"dtype": "int3"}, "precision is blank"),
+        ({"dtype": "int3"}, "dtype: 'int3' is none of bf16, fp16, fp32, and precision is blank"),
         ({"sp": "maybe"}, "sp: got 'maybe', allowed: 0, false, no, 1, true, yes"),
         ({"status": "oom"}, "status is oom"),
     ],
