@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
-from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Recipe, Workload
-from tests.support.strategies import described_architectures, recipes
+from reference_runs.run import Architecture, Mask, Norm, Position, Precision, QueryKeyNorm, Recipe, Workload
+from tests.support.strategies import recipes, varied_architectures
 
 MANY = 400  # examples where choices meet, such as fp16 without masters, sequence parallelism and ZeRO-2
 AXES = ["tp", "cp", "dp", "pp"]
@@ -44,7 +44,7 @@ class Parameter(NamedTuple):
 def executed_runs(draw: st.DrawFn) -> Run:
     """Any executed layout, up to 4 * 3 * 3 ranks, with as many layers as it needs."""
     tensor_parallel = draw(st.integers(1, 3))
-    architecture = draw(described_architectures(tensor_parallel=tensor_parallel))
+    architecture = draw(varied_architectures(tensor_parallel=tensor_parallel))
     zero_stage = draw(st.integers(0, 3))
     stages = draw(st.integers(1, 3)) if zero_stage <= 1 else 1
     virtual_stages = draw(st.integers(1, 3)) if stages > 1 else 1
@@ -71,7 +71,8 @@ def executed_runs(draw: st.DrawFn) -> Run:
         hidden_dropout=draw(st.sampled_from([0.0, 0.1])),
         global_batch=layout.data_parallel * layout.micro_batch * draw(st.integers(1, 3)),
     )
-    if architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI:
+    windowed = (architecture.sliding_window or architecture.sequence) < architecture.sequence
+    if architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI and not windowed:
         layout = msgspec.structs.replace(layout, fused_attention=draw(st.booleans()))
     if not dealt_layers(Run(architecture, recipe, layout))[-1]:
         architecture = msgspec.structs.replace(architecture, top_query_layer=False)
@@ -116,28 +117,41 @@ def own_chunks(run: Run, place: Place) -> list[int]:
 
 
 def _norm(shape: Architecture, unit: int, name: str) -> list[Parameter]:
-    tensors = [Parameter(unit, f"{name}.weight", (shape.hidden,))]
-    if shape.biases and shape.norm not in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM):
+    tensors = [Parameter(unit, f"{name}.weight", (shape.hidden,))] if shape.norm_gain else []
+    has_bias = shape.biases if shape.norm_bias is None else shape.norm_bias
+    if has_bias and shape.norm_gain and shape.norm not in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM):
         tensors.append(Parameter(unit, f"{name}.bias", (shape.hidden,)))
     return tensors
 
 
-def _linear(shape: Architecture, unit: int, name: str, rows: int, columns: int) -> list[Parameter]:
+def _linear(unit: int, name: str, rows: int, columns: int, *, bias: bool) -> list[Parameter]:
     tensors = [Parameter(unit, f"{name}.weight", (rows, columns))]
-    return [*tensors, Parameter(unit, f"{name}.bias", (rows,))] if shape.biases else tensors
+    return [*tensors, Parameter(unit, f"{name}.bias", (rows,))] if bias else tensors
 
 
 def layer_parameters(shape: Architecture, t: int, unit: int) -> list[Parameter]:
     h, f = shape.hidden, shape.ffn_hidden
-    own, shared = shape.heads // t * shape.head_dim, 2 * shape.kv_heads // t * shape.head_dim
+    own, keys = shape.heads // t * shape.head_dim, shape.kv_heads // t * shape.head_dim
+    of_attention, of_projection, of_feed_forward = (
+        shape.biases if given is None else given
+        for given in (shape.attention_bias, shape.projection_bias, shape.feed_forward_bias)
+    )
     if shape.top_query_layer and unit == shape.layers - 1:
-        attention = _linear(shape, unit, "query", own, h) + _linear(shape, unit, "key_value", shared, h)
+        attention = _linear(unit, "query", own, h, bias=of_attention)
+        attention += _linear(unit, "key_value", 2 * keys, h, bias=of_attention)
     else:
-        attention = _linear(shape, unit, "query_key_value", own + shared, h)
-    attention += _linear(shape, unit, "projection", h, h // t)
-    feed_forward = _linear(shape, unit, "expansion", (2 if shape.activation.gated else 1) * (f // t), h)
-    feed_forward += _linear(shape, unit, "contraction", h, f // t)
+        attention = _linear(unit, "query_key_value", own + 2 * keys, h, bias=of_attention)
+    if shape.query_key_norm is not QueryKeyNorm.NONE:
+        by_head = shape.query_key_norm is QueryKeyNorm.HEAD
+        for name, width in (("query_norm", own), ("key_norm", keys)):
+            attention.append(Parameter(unit, f"{name}.weight", (shape.head_dim if by_head else width,)))
+    attention += _linear(unit, "projection", h, own, bias=of_projection)
+    expanded = (2 if shape.activation.gated else 1) * (f // t)
+    feed_forward = _linear(unit, "expansion", expanded, h, bias=of_feed_forward)
+    feed_forward += _linear(unit, "contraction", h, f // t, bias=of_feed_forward)
     norms = _norm(shape, unit, "attention_norm"), _norm(shape, unit, "feed_forward_norm")
+    if shape.shared_norm:
+        return [*norms[0], *attention, *feed_forward]
     if shape.norm in (Norm.DEEP_NORM, Norm.OUTPUT_RMS_NORM):
         return [*attention, *norms[0], *feed_forward, *norms[1]]
     return [*norms[0], *attention, *norms[1], *feed_forward]
@@ -165,6 +179,8 @@ def chunk_parameters(run: Run, chunk: int) -> list[Parameter]:
         tensors += [] if shape.top_query_layer else _norm(shape, -1, "final_norm")
         if not shape.tied_embeddings or chunk > 0:
             tensors.append(Parameter(-1, "head.weight", table))
+        if shape.head_bias:
+            tensors.append(Parameter(-1, "head.bias", table[:1]))
     return tensors
 
 

@@ -80,12 +80,14 @@ def chunk_gradient_buckets(
     repeats.
     """
     before, after = outer_tensors(architecture, tensor_parallel=tensor_parallel)
+    head = [tensor for tensor in after if tensor.name.startswith("head.")]
+    after = after[: len(after) - len(head)]
     top_query = last and architecture.top_query_layer and layers > 0
     if top_query:
-        head = len(after) if architecture.tied_embeddings else len(after) - 1
-        after[head:head] = layer_tensors(architecture, tensor_parallel=tensor_parallel, top_query=True)
+        after += layer_tensors(architecture, tensor_parallel=tensor_parallel, top_query=True)
     if architecture.tied_embeddings and not first:
         after.append(before[0])
+    after += head
 
     def in_order(tensors: list[ParameterTensor]) -> list[int]:
         """Bytes of the gradients, in the order in which they become ready."""

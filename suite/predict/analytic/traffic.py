@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Precision, Residual, Workload
+from reference_runs.run import Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import kept_units
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import chosen_experts, dispatched_tokens
@@ -150,7 +150,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     rank saw its own positions. The feed-forward f and g of a layer with experts then carry the tokens that were sent
     to the rank's experts: k a for k experts a token, and a more for shared ones. With fewer key-value heads than ranks,
     the gradients of the heads that t / k ranks store are all-reduced once a step too, in a message (counted over all t
-    ranks, which is exact for k = 1).
+    ranks, which is exact for k = 1). So are those of norms of query and key heads: each rank has its own heads.
 
     Further all-gathers of a, neither needed with sequence parallelism:
         partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
@@ -180,6 +180,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     rank = rank_parameters(architecture, layout, stage=stage)
     gradient = reduced_gradient_element_bytes(recipe.precision)
     copied, sums = several * gradient * rank.copied, several * (rank.copied > 0) * 1
+    of_heads = architecture.query_key_norm is QueryKeyNorm.HEAD
+    normed = several * of_heads * layers * 2 * architecture.head_dim
     if layout.sequence_parallel:
         replicated = several * rank.replicated
         # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
@@ -192,7 +194,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
             Traffic("tp", "all_gather", gathered * a + extra_gathered, gathered),
             Traffic("tp", "reduce_scatter", reduced * a + extra_reduced, reduced),
         ]
-    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes + copied, reduced + losses + sums)]
+    once = copied + gradient * normed
+    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes + once, reduced + losses + sums + (normed > 0) * 1)]
     gathered = 0 * reduced
     if layout.partitioned_checkpoints and layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT):
         gathered = gathered + passes * kept_units(layout, layers=layers)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import StageAssignment
-from reference_runs.run import Residual, Workload
+from reference_runs.run import QueryKeyNorm, Residual, Workload
 from suite.job.options import DEFAULT_STEP, StepOptions
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import groups_stopped_early
@@ -65,6 +65,11 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         return
     if architecture.top_query_layer and operation == "all_reduce":
         yield "the top-query layer's queries are an input too"
+    if architecture.shared_norm:
+        yield "what one norm gives is an input of two products"
+    normed = architecture.query_key_norm is QueryKeyNorm.HEAD
+    if normed and not layout.sequence_parallel and operation == "all_reduce" and layout.zero_stage >= 2:
+        yield "each rank reduces its shard of the gradients"
     if layout.sequence_parallel and operation == "all_reduce":
         if architecture.bias.projection or architecture.bias.feed_forward:
             yield "gradients of biases after a sum are whole"

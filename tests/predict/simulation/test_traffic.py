@@ -112,22 +112,20 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
                         yield from split_backward(outer)
             if chunk == 0:
                 yield from summed_backward("embedding")
-    if sequence:
-        of_own_positions = [
-            tensor.shape
-            for tensor in rank_parameters(run, place)
-            if tensor.name.split(".")[0] == "position" or "norm." in tensor.name
-        ]
-        if layout.zero_stage <= 1:
-            dtype = gradient_dtype(run)
-            payload = gradient_element(run) * sum(math.prod(shape) for shape in of_own_positions)
-        else:
-            shards = [torch.empty(shape, device="meta").chunk(layout.data_parallel) for shape in of_own_positions]
-            own = sum(chunks[place.dp].numel() for chunks in shards if place.dp < len(chunks))
-            stored = run.recipe.precision is Precision.FP16_NO_MASTER
-            dtype, payload = ("fp16", 2 * own) if stored else ("fp32", 4 * own)
-        if of_own_positions:  # also where this rank's shards of them are empty
-            yield dtype, "tp", "all_reduce", payload
+    names = ["query_norm", "key_norm"]  # of the rank's own heads
+    if sequence:  # of its own positions
+        names += ["position", "embedding_norm", "attention_norm", "feed_forward_norm", "final_norm"]
+    in_part = [tensor.shape for tensor in rank_parameters(run, place) if tensor.name.split(".")[0] in names]
+    if layout.zero_stage <= 1:
+        dtype = gradient_dtype(run)
+        payload = gradient_element(run) * sum(math.prod(shape) for shape in in_part)
+    else:
+        shards = [torch.empty(shape, device="meta").chunk(layout.data_parallel) for shape in in_part]
+        own = sum(chunks[place.dp].numel() for chunks in shards if place.dp < len(chunks))
+        stored = run.recipe.precision is Precision.FP16_NO_MASTER
+        dtype, payload = ("fp16", 2 * own) if stored else ("fp32", 4 * own)
+    if in_part:  # also where this rank's shards of them are empty
+        yield dtype, "tp", "all_reduce", payload
 
 
 def pipeline_messages(run: Run, place: Place) -> Iterator[Message]:
@@ -291,7 +289,9 @@ def textbook(run: Run, stage: int) -> dict[tuple[str, str], int]:
 
 @given(executed_runs())
 def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run: Run) -> None:
-    architecture = msgspec.structs.replace(run.architecture, residual=Residual.SEQUENTIAL, top_query_layer=False)
+    architecture = msgspec.structs.replace(
+        run.architecture, residual=Residual.SEQUENTIAL, shared_norm=False, top_query_layer=False
+    )
     layout = msgspec.structs.replace(
         run.layout, sequence_parallel=False, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1
     )
