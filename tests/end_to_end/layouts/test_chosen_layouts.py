@@ -22,6 +22,7 @@ RARE = [
     Case("gpt-neox-mini", "fp32", "dp2,tp2,pp2,1f1b"),
     Case("llama2-mini", "fp32", "dp2,tp2,sp,zero3"),
     Case("llama2-mini", "16bit", "pp2,1f1b,interleave2"),
+    Case("llama3-mini", "16bit", "dp2,tp2,pp2,1f1b"),
     Case("bloom-mini", "16bit", "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full"),
 ]
 FUSED = [
@@ -47,6 +48,7 @@ CHOSEN = [
     Case("codegeex-mini", "fp32", "pp2,1f1b"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
     Case("llama2-mini", "16bit", "tp2,sp"),
+    Case("llama3-mini", "16bit", "dp2,zero1"),
     *FUSED,
     *RARE,
 ]
