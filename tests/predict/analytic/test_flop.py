@@ -196,6 +196,19 @@ def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) 
     assert model_flop(shape, samples=7) == 7 * 3 * forward
 
 
+@given(varied_architectures(), st.integers(1, 5))
+def test_a_key_value_group_for_each_head_is_multi_head_attention(architecture: Architecture, samples: int) -> None:
+    grouped = layer_forward_flop(architecture, samples=samples)
+    whole = layer_forward_flop(msgspec.structs.replace(architecture, kv_heads=architecture.heads), samples=samples)
+    assert whole["query, key, value"] == 3 * whole["projection"]
+    # what groups save are products of keys and values alone
+    left_out = architecture.heads - architecture.kv_heads
+    tokens = samples * architecture.sequence
+    saved = 2 * tokens * architecture.hidden * 2 * left_out * architecture.head_dim
+    assert whole["query, key, value"] - grouped["query, key, value"] == saved
+    assert {part for part in whole if whole[part] != grouped[part]} <= {"query, key, value"}
+
+
 @given(described_architectures(), st.integers(1, 10**6), st.sampled_from(Recomputation))
 def test_flop_are_proportional_to_samples(
     architecture: Architecture, samples: int, recomputation: Recomputation
