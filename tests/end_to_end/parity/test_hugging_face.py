@@ -22,6 +22,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     OPTConfig,
@@ -30,10 +32,12 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from reference_runs.catalog import reference_run
-from reference_runs.run import Activation, Architecture, Norm, QueryKeyNorm
+from reference_runs.run import Activation, Architecture, Balancing, Gate, Norm, QueryKeyNorm
 from suite.execute.model.decoder import Decoder
 from tests.support.launches import FP32_WITHOUT_DROPOUT
 
@@ -53,6 +57,11 @@ SCALING: dict[str, Any] = {  # wavelengths of the sizes' heads lie within all th
     "rotary_scaling_high": 4.0,
     "rotary_scaling_sequence": 1024,
 }
+ROUTED: dict[str, Any] = {
+    "gate": Gate.SOFTMAX_OF_CHOSEN,
+    "balancing": Balancing.AUXILIARY_LOSS,
+    "auxiliary_loss_weight": 0.02,
+}
 VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": (LLAMA, {}),
     "llama-grouped": (LLAMA, {"grouped": True}),
@@ -69,6 +78,19 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": (LLAMA, {"grouped": True, "norm": Norm.OUTPUT_RMS_NORM, "query_key_norm": QueryKeyNorm.PROJECTION}),
+    "mixtral": (LLAMA, {"grouped": True, "experts": 8, "experts_per_token": 2, "rotary_base": 1e6} | ROUTED),
+    "qwen3-moe": (
+        LLAMA,
+        {
+            "grouped": True,
+            "narrow": True,
+            "query_key_norm": QueryKeyNorm.HEAD,
+            "experts": 11,
+            "experts_per_token": 3,
+            "expert_ffn_hidden": 20,
+        }
+        | ROUTED,
+    ),
 }
 RELATIVE = 1e-5  # fp32, as stated for this comparison; sums of up to 4 h = 336 terms
 
@@ -209,6 +231,20 @@ def olmo2(a: Architecture) -> nn.Module:
     return Olmo2ForCausalLM(Olmo2Config(**llama_sizes(a), pad_token_id=None))  # whose row would have no gradient
 
 
+EXPERT_BY_EXPERT = {"experts_implementation": "eager"}  # PyTorch's grouped product refuses odd sizes
+
+
+def mixtral(a: Architecture) -> nn.Module:
+    sizes = {"num_local_experts": a.experts, "num_experts_per_tok": a.experts_per_token}
+    return MixtralForCausalLM(MixtralConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes | {"sliding_window": None}))
+
+
+def qwen3_moe(a: Architecture) -> nn.Module:
+    sizes = {"num_experts": a.experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": True}
+    sizes |= {"moe_intermediate_size": a.expert_width, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes))
+
+
 def by_part(weight: Tensor, a: Architecture) -> Tensor:
     """Rows [H, 3, K, ...] of our fused projection in the order [3, H, K, ...]: queries, keys, values."""
     return weight.reshape(a.heads, 3, a.head_dim, -1).transpose(0, 1).reshape(weight.shape)
@@ -347,6 +383,26 @@ OLMO2_NAMES = LLAMA_NAMES | {
     "blocks.{}.attention_norm.weight": ("model.layers.{}.post_attention_layernorm.weight", same),
     "blocks.{}.feed_forward_norm.weight": ("model.layers.{}.post_feedforward_layernorm.weight", same),
 }
+
+
+def of_experts(weight: Tensor, a: Architecture) -> Tensor:
+    """Our rows of the experts one below the other, [E F, ...], as [E, F, ...]."""
+    assert a.experts is not None
+    by_expert: Tensor = weight.unflatten(0, (a.experts, -1))
+    return by_expert
+
+
+def gates_first(weight: Tensor, a: Architecture) -> Tensor:
+    """Of each expert's rows [F, 2], gate and gated, all gates and then all gated ones."""
+    gated: Tensor = of_experts(weight, a).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return gated
+
+
+ROUTED_NAMES: Rename = LLAMA_NAMES | {
+    "blocks.{}.feed_forward.router.weight": ("model.layers.{}.mlp.gate.weight", same),
+    "blocks.{}.feed_forward.experts.expansion.weight": ("model.layers.{}.mlp.experts.gate_up_proj", gates_first),
+    "blocks.{}.feed_forward.experts.contraction.weight": ("model.layers.{}.mlp.experts.down_proj", of_experts),
+}
 FAMILIES |= {
     "llama": (llama, LLAMA_NAMES),
     "llama-grouped": (llama, LLAMA_NAMES),
@@ -354,6 +410,8 @@ FAMILIES |= {
     "qwen2": (qwen2, LLAMA_NAMES),
     "qwen3": (qwen3, LLAMA_NAMES),
     "olmo2": (olmo2, OLMO2_NAMES),
+    "mixtral": (mixtral, ROUTED_NAMES),
+    "qwen3-moe": (qwen3_moe, ROUTED_NAMES),
 }
 
 
@@ -385,7 +443,7 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
                 del of_parts[1], others[1]
             found += zip(of_parts, others, strict=True)
             continue
-        if name in VARIED and general.endswith("expansion.weight"):
+        if name in VARIED and general.endswith("feed_forward.expansion.weight"):
             others = [right.pop(f"model.layers.{layer}.mlp.{part}.weight") for part in GATES]
             found += zip((value[::2], value[1::2]), others, strict=True)
             continue
@@ -407,6 +465,8 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[str, int]) -> None:
     architecture = shape_of(name, size)
+    if architecture.experts is not None:  # their logits have no auxiliary loss: a test of its own
+        architecture = msgspec.structs.replace(architecture, balancing=Balancing.NONE, auxiliary_loss_weight=None)
     recipe = msgspec.structs.replace(reference_run(VARIED.get(name, (name,))[0]).recipe, **FP32_WITHOUT_DROPOUT)
     torch.manual_seed(3)
     ours = Decoder(architecture, recipe)
@@ -426,7 +486,30 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
         assert relative(own, other) <= RELATIVE
 
 
-def relative(got: Tensor, expected: Tensor) -> float:
+@pytest.mark.parametrize("size", SIZES, ids=["even", "odd"])
+def test_the_auxiliary_loss_and_its_gradient_equal_those_of_transformers_for_a_layer(size: dict[str, int]) -> None:
+    # of several, transformers multiplies the mean shares and probabilities over layers, we average the products
+    architecture = msgspec.structs.replace(shape_of("mixtral", size), layers=1)
+    recipe = msgspec.structs.replace(reference_run(LLAMA).recipe, **FP32_WITHOUT_DROPOUT)
+    torch.manual_seed(3)
+    ours, theirs = Decoder(architecture, recipe), mixtral(architecture).train()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+        for own, other in named_pairs(ours, theirs, "mixtral", gradients=False):
+            other.copy_(own)
+    tokens = torch.randint(architecture.vocabulary, (2, architecture.sequence))
+    expected = theirs(input_ids=tokens, output_router_logits=True)
+    ours(tokens).backward(gradient=torch.zeros_like(expected.logits))
+    (expected.aux_loss * architecture.auxiliary_loss_weight).backward()
+    router = ours.routers[0]
+    assert router.statistics.auxiliary_loss == pytest.approx(expected.aux_loss.item(), rel=RELATIVE)
+    assert relative(router.weight.grad, theirs.model.layers[0].mlp.gate.weight.grad) <= RELATIVE
+
+
+def relative(got: Tensor | None, expected: Tensor | None) -> float:
     """The largest difference over the largest value."""
+    assert got is not None
+    assert expected is not None
     got, expected = got.detach(), expected.detach()
     return float((got - expected).abs().max() / expected.abs().max())
