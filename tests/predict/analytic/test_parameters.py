@@ -99,8 +99,10 @@ def test_chunks_together_are_the_model_with_a_tied_table_twice(run: Run) -> None
     chunks = run.layout.pipeline_stages * run.layout.virtual_stages
     layout = msgspec.structs.replace(run.layout, tensor_parallel=1)
     names = [tensor.name for chunk in range(chunks) for tensor in chunk_tensors(run.architecture, layout, chunk=chunk)]
-    copied = ["head.weight"] if chunks > 1 and run.architecture.tied_embeddings else []
-    assert names == [tensor.name for tensor in parameter_tensors(run.architecture)] + copied
+    whole = [tensor.name for tensor in parameter_tensors(run.architecture)]
+    if chunks > 1 and run.architecture.tied_embeddings:
+        whole.insert(len(whole) - run.architecture.head_bias, "head.weight")  # before the head's bias
+    assert names == whole
 
 
 @given(architectures())
@@ -123,7 +125,7 @@ def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
     queries, keys = shape.heads // t * d, max(shape.kv_heads // t, 1) * d
     bias, gain = shape.bias, shape.norm_gain
     norm = partial(nn.RMSNorm, elementwise_affine=gain)
-    if shape.norm is not Norm.PRE_RMS_NORM:
+    if shape.norm not in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM):
         norm = partial(nn.LayerNorm, elementwise_affine=gain, bias=bias.norm)
 
     model = nn.ModuleList()
