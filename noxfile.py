@@ -383,7 +383,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def inspect(session: nox.Session) -> None:
-    """Say what the kernels' machine code allows on an H100, without one: nox -s inspect -- --kernel layer_norm"""
+    """Say what the kernels' machine code allows on an H100, without one: nox -s inspect -- --kernel row_norm"""
     install(session, "execute", "kernels")
     python(session, "benchmarks.kernel_inspection", *session.posargs)
 

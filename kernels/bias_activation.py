@@ -4,11 +4,8 @@ Legend: M rows, N columns; x_MN the input, dy_MN the gradient of the output, R r
 program holds at once: a row may have any length.
 Least bytes, b an element: forward 2 M N b; backward 3 M N b and the partial sums of the bias' gradient. The backward
 pass recomputes the activation from x, that of ReLU from y, which its successor keeps in any case.
-
-GELU(tanh) and FastGELU are x sigmoid(w) with w = 2 sqrt(2 / pi) (x + 0.044715 x^3), for (1 + tanh(v)) / 2 =
-sigmoid(2 v), and w = 1.702 x. With e = exp(-|w|) and r = 1 / (1 + e) neither the sigmoid (r where w >= 0, else e r) nor
-its slope e r^2 overflows or cancels.
-Sources: Hendrycks and Gimpel 2016, arXiv 1606.08415 (GELU, both approximations).
+Sources: Hendrycks and Gimpel 2016, arXiv 1606.08415 (GELU, both approximations); So et al. 2021, arXiv 2109.08668
+(squared ReLU).
 """
 
 from __future__ import annotations
@@ -23,23 +20,13 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from kernels.operator import contiguous, launchable, operator, require, require_vectors, runs_triton
-from kernels.special_functions import LOG2_E, normal_distribution
+from kernels.special_functions import RELU, RELU_SQUARED, fraction
 from kernels.tiles import programs_over_tiles, rows_of, stages_of, tile_of, warps_of
 
 NAME = "bias_activation"
 MOST_COLUMNS_AT_ONCE = 1024  # of a program: 16 a thread with two rows and 4 warps
 
-Activation = Literal["gelu", "gelu_tanh", "fast_gelu", "relu"]
-_GELU = tl.constexpr(0)
-_GELU_TANH = tl.constexpr(1)
-_FAST_GELU = tl.constexpr(2)
-_RELU = tl.constexpr(3)
-
-_CUBE = tl.constexpr(0.044715)
-_TANH = tl.constexpr(2 * math.sqrt(2 / math.pi))
-_FAST = tl.constexpr(1.702)
-# |x| from which sigmoid(w) is 0 or 1 in fp32 and its slope 0, many times over: kept from overflow in x^3
-_FAR = tl.constexpr(100.0)
+Activation = Literal["gelu", "gelu_tanh", "fast_gelu", "relu", "relu_squared"]  # numbered as in special_functions
 
 
 def reference(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -47,32 +34,13 @@ def reference(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     u = x if bias is None else x + bias
     if activation == "relu":
         return relu(u)
+    if activation == "relu_squared":
+        return relu(u).square()
     if activation == "gelu":
         return u * (1 + torch.erf(u * math.sqrt(0.5))) / 2
     if activation == "gelu_tanh":
         return u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))) / 2
     return u * torch.sigmoid(1.702 * u)
-
-
-@triton.jit
-def _fraction(u, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
-    """What the activation multiplies u with, and the slope of that."""
-    # constants stand on the right: interpreted, a constexpr on the left takes a tensor in and becomes none
-    if ACTIVATION == _GELU:
-        part, slope = normal_distribution(u, EXACT)
-    else:
-        size = tl.minimum(tl.abs(u), _FAR)
-        if ACTIVATION == _GELU_TANH:
-            square = size * size
-            e = tl.exp2(size * (square * _CUBE + 1.0) * (-_TANH * LOG2_E))
-            inner_slope = (square * (3.0 * _CUBE) + 1.0) * _TANH
-        else:
-            e = tl.exp2(size * (-_FAST * LOG2_E))
-            inner_slope = _FAST
-        r = 1.0 / (e + 1.0)
-        part = tl.where(u >= 0.0, r, e * r)
-        slope = e * r * r * inner_slope
-    return part, slope
 
 
 @triton.jit
@@ -96,10 +64,12 @@ def _forward_kernel(
     u = tl.load(x_ptr + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         u += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION == _RELU:
+    if ACTIVATION == RELU:
         y = tl.where(u <= 0.0, 0.0, u)  # NaN stays NaN
+    elif ACTIVATION == RELU_SQUARED:
+        y = tl.where(u <= 0.0, 0.0, u * u)
     else:
-        part, _ = _fraction(u, ACTIVATION, EXACT)
+        part, _ = fraction(u, ACTIVATION, EXACT)
         y = u * part
     tl.store(y_ptr + rows[:, None] * N + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -134,13 +104,16 @@ def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one lau
         inside = (rows < M)[:, None] & (columns < N)[None, :]
         u = tl.load(kept_ptr + rows[:, None] * kept_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
         dx = tl.load(dy_ptr + rows[:, None] * dy_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        if ACTIVATION == _RELU:
+        if ACTIVATION == RELU:
             dx = tl.where(u <= 0.0, 0.0, dx)
         else:
             if HAS_BIAS:
                 u += bias[None, :]
-            part, slope = _fraction(u, ACTIVATION, EXACT)
-            dx *= part + u * slope
+            if ACTIVATION == RELU_SQUARED:
+                dx *= tl.where(u <= 0.0, 0.0, u * 2.0)
+            else:
+                part, slope = fraction(u, ACTIVATION, EXACT)
+                dx *= part + u * slope
         tl.store(dx_ptr + rows[:, None] * N + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
         if HAS_BIAS:
             sums += dx
@@ -219,7 +192,8 @@ _forward.register_autograd(_gradients, setup_context=_keep)
 def bias_activation(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """act(x + bias) of x [..., N] and bias [N], computed in fp32 and rounded once.
 
-    gelu is x Phi(x) by the error function, gelu_tanh its approximation, fast_gelu x sigmoid(1.702 x). The kernel on
+    gelu is x Phi(x) by the error function, gelu_tanh its approximation, fast_gelu x sigmoid(1.702 x), relu_squared
+    max(0, x)^2. The kernel on
     CUDA, or interpreted; elsewhere the plain reference.
 
     Raises:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.layer_norm import normalized
 from kernels.layer_norm import reference as layer_norm_reference
 from kernels.operator import contiguous, require, require_vectors, runs_triton
+from kernels.row_norm import normalized
 from kernels.tiles import require_columns, rows_of
 
 NAME = "parallel_layer_norms"
@@ -42,5 +42,5 @@ def parallel_layer_norms(
     if not runs_triton(x):
         return reference(x, weight1, bias1, weight2, bias2, eps)
     vectors = (weight1.contiguous(), contiguous(bias1), weight2.contiguous(), contiguous(bias2))
-    y1, y2, _, _, _ = normalized(rows_of(x), None, *vectors, eps, 1.0, False)
+    y1, y2, _, _, _ = normalized(rows_of(x), None, *vectors, eps, 1.0, False, False)
     return y1.view(x.shape), y2.view(x.shape)

@@ -20,9 +20,9 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from kernels.layer_norm import normalized
 from kernels.layer_norm import reference as layer_norm_reference
 from kernels.operator import contiguous, require, require_vectors, runs_triton
+from kernels.row_norm import normalized
 from kernels.tiles import require_columns, rows_of
 
 NAME = "residual_layer_norm"
@@ -79,7 +79,7 @@ def residual_layer_norm(
     require(f.shape == x.shape, NAME, "shape of f", f"x's, {tuple(x.shape)}", tuple(f.shape))
     if runs_triton(x):
         vectors = (weight.contiguous(), contiguous(bias), None, None)
-        y, _, s, _, _ = normalized(rows_of(x), rows_of(f), *vectors, eps, alpha, keep_sum)
+        y, _, s, _, _ = normalized(rows_of(x), rows_of(f), *vectors, eps, alpha, keep_sum, False)
     else:
         y, s = reference(x, f, weight, bias, eps, alpha)
     return (y.view(x.shape), s.view(x.shape)) if keep_sum else y.view(x.shape)

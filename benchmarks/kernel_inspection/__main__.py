@@ -1,10 +1,10 @@
 """Compile what the runs launch for an H100, without one, and print what the machine code lets expect.
 
     python -m benchmarks.kernel_inspection
-    python -m benchmarks.kernel_inspection --run gpt2-124m --kernel layer_norm
+    python -m benchmarks.kernel_inspection --run gpt2-124m --kernel row_norm
     python -m benchmarks.kernel_inspection --write docs/kernels.md
 
-Runs are the seven miniatures in their GPU size, GPT-2 as recorded, and `full width`: row kernels at the widths of the
+Runs are the miniatures in their GPU size, GPT-2 as recorded, and `full width`: row kernels at the widths of the
 recorded runs, and kernels that no run launches. Nothing is measured. Exit code 0, and 1 where a share falls short
 without a reason; 2: bad usage, or Triton cannot compile here.
 """

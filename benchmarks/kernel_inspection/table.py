@@ -13,8 +13,9 @@ from benchmarks.kernel_inspection.prediction import Forecast
 
 BEGIN, END = "<!-- written by benchmarks.kernel_inspection -->", "<!-- end -->"
 LEAST_FORWARD, LEAST_BACKWARD = 0.9, 0.8
-ACTIVATIONS = ("gelu", "gelu_tanh", "fast_gelu", "relu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "fast_gelu", "relu", "relu_squared", "silu")
 WORDS = {
+    "RMS": "RMS",
     "ADDS": "of a sum",
     "KEEPS": "sum kept",
     "SCALES": "scaled",
@@ -30,7 +31,7 @@ WORDS = {
 # by function; what a launch must be like; why
 REASONS: tuple[tuple[str, Callable[[KernelLaunch, MachineCode], bool], str], ...] = (
     (
-        "layer_norm._backward_kernel",
+        "row_norm._backward_kernel",
         lambda launch, _: launch.named["PARTS"] > 1,
         "The sums of the weights' gradients do not fit into one program's registers: two or three programs share a "
         "row, and each computes its means.",

@@ -91,15 +91,15 @@ def _attended(launch: KernelLaunch) -> float:
 
 
 RULES: Mapping[str, _WalkRule] = {
-    "layer_norm._forward_kernel": _WalkRule(
+    "row_norm._forward_kernel": _WalkRule(
         written=("y_ptr", "y2_ptr", "s_ptr", "mean_ptr", "rstd_ptr"),
         passes=lambda one: (_parts(one, "M", "ROWS") / one.programs,),
     ),
-    "layer_norm._backward_kernel": _WalkRule(written=("dx_ptr", "df_ptr"), sums="sums_ptr", passes=_norm_backward),
+    "row_norm._backward_kernel": _WalkRule(written=("dx_ptr", "df_ptr"), sums="sums_ptr", passes=_norm_backward),
     "bias_activation._forward_kernel": _WalkRule(written=("y_ptr",)),
     "bias_activation._backward_kernel": _WalkRule(written=("dx_ptr",), sums="sums_ptr", passes=_over_rows),
-    "geglu._forward_kernel": _WalkRule(written=("y_ptr",)),
-    "geglu._backward_kernel": _WalkRule(written=("dx_ptr",), sums="sums_ptr", passes=_over_rows),
+    "gated_activation._forward_kernel": _WalkRule(written=("y_ptr",)),
+    "gated_activation._backward_kernel": _WalkRule(written=("dx_ptr",), sums="sums_ptr", passes=_over_rows),
     "rotary._kernel": _WalkRule(written=("q_out_ptr", "k_out_ptr"), passes=lambda one: (one.named["HEADS"],)),
     "masked_softmax._forward_kernel": _WalkRule(
         written=("weights_ptr",), passes=lambda one: (one.named["LAPS"],), read_share=_attended

@@ -21,12 +21,16 @@ from kernels import (
     masked_softmax,
     parallel_layer_norms,
     residual_layer_norm,
+    residual_rms_norm,
+    rms_norm,
     sign_pack,
+    swiglu,
 )
 
 WIDE = "full width"
 ROWS = 4096  # two sequences of 2048
 HIDDEN_SIZES = (5120, 6144, 12_288, 14_336, 20_480)  # codegeex, gpt-neox, glm and opt, bloom, mt-nlg
+LLAMA_SIZES = (4096, 8192, 16_384)  # LLaMA-2 7B, 70B, Llama 3.1 405B
 VOCABULARIES = (50_257, 150_528, 250_880)  # GPT-2's without padding, glm's, bloom's
 ELEMENTS = 1 << 27  # of a flat buffer
 EPSILON = 1e-5
@@ -51,11 +55,19 @@ def _norms(columns: int) -> None:
         _backward(*parallel_layer_norms.parallel_layer_norms(x, weight, bias, weight2, bias2, EPSILON))
 
 
+def _root_mean_squares(columns: int) -> None:
+    x, f, weight = _leaves((ROWS, columns), (ROWS, columns), (columns,))
+    _backward(rms_norm.rms_norm(x, weight, EPSILON))
+    _backward(*residual_rms_norm.residual_rms_norm(x, f, weight, EPSILON))
+
+
 def _activations(columns: int) -> None:
     x, bias = _leaves((ROWS, columns), (columns,))
-    for activation in ("gelu", "gelu_tanh", "fast_gelu", "relu"):
+    for activation in ("gelu", "gelu_tanh", "fast_gelu", "relu", "relu_squared"):
         _backward(bias_activation.bias_activation(x, bias, activation))
     _backward(geglu.geglu(x, bias))
+    _backward(geglu.geglu(x, bias, tanh=True))
+    _backward(swiglu.swiglu(x, bias))
 
 
 def _softmax(length: int) -> None:
@@ -97,6 +109,8 @@ def _one_bit() -> None:
 def _calls() -> Iterator[Callable[[], None]]:
     for columns in HIDDEN_SIZES:
         yield partial(_norms, columns)
+    for columns in LLAMA_SIZES:
+        yield partial(_root_mean_squares, columns)
     yield partial(_activations, 4 * HIDDEN_SIZES[0])
     yield partial(_softmax, 2048)
     for columns in VOCABULARIES:

@@ -31,8 +31,8 @@ ATTENTION_LENGTHS = {"cuda": (1024, 2048, 4096), "cpu": (256, 1024)}
 MASKS = {"causal": "", "alibi": "slopes_H", "prefix": "prefix_B", "packed": "seen_B2S"}
 FUSED_MASKS = ("causal", "alibi", "prefix")
 ROTATED_BATCH, ROTATED_LENGTH = {"cuda": 2, "cpu": 1}, {"cuda": 2048, "cpu": 128}
-# heads and head size of the runs that rotate, and the share of the head that turns
-ROTATIONS = {"glm": (96, 128, 1.0), "neox": (64, 96, 0.25)}
+# heads of queries and of keys and head size of runs that rotate, and the share of the head that turns
+ROTATIONS = {"glm": (96, 96, 128, 1.0), "neox": (64, 64, 96, 0.25), "llama": (64, 8, 128, 1.0)}
 ROTATED_CPU_HEADS = 8
 
 
@@ -145,26 +145,35 @@ def _eager_rotation(q: Tensor, k: Tensor, rotation: Tensor) -> tuple[Tensor, Ten
     return rotated(q, rotation), rotated(k, rotation)
 
 
-def _rotation_inputs(heads: int, size: int, turning: int, dtype: torch.dtype, draw: Draw) -> tuple[Any, ...]:
-    length = ROTATED_LENGTH[draw.device.type]
-    q, k = (draw.normal(ROTATED_BATCH[draw.device.type], heads, length, size, dtype=dtype) for _ in range(2))
+def _rotation_inputs(
+    heads: int, groups: int, size: int, turning: int, dtype: torch.dtype, draw: Draw
+) -> tuple[Any, ...]:
+    """Queries and keys; with fewer keys than queries group by group, as they lie in one projection's output."""
+    batch, length = ROTATED_BATCH[draw.device.type], ROTATED_LENGTH[draw.device.type]
+    if groups == heads:
+        q, k = (draw.normal(batch, heads, length, size, dtype=dtype) for _ in range(2))
+    else:
+        share = heads // groups
+        fused = draw.normal(batch, length, groups, share + 2, size, dtype=dtype).permute(0, 2, 3, 1, 4)
+        q, k, _ = fused.split((share, 1, 1), dim=2)
     angles = draw.normal(length, turning, dtype=torch.float32)
     return q, k, torch.stack([angles.cos(), angles.sin()])
 
 
 def _rotations(device: torch.device) -> Iterator[Case]:
     """Each shape in each dtype, forward and backward; all dims count, as those that pass are copied too."""
-    for variant, (recorded, size, share) in ROTATIONS.items():
+    for variant, (recorded, keys, size, share) in ROTATIONS.items():
         heads = recorded if device.type == "cuda" else ROTATED_CPU_HEADS
+        groups = heads * keys // recorded
         for dtype, torchs in dtypes(device).items():
-            elements = 2 * ROTATED_BATCH[device.type] * heads * ROTATED_LENGTH[device.type] * size
+            elements = ROTATED_BATCH[device.type] * (heads + groups) * ROTATED_LENGTH[device.type] * size
             yield Case(
                 kernel="rotary",
                 variant=variant,
                 dtype=dtype,
                 sizes={"elements": elements, "element_bytes": torchs.itemsize},
                 over="elements",
-                inputs=partial(_rotation_inputs, heads, size, round(share * size), torchs),
+                inputs=partial(_rotation_inputs, heads, groups, size, round(share * size), torchs),
                 ours=rotary.rotary,
                 plain=rotary.reference,
                 eager=_eager_rotation,

@@ -1,4 +1,4 @@
-"""Kernels over the rows of activations: LayerNorms, bias and activation, GLM's gated activation."""
+"""Kernels over the rows of activations: LayerNorms, RMSNorms, bias and activation, gated activations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.kernels.case import RUNS, Case, Draw, Function, dtypes
-from kernels import bias_activation, geglu, layer_norm, parallel_layer_norms, residual_layer_norm
+from kernels import (
+    bias_activation,
+    geglu,
+    layer_norm,
+    parallel_layer_norms,
+    residual_layer_norm,
+    residual_rms_norm,
+    rms_norm,
+    swiglu,
+)
 from reference_runs.catalog import reference_run
 from reference_runs.run import Activation
 from suite.execute.model.torch_operations import ACTIVATIONS
@@ -24,6 +33,7 @@ TIMED_ACTIVATIONS: dict[bias_activation.Activation, Activation] = {
     "gelu_tanh": Activation.GELU_TANH,
     "fast_gelu": Activation.FAST_GELU,
     "relu": Activation.RELU,
+    "relu_squared": Activation.RELU_SQUARED,
 }
 
 
@@ -41,6 +51,22 @@ def _liger_norm() -> Function:
     from liger_kernel.ops import LigerLayerNormFunction
 
     return lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, EPSILON)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, EPSILON)
+
+
+def _liger_rms_norm() -> Function:
+    from liger_kernel.ops import LigerRMSNormFunction
+
+    # no offset of the weight; all of it in fp32, rounded once; the gradient not written into that of the output
+    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPSILON, 0.0, "gemma", False)
+
+
+def _rms_norm_of_sum(x: Tensor, f: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + f
+    return _rms_norm(total, weight), total
 
 
 def _norm_keeping_sum(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,9 +90,9 @@ def _biased_activation(x: Tensor, bias: Tensor, activation: Activation) -> Tenso
     return ACTIVATIONS[activation](x + bias)
 
 
-def _gated(x: Tensor, bias: Tensor) -> Tensor:
+def _gated(x: Tensor, bias: Tensor, activation: Activation) -> Tensor:
     gate, gated = (x + bias).unflatten(-1, (-1, 2)).unbind(-1)
-    out: Tensor = functional.gelu(gate) * gated
+    out: Tensor = ACTIVATIONS[activation](gate) * gated
     return out
 
 
@@ -107,8 +133,7 @@ def _over_rows(
             )
 
 
-def cases(device: torch.device) -> Iterator[Case]:
-    """Each kernel; bias and activation four times as wide as the hidden size, the gated one 8/3 times."""
+def _norms(device: torch.device) -> Iterator[Case]:
     yield from _over_rows(
         device,
         kernel="layer_norm",
@@ -139,6 +164,29 @@ def cases(device: torch.device) -> Iterator[Case]:
         plain=partial(parallel_layer_norms.reference, eps=EPSILON),
         eager=_two_norms,
     )
+    yield from _over_rows(
+        device,
+        kernel="rms_norm",
+        vectors=1,
+        ours=partial(rms_norm.rms_norm, eps=EPSILON),
+        plain=partial(rms_norm.reference, eps=EPSILON),
+        eager=_rms_norm,
+        liger=_liger_rms_norm,
+    )
+    yield from _over_rows(
+        device,
+        kernel="residual_rms_norm",
+        matrices=2,
+        vectors=1,
+        ours=partial(residual_rms_norm.residual_rms_norm, eps=EPSILON),
+        plain=partial(residual_rms_norm.reference, eps=EPSILON),
+        eager=_rms_norm_of_sum,
+    )
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """Each kernel; bias and activation four times as wide as the hidden size, gated ones 8/3 times."""
+    yield from _norms(device)
     for activation, of_run in TIMED_ACTIVATIONS.items():
         yield from _over_rows(
             device,
@@ -151,13 +199,10 @@ def cases(device: torch.device) -> Iterator[Case]:
             plain=partial(bias_activation.reference, activation=activation),
             eager=partial(_biased_activation, activation=of_run),
         )
-    yield from _over_rows(
-        device,
-        kernel="geglu",
-        vectors=1,
-        width=lambda hidden: 8 * hidden // 3 // 8 * 8,
-        expansion=2,
-        ours=geglu.geglu,
-        plain=geglu.reference,
-        eager=_gated,
+    gated = partial(_over_rows, device, vectors=1, width=lambda hidden: 8 * hidden // 3 // 8 * 8, expansion=2)
+    yield from gated(
+        kernel="geglu", ours=geglu.geglu, plain=geglu.reference, eager=partial(_gated, activation=Activation.GEGLU)
+    )
+    yield from gated(
+        kernel="swiglu", ours=swiglu.swiglu, plain=swiglu.reference, eager=partial(_gated, activation=Activation.SWIGLU)
     )

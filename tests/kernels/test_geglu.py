@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -52,6 +54,13 @@ def test_output_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dty
     _assert_exact(geglu, reference, _inputs(*shape, dtype=dtype), _upstream(*shape, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_may_be_its_approximation_by_tanh(dtype: torch.dtype) -> None:
+    shape = (4, 514)
+    inputs, upstream = _inputs(*shape, dtype=dtype), _upstream(*shape, dtype=dtype)
+    _assert_exact(partial(geglu, tanh=True), partial(reference, tanh=True), inputs, upstream)
+
+
 def test_a_row_may_be_longer_than_any_program() -> None:
     shape = (2, 66_000)
     inputs, upstream = _inputs(*shape, dtype=torch.float32), _upstream(*shape, dtype=torch.float32)
@@ -91,7 +100,9 @@ def test_nan_stays_nan() -> None:
 def test_the_reference_is_pytorchs_with_gate_and_gated_unit_by_unit() -> None:
     x, bias = _inputs(6, 34, dtype=torch.float64)
     u = x + bias
-    assert torch.allclose(reference(x, bias), functional.gelu(u[:, ::2]) * u[:, 1::2], rtol=1e-9, atol=1e-15)
+    for tanh in (False, True):
+        pytorchs = functional.gelu(u[:, ::2], approximate="tanh" if tanh else "none") * u[:, 1::2]
+        assert torch.allclose(reference(x, bias, tanh=tanh), pytorchs, rtol=1e-9, atol=1e-15)
 
 
 def test_the_references_gradients_are_its_differences() -> None:
@@ -125,10 +136,10 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_the_operators_keep_pytorchs_rules(has_bias: bool) -> None:
     x, bias = (tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32))
-    torch.library.opcheck(torch.ops.llm_reference_runs.geglu, (x, bias if has_bias else None))
+    torch.library.opcheck(torch.ops.llm_reference_runs.gated_activation, (x, bias if has_bias else None, "gelu"))
     dy = _upstream(5, 8, dtype=torch.float32)
-    backward = torch.ops.llm_reference_runs.geglu_backward
-    torch.library.opcheck(backward, (dy, x.detach(), bias.detach() if has_bias else None))
+    backward = torch.ops.llm_reference_runs.gated_activation_backward
+    torch.library.opcheck(backward, (dy, x.detach(), bias.detach() if has_bias else None, "gelu_tanh"))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.layer_norm import MOST_SUMS, layer_norm, reference
+from kernels.layer_norm import layer_norm, reference
 from kernels.operator import UnsupportedInputError
+from kernels.row_norm import MOST_SUMS
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
 
 EPSILON = 1e-5
@@ -95,7 +96,7 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
 def test_the_operator_keeps_pytorchs_rules() -> None:
     x, weight = (normal(*shape, dtype=torch.float32).requires_grad_() for shape in ((5, 8), (8,)))
     inputs = (x, None, weight, weight, None, None)
-    torch.library.opcheck(torch.ops.llm_reference_runs.layer_norm, (*inputs, EPSILON, 1.0, False))
+    torch.library.opcheck(torch.ops.llm_reference_runs.row_norm, (*inputs, EPSILON, 1.0, False, False))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import parallel_layer_norms as module
-from kernels.layer_norm import MOST_SUMS
 from kernels.operator import UnsupportedInputError
 from kernels.parallel_layer_norms import parallel_layer_norms, reference
+from kernels.row_norm import MOST_SUMS
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
 
 EPSILON = 1e-5
@@ -116,13 +116,13 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
 
 def test_the_operators_keep_pytorchs_rules() -> None:
     x, *vectors = (tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32))
-    operator = torch.ops.llm_reference_runs.layer_norm
-    arguments = (x, None, *vectors, EPSILON, 1.0, False)
+    operator = torch.ops.llm_reference_runs.row_norm
+    arguments = (x, None, *vectors, EPSILON, 1.0, False, False)
     torch.library.opcheck(operator, arguments)
     assert [output.requires_grad for output in operator(*arguments)] == [True, True, False, False, False]
     x, weight1, _, weight2, _ = (tensor.detach() for tensor in (x, *vectors))
     row = torch.ones(5, device=DEVICE)
-    backward = torch.ops.llm_reference_runs.layer_norm_backward
+    backward = torch.ops.llm_reference_runs.row_norm_backward
     torch.library.opcheck(backward, (x, x, None, x, None, weight1, weight2, row, row, 1.0))
 
 

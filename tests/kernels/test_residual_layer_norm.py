@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import residual_layer_norm as module
-from kernels.layer_norm import MOST_SUMS
 from kernels.operator import UnsupportedInputError
 from kernels.residual_layer_norm import reference, residual_layer_norm
+from kernels.row_norm import MOST_SUMS
 from tests.kernels.agreement import DEVICE, DTYPES, Function, assert_as_exact_as_torch, normal
 
 EPSILON = 1e-5
@@ -218,14 +218,14 @@ def test_input_that_is_not_contiguous_gives_the_same(keep_sum: bool) -> None:
 @pytest.mark.parametrize(("alpha", "keep_sum"), [(1.0, True), (3.0, False)])
 def test_the_operator_keeps_pytorchs_rules(alpha: float, keep_sum: bool) -> None:
     inputs = [tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32)]
-    operator = torch.ops.llm_reference_runs.layer_norm
-    arguments = (*inputs, None, None, EPSILON, alpha, keep_sum)
+    operator = torch.ops.llm_reference_runs.row_norm
+    arguments = (*inputs, None, None, EPSILON, alpha, keep_sum, False)
     torch.library.opcheck(operator, arguments)
     differentiable = [output.requires_grad for output in operator(*arguments)]
     assert differentiable == [True, False, keep_sum, False, False]
     x, f, weight, _ = (tensor.detach() for tensor in inputs)
     row = torch.ones(5, device=DEVICE)
-    backward = torch.ops.llm_reference_runs.layer_norm_backward
+    backward = torch.ops.llm_reference_runs.row_norm_backward
     of_outputs = (x, None, x if keep_sum else None)
     inputs_of_backward = (x, None if keep_sum else f, weight, None, row, row)
     torch.library.opcheck(backward, (*of_outputs, *inputs_of_backward, alpha))

@@ -71,6 +71,66 @@ def test_keys_may_have_fewer_heads() -> None:
     )
 
 
+def grouped(batch: int, length: int, groups: int, share: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[B, G, S, T, K] and [B, G, 1, T, K] as they lie in one projection's output [B, T, G * (S + 2) * K]."""
+    fused = normal(batch, length, groups * (share + 2) * size, dtype=dtype)
+    x = fused.view(batch, length, groups, share + 2, size).permute(0, 2, 3, 1, 4)
+    queries, keys, _ = x.split((share, 1, 1), dim=2)
+    return queries, keys
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "groups", "share", "length", "size", "turning"),
+    [
+        (2, 3, 4, 37, 64, 64),  # a program has one group
+        (1, 2, 7, 70, 16, 16),  # or parts of two
+        (2, 5, 3, 9, 37, 10),  # or one and parts of others
+        (2, 4, 2, 5, 8, 6),
+        (2, 3, 1, 5, 8, 8),  # as many keys as queries
+        (2, 1, 9, 5, 8, 8),  # one key for all
+        (1, 2, 2, 0, 8, 8),
+    ],
+    ids=str,
+)
+def test_grouped_queries_are_as_exact_as_torchs(
+    batch: int, groups: int, share: int, length: int, size: int, turning: int, dtype: torch.dtype
+) -> None:
+    rotation = table(*range(length), size=turning)
+    shapes = (batch, groups, share, length, size), (batch, groups, 1, length, size)
+    assert_as_exact_as_torch(
+        lambda q, k: rotary(q, k, rotation),
+        lambda q, k: reference(q, k, rotation),
+        grouped(batch, length, groups, share, size, dtype),
+        [normal(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes, 1)],
+    )
+
+
+def test_positions_of_grouped_queries_may_differ_by_sequence() -> None:
+    places = [[0, 1, 2, 3, 4], [7, 7, 7, 900, 0], [2047, 1, 0, 5, 5]]
+    rotation = torch.stack([table(*row, size=8) for row in places], dim=1)[:, :, None, None]
+    for own, plain in zip(
+        rotary(*grouped(3, 5, 2, 3, 12, torch.float32), rotation),
+        reference(*grouped(3, 5, 2, 3, 12, torch.float32), rotation),
+        strict=True,
+    ):
+        assert torch.allclose(own, plain, rtol=0, atol=1e-6)  # two products and a sum of numbers up to 4
+
+
+def test_grouped_queries_of_any_strides_give_the_same() -> None:
+    rotation = table(*range(6), size=8)
+    q, k = grouped(2, 6, 3, 4, 12, torch.float32)
+    upstream = [normal(*x.shape[:-2], 12, 6, dtype=torch.float32, seed=1).transpose(-1, -2) for x in (q, k)]
+    results = []
+    for change in (Tensor.detach, Tensor.contiguous):
+        leaves = [change(x).detach().requires_grad_() for x in (q, k)]
+        outputs = rotary(*leaves, rotation)
+        assert all(out.is_contiguous() for out in outputs)
+        results.append([*outputs, *torch.autograd.grad(outputs, leaves, [change(x) for x in upstream])])
+    for own, contiguous in zip(*results, strict=True):
+        assert torch.equal(own, contiguous)
+
+
 def test_a_table_whose_halves_differ_is_followed() -> None:
     rotation = normal(2, 5, 8, dtype=torch.float32, seed=5)
     upstream = [normal(2, 2, 5, 12, dtype=torch.float32, seed=seed) for seed in (1, 2)]
@@ -160,6 +220,9 @@ def test_the_operator_keeps_pytorchs_rules() -> None:
     q, k = (x.detach().requires_grad_() for x in fused(2, 5, 2, 12, torch.float32))
     operation = torch.ops.llm_reference_runs.rotary
     torch.library.opcheck(operation, (q, k, table(*range(5), size=8), False))
+    q, k = grouped(2, 5, 2, 3, 12, torch.float32)
+    q, k = q.detach().requires_grad_(), k.squeeze(2).detach().requires_grad_()
+    torch.library.opcheck(operation, (q, k, table(*range(5), size=8), True))
 
 
 SIX = torch.ones(1, 2, 4, 6)
@@ -176,6 +239,10 @@ SIX = torch.ones(1, 2, 4, 6)
         (SIX, SIX[:, :, :3], torch.ones(2, 4, 6), "shape of k"),
         (SIX, SIX[..., :4], torch.ones(2, 4, 6), "shape of k"),
         (SIX, SIX.expand(3, 2, 4, 6), torch.ones(2, 4, 6), "shape of k"),
+        (SIX[:, :, None], SIX, torch.ones(2, 4, 6), "shape of k"),
+        (SIX[:, :, None], SIX[:, :1, None], torch.ones(2, 4, 6), "shape of k"),
+        (SIX[:, :, None], SIX[:, None], torch.ones(2, 4, 6), "shape of k"),
+        (SIX[:, :, None], SIX[:, :, None], torch.ones(2, 1, 1, 4, 6), "shape of rotation"),
         (torch.ones(1, 1, 1, 1026), torch.ones(1, 1, 1, 1026), torch.ones(2, 1, 6), "head size"),
         (SIX, SIX, torch.ones(2, 4, 6).half(), "dtype of rotation"),
         (SIX, SIX, torch.ones(2, 4, 6).to("meta"), "device of rotation"),

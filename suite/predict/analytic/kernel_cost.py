@@ -148,9 +148,12 @@ def _sign_unpack(*, elements: int, ranks: int) -> KernelCost:
 FORMULAS: Mapping[str, Callable[..., KernelCost]] = {
     "layer_norm": _tensors(2, 3),  # x, y; backward x, dy, dx
     "residual_layer_norm": _residual_layer_norm,
+    "rms_norm": _tensors(2, 3),  # as of a LayerNorm
+    "residual_rms_norm": _tensors(4, 4),  # x, f, sum, y; backward sum, its gradient and dy, the gradient of both
     "parallel_layer_norms": _tensors(3, 4),  # x, y1, y2; backward x, dy1, dy2, dx
     "bias_activation": _tensors(2, 3),  # x, y; backward x, dy, dx; the bias's gradient is added up on the way
     "geglu": _tensors(3, 5),  # both halves of x, y; backward the same two, dy, their gradients; N columns of y
+    "swiglu": _tensors(3, 5),  # as of geglu
     "rotary": _rotary,
     "masked_softmax": _masked_softmax,
     "attention": _attention,
@@ -165,7 +168,9 @@ FORMULAS: Mapping[str, Callable[..., KernelCost]] = {
 
 # of an element: forward, backward
 _LAYER_NORM = (7, 13)  # mean 1, centred 1, square 2, scaled 1, weight and bias 2; backward two sums 3, dx 5, dw 3, db 2
-_ACTIVATION = {"gelu": (6, 12), "gelutanh": (9, 16), "fastgelu": (5, 10), "relu": (2, 2)}  # with the bias
+_RMS_NORM = (4, 9)  # square 2, scaled 1, weight 1; backward a sum 2, dx 5, dw 2
+# with the bias
+_ACTIVATION = {"gelu": (6, 12), "gelutanh": (9, 16), "fastgelu": (5, 10), "relu": (2, 2), "relusquared": (3, 4)}
 _SOFTMAX = (7, 5)  # scale, mask, maximum, difference, exp, sum, quotient; backward product, sum, difference, product 2
 _ADAMW = 14  # two moments 3 each, root and correction 4, decay 2, update 2
 
@@ -193,9 +198,13 @@ def _attention_flop(_: str, sizes: Mapping[str, int]) -> KernelCost:
 FLOP_FORMULAS: Mapping[str, Callable[[str, Mapping[str, int]], KernelCost]] = {
     "layer_norm": lambda _, sizes: _each(_area(sizes), _LAYER_NORM),
     "residual_layer_norm": _residual_layer_norm_flop,
+    "rms_norm": lambda _, sizes: _each(_area(sizes), _RMS_NORM),
+    "residual_rms_norm": lambda _, sizes: _each(_area(sizes), (_RMS_NORM[0] + 1, _RMS_NORM[1] + 1)),
     "parallel_layer_norms": lambda _, sizes: _each(_area(sizes), (_LAYER_NORM[0] + 2, _LAYER_NORM[1] + 5)),
     "bias_activation": lambda variant, sizes: _each(_area(sizes), _ACTIVATION[variant or "gelu"]),
     "geglu": lambda _, sizes: _each(_area(sizes), (6, 14)),
+    # exponential, sum, quotient, two products; backward those and the slope 4, dy gated, two gradients
+    "swiglu": lambda _, sizes: _each(_area(sizes), (5, 11)),
     "rotary": lambda _, sizes: _each(sizes["elements"], (3, 3)),
     "masked_softmax": _masked_softmax_flop,
     "attention": _attention_flop,

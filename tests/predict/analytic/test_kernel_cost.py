@@ -32,9 +32,12 @@ MOVED: list[tuple[str, dict[str, int], list[Tensor], list[Tensor]]] = [
     ("residual_layer_norm", SIZES, [x, x, x], [x, x, x]),
     ("residual_layer_norm", SIZES | {"kept": 1}, [x, x, x, x], [x, x, x, x]),
     ("residual_layer_norm", SIZES | {"scaled": 1}, [x, x, x], [x, x, x, x]),
+    ("rms_norm", SIZES, [x, x], [x, x, x]),
+    ("residual_rms_norm", SIZES, [x, x, x, x], [x, x, x, x]),
     ("parallel_layer_norms", SIZES, [x, x, x], [x, x, x, x]),
     ("bias_activation", SIZES, [x, x], [x, x, x]),
     ("geglu", SIZES, [half(M, 2 * N), x], [half(M, 2 * N), x, half(M, 2 * N)]),
+    ("swiglu", SIZES, [half(M, 2 * N), x], [half(M, 2 * N), x, half(M, 2 * N)]),
     # 3 sequences of 7 positions, 8 heads of queries and 2 of keys of 16 dimensions, however many of them turn
     ("rotary", {"elements": 3 * 7 * (8 + 2) * 16, "element_bytes": 2}, 2 * [half(3, 8, 7, 16), half(3, 2, 7, 16)], []),
     ("masked_softmax", SIZES, [x, x], [x, x, x]),
@@ -82,7 +85,8 @@ def test_adamw_moves_28_bytes_a_parameter_and_sign_packing_20_and_an_eighth() ->
 
 
 def test_every_kernel_has_a_formula() -> None:
-    others = {"bits", "half_matmul", "interpreter", "operator", "special_functions", "tensor_table", "tiles"}
+    others = {"bits", "gated_activation", "half_matmul", "interpreter", "operator", "row_norm"}
+    others |= {"special_functions", "tensor_table", "tiles"}
     assert {path.stem for path in (ROOT / "kernels").glob("[a-z]*.py")} - others <= set(FORMULAS)
 
 
