@@ -11,7 +11,6 @@ from reference_runs.layout import Layout, Schedule
 from reference_runs.run import (
     BLANK_TOKENS,
     LEAST_WINDOW,
-    Activation,
     Architecture,
     Balancing,
     Mask,
@@ -148,15 +147,11 @@ def check_kernels(architecture: Architecture, kernels: KernelChoice, where: str 
 
 def without_triton_kernel(architecture: Architecture) -> list[str]:
     """What an architecture has that no Triton kernel computes, in words."""
-    grouped = architecture.kv_heads < architecture.heads and architecture.position is Position.ROTARY
-    activations = (Activation.SWIGLU, Activation.GEGLU_TANH, Activation.RELU_SQUARED)
+    normed = architecture.query_key_norm is not QueryKeyNorm.NONE
     lacking = {
-        architecture.norm.value: architecture.norm.root_mean_square,
-        architecture.activation.value: architecture.activation in activations,
         "a mixture of experts": architecture.experts is not None,
-        "rotary positions of grouped queries": grouped,
         "norms without gain": not architecture.norm_gain,
-        "norms of queries and keys": architecture.query_key_norm is not QueryKeyNorm.NONE,
+        "norms of queries and keys that do not rotate": normed and architecture.rotary_dim is None,
         "a bias of the head": architecture.head_bias,
         "a sliding window": (architecture.sliding_window or architecture.sequence) < architecture.sequence,
     }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from kernels.bias_activation import Activation as KernelActivation
 from kernels.bias_activation import bias_activation
 from kernels.geglu import geglu
 from kernels.layer_norm import layer_norm
@@ -18,11 +17,25 @@ from kernels.masked_softmax import masked_softmax
 from kernels.operator import INTERPRETED
 from kernels.parallel_layer_norms import parallel_layer_norms
 from kernels.residual_layer_norm import residual_layer_norm
+from kernels.residual_rms_norm import residual_rms_norm
+from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
-from reference_runs.run import Architecture, Mask, Position
+from kernels.swiglu import swiglu
+from reference_runs.run import Activation, Architecture, Mask, Position
 from suite.execute.model.loss import NOT_LEARNED
 from suite.execute.model.position import alibi_slopes
 from suite.execute.model.torch_operations import NormModule
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.GELU: partial(bias_activation, bias=None, activation="gelu"),
+    Activation.GELU_TANH: partial(bias_activation, bias=None, activation="gelu_tanh"),
+    Activation.FAST_GELU: partial(bias_activation, bias=None, activation="fast_gelu"),
+    Activation.RELU: partial(bias_activation, bias=None, activation="relu"),
+    Activation.RELU_SQUARED: partial(bias_activation, bias=None, activation="relu_squared"),
+    Activation.GEGLU: partial(geglu, bias=None),
+    Activation.GEGLU_TANH: partial(geglu, bias=None, tanh=True),
+    Activation.SWIGLU: partial(swiglu, bias=None),
+}
 
 
 class ChunkedTritonCrossEntropy(nn.Module):
@@ -46,8 +59,7 @@ class TritonOperations:
     def __init__(self, architecture: Architecture) -> None:
         self._prefix = architecture.mask is Mask.PREFIX
         self._slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else None
-        self._gated = architecture.activation.gated
-        self._activation = cast(KernelActivation, architecture.activation.value.replace("-", "_"))
+        self._activation = ACTIVATIONS[architecture.activation]
 
     def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:  # noqa: ARG002  # the protocol's
         if self._prefix:
@@ -56,17 +68,22 @@ class TritonOperations:
         return torch.tensor([] if self._slopes is None else self._slopes[heads], device=device)
 
     def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
-        assert isinstance(norm, nn.LayerNorm)
+        if isinstance(norm, nn.RMSNorm):
+            assert norm.eps is not None
+            return rms_norm(x, norm.weight, norm.eps)
         return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
     def both_normalised(self, first: NormModule, second: NormModule, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        assert isinstance(first, nn.LayerNorm)
-        assert isinstance(second, nn.LayerNorm)
+        if isinstance(first, nn.RMSNorm) or isinstance(second, nn.RMSNorm):
+            return self.normalised(first, x), lambda: self.normalised(second, x)
         one, other = parallel_layer_norms(x, first.weight, first.bias, second.weight, second.bias, first.eps)
         return one, lambda: other
 
     def added_and_normalised(self, norm: NormModule, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(norm, nn.LayerNorm)
+        if isinstance(norm, nn.RMSNorm):
+            assert norm.eps is not None
+            normal, total = residual_rms_norm(x, branch, norm.weight, norm.eps)
+            return total, normal
         normal, total = residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, keep_sum=True)
         return total, normal
 
@@ -75,9 +92,7 @@ class TritonOperations:
         return residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, alpha=alpha)
 
     def activated(self, expanded_BTF: Tensor) -> Tensor:
-        if self._gated:
-            return geglu(expanded_BTF, None)
-        return bias_activation(expanded_BTF, None, self._activation)
+        return self._activation(expanded_BTF)
 
     def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q_BHTK, k_BHTK, rotation_2TR)

@@ -306,7 +306,7 @@ class Chunk:
         """Queries or keys, normed over each head, or over all of them together, which copies those of several."""
         tokens, head_dim = self.sizes.tokens, self.sizes.head_dim
         if not self._norms_projections:
-            return self.operators.rms_norm(x, gain, tokens=tokens * heads, hidden=head_dim)
+            return self.operators.norm_of_heads(x, gain, tokens=tokens, heads=heads, head_dim=head_dim)
         if self.sizes.kv_heads > 1:
             x = self.operators.copied(x, elements=tokens * heads * head_dim)
         return self.operators.rms_norm(x, gain, tokens=tokens, hidden=heads * head_dim)
@@ -396,5 +396,5 @@ class Chunk:
         if activation is Activation.RELU:
             return operators.relu(x, elements=elements)
         if activation is Activation.RELU_SQUARED:
-            return operators.squared(operators.relu(x, elements=elements), elements=elements)
+            return operators.relu_squared(x, elements=elements)
         return operators.element_wise(x, ELEMENT_WISE[activation], elements=elements)

@@ -35,7 +35,11 @@ class ElementWiseOperators(OperatorBase):
         out = self.block(elements)
         return Value(out, self.tape.record([x], [out], self._like(elements, "relu")))
 
-    def squared(self, x: Value, *, elements: int) -> Value:
+    def relu_squared(self, x: Value, *, elements: int) -> Value:
+        """ReLU, times itself."""
+        return self._squared(self.relu(x, elements=elements), elements=elements)
+
+    def _squared(self, x: Value, *, elements: int) -> Value:
         """x times itself: keeps it. Backward: a product for each factor, and their sum."""
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:

@@ -32,6 +32,10 @@ class NormOperators(OperatorBase):
         node = self.tape.record([x, *map(self.weight, leaves)], [x.block, *statistics], rule)
         return Value(out, node)
 
+    def norm_of_heads(self, x: Value, gain: ParameterLeaf, *, tokens: int, heads: int, head_dim: int) -> Value:
+        """RMSNorm of queries or keys, head by head."""
+        return self.rms_norm(x, gain, tokens=tokens * heads, hidden=head_dim)
+
     def rms_norm(self, x: Value, gain: ParameterLeaf | None, *, tokens: int, hidden: int) -> Value:
         """RMSNorm: on a GPU one operator, which keeps its input and an fp32 factor a token; on a CPU several in fp32.
 

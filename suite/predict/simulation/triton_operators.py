@@ -27,15 +27,32 @@ class TritonOperators(Operators):
     def norm(
         self, x: Value, gain: ParameterLeaf | None, bias: ParameterLeaf | None, *, tokens: int, hidden: int
     ) -> Value:
-        """Keeps its input, and mean and deviation in fp32."""
+        """Keeps its input, and mean and deviation in fp32; of an RMSNorm 1 / root alone."""
+        if self._root_mean_square:
+            return self.rms_norm(x, gain, tokens=tokens, hidden=hidden)
         out, statistics = self.block(tokens * hidden), self._statistics(tokens)
         rule = self._norm_rule(tokens * hidden, hidden, gradients=1, vectors=1 + (bias is not None))
         return Value(out, self.tape.record([x, *self._vectors(gain, bias)], [x.block, *statistics], rule))
 
+    def rms_norm(self, x: Value, gain: ParameterLeaf | None, *, tokens: int, hidden: int) -> Value:
+        """Keeps its input, and 1 / root in fp32."""
+        out, factor = self.block(tokens * hidden), self.tape.block(FP32 * tokens)
+        gains = self._vectors(gain)
+        rule = self._norm_rule(tokens * hidden, hidden, gradients=1, vectors=len(gains))
+        return Value(out, self.tape.record([x, *gains], [x.block, factor], rule))
+
+    def norm_of_heads(self, x: Value, gain: ParameterLeaf, *, tokens: int, heads: int, head_dim: int) -> Value:
+        """Of several heads, which lie apart in the projection's output, a copy is normed."""
+        if heads > 1:
+            x = self.copied(x, elements=tokens * heads * head_dim)
+        return self.rms_norm(x, gain, tokens=tokens * heads, hidden=head_dim)
+
     def both_normalised(
         self, x: Value, first: Vectors, second: Vectors, *, tokens: int, hidden: int
     ) -> tuple[Value, Callable[[], Value]]:
-        """Both at once: keeps x, and one mean and deviation."""
+        """Both at once: keeps x, and one mean and deviation. RMSNorms are two."""
+        if self._root_mean_square:
+            return super().both_normalised(x, first, second, tokens=tokens, hidden=hidden)
         one, other = self.block(tokens * hidden), self.block(tokens * hidden)
         statistics = self._statistics(tokens)
         vectors = [*self._vectors(*first), *self._vectors(*second)]
@@ -80,6 +97,10 @@ class TritonOperators(Operators):
         rule = self._norm_rule(tokens * hidden, hidden, gradients=2, vectors=1 + (bias is not None))
         inputs = [x, branch, *self._vectors(gain, bias)]
         return Value(out, self.tape.record(inputs, [x.block, branch.block, *statistics], rule))
+
+    def relu_squared(self, x: Value, *, elements: int) -> Value:
+        """Keeps its input."""
+        return self.fast_gelu(x, elements=elements)
 
     def fast_gelu(self, x: Value, *, elements: int) -> Value:
         """Keeps its input."""
@@ -135,7 +156,7 @@ class TritonOperators(Operators):
         return Value(loss, tape.record([x, self.weight(weight)], kept, lambda blocks, _: list(blocks)))
 
     def _statistics(self, tokens: int) -> list[MemoryBlock]:
-        return [self.tape.block(FP32 * tokens) for _ in range(2)]
+        return [self.tape.block(FP32 * tokens) for _ in range(1 if self._root_mean_square else 2)]
 
     def _vectors(self, *leaves: ParameterLeaf | None) -> list[Value]:
         return [self.weight(leaf) for leaf in leaves if leaf is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from reference_runs.catalog import miniatures, reference_run
+from reference_runs.run import Activation, Norm, QueryKeyNorm, Residual
 from suite.execute.data.token_stream import token_stream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.parallel.parallelize import operations
@@ -57,6 +59,31 @@ def test_loss_and_gradients_are_those_of_pytorchs_operators(name: str, arithmeti
     plan = small_run(Case(name, arithmetic, "dp1"))
     shape = msgspec.structs.replace(plan.architecture, layers=2, sequence=16)
     plan = msgspec.structs.replace(plan, architecture=shape)
+    assert_the_same(plan, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query_key_norm": QueryKeyNorm.HEAD},
+        {"query_key_norm": QueryKeyNorm.PROJECTION},
+        {"query_key_norm": QueryKeyNorm.HEAD, "kv_heads": 1, "activation": Activation.RELU_SQUARED},
+        {"residual": Residual.PARALLEL, "activation": Activation.GEGLU_TANH},
+        {"residual": Residual.PARALLEL, "shared_norm": True, "rotary_dim": 16},
+        {"norm": Norm.OUTPUT_RMS_NORM, "query_key_norm": QueryKeyNorm.PROJECTION},
+    ],
+    ids=lambda changes: ", ".join(f"{name} {value}" for name, value in changes.items()),
+)
+@pytest.mark.parametrize("arithmetic", ["fp32", "16bit"])
+def test_variants_of_a_llama_are_computed_too(arithmetic: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    plan = small_run(Case("llama2-mini", arithmetic, "dp1"))
+    shape = msgspec.structs.replace(plan.architecture, layers=2, sequence=16, **changes)
+    assert not without_triton_kernel(shape)
+    assert_the_same(msgspec.structs.replace(plan, architecture=shape), tmp_path)
+
+
+def assert_the_same(plan: Plan, tmp_path: Path) -> None:
+    """Loss and gradients by either kernels."""
     expected, expected_gradients = loss_and_gradients(plan, KernelChoice.TORCH, tmp_path)
     loss, gradients = loss_and_gradients(plan, KernelChoice.TRITON, tmp_path)
     executed = SimpleNamespace(job=plan)

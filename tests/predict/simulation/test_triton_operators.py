@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from kernels.linear_cross_entropy import rows_of_a_chunk as of_kernel
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Workload
+from reference_runs.run import Activation, QueryKeyNorm, Workload
 from suite.job.options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
@@ -51,6 +53,44 @@ def test_a_pre_norm_decoder_keeps_what_its_kernels_save() -> None:
     of_loss = 2 * t * d + 8 * t + 2 * t * d + 2 * v * d  # final norm; gradients of hidden states and weight
     tokens = 8 * t
     assert executed_activation_bytes(workload, TRITON, stage=0) == a.layers * of_layer + of_loss + tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_queries", "of_keys", "of_activation"),
+    [
+        ({}, 0, 0, 2),
+        ({"activation": Activation.RELU_SQUARED}, 0, 0, 1),
+        # of queries and keys the copy that is normed, and 1 / root of each head
+        ({"query_key_norm": QueryKeyNorm.HEAD}, 1, 1, 2),
+    ],
+)
+def test_a_llama_keeps_what_its_kernels_save(
+    changes: dict[str, Any], of_queries: int, of_keys: int, of_activation: int
+) -> None:
+    workload = small("llama2-mini")
+    a = msgspec.structs.replace(workload.architecture, **changes)
+    t, d, f, h, g, v = a.sequence, a.hidden, a.ffn_hidden, a.heads, a.kv_heads, a.padded_vocabulary
+    assert g < h
+    queries, keys = 2 * t * h * a.head_dim, 2 * t * g * a.head_dim
+    of_layer = sum(
+        (
+            2 * t * d + 4 * t,  # input of the first norm, and 1 / root
+            2 * t * d,  # normal: input of the projection
+            of_queries * (queries + 4 * t * h) + of_keys * (keys + 4 * t * g),
+            queries + keys,  # rotated
+            queries + 2 * keys,  # values, where they lie in the projection's output
+            2 * h * t * t,  # attention weights
+            queries,  # context
+            2 * t * d + 4 * t,  # residual stream: input of the second norm
+            2 * t * d,  # normal: input of the expansion
+            of_activation * 2 * t * f + 2 * t * f,  # inputs of activation and contraction
+        )
+    )
+    turns = 2 * 4 * t * a.head_dim  # cosines and sines
+    of_loss = 2 * t * d + 4 * t + 2 * t * d + 2 * v * d  # final norm; gradients of hidden states and weight
+    tokens = 8 * t
+    kept = executed_activation_bytes(workload._replace(architecture=a), TRITON, stage=0)
+    assert kept == a.layers * of_layer + turns + of_loss + tokens
 
 
 @pytest.mark.parametrize(
