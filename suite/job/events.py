@@ -75,6 +75,22 @@ class CountedCollective(msgspec.Struct, frozen=True):
     messages: int
 
 
+class RoutedLayer(msgspec.Struct, frozen=True):
+    """What the router of one layer did with a rank's micro-batches in the counted step.
+
+    Args:
+        layer: its number in the whole model.
+        rows: that each expert computed; a token has one for each expert that it chooses.
+        dropped: rows that no expert computed, for want of capacity.
+        auxiliary_loss: E sum_i f_i P_i, unweighted, mean over micro-batches: with equally busy experts, C a token, C.
+    """
+
+    layer: int
+    rows: list[int]
+    dropped: int
+    auxiliary_loss: float
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """The counts and times of a rank.
 
@@ -97,6 +113,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
         cpu_speed: median of the samples between timed steps; None on a GPU. Stored as "pace".
         synchronisations: how often the counted step read numbers from the device (see `SynchronisationCounter`).
+        routed: what each router of this rank's layers did in the counted step; empty without experts.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
@@ -125,6 +142,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     resident_bytes: int | None = None
     reserved_bytes: int | None = None
     synchronisations: int | None = None
+    routed: list[RoutedLayer] = []
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

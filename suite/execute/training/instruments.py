@@ -26,7 +26,7 @@ from suite.execute.measure.timeline import term_seconds
 from suite.execute.parallel.mesh import axis_of_group, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
-from suite.job.events import StepKind
+from suite.job.events import RoutedLayer, StepKind
 
 
 class StepCounters:
@@ -34,6 +34,7 @@ class StepCounters:
 
     Attributes:
         gradient_bytes: storages of the gradients of the last counted step, before its update.
+        routed: what routers did in the step whose collectives were counted.
     """
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
@@ -42,7 +43,9 @@ class StepCounters:
         self.peak = peak
         self.flop = LocalFlopCounter()
         self.gradient_bytes = 0
+        self.routed: list[RoutedLayer] = []
         self._leaves = steps.training.leaves
+        self._routers = {n: router for chunk in steps.training.chunks for n, router in chunk.routers.items()}
 
     @contextmanager
     def around(self, purpose: StepPurpose) -> Iterator[None]:
@@ -50,6 +53,8 @@ class StepCounters:
         with ExitStack() as stack:
             if purpose.eager:
                 stack.enter_context(eagerly())
+            for router in self._routers.values():
+                router.statistics.clear()
             if purpose is StepPurpose.COLLECTIVES:
                 stack.enter_context(self.collectives)
                 stack.enter_context(self.synchronisations)
@@ -64,6 +69,11 @@ class StepCounters:
             self.gradient_bytes = storage_bytes(leaf.gradient for leaf in self._leaves)
 
     def after(self, purpose: StepPurpose, following: StepPurpose, *, skipped: bool) -> None:
+        if purpose is StepPurpose.COLLECTIVES:
+            self.routed = [
+                RoutedLayer(n, router.statistics.loads, 0, router.statistics.auxiliary_loss)
+                for n, router in sorted(self._routers.items())
+            ]
         if purpose is StepPurpose.PEAK and not skipped:
             self.peak.finish()
         if purpose is StepPurpose.WARM_UP and following is not StepPurpose.WARM_UP:

@@ -112,6 +112,7 @@ def _finished(
         shared=clocks.processors.since_start,
         resident_bytes=clocks.resident_bytes,
         reserved_bytes=counters.peak.reserved_bytes,
+        routed=counters.routed,
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )
