@@ -37,6 +37,8 @@ MEASURED_ACTIVATION = {
     Activation.RELU: "relu",
     Activation.GEGLU: "gelu",
     Activation.SWIGLU: "gelu",
+    Activation.RELU_SQUARED: "relu",
+    Activation.GEGLU_TANH: "gelu_tanh",
 }
 ADAM_BYTES = 28  # an element: weight, gradient and both moments read, all but the gradient written, in fp32
 GIB = 2**30

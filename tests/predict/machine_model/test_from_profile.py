@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run, run_names
+from reference_runs.incomplete import missing_keys
 from reference_runs.layout import Layout
 from reference_runs.run import ReferenceRun, Workload
 from suite.__main__ import main
@@ -270,7 +271,8 @@ def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
     fingerprint: Fingerprint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone, paired = (stored(tmp_path / str(ranks), measured(ranks=ranks, fingerprint=fingerprint)) for ranks in (1, 2))
-    runs = [name for name in run_names() if reference_run(name).recorded_layout]
+    whole = [run for run in map(reference_run, run_names()) if run.recorded_layout and not missing_keys(run.recipe)]
+    runs = [run.name for run in whole]
     asked = (*runs, "--network", "10", "--choices")
     for one, two in zip(
         objects(capsys, *asked, "--machine", alone), objects(capsys, *asked, "--machine", paired), strict=True
