@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.miniature_shape import SCALES, Scale, scaled_architecture
+from reference_runs.miniature_shape import SCALES, Scale, scaled_architecture, sequence_divisor
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 
 WARMUP_FRACTION = 0.1
@@ -213,8 +213,9 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     )
 
 
-def _rules(w: int, scale: Scale) -> dict[str, str]:
-    """The rule for each value that a miniature changes."""
+def _rules(architecture: Architecture, w: int, scale: Scale) -> dict[str, str]:
+    """The rule for each value that a miniature of `architecture` changes."""
+    shorter = f"/ {sequence_divisor(architecture, scale)}"
     size = f"/ {w}: the power of two that brings hidden nearest to {scale.hidden}"
     ramp_up = "; none where that is the whole batch"
     full = "data_parallel * pipeline_stages * micro_batch"
@@ -237,9 +238,9 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.query_rank": f"/ {w}, as hidden",
         "architecture.key_value_rank": f"/ {w}, as hidden",
         "architecture.value_head_dim": f"/ {scale.head_dim}, as head_dim",
-        "architecture.sequence": f"/ {scale.sequence}",
-        "architecture.sliding_window": f"/ {scale.sequence}, as sequence",
-        "architecture.rotary_scaling_sequence": f"/ {scale.sequence}, as sequence",
+        "architecture.sequence": f"{shorter}: {scale.sequence}, doubled until at most {scale.most_sequence:,} are left",
+        "architecture.sliding_window": f"{shorter}, as sequence",
+        "architecture.rotary_scaling_sequence": f"{shorter}, as sequence",
         "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}, where steps have one "
         f"{scale.most_samples_alone}",
         "recipe.global_batch": "data_parallel * micro-batch * accumulation",
@@ -273,7 +274,7 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
 def _differences(
     run: ReferenceRun, small: dict[str, msgspec.Struct], w: int, scale: Scale
 ) -> tuple[tuple[ScaledFact, ...], tuple[ScaledFact, ...]]:
-    rules = _rules(w, scale)
+    rules = _rules(run.architecture, w, scale)
     kept: list[ScaledFact] = []
     scaled: list[ScaledFact] = []
     recorded_sections = {"architecture": run.architecture, "recipe": run.recipe, "layout": _recorded_layout(run)}

@@ -17,7 +17,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         parameters: the parameter count aimed at; it decides the number of layers.
         head_dim: divisor of the recorded head size.
         most_experts: of a layer, so that each still sees several tokens of a step.
-        sequence: divisor of the recorded sequence.
+        sequence: divisor of the recorded sequence, doubled until at most `most_sequence` tokens are left: scores are
+            stored, and grow with the square of it.
         micro_batch: factor on the recorded micro-batch.
         most_samples: of a micro-batch where steps accumulate several, so that its logits stay small.
         most_samples_alone: of a micro-batch where steps have one.
@@ -32,6 +33,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     most_experts: int
     sequence: int
+    most_sequence: int
     micro_batch: int
     most_samples: int
     most_samples_alone: int
@@ -47,6 +49,7 @@ SCALES = {
         head_dim=8,
         most_experts=8,
         sequence=32,
+        most_sequence=256,
         micro_batch=1,
         most_samples=2,
         most_samples_alone=8,
@@ -60,6 +63,7 @@ SCALES = {
         head_dim=2,
         most_experts=16,
         sequence=2,
+        most_sequence=2048,
         micro_batch=8,
         most_samples=32,
         most_samples_alone=32,
@@ -68,6 +72,14 @@ SCALES = {
         most_loss_scale=4096.0,
     ),
 }
+
+
+def sequence_divisor(architecture: Architecture, scale: Scale) -> int:
+    """What the sequence is divided by, and with it a sliding window and the wavelengths of scaled rotary positions."""
+    divisor = scale.sequence
+    while architecture.sequence // divisor > scale.most_sequence:
+        divisor *= 2
+    return divisor
 
 
 def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Architecture, int]:
@@ -95,7 +107,7 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
     layers = max(2, round((scale.parameters - tables * padded * hidden) / block))
     layers = min(layers, architecture.layers)
     dense = architecture.dense_layers and max(1, round(architecture.dense_layers * layers / architecture.layers))
-    rotary_dim = architecture.rotary_dim
+    rotary_dim, shorter = architecture.rotary_dim, sequence_divisor(architecture, scale)
     small = msgspec.structs.replace(
         architecture,
         layers=layers,
@@ -109,10 +121,10 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         ffn_hidden=architecture.ffn_hidden // w,
         vocabulary=min(padded, round(architecture.vocabulary / w)),
         padded_vocabulary=padded,
-        sequence=architecture.sequence // scale.sequence,
-        sliding_window=architecture.sliding_window and -(-architecture.sliding_window // scale.sequence),
+        sequence=architecture.sequence // shorter,
+        sliding_window=architecture.sliding_window and -(-architecture.sliding_window // shorter),
         rotary_scaling_sequence=architecture.rotary_scaling_sequence
-        and -(-architecture.rotary_scaling_sequence // scale.sequence),
+        and -(-architecture.rotary_scaling_sequence // shorter),
         rotary_dim=None if rotary_dim is None else -(-rotary_dim // (2 * head_divisor)) * 2,
     )
     return small, w

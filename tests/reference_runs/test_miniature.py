@@ -10,8 +10,8 @@ from reference_runs.catalog import accumulation, check_layout, global_batch_at, 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import DEFAULT_STEPS, Miniature, in_batches, miniature
-from reference_runs.miniature_shape import SCALES
-from reference_runs.run import ReferenceRun
+from reference_runs.miniature_shape import SCALES, scaled_architecture
+from reference_runs.run import Architecture, ReferenceRun
 from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.analytic.parameters import parameter_count
 from tests.support.launches import WHOLE_BATCHES
@@ -77,6 +77,14 @@ def test_ratios_are_kept(run: ReferenceRun, scale: str) -> None:
     )
     assert recipe.init_std**2 * small.hidden == pytest.approx(recorded.init_std**2 * large.hidden)
     assert recipe.learning_rate * small.hidden == pytest.approx(recorded.learning_rate * large.hidden)
+
+
+@pytest.mark.parametrize(("sequence", "cpu", "cuda"), [(2048, 64, 1024), (8192, 256, 2048), (131072, 256, 2048)])
+def test_a_long_sequence_is_halved_until_its_scores_can_be_stored(sequence: int, cpu: int, cuda: int) -> None:
+    long = msgspec.structs.replace(BLOOM.architecture, sequence=sequence, sliding_window=sequence // 4)
+    for scale, left in (("cpu", cpu), ("cuda", cuda)):
+        small, _ = scaled_architecture(long, SCALES[scale])
+        assert (small.sequence, small.sliding_window) == (left, left // 4)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -200,8 +208,8 @@ def test_gradients_travel_in_several_messages() -> None:
 def test_a_change_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = module._rules
 
-    def without_sequence(w: int, scale: module.Scale) -> dict[str, str]:
-        return {key: rule for key, rule in rules(w, scale).items() if key != "architecture.sequence"}
+    def without_sequence(architecture: Architecture, w: int, scale: module.Scale) -> dict[str, str]:
+        return {key: rule for key, rule in rules(architecture, w, scale).items() if key != "architecture.sequence"}
 
     monkeypatch.setattr(module, "_rules", without_sequence)
     with pytest.raises(InputError, match=r"architecture\.sequence changes without a rule"):
