@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Mask, Position, Workload
+from reference_runs.run import Balancing, Gate, Mask, Position, QueryKeyNorm, Workload
 from suite.job.training_job import LEAST_STEPS
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, WHOLE_BATCHES
@@ -82,11 +82,37 @@ WITH_DROPOUT = (
 )
 
 
+# Mixtures of experts as variations of a miniature: no recorded one has all of its recipe
+MIXTURE_OF = "llama2-mini"
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"experts": 8, "experts_per_token": 2, "auxiliary_loss_weight": 0.02},
+    "qwen3-moe": {
+        "experts": 16,
+        "experts_per_token": 4,
+        "expert_ffn_hidden": 24,
+        "auxiliary_loss_weight": 0.001,
+        "query_key_norm": QueryKeyNorm.HEAD,
+    },
+    "shared-experts": {
+        "experts": 16,
+        "experts_per_token": 4,
+        "expert_ffn_hidden": 24,
+        "shared_experts": 1,
+        "dense_layers": 1,
+        "gate": Gate.SIGMOID,
+        "gate_scale": 2.5,
+        "balancing": Balancing.NONE,
+        "expert_groups": 4,
+        "groups_per_token": 2,
+    },
+}
+
+
 class Case(NamedTuple):
     """One run in one layout.
 
     Args:
-        run: name of the miniature.
+        run: name of the miniature, or of a mixture of experts.
         arithmetic: "fp32" or, in the recorded precision, "16bit", both without dropout; "dropout": fp32 with dropout.
         layout: what it says, in the command line's grammar; ZeRO-0, no recomputation and 1F1B where it says nothing.
     """
@@ -139,7 +165,7 @@ def small_run(case: Case) -> Plan:
     The rest of the shape keeps its recorded ratio to the hidden size. On four ranks no table of 34 positions (OPT) and
     in no bucket of 60 kB do the parameters divide evenly.
     """
-    recorded = reference_run(miniatures()[case.run])
+    recorded = reference_run(miniatures()[MIXTURE_OF if case.run in MIXTURES else case.run])
     mini = miniature(recorded, "cpu", ranks=1, steps=STEPS)
     shape = mini.architecture
     architecture = msgspec.structs.replace(
@@ -155,6 +181,9 @@ def small_run(case: Case) -> Plan:
         sequence=32,
         rotary_dim=shape.rotary_dim and 16 * shape.rotary_dim // shape.head_dim // 2 * 2,
     )
+    if case.run in MIXTURES:
+        usual = {"gate": Gate.SOFTMAX_OF_CHOSEN, "balancing": Balancing.AUXILIARY_LOSS}
+        architecture = msgspec.structs.replace(architecture, **(usual | MIXTURES[case.run]))
     recipe = msgspec.structs.replace(
         mini.recipe,
         global_batch=GLOBAL_BATCH,

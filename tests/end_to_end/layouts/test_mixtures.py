@@ -1,0 +1,54 @@
+"""Mixtures of experts in layouts: as one process computes them, at the predicted cost, and what their routers did."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.machine.half_precision import kernels_for
+from suite.metrics.figures import Quantity
+from suite.predict.executed_run.figures import memory_figures
+from tests.end_to_end.layouts.agreement import disagreements
+from tests.end_to_end.layouts.execution import Executions
+from tests.end_to_end.layouts.table import GLOBAL_BATCH, Case
+
+pytestmark = pytest.mark.ranks
+
+CASES = [
+    Case("mixtral", "fp32", "dp1"),
+    Case("mixtral", "16bit", "dp1,recompute-full"),
+    Case("qwen3-moe", "fp32", "dp1,recompute-selective"),
+    Case("shared-experts", "16bit", "dp1,recompute-full,every3"),
+    Case("mixtral", "fp32", "dp2"),
+    Case("qwen3-moe", "16bit", "dp2,zero1"),
+    Case("shared-experts", "fp32", "dp2,zero3"),
+    Case("qwen3-moe", "fp32", "pp2,1f1b"),
+    Case("shared-experts", "16bit", "pp2,1f1b,interleave2,recompute-full"),
+]
+PEAK = 0.02  # of one rank: of several, what communication threads free late is several per cent of so small a run
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_mixture_computes_what_one_process_does_at_the_predicted_cost(case: Case, executed: Executions) -> None:
+    done = executed(case)
+    assert disagreements(done, executed(case.single)) == []
+    job = done.job
+    if job.layout.ranks == 1:
+        memory = memory_figures(job.workload, job.step_options(kernels_for(job.recipe.precision, job.device)))
+        peak = next(figure.value for figure in memory if figure.quantity == Quantity.PEAK_BYTES)
+        assert done.finished[0].peak_bytes == pytest.approx(peak, rel=PEAK)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_router_reports_a_row_for_each_choice_of_the_counted_step(case: Case, executed: Executions) -> None:
+    done = executed(case)
+    shape, layout = done.job.architecture, done.job.layout
+    tokens = GLOBAL_BATCH // layout.data_parallel * shape.sequence
+    layers = [layer.layer for report in done.finished for layer in report.routed]
+    assert sorted(layers) == sorted([*range(shape.dense_layers, shape.layers)] * layout.data_parallel)
+    for report in done.finished:
+        for layer in report.routed:
+            assert len(layer.rows) == shape.experts
+            assert sum(layer.rows) == tokens * (shape.experts_per_token or 0)
+            assert layer.dropped == 0
+            # k where experts or probabilities are equal, and E k where one expert has all
+            assert 0 < layer.auxiliary_loss <= (shape.experts or 0) * (shape.experts_per_token or 0)
