@@ -116,7 +116,7 @@ class Machine:
             Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=1e9),
         ]
         report = msgspec.convert(
-            {name: 0 for name in Finished.__struct_fields__ if name not in _OPTIONAL}
+            {field.name: 0 for field in msgspec.structs.fields(Finished) if field.required}
             | {"type": "finished", "coordinates": {}, "collectives": [], "worked_seconds": [], "pipeline_seconds": []}
             | {"interface_sent_bytes": None, "arithmetic": "", "environment": {}, "peak_bytes": round(peak_of(plan))},
             Finished,
@@ -139,9 +139,6 @@ class Machine:
             steps=steps,
             figures=figures,
         )
-
-
-_OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations", "pace")
 
 
 def ladder_of(
