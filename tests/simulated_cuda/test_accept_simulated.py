@@ -183,11 +183,7 @@ def test_devices_that_compute_nothing_are_rejected(node, accept):
 
 @pytest.mark.rare
 def test_twenty_batteries_of_good_devices_are_not_rejected(accept):
-    """Each compares itself with those before it. One may stay undecided where eight ranks want two busy processors."""
-    codes = []
+    """Each compares itself with those before it. The machine must be idle: eight ranks then share its processors."""
     for _ in range(20):
         code, findings = accept("1,2,3,4,5,6,12,13,14,15")
-        codes.append(code)
-        assert bad(findings) == set()
-    assert set(codes) <= {0, 3}
-    assert codes.count(0) >= 15, codes
+        assert (code, bad(findings)) == (0, set())
