@@ -80,7 +80,7 @@ def root_kernel(sums_ptr, root_ptr, count, divisor, BLOCK: tl.constexpr):
     for first in range(0, count, BLOCK):
         place = first + tl.arange(0, BLOCK)
         total += tl.load(sums_ptr + place, mask=place < count, other=0.0)
-    tl.store(root_ptr, tl.sqrt(tl.sum(total, axis=0) / divisor))
+    tl.store(root_ptr, tl.sqrt(tl.sum(total, axis=0) / tl.cast(divisor, tl.float32)))
 
 
 def programs_over_chunks(chunks: int, device: torch.device) -> int:

@@ -101,6 +101,7 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    scale = tl.cast(scale, tl.float32)  # torch.compile hands Python's numbers over in fp64
     programs = tl.cdiv(T, ROWS * LAPS)
     start = tl.program_id(0) % programs * (ROWS * LAPS)
     place = (tl.program_id(0) // programs).to(tl.int64)
@@ -160,6 +161,7 @@ def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one lau
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    scale = tl.cast(scale, tl.float32)
     programs = tl.cdiv(T, ROWS)
     rows = tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)
     place = (tl.program_id(0) // programs).to(tl.int64)

@@ -75,6 +75,8 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    eps = tl.cast(eps, tl.float32)  # torch.compile hands Python's numbers over in fp64
+    alpha = tl.cast(alpha, tl.float32)
     columns = tl.arange(0, BLOCK)
     if HOLDS:
         weight = _wide(weight_ptr + columns, columns < N)
@@ -154,6 +156,7 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
     # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, piece
     # by piece, all but one of them from the L2 cache, and has the sums and the gradients of one block of columns. The
     # pieces are unrolled, so that those of the next row are loaded ahead.
+    alpha = tl.cast(alpha, tl.float32)
     program = tl.program_id(0) // PARTS
     programs = tl.num_programs(0) // PARTS
     columns = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)

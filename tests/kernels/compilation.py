@@ -36,11 +36,22 @@ def stack_bytes(cubin):
         reported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(re.search(r"STACK:(\\d+)", reported)[1])
 
+def computes_in_fp64(src, metadata):
+    # with its numbers in fp64, as torch.compile hands Python's numbers over
+    signature = {name: "fp64" if kind == "fp32" else kind for name, kind in src.signature.items()}
+    if signature == src.signature:
+        return False
+    again = triton.compiler.ASTSource(src.fn, signature, src.constants, src.attrs)
+    options = {name: getattr(metadata, name) for name in ("num_warps", "num_stages")}
+    ptx = triton.compile(again, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return re.search(r"^\\s*(?!ld|mov|cvt)[a-z]\\S*\\.f64", ptx, re.MULTILINE) is not None
+
 def compile_only(self, *arguments, **named):
     compiled = run(self, *arguments, **named | {"warmup": True})
     ptx = compiled.asm["ptx"]
     # copies of pipelined loops: .cg is of 16 bytes alone
     wide = ["ld.global.v4" in ptx or "cp.async.cg.shared.global" in ptx, "st.global.v4" in ptx]
+    wide.append(computes_in_fp64(compiled.src, compiled.metadata))
     built.append([self.__name__, len(compiled.asm["cubin"]), stack_bytes(compiled.asm["cubin"]), *wide])
     return compiled
 
@@ -64,6 +75,7 @@ class Compiled(NamedTuple):
 
     Args:
         stack_bytes: a thread's, in memory: what its registers do not hold.
+        fp64: whether it computes in fp64 where torch.compile launches it.
     """
 
     kernel: str
@@ -71,6 +83,7 @@ class Compiled(NamedTuple):
     stack_bytes: int
     wide_loads: bool
     wide_stores: bool
+    fp64: bool
 
 
 def compiled_kernels(calls: Mapping[str, str]) -> dict[str, list[Compiled] | str]:

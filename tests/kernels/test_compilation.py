@@ -136,6 +136,10 @@ crowded[(1,)](torch.ones(16_384), torch.ones(16_384), num_warps=1)
 from tests.kernels.faulty import changing
 changing[(1,)](torch.ones(1000, dtype=torch.int64), 3)
 """,
+    "a number that is not rounded to fp32": """
+from tests.kernels.faulty import unrounded
+unrounded[(1,)](torch.ones(1000), torch.ones(1000), 0.5)
+""",
 }
 # Room for the few registers by which releases of Triton differ: 0 in these cases with 3.6.0 and 3.7.1. A LayerNorm's
 # backward pass over rows of 12,288 in one block took 1,288 (3.7.1, 2026-11-22).
@@ -148,6 +152,7 @@ NARROW_STORES = {
     "sign_pack._squares_kernel",
     "sign_pack.root_kernel",
 }
+OPAQUE = {"adamw", "gradient_norm"}  # torch.compile does not look into them
 WITHOUT_PUBLIC_KERNELS = {
     "bits",
     "gated_activation",
@@ -178,6 +183,7 @@ def test_kernels_compile_for_a_gpu_fit_registers_and_move_16_bytes_at_once(name:
         assert kernel.stack_bytes <= MOST_STACK_BYTES, kernel
         assert kernel.wide_loads or f"{name}.{kernel.kernel}" in NARROW_LOADS, kernel
         assert kernel.wide_stores or f"{name}.{kernel.kernel}" in NARROW_STORES, kernel
+        assert not kernel.fp64 or name in OPAQUE, kernel
 
 
 def test_every_kernel_is_compiled() -> None:
@@ -186,9 +192,11 @@ def test_every_kernel_is_compiled() -> None:
 
 
 def test_the_checks_can_fail(found: Found) -> None:
-    narrow, crowded, changing = (found[fault] for fault in FAULTY)
+    narrow, crowded, changing, unrounded = (found[fault] for fault in FAULTY)
     assert isinstance(narrow, list)
     assert isinstance(crowded, list)
     assert [(kernel.wide_loads, kernel.wide_stores) for kernel in narrow] == [(False, False)]
     assert [kernel.stack_bytes > MOST_STACK_BYTES for kernel in crowded] == [True]
     assert "Loop-carried variable" in str(changing)
+    assert isinstance(unrounded, list)
+    assert [kernel.fp64 for kernel in unrounded] == [True]
