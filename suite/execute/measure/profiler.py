@@ -44,7 +44,8 @@ class ProfiledSteps:
 
         def started() -> None:
             if self._snapshot is not None and self._cuda:
-                torch.cuda.memory._record_memory_history(max_entries=_MOST_ENTRIES)
+                # With stacks of frees too, compiled blocks that are recomputed end in a SystemError (torch 2.11).
+                torch.cuda.memory._record_memory_history(context="alloc", max_entries=_MOST_ENTRIES)
             recording = profile(activities=activities)
             recording.start()
             self._recording = recording
