@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,13 @@ def outputs_and_gradients(function: Function, inputs: Sequence[Tensor], upstream
 
 
 def assert_as_exact_as_torch(
-    kernel: Function, plain: Function, inputs: Sequence[Tensor], upstream: Sequence[Tensor], *, roundings: int = 1
+    kernel: Function,
+    plain: Function,
+    inputs: Sequence[Tensor],
+    upstream: Sequence[Tensor],
+    *,
+    roundings: int = 1,
+    cancelling: float = 0.0,
 ) -> None:
     """The kernel's outputs and gradients are at most twice as far from float64 as torch's arithmetic in fp32.
 
@@ -41,6 +48,8 @@ def assert_as_exact_as_torch(
     Args:
         roundings: how many in fp32 stand for one, where a value goes through twice as many on its way: torch's own
             luck with the largest of few values is no measure of them.
+        cancelling: the largest of the numbers whose difference a result is, where the result is 0: a GPU rounds one
+            of two equal products, and not the other (fused multiply-add).
     """
     exact = outputs_and_gradients(plain, [t.double() for t in inputs], [g.double() for g in upstream])
     torchs = outputs_and_gradients(plain, [t.float() for t in inputs], [g.float() for g in upstream])
@@ -52,8 +61,31 @@ def assert_as_exact_as_torch(
         assert result.isfinite().all(), place
         terms = max(1.0, max(g.numel() for g in upstream) / true.numel())
         roundoff = max(torch.finfo(result.dtype).eps, roundings * terms**0.5 * torch.finfo(torch.float32).eps) / 2
-        bound = 2 * max(_distance(wide.to(result.dtype), true), roundoff * float(true.abs().max()))
+        bound = 2 * max(_distance(wide.to(result.dtype), true), roundoff * max(cancelling, float(true.abs().max())))
         assert _distance(result, true) <= bound, f"result {place}: {_distance(result, true):.3g} > {bound:.3g}"
+
+
+# Half of those in fp32 to a norm's outputs: the sum, mean, difference, mean square, root, quotient, product, that with
+# weight and bias. A GPU takes them in another order than torch.
+norm_is_as_exact_as_torchs = partial(assert_as_exact_as_torch, roundings=4)
+
+
+def of_one_column(upstream: Tensor, weight: Tensor, epsilon: float) -> float:
+    """The larger of two equal numbers whose difference is LayerNorm's gradient of rows of one number: it is 0."""
+    return float((upstream.double() * weight.double()).abs().max()) / epsilon**0.5
+
+
+def assert_same(own: Tensor, other: Tensor) -> None:
+    """The same numbers from inputs that lie in another way: bit by bit where the interpreter computes.
+
+    On a GPU the compiler adds in an order that depends on how rows lie: then within 4 roundings of the largest value.
+    """
+    if DEVICE == "cpu":
+        assert torch.equal(own, other)
+        return
+    assert own.shape == other.shape
+    most = 4 * torch.finfo(own.dtype).eps * float(other.detach().abs().max())
+    assert _distance(own, other.double()) <= most, f"{_distance(own, other.double()):.3g} > {most:.3g}"
 
 
 def assert_as_exact_as_torch_in_the_mean(

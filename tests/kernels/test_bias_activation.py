@@ -11,7 +11,7 @@ from torch.nn import functional
 from kernels import bias_activation as module
 from kernels.bias_activation import Activation, bias_activation, reference
 from kernels.operator import UnsupportedInputError
-from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
+from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, assert_same, normal
 
 # half of those in fp32 to the largest gradients: x + bias, e's exponent, e, 1 + e, r, the slope, its sum, that with dy
 ROUNDINGS = 4
@@ -167,7 +167,7 @@ def test_input_that_is_not_contiguous_gives_the_same(activation: Activation) -> 
             y = bias_activation(*leaves, activation)
             results.append([y, *torch.autograd.grad(y, leaves, change(upstream))])
         for own, contiguous in zip(*results, strict=True):
-            assert torch.equal(own, contiguous)
+            assert_same(own, contiguous)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -10,7 +10,7 @@ from torch.nn import functional
 from kernels import geglu as module
 from kernels.geglu import geglu, reference
 from kernels.operator import UnsupportedInputError
-from tests.kernels.agreement import DEVICE, DTYPES, Function, assert_as_exact_as_torch, normal
+from tests.kernels.agreement import DEVICE, DTYPES, Function, assert_as_exact_as_torch, assert_same, normal
 
 # half of those in fp32 to the largest gradients: x + bias, dy gated, erf, 1 + erf, the sum with its slope, the product
 ROUNDINGS = 3
@@ -130,7 +130,7 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
             y = geglu(*leaves)
             results.append([y, *torch.autograd.grad(y, leaves, change(upstream))])
         for own, contiguous in zip(*results, strict=True):
-            assert torch.equal(own, contiguous)
+            assert_same(own, contiguous)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -9,7 +9,7 @@ from kernels import residual_rms_norm as module
 from kernels.operator import UnsupportedInputError
 from kernels.residual_rms_norm import reference, residual_rms_norm
 from kernels.row_norm import MOST_SUMS
-from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
+from tests.kernels.agreement import DEVICE, DTYPES, assert_same, norm_is_as_exact_as_torchs, normal
 
 EPSILON = 1e-5
 
@@ -36,14 +36,14 @@ def _inputs(*shape: int, dtype: torch.dtype) -> list[Tensor]:
 )
 def test_outputs_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     upstream = [normal(*shape, dtype=dtype, seed=seed) for seed in (4, 5)]
-    assert_as_exact_as_torch(_kernel, _plain, _inputs(*shape, dtype=dtype), upstream)
+    norm_is_as_exact_as_torchs(_kernel, _plain, _inputs(*shape, dtype=dtype), upstream)
 
 
 @pytest.mark.parametrize("used", [0, 1])
 def test_one_of_the_outputs_may_go_nowhere(used: int) -> None:
     inputs, upstream = _inputs(6, 40, dtype=torch.float32), normal(6, 40, dtype=torch.float32, seed=4)
     if used == 0:
-        assert_as_exact_as_torch(lambda *x: _kernel(*x)[0], lambda *x: _plain(*x)[0], inputs, [upstream])
+        norm_is_as_exact_as_torchs(lambda *x: _kernel(*x)[0], lambda *x: _plain(*x)[0], inputs, [upstream])
         return
     x, f, weight = (tensor.requires_grad_() for tensor in inputs)
     dx, df, of_weight = torch.autograd.grad(_kernel(x, f, weight)[1], (x, f, weight), upstream, allow_unused=True)
@@ -85,7 +85,7 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
             outputs = _kernel(*leaves)
             results.append([*outputs, *torch.autograd.grad(outputs, leaves, [change(f), change(x)])])
         for own, contiguous in zip(*results, strict=True):
-            assert torch.equal(own, contiguous)
+            assert_same(own, contiguous)
 
 
 def test_the_operator_keeps_pytorchs_rules() -> None:

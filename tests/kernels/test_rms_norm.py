@@ -9,7 +9,7 @@ from kernels import rms_norm as module
 from kernels.operator import UnsupportedInputError
 from kernels.rms_norm import reference, rms_norm
 from kernels.row_norm import MOST_SUMS
-from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
+from tests.kernels.agreement import DEVICE, DTYPES, assert_same, norm_is_as_exact_as_torchs, normal
 
 EPSILON = 1e-5
 
@@ -48,12 +48,12 @@ def _inputs(*shape: int, dtype: torch.dtype) -> list[Tensor]:
     ids=str,
 )
 def test_output_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert_as_exact_as_torch(_kernel, _plain, _inputs(*shape, dtype=dtype), [normal(*shape, dtype=dtype, seed=3)])
+    norm_is_as_exact_as_torchs(_kernel, _plain, _inputs(*shape, dtype=dtype), [normal(*shape, dtype=dtype, seed=3)])
 
 
 def test_there_may_be_one_column() -> None:
     # epsilon is as large as x^2: beside a small one the gradient is a difference of nearly equal numbers
-    assert_as_exact_as_torch(
+    norm_is_as_exact_as_torchs(
         lambda x, weight: rms_norm(x, weight, 1.0),
         lambda x, weight: reference(x, weight, 1.0),
         _inputs(6, 1, dtype=torch.float32),
@@ -65,7 +65,7 @@ def test_a_mean_is_not_taken_away() -> None:
     x, ones = normal(4, 512, dtype=torch.float32) + 1000, torch.ones(512, device=DEVICE)
     y = rms_norm(x, ones, EPSILON)
     assert float((y - 1).abs().max()) < 0.01  # x is 1000 give or take 4
-    assert_as_exact_as_torch(_kernel, _plain, [x, ones], [normal(4, 512, dtype=torch.float32, seed=1)])
+    norm_is_as_exact_as_torchs(_kernel, _plain, [x, ones], [normal(4, 512, dtype=torch.float32, seed=1)])
 
 
 def test_queries_of_a_fused_projection_are_normed_head_by_head() -> None:
@@ -77,7 +77,7 @@ def test_queries_of_a_fused_projection_are_normed_head_by_head() -> None:
         y = rms_norm(*leaves, EPSILON)
         results.append([y, *torch.autograd.grad(y, leaves, fused[:, :, 2:])])
     for own, contiguous in zip(*results, strict=True):
-        assert torch.equal(own, contiguous)
+        assert_same(own, contiguous)
 
 
 def test_gradients_are_the_same_bits_every_time() -> None:
@@ -103,7 +103,7 @@ def test_the_backward_pass_keeps_the_input_and_one_number_a_row() -> None:
 
 def test_a_weight_in_fp32_keeps_its_gradient_in_fp32() -> None:
     x, weight = normal(6, 40, dtype=torch.bfloat16), normal(40, dtype=torch.float32, seed=1)
-    assert_as_exact_as_torch(_kernel, _plain, [x, weight], [normal(6, 40, dtype=torch.bfloat16, seed=2)])
+    norm_is_as_exact_as_torchs(_kernel, _plain, [x, weight], [normal(6, 40, dtype=torch.bfloat16, seed=2)])
 
 
 def test_the_reference_is_pytorchs() -> None:
