@@ -8,7 +8,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Architecture
 from suite.predict.analytic.elementwise import by_row, ceil_division, larger, smaller
 from suite.predict.analytic.parameters import ParameterTensor, layer_tensors, outer_tensors
-from suite.predict.analytic.stage_layers import stage_layers
+from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
 
 class FusedMessages(NamedTuple):
@@ -34,6 +34,7 @@ def stage_gradient_buckets(architecture: Architecture, layout: Layout, *, stage:
         architecture,
         tensor_parallel=layout.tensor_parallel,
         layers=stage_layers(architecture, layout, stage=stage),
+        dense_layers=_dense_layers(architecture, layout, stage=stage),
         first=stage == 0,
         last=stage == layout.pipeline_stages - 1,
         bucket_bytes=layout.bucket_bytes,
@@ -44,11 +45,14 @@ def stage_gradient_buckets(architecture: Architecture, layout: Layout, *, stage:
 def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> int:
     """Messages in which DistributedDataParallel all-reduces one rank's gradients (see `stage_gradient_buckets`)."""
 
-    def messages(tensor_parallel: float, layers: float, first: bool, last: bool, bucket_bytes: int) -> int:
+    def messages(
+        tensor_parallel: float, layers: float, dense_layers: float, first: bool, last: bool, bucket_bytes: int
+    ) -> int:
         buckets = chunk_gradient_buckets(
             architecture,
             tensor_parallel=int(tensor_parallel),
             layers=int(layers),
+            dense_layers=int(dense_layers),
             first=first,
             last=last,
             bucket_bytes=bucket_bytes,
@@ -57,7 +61,13 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
         return len(buckets)
 
     layers, last = stage_layers(architecture, layout, stage=stage), stage == layout.pipeline_stages - 1
-    return by_row(messages, layout.tensor_parallel, layers, stage == 0, last, layout.bucket_bytes)
+    dense = _dense_layers(architecture, layout, stage=stage)
+    return by_row(messages, layout.tensor_parallel, layers, dense, stage == 0, last, layout.bucket_bytes)
+
+
+def _dense_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
+    """The layers of a stage that are the model's first ones, without experts."""
+    return stage_layer_kinds(architecture, layout, stage=stage)[0].layers if architecture.dense_layers else 0
 
 
 def chunk_gradient_buckets(
@@ -65,12 +75,15 @@ def chunk_gradient_buckets(
     *,
     tensor_parallel: int,
     layers: int,
+    dense_layers: int,
     first: bool,
     last: bool,
     bucket_bytes: int,
     element_bytes: int,
 ) -> list[int]:
     """Bytes of each bucket of one chunk of `layers` layers, which may be the first and the last of the model.
+
+    `dense_layers` of them, the first ones, have no experts.
 
     A tied embedding is the last gradient of the first chunk; a last chunk that is not the first has a copy of its own,
     the first gradient there. A top-query layer's gradients come between those of the head and of the final norm.
@@ -93,14 +106,26 @@ def chunk_gradient_buckets(
         """Bytes of the gradients, in the order in which they become ready."""
         return [element_bytes * tensor.elements for tensor in reversed(tensors)]
 
-    layer = in_order(layer_tensors(architecture, tensor_parallel=tensor_parallel))
-    layer_bytes = sum(layer)
     open_bytes = 0
     buckets: list[int] = []
     if last:
         open_bytes = _fill(buckets, in_order(after), open_bytes, bucket_bytes)
+    for kind, number in (
+        (architecture, layers - top_query - dense_layers),
+        (architecture.of_dense_layers, dense_layers),
+    ):
+        layer = in_order(layer_tensors(kind, tensor_parallel=tensor_parallel))
+        open_bytes = _fill_layers(buckets, layer, number, open_bytes, bucket_bytes)
+    if first:
+        open_bytes = _fill(buckets, in_order(before), open_bytes, bucket_bytes)
+    return [*buckets, open_bytes] if open_bytes else buckets
+
+
+def _fill_layers(buckets: list[int], layer: list[int], layers: int, open_bytes: int, bucket_bytes: int) -> int:
+    """`_fill` with the tensors of a `layer` so many times."""
+    layer_bytes = sum(layer)
     seen: dict[int, tuple[int, int]] = {}
-    remaining = layers - top_query
+    remaining = layers
     while remaining > 0:
         if open_bytes in seen:
             then_remaining, start = seen[open_bytes]
@@ -117,9 +142,7 @@ def chunk_gradient_buckets(
         else:
             open_bytes = _fill(buckets, layer, open_bytes, bucket_bytes)
             remaining -= 1
-    if first:
-        open_bytes = _fill(buckets, in_order(before), open_bytes, bucket_bytes)
-    return [*buckets, open_bytes] if open_bytes else buckets
+    return open_bytes
 
 
 def _fill(buckets: list[int], tensors: list[int], open_bytes: int, bucket_bytes: int) -> int:

@@ -163,6 +163,7 @@ def _stage_buckets(architecture: Architecture, layout: Layout, *, stage: int, el
             architecture,
             tensor_parallel=layout.tensor_parallel,
             layers=len(dealt[chunk]),
+            dense_layers=sum(layer < architecture.dense_layers for layer in dealt[chunk]),
             first=chunk == 0,
             last=chunk == len(dealt) - 1,
             bucket_bytes=layout.bucket_bytes,

@@ -34,6 +34,7 @@ from tests.support.strategies import (
     described_architectures,
     parameter_tensors,
     recipes,
+    routed_architectures,
 )
 
 CAPS = st.integers(1, 20_000)
@@ -219,8 +220,9 @@ def walked_buckets(architecture: Architecture, layout: Layout, stage: int, eleme
 def test_buckets_of_a_stage_equal_a_walk_over_all_its_tensors(
     data: st.DataObject, tensor_parallel: int, stages: int, layers: int, cap: int
 ) -> None:
-    shape = data.draw(described_architectures(tensor_parallel=tensor_parallel))
-    architecture = msgspec.structs.replace(shape, layers=layers)
+    described = described_architectures(tensor_parallel=tensor_parallel)
+    shape = data.draw(described | routed_architectures(tensor_parallel=tensor_parallel))
+    architecture = msgspec.structs.replace(shape, layers=max(layers, shape.dense_layers + 1))
     layout = Layout(tensor_parallel=tensor_parallel, pipeline_stages=stages, bucket_bytes=cap)
     for stage in range(stages):
         for element in (2, 4):
