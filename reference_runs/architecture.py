@@ -228,6 +228,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.heads * (self.value_head_dim or self.head_dim)
 
     @property
+    def fused_head_dim(self) -> int:
+        """Size of a head in fused attention: of its queries and keys, or of its values if they are wider."""
+        return max(self.head_dim, self.value_head_dim or 0)
+
+    @property
     def expert_width(self) -> int:
         """Width of an expert after the activation."""
         return self.expert_ffn_hidden or self.ffn_hidden

@@ -14,6 +14,7 @@ from reference_runs.run import (
     Architecture,
     Balancing,
     Mask,
+    Norm,
     Objective,
     Position,
     Precision,
@@ -62,7 +63,10 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
     return (
         _Limit(
-            a.key_value_rank is not None, "latent attention", f"{a.key_value_rank} architecture.key_value_rank", "none"
+            a.key_value_rank is not None and a.norm is Norm.DEEP_NORM,
+            "latent attention with deep-norm",
+            f"{a.key_value_rank} architecture.key_value_rank",
+            "another norm",
         ),
         _Limit(
             by_bias, "experts that a bias balances", f"{a.balancing} architecture.balancing", "auxiliary-loss, none"
@@ -149,6 +153,7 @@ def without_triton_kernel(architecture: Architecture) -> list[str]:
     """What an architecture has that no Triton kernel computes, in words."""
     normed = architecture.query_key_norm is not QueryKeyNorm.NONE
     lacking = {
+        "latent attention": architecture.key_value_rank is not None,
         "a mixture of experts": architecture.experts is not None,
         "norms without gain": not architecture.norm_gain,
         "norms of queries and keys that do not rotate": normed and architecture.rotary_dim is None,

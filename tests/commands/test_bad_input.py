@@ -447,6 +447,12 @@ NOT_EXECUTED = {
         "blank infilling without rows for its special tokens; got 150528 architecture.padded_vocabulary, "
         "allowed: at least 150529",
     ),
+    "latent-deep-norm": (
+        "deepseek_v3",
+        'norm = { value = "pre-rms-norm"',
+        'norm = { value = "deep-norm"',
+        "latent attention with deep-norm; got 512 architecture.key_value_rank, allowed: another norm",
+    ),
     "blanks-in-short-windows": (
         "glm_130b",
         "packed_samples = { value = 4",

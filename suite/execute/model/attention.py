@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Architecture, QueryKeyNorm, Recipe
@@ -17,23 +19,28 @@ from suite.execute.model.torch_operations import Operations
 class Context(nn.Module):
     """Values weighted by the softmax of the scaled scores, [B, T, H * K]: what selective recomputation repeats.
 
-    With grouped queries, q_BHTK is q_BGRTK: the R heads that share each of G keys and values.
+    With grouped queries, q_BHTK is q_BGRTK: the R heads that share each of G keys and values. Of values of another size
+    than keys, the context has theirs.
 
     Args:
-        fused: one causal kernel that stores no scores. PyTorch chooses which.
+        fused: one causal kernel that stores no scores. PyTorch chooses which. Flash kernels know one head size, so that
+            narrower keys or values are padded with zeros.
 
     Attributes:
         recompute: whether the backward pass computes it again.
+        pads: whether it pads them. Without it only what is needed is multiplied, and PyTorch may store the scores.
     """
 
     def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
         super().__init__()
-        self.head_dim = architecture.head_dim
+        self.head_dim, self.value_head_dim = architecture.head_dim, architecture.value_head_dim
+        self.fused_head_dim = architecture.fused_head_dim
         self.grouped = architecture.kv_heads < architecture.heads
         self.dropout = recipe.attention_dropout
         self.operations = operations
         self.fused = fused
         self.recompute = False
+        self.pads = True
 
     def forward(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         weighted = self._fused if self.fused else self._unfused
@@ -48,9 +55,17 @@ class Context(nn.Module):
         probability = self.dropout if self.training else 0.0
         if self.grouped:
             q_BHTK = q_BHTK.flatten(1, 2)
-        return scaled_dot_product_attention(
-            q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True, enable_gqa=self.grouped
+        if self.pads:
+            q_BHTK, k_BHSK, v_BHSK = self._padded(q_BHTK), self._padded(k_BHSK), self._padded(v_BHSK)
+        scale = 1 / math.sqrt(self.head_dim)
+        out_BHTK = scaled_dot_product_attention(
+            q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True, scale=scale, enable_gqa=self.grouped
         )
+        return out_BHTK if self.value_head_dim is None else out_BHTK[..., : self.value_head_dim]
+
+    def _padded(self, x_BHTK: Tensor) -> Tensor:
+        lacking = self.fused_head_dim - x_BHTK.shape[-1]
+        return pad(x_BHTK, (0, lacking)) if lacking else x_BHTK
 
     def _unfused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         if self.grouped:

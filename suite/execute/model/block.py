@@ -10,6 +10,7 @@ from torch.nn.functional import dropout
 from reference_runs.run import Architecture, Norm, Recipe, Residual
 from suite.execute.model.attention import Attention
 from suite.execute.model.experts import Experts
+from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.torch_operations import NormModule, Operations
 
 
@@ -39,6 +40,15 @@ class FeedForward(nn.Module):
         return out
 
 
+def attention(
+    architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
+) -> Attention | LatentAttention:
+    """The attention of a layer: with keys and values of its own, or from compressed states."""
+    if architecture.key_value_rank is not None:
+        return LatentAttention(architecture, recipe, operations, fused=fused)
+    return Attention(architecture, recipe, operations, fused=fused, top_query=top_query)
+
+
 def feed_forward(architecture: Architecture, operations: Operations) -> FeedForward | Experts:
     """The feed-forward part of a layer: one, or a mixture of experts with those that every token passes."""
     if architecture.experts is None:
@@ -62,7 +72,7 @@ class PreNormBlock(nn.Module):
         self.parallel = architecture.residual is Residual.PARALLEL
         self.operations = operations
         self.attention_norm = norm(architecture)
-        self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=top_query)
+        self.attention = attention(architecture, recipe, operations, fused=fused, top_query=top_query)
         self.feed_forward_norm = None if architecture.shared_norm else norm(architecture)
         self.feed_forward = feed_forward(architecture, operations)
 
@@ -97,7 +107,7 @@ class DeepNormBlock(nn.Module):
         self.dropout = recipe.hidden_dropout
         self.alpha = math.sqrt(2 * architecture.layers)
         self.operations = operations
-        self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=False)
+        self.attention = attention(architecture, recipe, operations, fused=fused, top_query=False)
         self.attention_norm = norm(architecture)
         self.feed_forward = feed_forward(architecture, operations)
         self.feed_forward_norm = norm(architecture)
@@ -122,7 +132,7 @@ class OutputNormBlock(nn.Module):
         assert not top_query
         self.dropout = recipe.hidden_dropout
         self.operations = operations
-        self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=False)
+        self.attention = attention(architecture, recipe, operations, fused=fused, top_query=False)
         self.attention_norm = norm(architecture)
         self.feed_forward = feed_forward(architecture, operations)
         self.feed_forward_norm = norm(architecture)

@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
-from suite.execute.model.attention import Attention
+from suite.execute.model.attention import Attention, Context
 from suite.execute.model.block import BLOCKS, norm
 from suite.execute.model.experts import Experts
+from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.position import rotation
 from suite.execute.model.torch_operations import Operations, TorchOperations
 
@@ -101,11 +102,16 @@ class Decoder(nn.Module):
         if self.architecture.tied_embeddings and self.embedding is not None and self.head is not None:
             self.head.weight = self.embedding.weight
 
+    @property
+    def contexts(self) -> list[Context]:
+        """Of each layer, where its attention weighs its values."""
+        return [cast(Attention | LatentAttention, block.attention).context for block in self.blocks.values()]
+
     def recompute(self, recomputation: Recomputation, *, checkpoint_layers: int = 1) -> None:
         """Choose what the backward pass computes again. Full: all, in groups of `checkpoint_layers` layers."""
         self.group = checkpoint_layers if recomputation is Recomputation.FULL else 0
-        for block in self.blocks.values():
-            cast(Attention, block.attention).context.recompute = recomputation is Recomputation.SELECTIVE
+        for context in self.contexts:
+            context.recompute = recomputation is Recomputation.SELECTIVE
 
     def forward(
         self,

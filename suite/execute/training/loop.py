@@ -127,6 +127,8 @@ def model_flop(steps: Steps) -> int:
     layout = steps.job.layout
     for chunk in steps.training.chunks:
         chunk.recompute(Recomputation.NONE)
+        for context in chunk.contexts:
+            context.pads = False
     # DTensor computes new shapes twice, to know their placements: count the second pass
     for mode in (nullcontext(), flop) if layout.tensor_parallel > 1 else (flop,):
         with eagerly(), mode:
@@ -134,6 +136,8 @@ def model_flop(steps: Steps) -> int:
                 output.backward(torch.ones_like(output))
     for chunk in steps.training.chunks:
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+        for context in chunk.contexts:
+            context.pads = True
     return int(flop.get_total_flops()) * steps.micro_batches * layout.micro_batch
 
 

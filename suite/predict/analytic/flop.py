@@ -156,16 +156,24 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: range) -> int:
 
 
 def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> int:
-    """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers: 2 T s a d a layer.
+    """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers; 0 without one.
 
-    Its backward pass computes the scores once more, which it has not stored; 0 where attention is not fused. The full
-    square counts, as everywhere, though a causal kernel skips half of it.
+    With T tokens, a heads of size d with values of size w, P the larger of the two, a layer has
+        2 T s a P                  scores that the backward pass computes once more, as it has not stored them
+        2 T s a (2 P - d - w)      zeros with which narrower keys or values are padded, in the forward pass, twice in
+                                   the backward pass, and where it is recomputed
+    The full square counts, as everywhere, though a causal kernel skips half of it.
 
     Source: Dao et al. 2022, arXiv 2205.14135, algorithm 4; torch/utils/flop_counter.py, sdpa_backward_flop_count.
     """
-    if not workload.layout.fused_attention:
+    a, layout = workload.architecture, workload.layout
+    if not layout.fused_attention:
         return 0
-    return layers * layer_forward_flop(workload.architecture, samples=samples)["attention scores"]
+    selective = layout.recomputation is Recomputation.SELECTIVE
+    again = layers if selective else repeated_layers(layout.recomputation, layers)
+    padded = 2 * a.heads * a.fused_head_dim - a.query_width - a.context_width
+    columns = layers * (a.heads * a.fused_head_dim + 3 * padded) + again * padded
+    return 2 * samples * a.sequence * a.sequence * columns
 
 
 def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from reference_runs.run import Activation, Architecture, Norm, Position, QueryKeyNorm, Recipe, Residual
 
@@ -173,6 +174,32 @@ def _line(at_first: float, at_zero: float, first: float) -> tuple[float, float]:
     return at_zero, (at_first - at_zero) / first
 
 
+class AttentionVariances(NamedTuple):
+    """Of the scores over the square root of a head's size, and of the values."""
+
+    scores: float
+    values: float
+
+
+def _attention_variances(architecture: Architecture, recipe: Recipe, spread: float) -> AttentionVariances:
+    """Variances in a layer whose products of hidden states have the variance `spread`, u = s^2 h of normed ones.
+
+    scores of queries and keys     u^2; 1 where both are normed
+    values                         u
+    In latent attention the norm of a compressed state leaves the share n = u / (u + epsilon). Queries have the variance
+    s^2 q n of q compressed columns, or u without; keys s^2 c n of c columns, and u in the r of d dimensions that are
+    rotated; values s^2 c n.
+    """
+    if architecture.key_value_rank is None:
+        normed = architecture.query_key_norm is not QueryKeyNorm.NONE
+        return AttentionVariances(1.0 if normed else spread * spread, spread)
+    left = recipe.init_std * recipe.init_std * spread / (spread + architecture.norm_epsilon)
+    queries = spread if architecture.query_rank is None else left * architecture.query_rank
+    expanded = left * architecture.key_value_rank
+    rotated = (architecture.rotary_dim or 0) / architecture.head_dim
+    return AttentionVariances(queries * (rotated * spread + (1 - rotated) * expanded), expanded)
+
+
 def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     """Expected cross-entropy, in nats a token, of the untrained model in training mode: the mean over its sequence.
 
@@ -198,8 +225,9 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
 
     A top-query layer follows the last norm, so its B counts in full: the logits' variance is s^2 h (1 + B), for T
     itself s^2 h (1 - r^2 / 2 + B). Its queries come from a table of deviation s, so its scores have s^2 times the
-    variance of those of other layers. Where queries and keys are normed, scores have variance 1. Within a sliding
-    window a token attends to its last positions alone.
+    variance of those of other layers. Where queries and keys are normed, scores have variance 1, and latent attention
+    has variances of its own (see `_attention_variances`). Within a sliding window a token attends to its last positions
+    alone.
 
     The three sums that this needs are sampled, which changes the loss by at most 5e-5 of it in 8000 random shapes of up
     to 128 layers, 128 heads and 2048 positions, and by 1e-6 for BLOOM-176B:
@@ -230,10 +258,11 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     most = s * s * architecture.hidden
     taken = epsilon / (embedding + epsilon)
     least = most * (1 - taken)
+    of_first, of_last = (_attention_variances(architecture, recipe, spread) for spread in (least, most))
     added = most * s * s / (1 - recipe.hidden_dropout)
     if recipe.residual_init_scaled:
         added /= 2 * architecture.layers
-    to_attention = added * architecture.query_width / (1 - recipe.attention_dropout)
+    to_attention = added * architecture.context_width / (1 - recipe.attention_dropout)
     to_feed_forward = added * architecture.ffn_hidden
     feed_forward = _line(
         to_feed_forward * _activation_second_moment(architecture.activation, least) / least,
@@ -242,15 +271,15 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     )
     slopes = _sampled_slopes(architecture.heads) if architecture.position is Position.ALIBI else []
     layers = architecture.layers - 1 if architecture.top_query_layer else architecture.layers
+    at_first, at_zero = to_attention * (of_first.values / least), to_attention * (of_last.values / most)
     blocks, sequential = _sampled_layers(layers), architecture.residual is Residual.SEQUENTIAL
     normed = architecture.query_key_norm is not QueryKeyNorm.NONE
     after = 0.0
     loss = 0.0
     for positions, share in _sampled_positions(architecture.sequence):
         seen = min(positions, architecture.sliding_window or positions)
-        scores = (1.0, 1.0) if normed else (least * least, most * most)
-        first, last = _concentrations(slopes, seen, *scores)
-        attention = _line(to_attention * first, to_attention * last, taken)
+        first, last = _concentrations(slopes, seen, of_first.scores, of_last.scores)
+        attention = _line(at_first * first, at_zero * last, taken)
         variance = _variance_after_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)
         cosine_squared = token_share * (1 - recipe.embedding_dropout) * embedding / variance
         if architecture.top_query_layer:

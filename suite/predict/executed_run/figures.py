@@ -126,12 +126,12 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
         backend = sdpa_backend(
             kernels.gpu,
             half=WEIGHT_ELEMENT_BYTES[recipe.precision] < FP32,
-            head_dim=workload.architecture.head_dim,
+            head_dim=workload.architecture.fused_head_dim,
             dropout=recipe.attention_dropout,
         )
         if layout.fused_attention and backend is SdpaBackend.CUDNN:
             return "cuDNN's workspace"
-        padded = layout.fused_attention and workload.architecture.head_dim % HEAD_DIM_STEP > 0
+        padded = layout.fused_attention and workload.architecture.fused_head_dim % HEAD_DIM_STEP > 0
         return "attention padded by PyTorch" if padded else None
     if layout.zero_stage >= 2 and layout.data_parallel > 1:
         return "fully sharded state"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import FP32
+from suite.predict.simulation.attention_context import AttentionContext
 from suite.predict.simulation.attention_inputs import INT64, AttentionInputs
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
 from suite.predict.simulation.decoder_parameters import (
     Affine,
     ChunkParameters,
     FeedForwardParameters,
+    LatentParameters,
     LayerParameters,
     NormVectors,
     chunk_sizes,
@@ -23,6 +24,7 @@ from suite.predict.simulation.decoder_parameters import (
 from suite.predict.simulation.expert_layer import ExpertLayer
 from suite.predict.simulation.fsdp import FullySharding
 from suite.predict.simulation.host_calls import BLOCK
+from suite.predict.simulation.latent_layer import LatentLayer
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
 from suite.predict.simulation.triton_operators import TritonOperators
@@ -85,6 +87,7 @@ class Chunk:
         self.triton = TritonOperators(tape, workload, options, reads=reads) if options.triton else None
         self.operators = self.triton or Operators(tape, workload, options, reads=reads)
         self.inputs = AttentionInputs(tape, self.architecture, self.sizes)
+        self.context = AttentionContext(self.operators, workload, self.sizes)
         self.embeds = parameters.embedding is not None
 
     def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:
@@ -279,6 +282,12 @@ class Chunk:
 
     def _attention(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, sizes = self.operators, self.sizes
+        if isinstance(layer.query_key_value, LatentParameters):
+            assert turn is not None
+            latent = LatentLayer(operators, self.architecture, sizes, turns=self.inputs.turns)
+            q, k, v = latent.parts(x, layer.query_key_value, turn)
+            context = self.context.of(q, k, v, bias, grouped=False)
+            return self._by_rows(context, layer.projection, columns=sizes.context_width)
         apart = [] if layer.query is None else [self._queries(layer.query)]
         parts = 3 - len(apart)
         fused = self._by_columns(x, layer.query_key_value, rows=(parts - 2) * sizes.inner + 2 * sizes.keys_inner)
@@ -295,8 +304,8 @@ class Chunk:
         if turn is not None:
             q, k = self._rotated(q, k, turn)
         apart_by_group = grouped and sizes.kv_heads > 1 and not self._norms_projections
-        context = self._context(q, k, v, bias, grouped=apart_by_group)
-        return self._by_rows(context, layer.projection, columns=sizes.inner)
+        context = self.context.of(q, k, v, bias, grouped=apart_by_group)
+        return self._by_rows(context, layer.projection, columns=sizes.context_width)
 
     @property
     def _norms_projections(self) -> bool:
@@ -310,53 +319,6 @@ class Chunk:
         if self.sizes.kv_heads > 1:
             x = self.operators.copied(x, elements=tokens * heads * head_dim)
         return self.operators.rms_norm(x, gain, tokens=tokens, hidden=heads * head_dim)
-
-    def _context(self, q: Value, k: Value, v: Value, bias: Value, *, grouped: bool) -> Value:
-        """Args: grouped: whether the queries of several groups are not next to each other, unless they are rotated."""
-        fused, rotates = self.layout.fused_attention, self.architecture.rotary_dim is not None
-        copied = grouped and not rotates
-        weighted = partial(self._fused, copies=copied) if fused else self._unfused
-        if self.layout.recomputation is Recomputation.SELECTIVE:
-            context = self.tape.checkpoint(weighted, [q, k, v, bias])
-        else:
-            context = weighted(q, k, v, bias)
-        # a fused attention's output lies as its queries do: as the projection wants it, unless they were copied
-        contiguous = self.sizes.heads == 1 or (fused and not copied and not rotates)
-        return context if contiguous else self.operators.copied(context, elements=self.sizes.queries)
-
-    def _fused(self, q: Value, k: Value, v: Value, _bias: Value, *, copies: bool) -> Value:
-        sizes = self.sizes
-        if copies:
-            q = self.operators.copied(q, elements=sizes.queries)
-        return self.operators.attention(q, k, v, queries=sizes.queries, keys=sizes.keys, sizes=sizes.batched)
-
-    def _unfused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
-        operators, sizes = self.operators, self.sizes
-        rotates = self.architecture.rotary_dim is not None
-        if not rotates and (sizes.strided or sizes.grouped):
-            q = operators.copied(q, elements=sizes.queries)
-        scores = operators.scores(
-            q,
-            self._by_head(k, copies=not rotates),
-            queries=sizes.queries,
-            keys=sizes.keys,
-            elements=sizes.scores,
-            sizes=sizes.batched,
-        )
-        weights = operators.softmax(scores, elements=sizes.scores, length=sizes.length)
-        weights = operators.dropout(weights, self.recipe.attention_dropout, elements=sizes.scores)
-        return operators.context(
-            weights,
-            self._by_head(v, copies=True),
-            scores=sizes.scores,
-            queries=sizes.queries,
-            values=sizes.keys,
-            strided=sizes.strided or sizes.grouped,
-            sizes=sizes.batched,
-        )
-
-    def _by_head(self, part: Value, *, copies: bool) -> Value:
-        return self.operators.copied(part, elements=self.sizes.keys) if copies and self.sizes.strided else part
 
     def _rotated(self, q: Value, k: Value, turn: Value) -> tuple[Value, Value]:
         sizes, size = self.sizes, self.architecture.rotary_dim

@@ -41,13 +41,24 @@ class ExpertParameters(NamedTuple):
     shared: FeedForwardParameters | None
 
 
+class LatentParameters(NamedTuple):
+    """Those of latent attention before its scores; `query` multiplies hidden states where they are not compressed."""
+
+    query_compression: Affine | None
+    query_norm: ParameterLeaf | None
+    query: Affine
+    key_value_compression: Affine
+    key_value_norm: ParameterLeaf
+    key_value_expansion: Affine
+
+
 class LayerParameters(NamedTuple):
     """Those of a layer; `query` apart from keys and values in a top-query layer alone. A norm may serve both parts."""
 
     unit: Unit | None
     attention_norm: NormVectors
     query: Affine | None
-    query_key_value: Affine
+    query_key_value: Affine | LatentParameters
     query_norm: ParameterLeaf | None
     key_norm: ParameterLeaf | None
     projection: Affine
@@ -94,6 +105,7 @@ class ChunkSizes(NamedTuple):
     queries: int
     keys: int
     scores: int
+    value_head_dim: int
 
     @property
     def grouped(self) -> bool:
@@ -106,9 +118,24 @@ class ChunkSizes(NamedTuple):
         return self.samples > 1 and self.kv_heads > 1
 
     @property
-    def batched(self) -> tuple[int, int, int]:
-        """Sizes of attention's batched products: samples times heads, sequence, head size."""
-        return self.samples * self.heads, self.length, self.head_dim
+    def batched(self) -> tuple[int, int]:
+        """Sizes of attention's batched products but that of a head: samples times heads, and the sequence."""
+        return self.samples * self.heads, self.length
+
+    @property
+    def values(self) -> int:
+        """Elements of the values."""
+        return self.tokens * self.kv_heads * self.value_head_dim
+
+    @property
+    def context_width(self) -> int:
+        """Columns of the weighed values of all heads that this rank has."""
+        return self.heads * self.value_head_dim
+
+    @property
+    def context(self) -> int:
+        """Elements of them."""
+        return self.tokens * self.context_width
 
 
 def chunk_sizes(workload: Workload) -> ChunkSizes:
@@ -137,6 +164,7 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
         queries=tokens * heads * head_dim,
         keys=tokens * kv_heads * head_dim,
         scores=tokens * heads * length,
+        value_head_dim=architecture.value_head_dim or head_dim,
     )
 
 
@@ -210,16 +238,29 @@ def _layer_parameters(
             shared=feed_forward(shared * width) if shared else None,
         )
 
-    queries = 0 if top_query else sizes.inner
+    def before_scores() -> Affine | LatentParameters:
+        if architecture.key_value_rank is None:
+            queries = 0 if top_query else sizes.inner
+            return affine(queries + 2 * sizes.keys_inner, hidden, bias=bias.attention)
+        rank, compressed, rotated = architecture.query_rank, architecture.key_value_rank, architecture.rotary_dim or 0
+        expanded = sizes.inner - sizes.heads * rotated + sizes.context_width
+        return LatentParameters(
+            query_compression=None if rank is None else affine(rank, hidden, bias=False),
+            query_norm=None if rank is None else new_leaf(unit, rank),
+            query=affine(sizes.inner, hidden if rank is None else rank, bias=False),
+            key_value_compression=affine(compressed + rotated, hidden, bias=False),
+            key_value_norm=new_leaf(unit, compressed),
+            key_value_expansion=affine(expanded, compressed, bias=False),
+        )
 
     return LayerParameters(
         unit,
         attention_norm=_norm(architecture, new_leaf, unit),
         query=affine(sizes.inner, hidden, bias=bias.attention) if top_query else None,
-        query_key_value=affine(queries + 2 * sizes.keys_inner, hidden, bias=bias.attention),
+        query_key_value=before_scores(),
         query_norm=of_all(sizes.inner),
         key_norm=of_all(sizes.keys_inner),
-        projection=affine(hidden, sizes.inner, bias=bias.projection),
+        projection=affine(hidden, sizes.context_width, bias=bias.projection),
         feed_forward_norm=None if architecture.shared_norm else _norm(architecture, new_leaf, unit),
         feed_forward=feed_forward(sizes.width) if architecture.experts is None else experts(architecture.experts),
     )

@@ -26,6 +26,15 @@ SPLIT_GROUPS = HostCalls(  # of grouped queries: x.view(...).permute(...).split(
     views=("view", "permute", "split_with_sizes", "view", "view"),
     nodes=("View", "Permute", "SplitWithSizes", "View", "View"),
 )
+HEADS = HostCalls(views=("view", "transpose"), nodes=("View", "Transpose"))  # x.unflatten(-1, ...).transpose(1, 2)
+SPLIT_HEADS = HostCalls(  # the same, split
+    views=("view", "transpose", "split_with_sizes"), nodes=("View", "Transpose", "SplitWithSizes")
+)
+SPLIT_STATE = HostCalls(  # of a compressed state, whose second part is a key of all heads: x.split(...), x.unsqueeze(1)
+    views=("split_with_sizes", "unsqueeze"), nodes=("SplitWithSizes", "Unsqueeze")
+)
+SHARED_KEY = HostCalls(views=("expand",), nodes=("Expand", "Cat"))  # cat([x.expand(...), y])
+PADDED_HEADS = HostCalls(nodes=("ConstantPadNd",))  # or of a slice, whose view is not counted
 SCORES = HostCalls(  # matmul(q, k.transpose(-1, -2)); the last view is of the softmax's output, which autograd keeps
     views=("transpose", "expand", "_unsafe_view", "expand", "_unsafe_view", "_unsafe_view", "detach"),
     nodes=("Transpose", "Expand", "UnsafeView", "Expand", "UnsafeView", "Bmm", "UnsafeView"),

@@ -40,7 +40,7 @@ class OperatorBase:
         self._sdpa_backend = sdpa_backend(
             self._gpu,
             half=self.half,
-            head_dim=workload.architecture.head_dim,
+            head_dim=workload.architecture.fused_head_dim,
             dropout=workload.recipe.attention_dropout,
         )
         self._widens = self.half and options.kernels.products_through_fp32

@@ -13,6 +13,7 @@ from suite.predict.simulation.attention_operators import AttentionOperators
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
 from suite.predict.simulation.element_wise_operators import ElementWiseOperators
 from suite.predict.simulation.host_calls import LINEAR
+from suite.predict.simulation.latent_operators import LatentOperators
 from suite.predict.simulation.loss_operators import LossOperators
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.norm_operators import NormOperators
@@ -20,7 +21,7 @@ from suite.predict.simulation.norm_operators import NormOperators
 Vectors = tuple[ParameterLeaf | None, ParameterLeaf | None]  # gain and bias of a norm
 
 
-class Operators(AttentionOperators, ElementWiseOperators, NormOperators, LossOperators):
+class Operators(AttentionOperators, LatentOperators, ElementWiseOperators, NormOperators, LossOperators):
     """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks, and what Triton
     has one kernel for."""
 

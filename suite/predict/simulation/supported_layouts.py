@@ -39,6 +39,9 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             f"tp{layout.tensor_parallel} with {architecture.kv_heads} kv_heads",
             layout.tensor_parallel > architecture.kv_heads,
         ),
+        LayoutLimit(
+            f"tp{layout.tensor_parallel} with latent attention", split and architecture.key_value_rank is not None
+        ),
         LayoutLimit(f"tp{layout.tensor_parallel} with experts", split and architecture.experts is not None),
         LayoutLimit(f"ep{layout.expert_parallel}", layout.expert_parallel > 1),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),

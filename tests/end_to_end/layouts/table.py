@@ -105,6 +105,24 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "expert_groups": 4,
         "groups_per_token": 2,
     },
+    "deepseek": {
+        "kv_heads": 4,
+        "head_dim": 24,
+        "rotary_dim": 8,
+        "query_rank": 40,
+        "key_value_rank": 24,
+        "value_head_dim": 16,
+        "experts": 16,
+        "experts_per_token": 4,
+        "expert_ffn_hidden": 24,
+        "shared_experts": 1,
+        "dense_layers": 1,
+        "gate": Gate.SIGMOID,
+        "gate_scale": 2.5,
+        "balancing": Balancing.NONE,
+        "expert_groups": 4,
+        "groups_per_token": 2,
+    },
 }
 
 

@@ -23,6 +23,12 @@ CASES = [
     Case("shared-experts", "fp32", "dp2,zero3"),
     Case("qwen3-moe", "fp32", "pp2,1f1b"),
     Case("shared-experts", "16bit", "pp2,1f1b,interleave2,recompute-full"),
+    Case("deepseek", "fp32", "dp1"),
+    Case("deepseek", "fp32", "dp1,fused,recompute-selective"),  # in 16 bit, roundings of both change some choices
+    Case("deepseek", "16bit", "dp1,recompute-selective"),
+    Case("deepseek", "fp32", "dp2,zero3,fused"),
+    Case("deepseek", "fp32", "dp2,zero1"),
+    Case("deepseek", "16bit", "pp2,1f1b,recompute-full"),
 ]
 PEAK = 0.02  # of one rank: of several, what communication threads free late is several per cent of so small a run
 

@@ -16,6 +16,10 @@ from torch.nn.functional import cross_entropy
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -62,6 +66,19 @@ ROUTED: dict[str, Any] = {
     "balancing": Balancing.AUXILIARY_LOSS,
     "auxiliary_loss_weight": 0.02,
 }
+DEEPSEEK = "deepseek-v3"
+LATENT: dict[str, Any] = {
+    "query_rank": 18,
+    "key_value_rank": 14,
+    "value_head_dim": 10,
+    "dense_layers": 1,
+    "experts": 12,
+    "experts_per_token": 3,
+    "expert_ffn_hidden": 20,
+    "expert_groups": 4,
+    "groups_per_token": 2,
+}
+SOFTMAX: dict[str, Any] = {"gate": Gate.SOFTMAX, "gate_scale": 16.0, "shared_experts": 2}
 VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": (LLAMA, {}),
     "llama-grouped": (LLAMA, {"grouped": True}),
@@ -91,6 +108,12 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | ROUTED,
     ),
+    "deepseek-v3": (DEEPSEEK, LATENT),
+    "deepseek-v2": (DEEPSEEK, LATENT | SOFTMAX),
+    "deepseek-v2-lite": (
+        DEEPSEEK,
+        LATENT | SOFTMAX | {"query_rank": None, "expert_groups": None, "groups_per_token": None, "gate_scale": None},
+    ),
 }
 RELATIVE = 1e-5  # fp32, as stated for this comparison; sums of up to 4 h = 336 terms
 
@@ -108,6 +131,8 @@ def shape_of(name: str, size: dict[str, int]) -> Architecture:
     hidden = size["heads"] * size["head_dim"] // (2 if narrow else 1)
     keys = size["heads"] // 2 if size["heads"] % 2 == 0 else 1
     rotary_dim = None if recorded.rotary_dim is None else size["head_dim"] * recorded.rotary_dim // recorded.head_dim
+    if recorded.key_value_rank is not None:
+        rotary_dim = 2 * (size["head_dim"] // 6)
     return msgspec.structs.replace(
         recorded,
         **size,
@@ -243,6 +268,37 @@ def qwen3_moe(a: Architecture) -> nn.Module:
     sizes = {"num_experts": a.experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": True}
     sizes |= {"moe_intermediate_size": a.expert_width, "decoder_sparse_step": 1, "mlp_only_layers": []}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes))
+
+
+def deepseek_sizes(a: Architecture) -> dict[str, Any]:
+    """What the configurations of DeepSeek-V2 and V3 call alike; their head_dim is the rotated part."""
+    assert a.rotary_dim is not None
+    sizes = llama_sizes(a) | EXPERT_BY_EXPERT
+    del sizes["head_dim"]
+    return sizes | {
+        "q_lora_rank": a.query_rank,
+        "kv_lora_rank": a.key_value_rank,
+        "qk_rope_head_dim": a.rotary_dim,
+        "qk_nope_head_dim": a.head_dim - a.rotary_dim,
+        "v_head_dim": a.value_head_dim,
+        "first_k_dense_replace": a.dense_layers,
+        "n_routed_experts": a.experts,
+        "n_shared_experts": a.shared_experts,
+        "num_experts_per_tok": a.experts_per_token,
+        "moe_intermediate_size": a.expert_width,
+        "n_group": a.expert_groups,
+        "topk_group": a.groups_per_token,
+        "routed_scaling_factor": a.gate_scale or 1.0,
+    }
+
+
+def deepseek_v3(a: Architecture) -> nn.Module:
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**deepseek_sizes(a), norm_topk_prob=True, num_mtp_layers=0))
+
+
+def deepseek_v2(a: Architecture) -> nn.Module:
+    method = "greedy" if a.expert_groups is None else "group_limited_greedy"
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**deepseek_sizes(a), topk_method=method))
 
 
 def by_part(weight: Tensor, a: Architecture) -> Tensor:
@@ -403,6 +459,49 @@ ROUTED_NAMES: Rename = LLAMA_NAMES | {
     "blocks.{}.feed_forward.experts.expansion.weight": ("model.layers.{}.mlp.experts.gate_up_proj", gates_first),
     "blocks.{}.feed_forward.experts.contraction.weight": ("model.layers.{}.mlp.experts.down_proj", of_experts),
 }
+
+
+def neighbours(rows: Tensor) -> Tensor:
+    """Rows [2, R / 2, ...] that are rotated in pairs, a half apart, in the order [R / 2, 2, ...]."""
+    paired: Tensor = rows.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
+    return paired
+
+
+def rotated_last(weight: Tensor, a: Architecture) -> Tensor:
+    """Of each head's rows of queries the rotated ones last, in pairs of neighbours."""
+    assert a.rotary_dim is not None
+    heads = [torch.cat([head[a.rotary_dim :], neighbours(head[: a.rotary_dim])]) for head in weight.chunk(a.heads)]
+    return torch.cat(heads)
+
+
+def rotated_in_pairs(weight: Tensor, a: Architecture) -> Tensor:
+    """Of the compressed keys and values, and then the rotated key of all heads."""
+    assert a.key_value_rank is not None
+    return torch.cat([weight[: a.key_value_rank], neighbours(weight[a.key_value_rank :])])
+
+
+LATENT_NAMES: Rename = ROUTED_NAMES | pairs(
+    "model.layers.{}",
+    {
+        "attention.query_compression": "self_attn.q_a_proj",
+        "attention.query_compression_norm": "self_attn.q_a_layernorm",
+        "attention.query_expansion": "self_attn.q_b_proj",
+        "attention.query": "self_attn.q_proj",
+        "attention.key_value_compression": "self_attn.kv_a_proj_with_mqa",
+        "attention.key_value_compression_norm": "self_attn.kv_a_layernorm",
+        "attention.key_value_expansion": "self_attn.kv_b_proj",
+        "feed_forward.shared_experts.contraction": "mlp.shared_experts.down_proj",
+    },
+    fused=same,
+    linear=same,
+)
+for kind, laid_out in (
+    ("query_expansion", rotated_last),
+    ("query", rotated_last),
+    ("key_value_compression", rotated_in_pairs),
+):
+    theirs_name, _ = LATENT_NAMES[f"blocks.{{}}.attention.{kind}.weight"]
+    LATENT_NAMES[f"blocks.{{}}.attention.{kind}.weight"] = theirs_name, laid_out
 FAMILIES |= {
     "llama": (llama, LLAMA_NAMES),
     "llama-grouped": (llama, LLAMA_NAMES),
@@ -412,6 +511,9 @@ FAMILIES |= {
     "olmo2": (olmo2, OLMO2_NAMES),
     "mixtral": (mixtral, ROUTED_NAMES),
     "qwen3-moe": (qwen3_moe, ROUTED_NAMES),
+    "deepseek-v3": (deepseek_v3, LATENT_NAMES),
+    "deepseek-v2": (deepseek_v2, LATENT_NAMES),
+    "deepseek-v2-lite": (deepseek_v2, LATENT_NAMES),
 }
 
 
@@ -443,8 +545,9 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
                 del of_parts[1], others[1]
             found += zip(of_parts, others, strict=True)
             continue
-        if name in VARIED and general.endswith("feed_forward.expansion.weight"):
-            others = [right.pop(f"model.layers.{layer}.mlp.{part}.weight") for part in GATES]
+        if name in VARIED and general.endswith(("feed_forward.expansion.weight", "shared_experts.expansion.weight")):
+            owner = "mlp.shared_experts" if "shared" in general else "mlp"
+            others = [right.pop(f"model.layers.{layer}.{owner}.{part}.weight") for part in GATES]
             found += zip((value[::2], value[1::2]), others, strict=True)
             continue
         if "query_key_value" in general and name == "opt-175b":

@@ -109,11 +109,30 @@ def _scaled(a: Architecture, angle: float) -> float:
 Sees = Callable[[int, int], bool]  # whether the first position attends to the second
 
 
+def _latent(a: Architecture, w: dict[str, Array], name: str, x: Array) -> tuple[Array, Array, Array]:
+    """Queries, keys and values before their rotation: the rotated part comes first, the keys' of all heads alike."""
+    assert a.rotary_dim is not None
+    length, rest = len(x), a.head_dim - a.rotary_dim
+    asked = x
+    if a.query_rank is not None:
+        asked = _linear(x, w, f"{name}.query_compression")
+        asked = _root_mean_square(asked, w[f"{name}.query_compression_norm.weight"])
+    q = _linear(asked, w, f"{name}.query" if a.query_rank is None else f"{name}.query_expansion")
+    state = _linear(x, w, f"{name}.key_value_compression")
+    narrow, shared = state[:, : a.key_value_rank], state[:, a.key_value_rank :]
+    narrow = _root_mean_square(narrow, w[f"{name}.key_value_compression_norm.weight"])
+    heads = _linear(narrow, w, f"{name}.key_value_expansion").reshape(length, a.heads, -1)
+    k = np.concatenate([np.repeat(shared[:, None], a.heads, axis=1), heads[:, :, :rest]], axis=-1)
+    return q.reshape(length, a.heads, a.head_dim).copy(), k, heads[:, :, rest:]
+
+
 def _attention(
     a: Architecture, w: dict[str, Array], name: str, x: Array, sees: Sees, places: list[int], query: Array | None
 ) -> Array:
     length = x.shape[0]
-    if query is None:
+    if a.key_value_rank is not None:
+        q, k, v = _latent(a, w, name, x)
+    elif query is None:
         qkv = _linear(x, w, f"{name}.query_key_value")
         shared = a.heads // a.kv_heads
         groups = qkv.reshape(length, a.kv_heads, shared + 2, a.head_dim)
@@ -139,7 +158,7 @@ def _attention(
                 for x_THK in (q, k):
                     turned = (x_THK[at, :, i] + 1j * x_THK[at, :, i + half]) * turn
                     x_THK[at, :, i], x_THK[at, :, i + half] = turned.real, turned.imag
-    out = np.zeros((length, a.heads, a.head_dim))
+    out = np.zeros((length, a.heads, v.shape[-1]))
     # Press et al.: three heads have the slopes of two, 1/16 and 1/256, and the first of four, 1/4; six heads those of
     # four, and every other one of eight
     alibi = {3: [1 / 16, 1 / 256, 1 / 4], 6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]}
@@ -236,6 +255,7 @@ MIXTURE: dict[str, Any] = {
     "gate": Gate.SOFTMAX_OF_CHOSEN,
     "balancing": Balancing.NONE,
 }
+LATENT: dict[str, Any] = {"head_dim": 10, "query_rank": 8, "key_value_rank": 5, "value_head_dim": 6}
 SCALED: dict[str, Any] = {
     "rotary_scaling_factor": 8.0,
     "rotary_scaling_low": 1.0,
@@ -304,6 +324,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared experts, a dense layer": LLAMA
     | MIXTURE
     | {"gate": Gate.SIGMOID, "gate_scale": 2.5, "shared_experts": 2, "dense_layers": 1, "expert_ffn_hidden": 6},
+    "deepseek": LLAMA | LATENT,
+    "deepseek, queries not compressed, wide values": LLAMA | LATENT | {"query_rank": None, "value_head_dim": 13},
+    "deepseek-v3": LLAMA
+    | LATENT
+    | MIXTURE
+    | {"gate": Gate.SIGMOID, "gate_scale": 2.5, "shared_experts": 1, "dense_layers": 1, "expert_ffn_hidden": 6},
+    "latent attention, layer norms": LLAMA | LATENT | {"norm": Norm.PRE_LAYER_NORM, "sliding_window": 5},
     "switch, gelu": MIXTURE | {"gate": Gate.SOFTMAX, "experts_per_token": 1, "biases": False},
     "deep norm, geglu": {
         "norm": Norm.DEEP_NORM,

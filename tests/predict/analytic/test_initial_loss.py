@@ -48,6 +48,18 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 nodes, weights = np.polynomial.hermite_e.hermegauss(7)
 NODES_Z, WEIGHTS_Z = torch.tensor(nodes), torch.tensor(weights / math.sqrt(2 * math.pi))
+LATENT: dict[str, object] = {
+    "position": Position.ROTARY,
+    "rotary_dim": 8,
+    "rotary_base": 10000.0,
+    "head_dim": 24,
+    "query_rank": 40,
+    "key_value_rank": 32,
+    "value_head_dim": 16,
+    "biases": False,
+    "norm": Norm.PRE_RMS_NORM,
+    "embedding_norm": False,
+}
 
 
 def exact_first_loss(architecture: Architecture, recipe: Recipe) -> float:
@@ -321,6 +333,8 @@ def measured_losses(architecture: Architecture, recipe: Recipe) -> list[float]:
         {"layers": 1, "hidden": 60, "heads": 3, "kv_heads": 3, "head_dim": 20, "ffn_hidden": 100, "sequence": 17},
         {"position": Position.LEARNED, "embedding_norm": False, "top_query_layer": True},
         {"position": Position.LEARNED, "layers": 1, "tied_embeddings": False, "top_query_layer": True},
+        LATENT,
+        LATENT | {"query_rank": None, "value_head_dim": 40},
     ],
     ids=lambda shape: "-".join(shape) or "bloom's block",
 )

@@ -25,7 +25,8 @@ def is_executed(architecture: Architecture) -> bool:
     if is_post_norm and (architecture.residual is Residual.PARALLEL or architecture.top_query_layer):
         return False
     learned = architecture.position is Position.LEARNED
-    if architecture.key_value_rank is not None or architecture.balancing is Balancing.BIAS:
+    latent = architecture.key_value_rank is not None
+    if architecture.balancing is Balancing.BIAS or (latent and architecture.norm is Norm.DEEP_NORM):
         return False
     return architecture.mask is Mask.CAUSAL and (learned or not architecture.top_query_layer)
 

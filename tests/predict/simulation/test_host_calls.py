@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_runs.run import Activation
@@ -24,7 +24,7 @@ from tests.support.step_machine import MINIS
 B, T, H, K, D, V = 2, 6, 2, 4, 8, 20
 VIEWS = frozenset(
     {"view", "t", "permute", "unbind", "transpose", "expand", "_unsafe_view", "detach", "slice", "split"}
-    | {"split_with_sizes"}
+    | {"split_with_sizes", "unsqueeze"}
 )
 COPIES = "Clone"  # timed as "permuted": its node is counted nowhere
 
@@ -90,6 +90,15 @@ def grouped(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return queries, keys.flatten(1, 2), values.flatten(1, 2)
 
 
+def by_head(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def state(x: Tensor) -> tuple[Tensor, Tensor]:
+    compressed, shared = x.split((5, 3), dim=-1)
+    return compressed, shared.unsqueeze(1)
+
+
 LINEAR = nn.Linear(D, 3 * D, dtype=torch.bfloat16)
 RMS = nn.RMSNorm(D)
 NORM = nn.LayerNorm(D, dtype=torch.bfloat16)
@@ -101,12 +110,34 @@ NORM = nn.LayerNorm(D, dtype=torch.bfloat16)
         (host_calls.LINEAR, LINEAR, lambda: [tensor(B, T, D)]),
         (host_calls.SPLIT_PROJECTION, lambda x: _by_head(x, 3, K), lambda: [tensor(B, T, 3 * H * K)]),
         (host_calls.SPLIT_GROUPS, grouped, lambda: [tensor(B, T, 5 * H * K)]),
+        (host_calls.HEADS, by_head, lambda: [tensor(B, T, H * K)]),
+        (host_calls.SPLIT_HEADS, lambda x: by_head(x).split((3, 5), dim=-1), lambda: [tensor(B, T, 8 * H)]),
+        (host_calls.SPLIT_STATE, state, lambda: [tensor(B, T, D)]),
+        (
+            host_calls.SHARED_KEY,
+            lambda x, y: torch.cat([x.expand(-1, H, -1, -1), y], dim=-1),
+            lambda: [tensor(B, 1, T, K), heads()],
+        ),
+        (host_calls.PADDED_HEADS, lambda x: pad(x, (0, 3)), lambda: [tensor(B, H, T, K)]),
         (host_calls.RMS_NORM, RMS, lambda: [torch.randn(B, T, D, requires_grad=True) * 1]),
         (host_calls.CONTEXT, lambda w, v: merged(w @ v), lambda: [tensor(B, H, T, T), heads()]),
         (host_calls.NORM, NORM, lambda: [tensor(B, T, D)]),
         (host_calls.FAST_GELU, ACTIVATIONS[Activation.FAST_GELU], lambda: [tensor(B, T, D)]),
     ],
-    ids=["linear", "split-projection", "split-groups", "rms-norm", "context", "norm", "fast-gelu"],
+    ids=[
+        "linear",
+        "split-projection",
+        "split-groups",
+        "heads",
+        "split-heads",
+        "split-state",
+        "shared-key",
+        "padded-heads",
+        "rms-norm",
+        "context",
+        "norm",
+        "fast-gelu",
+    ],
 )
 def test_views_and_nodes_of_a_line_are_those_of_pytorch(
     calls: HostCalls, function: Callable[..., Any], inputs: Callable[[], list[Tensor]]
