@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from suite.job.events import Status
-from suite.job.options import Averaging, KernelChoice, TrainingOptions
+from suite.job.options import Averaging, KernelChoice
 from suite.records.summary import LaunchSummary
 
 
@@ -56,8 +56,8 @@ def execution(launch: LaunchSummary) -> str:
         words.append(averaging)
     if "shares_devices" in launch.policy:
         words.append("GPUs shared by ranks")
-    if "script" in launch.policy:
-        words.append(msgspec.json.decode(launch.policy["script"], type=TrainingOptions).rung)
+    if launch.rung:
+        words.append(launch.rung)
     return ", ".join(words)
 
 

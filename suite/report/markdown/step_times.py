@@ -22,7 +22,7 @@ _EXPLAINED = [term.value for term in StepTerm if term is not StepTerm.UNEXPLAINE
 # and two processors may have one name. Of the second group the latest counts.
 COMPARABLE = ["machine", "processor", "run", "ranks", "layout", "compiled"]
 FACTS = ("id", "machine", "run", "ranks", "layout", "compiled", "others_share", "started")
-_UNCOMPARED = {"script", "shares_devices"}  # the policy of launches of the ladder, and of ranks on GPUs that they share
+SHARED = "shares_devices"  # in the policy of launches whose ranks shared GPUs
 VERSIONS = ["software_hash", "policy_hash", "hardware_hash"]
 
 
@@ -36,8 +36,8 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     """
     import pandas
 
-    chosen = [launch for launch in recorded if launch.status == Status.OK and not _UNCOMPARED & launch.policy.keys()]
-    chosen = [launch for launch in chosen if launch.predicted.numbers]
+    chosen = [launch for launch in recorded if launch.status == Status.OK and launch.predicted.numbers]
+    chosen = [launch for launch in chosen if not launch.rung and SHARED not in launch.policy]
     rows = pandas.DataFrame({name: [getattr(launch, name) for launch in chosen] for name in FACTS})
     rows["others_share"] = rows.others_share.astype(float)
     rows["started_utc"] = pandas.to_datetime(rows.pop("started"), unit="s", utc=True)

@@ -75,6 +75,18 @@ def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None
     assert [*step_times(launches(tmp_path)[0]).measured_seconds] == [pytest.approx(1.6)]
 
 
+def test_launches_of_the_ladder_have_tables_of_their_own_and_the_suites_own_script_on_gpus_has_not(
+    tmp_path: Path,
+) -> None:
+    own = TrainingOptions(rung="", pinned=True, loss_chunks=8)  # GPUs have these by default
+    record(tmp_path, measured=scaled(1.0), started=1000.0, job={"training_options": own})
+    rung = TrainingOptions(rung="speed/compile", pinned=True)
+    record(tmp_path, measured=scaled(9.0), started=2000.0, job={"training_options": rung})
+    known = launches(tmp_path)[0]
+    assert len(known) == 2
+    assert [*step_times(known).measured_seconds] == [pytest.approx(0.8)]
+
+
 @pytest.mark.parametrize(
     "processors",
     [
