@@ -92,6 +92,8 @@ def failure(error: BaseException) -> Failed:
     import torch  # after die_with_parent, which must not wait for it
 
     text = "".join(traceback.format_exception(error))
+    while error.__cause__ is not None and not isinstance(error, NotFiniteError):
+        error = error.__cause__  # pipelines wrap what a stage raises
     line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
     if isinstance(error, NotFiniteError):
         return Failed(Status.NAN, line, error.at_fault, text, time.time())

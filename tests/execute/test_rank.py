@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from suite.execute.rank import failure
 from suite.job.events import Status
@@ -28,3 +29,13 @@ def test_an_error_of_its_own_device_is_a_ranks_own_fault(message: str, line: str
     assert (failed.status, failed.at_fault) == (Status.CRASHED, at_fault)
     assert line in failed.message
     assert "\n" not in failed.message
+
+
+def test_what_a_pipeline_wraps_is_reported_as_what_it_is() -> None:
+    """PyTorch's schedules raise a RuntimeError whose text begins with an empty line, from what a stage raised."""
+    wrapped = RuntimeError("\n            [Stage 1] failed to run forward")
+    wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 GiB")
+    failed = failure(wrapped)
+    assert failed.status is Status.OUT_OF_MEMORY
+    assert failed.message == "OutOfMemoryError: CUDA out of memory. Tried to allocate 1.54 GiB"
+    assert "[Stage 1] failed to run forward" in failed.traceback
