@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import socket
 import subprocess
 import tomllib
@@ -70,6 +71,15 @@ def kernel_fact(path: str, name: str, *, missing: str = "unknown") -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), missing)
 
 
+def driver_version(line: str) -> str:
+    """The number in the kernel's line on NVIDIA's driver; the line where it has none.
+
+    "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder)" is "580.159.04".
+    """
+    found = re.search(r"\b\d+(?:\.\d+)+\b", line)
+    return line if found is None else found[0]
+
+
 def cpu_named(path: str = "/proc/cpuinfo") -> str:
     """The processor's name and generation: virtual machines call processors of 2021 and of 2023 both "AMD EPYC"."""
     name = kernel_fact(path, "model name")
@@ -105,7 +115,7 @@ def software() -> dict[str, str]:
     the memory allocator, as texts."""
     facts = {
         "suite": suite_version(),
-        "driver": kernel_fact("/proc/driver/nvidia/version", "NVRM version"),
+        "driver": driver_version(kernel_fact("/proc/driver/nvidia/version", "NVRM version")),
         "allocator": malloc.described(),
     } | {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in _DISTRIBUTIONS:

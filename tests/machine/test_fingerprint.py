@@ -10,7 +10,7 @@ import pytest
 
 from suite.machine import fingerprint
 from suite.machine.devices import CudaDevice
-from suite.machine.fingerprint import cpu_named, gpu_models, hardware, suite_version
+from suite.machine.fingerprint import cpu_named, driver_version, gpu_models, hardware, suite_version
 
 EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n"
 
@@ -32,6 +32,12 @@ def test_a_processor_has_its_generation_beside_its_name(tmp_path: Path, cpuinfo:
 
 def test_the_hardware_of_this_machine_has_it() -> None:
     assert hardware()["cpu"] == cpu_named()
+
+
+def test_a_driver_is_known_by_its_number() -> None:
+    kernel = "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)"
+    assert driver_version(kernel) == "580.159.04"
+    assert driver_version("unknown") == "unknown"
 
 
 def test_a_checkout_is_modified_by_code_and_not_by_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
