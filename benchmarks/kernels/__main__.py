@@ -2,8 +2,10 @@
 
     python -m benchmarks.kernels -k layer_norm
     python -m benchmarks.kernels --benchmark-compare=0001
+    python -m benchmarks.kernels --without-compiled
 
-Arguments go to pytest; `--benchmark-storage` says where to, results/kernels by default. Exit codes are pytest's: 0, 1
+Arguments go to pytest; `--benchmark-storage` says where to, results/kernels by default. `--without-compiled` leaves out
+what torch.compile makes, whose tuning takes most of the time. Exit codes are pytest's: 0, 1
 where one function of one case fails or computes something else (all others are timed), 5 where nothing was selected; 2
 where TRITON_INTERPRET is set, as that times the interpreter.
 """
@@ -28,6 +30,7 @@ if missing := lacking(("pytest", "pytest_benchmark", "triton")):
 import pytest
 import triton
 
+from benchmarks.kernels.case import COMPILED, LEFT_OUT
 from benchmarks.kernels.plot import draw
 from benchmarks.kernels.speed import DEVICE
 from benchmarks.kernels.table import table
@@ -97,7 +100,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--benchmark-storage", default=STORAGE)
     parser.add_argument("--benchmark-compare", nargs="?")
+    parser.add_argument("--without-compiled", action="store_true")
     asked, _ = parser.parse_known_args(arguments)
+    if asked.without_compiled:
+        LEFT_OUT.add(COMPILED)
+    arguments = [argument for argument in arguments if argument != "--without-compiled"]
     compares = any(argument.startswith("--benchmark-compare") for argument in arguments)
     storage = Path(asked.benchmark_storage.removeprefix("file://"))
     options = [f"--benchmark-storage={storage}", "--benchmark-autosave", "--benchmark-save-data"]

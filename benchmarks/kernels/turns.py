@@ -166,11 +166,11 @@ def _without_collection() -> Iterator[None]:
 
 
 def _results(case: Case, function: Function, inputs: tuple[Any, ...], upstream: list[list[Tensor]]) -> list[Tensor]:
-    """What a function returns, what it makes of its inputs, and the gradients, where `upstream` has any."""
+    """What a function returns, what it makes of its inputs unless it spoils them, and the gradients of `upstream`."""
     copies = _fresh(inputs)
     outputs = tensors(function(*copies))
     if not case.differentiated:
-        return [*outputs, *tensors(copies)]
+        return [*outputs, *([] if case.consumed else tensors(copies))]
     if not upstream:
         return outputs
     return [*outputs, *torch.autograd.grad(outputs, copies[: case.differentiated], upstream[0])]

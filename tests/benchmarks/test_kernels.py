@@ -104,6 +104,11 @@ def test_on_a_cpu_the_reference_stands_for_the_kernel_and_is_not_timed_twice() -
     assert list(case(eager=doubled).functions(CUDA)) == ["kernel", "eager", "compiled"]
 
 
+def test_functions_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.kernels.case.LEFT_OUT", {"compiled"})
+    assert list(case().functions(CPU)) == ["plain", "eager"]
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("differentiated", [0, 1])
 def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +204,8 @@ def test_inputs_changed_in_place_are_compared_too_and_copied_where_a_call_spoils
 
     measured(case(ours=spoils, eager=spoils, consumed=True), CPU, seconds=0)
     assert min(seen) > 0
+    found = measured(case(ours=spoils, eager=torch.zeros_like, consumed=True), CPU, seconds=0)["forward"]
+    assert not found.errors  # what is spoiled is no result
 
 
 def test_inputs_are_rotated_through_more_than_the_caches() -> None:
