@@ -35,7 +35,7 @@ from suite.records.store import new_identity, records_directory, writable, write
 from suite.report.html.ladder import DIRECTORY
 from suite.report.terminal.ladder import as_json, print_ladder, print_rungs, rung_line
 from suite.report.terminal.tables import console, print_refusal
-from suite.reproduce.plan import checked_trace
+from suite.reproduce.checked_options import checked_trace
 
 PLOT_NEEDS = "matplotlib"
 HOSTS = 2  # of the rung ddp-hosts

@@ -72,6 +72,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
             "--renew-second-moment", help="Of one-bit-adam: exact steps again at every doubling of the steps."
         ),
     ] = False,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples a step, where the run's own are too many to try something.")
+    ] = None,
     share_devices: Annotated[
         bool, typer.Option("--share-devices", help="More ranks than GPUs: for exact figures and memory, not for times.")
     ] = False,
@@ -135,6 +138,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         exact_steps=exact_steps,
         renewal=renewal,
         share_devices=share_devices,
+        global_batch=global_batch,
         steps=steps,
         seed=seed,
         corpus=corpus,

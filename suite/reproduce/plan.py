@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +15,14 @@ from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature, scaled_layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from suite.job.corpus import Corpus, tokenised_corpus
-from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
-from suite.job.training_job import COUNTED_STEPS, LEAST_PROFILED, Job, warm_up_steps
+from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
+from suite.reproduce.checked_options import checked_trace, of_global_batch
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
@@ -57,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     mini: bool = False
     ranks: int | None = None
     layout: str | None = None
+    global_batch: int | None = None
     device: str = "auto"
     compiled: bool | None = None
     steps: int = DEFAULT_STEPS
@@ -155,6 +155,8 @@ def plan(request: Request) -> Plan:
     layout = _averaged(averaging, _layout(request, subject), architecture, request, device)
     if subject.is_miniature:
         recipe = in_batches(recipe, subject.run, device, layout, steps=request.steps)
+    if request.global_batch is not None:
+        recipe, layout = of_global_batch(request.global_batch, recipe, layout)
     workload = Workload(architecture, recipe, layout)
     _check_executable(request, subject, workload, device)
     shares_devices, shared = checked_sharing(
@@ -275,7 +277,10 @@ def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[
     changes = []
     if not subject.is_miniature and request.layout is None and layout.ranks != usual.ranks:
         changes.append(f"layout of {usual.ranks} ranks scaled to {layout_text(layout)}")
-    if batch != subject.usual_batch:
+    if request.global_batch not in (None, subject.usual_batch):
+        usual_batch = f"{subject.usual_batch} as usual"
+        changes.append(f"global batch {batch} samples ({usual_batch}); losses of the two do not compare")
+    elif batch != subject.usual_batch:
         changes.append(
             f"global batch {batch} samples ({subject.usual_batch} with {subject.ranks} ranks as usual): a multiple of "
             f"{layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch); losses of the two do not compare"
@@ -332,30 +337,6 @@ def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) ->
         least = counted - exact_steps
         raise InputError("too few exact steps to renew", got=exact_steps, allowed=f"{least} or more", where=where)
     return True
-
-
-def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:
-    """`path`, absolute, where every rank can write a trace of its profiled steps; `where` is its option.
-
-    Raises:
-        InputError: no .json, a directory that is missing or cannot be written, a file of a rank that exists, or too few
-            steps to profile any.
-    """
-    whole = path.absolute()
-    if path.suffix != ".json":
-        raise InputError("not a trace's name", got=str(path), allowed="a file ending in .json", where=where)
-    if steps < LEAST_PROFILED:
-        allowed = f"{LEAST_PROFILED} or more"
-        raise InputError("too few steps to profile any", got=f"--steps {steps}", allowed=allowed, where=where)
-    if not whole.parent.is_dir():
-        raise InputError("no such directory", got=str(path.parent), allowed="a directory that exists", where=where)
-    if not os.access(whole.parent, os.W_OK | os.X_OK):
-        raise InputError("cannot write there", got=str(path.parent), allowed="a writable directory", where=where)
-    written = (trace_path, memory_snapshot_path) if device == "cuda" else (trace_path,)
-    for name in [path_of(str(whole), rank) for path_of in written for rank in range(ranks)]:
-        if os.path.lexists(name):
-            raise InputError("the file exists, and is not overwritten", got=name, allowed="a new name", where=where)
-    return whole
 
 
 def _layout(request: Request, subject: _NamedRun) -> Layout:

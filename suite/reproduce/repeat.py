@@ -26,6 +26,7 @@ def repeating_command(begin: Begin) -> str | None:
         "device": job.device,
         "ranks": job.ranks,
         "layout": layout_text(job.layout),
+        "global-batch": job.recipe.global_batch,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
         **_averaging(job.averaging),
         "exact-steps": job.exact_steps or None,

@@ -492,6 +492,7 @@ OPTIONS = {
     "too-many-steps": (["--steps", str(10**23)], ["--steps: too many steps", "got 1000", "allowed: at most 1000000"]),
     "negative-seed": (["--seed", "-1"], ["--seed: seed out of range", "got -1", "allowed: 0 to 4294967295"]),
     "seed-beyond-64-bits": (["--seed", str(10**23)], ["--seed: seed out of range", "allowed: 0 to 4294967295"]),
+    "global-batch-of-no-replicas": (["--global-batch", "3"], ["--global-batch: ", "got 3", "allowed: multiples of "]),
     "no-launches": (["--launches", "0"], ["--launches", "got 0", "allowed: 1 or more"]),
     "layout-without-count": (["--layout", "dpx"], ["--layout: not a layout", "got 'dpx'", "allowed: dpN, tpN"]),
     "layout-empty": (["--layout", ""], ["--layout: not a layout", "got ''", "allowed: dpN, tpN"]),

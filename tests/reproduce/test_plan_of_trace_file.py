@@ -12,7 +12,7 @@ import pytest
 from reference_runs.errors import InputError
 from suite.job.events import memory_snapshot_path, trace_path
 from suite.paths import ROOT
-from suite.reproduce.plan import checked_trace
+from suite.reproduce.checked_options import checked_trace
 
 
 def refused(tmp_path: Path, *arguments: str) -> str:

@@ -47,6 +47,16 @@ def job_of(begin: Begin) -> tuple:
     return job.workload, job.compiled, job.seed, job.steps, job.kernels, job.averaging, job.exact_steps, job.renewal
 
 
+def test_a_global_batch_that_was_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+    asked = plan(Request(name="bloom-mini", device="cpu", global_batch=16, results=tmp_path))
+    assert (asked.recipe.global_batch, asked.recipe.batch_rampup_start) == (16, None)
+    (change,) = asked.changes
+    assert change.startswith("global batch 16 samples (")
+    usual = plan(Request(name="bloom-mini", device="cpu", results=tmp_path))
+    same = plan(Request(name="bloom-mini", device="cpu", global_batch=usual.recipe.global_batch, results=tmp_path))
+    assert (same.recipe, same.layout, same.changes) == (usual.recipe, usual.layout, ())
+
+
 def test_every_recorded_miniature_has_the_command_that_plans_its_job(tmp_path) -> None:
     begins = recorded()
     assert len(begins) >= 7
