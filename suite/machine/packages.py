@@ -47,6 +47,7 @@ PACKAGES = {
         Package("pyarrow", "pyarrow", "results export --format parquet"),
         Package("pytest", "pytest", "kernel tests and benchmarks"),
         Package("hypothesis", "hypothesis", "tests"),
+        Package("xdist", "pytest-xdist", "kernel tests, several at a time"),
         Package("pytest_benchmark", "pytest-benchmark", "kernel benchmarks"),
         Package("liger_kernel", "liger-kernel", "kernel benchmarks, to compare with"),
     )

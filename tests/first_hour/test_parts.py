@@ -18,6 +18,7 @@ from suite.paths import ROOT
 def test_every_part_has_its_own_file_and_keeps_what_it_makes_in_the_results(device: str, short: bool) -> None:
     found = parts(device, short=short)
     assert len({path_of(ROOT, part) for part in found}) == len(found)
+    assert chosen(found, ",".join(part.name for part in found), "--parts") == found
     for part in found:
         if part.arguments[0] in ("suite", "benchmarks.kernels"):
             assert any(RESULTS in word for word in part.arguments)
