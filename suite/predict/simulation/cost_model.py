@@ -59,16 +59,17 @@ class CostModel:
         """Seconds that the host spends on dispatching, views, autograd's graph and reading weights."""
         return sum(times * self.seconds(call) for (_, call), times in calls.items() if call.operation in HOST_CALLS)
 
-    def exposed_overhead(self, calls: OperatorCalls, *, waits: bool = False) -> float:
+    def exposed_overhead(self, calls: OperatorCalls, *, waits: bool = False, besides: float = 0.0) -> float:
         """Seconds by which the host makes a micro-batch or an update longer.
 
-        With h seconds of `overhead`, n operators whose call takes c, and d seconds of their arithmetic:
+        With h seconds of `overhead` and of what the host does `besides`, n operators whose call takes c, and d seconds
+        of their arithmetic:
             h                    on a CPU, which computes itself; an operator's timing has its call in it
             max(0, h + n c - d)  on CUDA, where the host runs ahead and waits for nothing but the end
             h + n c              there, where it `waits` for a number after every operator or two: one after the other
         Assumed: an update that reads the gradients' norm once, in its middle, runs ahead as if it did not.
         """
-        host = self.overhead(calls)
+        host = self.overhead(calls) + besides
         if not self._cuda:
             return host
         called = sum(

@@ -76,7 +76,8 @@ def step_seconds(
 
     With m micro-batches, and the operator calls of a micro-batch through the rank's chunks, all of it
     `correction_factor` times, but for what tokenising takes:
-        data loading        m batches made on the host, see `loading_seconds`
+        data loading        m batches made on the host, see `loading_seconds`; 0 on CUDA where they are pinned: the host
+                            makes the next one while the device computes, which is overhead
         copy                their tensors to the device, on CUDA, from pageable memory; 0 where they are pinned: each is
                             copied while the device computes on the one before it
         forward, backward   sums over the calls, each at its own sizes; backward with recomputation
@@ -93,7 +94,9 @@ def step_seconds(
     """
     cost = CostModel(measured, workload, cuda=options.kernels.cuda)
     micro_batches, training = accumulation(workload.recipe, workload.layout), options.training_options
-    loading = micro_batches * cost.overhead(loading_calls(workload))
+    making = cost.overhead(loading_calls(workload))
+    ahead = options.kernels.cuda and training.pinned and not (training.tokenises or training.workers)
+    loading = 0.0 if ahead else micro_batches * making
     copy = 0.0
     if options.kernels.cuda and not training.pinned:
         sent = Subject(operation="host_to_device", variant="pageable", ranks=workload.layout.ranks)
@@ -101,7 +104,8 @@ def step_seconds(
     stages: list[StepSeconds] = []
     passes: list[_Passes] = []
     for stage in range(workload.layout.pipeline_stages):
-        passes.append(_passes(cost, micro_batch_calls(workload, options, stage=stage), micro_batches))
+        chunks = micro_batch_calls(workload, options, stage=stage)
+        passes.append(_passes(cost, chunks, micro_batches, besides=making if ahead else 0.0))
         update = update_calls(workload, training, stage=stage, replica=0)
         stages.append(
             StepSeconds(
@@ -124,13 +128,18 @@ def step_seconds(
     return [stage._replace(communication=stage.communication + longest - stage.step) for stage in stages]
 
 
-def _passes(cost: CostModel, chunks: list[ChunkCalls], micro_batches: int) -> _Passes:
-    """Of a stage; the last micro-batch apart, whose gradients are reduced."""
+def _passes(cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, besides: float) -> _Passes:
+    """Of a stage; the last micro-batch apart, whose gradients are reduced.
+
+    Args:
+        besides: seconds of the host for each micro-batch, in addition to its chunks.
+    """
     forward = backward = overhead = 0.0
     durations: dict[int, tuple[float, float]] = {}
-    for chunk in chunks:
-        of_host = (micro_batches - 1) * cost.exposed_overhead(chunk.calls)
-        of_host += cost.exposed_overhead(chunk.last)
+    for place, chunk in enumerate(chunks):
+        more = 0.0 if place else besides
+        of_host = (micro_batches - 1) * cost.exposed_overhead(chunk.calls, besides=more)
+        of_host += cost.exposed_overhead(chunk.last, besides=more)
         chunk_forward = micro_batches * cost.arithmetic(chunk.calls, backward=False)
         chunk_backward = (micro_batches - 1) * cost.arithmetic(chunk.calls, backward=True)
         chunk_backward += cost.arithmetic(chunk.last, backward=True)

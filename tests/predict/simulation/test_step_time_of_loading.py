@@ -131,6 +131,7 @@ def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_while_the_dev
         plan = planned(target_of("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
         given = plan.architecture, plan.recipe, plan.layout
         options = StepOptions(kernels=Kernels(cuda=True), training_options=plan.training_options)
-        (found,) = step_seconds(Copies(), Workload(*given), options)
+        (found,) = step_seconds(Copies(host=1.0), Workload(*given), options)
         tokens = accumulation(plan.recipe, plan.layout) * 4 * plan.architecture.sequence
         assert found.copy == (0 if pinned else 2 * 8 * tokens)  # int64 tokens and targets
+        assert (found.data_loading == 0) == pinned
