@@ -299,7 +299,8 @@ def simulated(session: nox.Session, place: str, *arguments: str) -> None:
     """Run the tests over simulated GPUs in a virtualenv that `install_simulated` made."""
     python_ = str(Path(place, "bin", "python").absolute())
     command = ("-m", f"{SIMULATED.replace('/', '.')}", "--devices", "8", "--", "python", "-m", "pytest", SIMULATED)
-    session.run(python_, *command, "-n", "2", "--dist", "loadfile", *arguments, external=True)
+    options = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")  # in the order of its conftest.py
+    session.run(python_, *command, *options, *arguments, external=True)
 
 
 @nox.session

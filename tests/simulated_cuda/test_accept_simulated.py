@@ -182,6 +182,7 @@ def test_devices_that_compute_nothing_are_rejected(node, accept):
 
 
 @pytest.mark.rare
+@pytest.mark.timeout(5400)
 def test_twenty_batteries_of_good_devices_are_not_rejected(accept):
     """Each compares itself with those before it. The machine must be idle: eight ranks then share its processors."""
     for _ in range(20):
