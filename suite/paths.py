@@ -14,11 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent  # of the checkout
 CACHE = "llm-reference-runs"
 RESULTS = ROOT / "results"  # what a user's commands write: git ignores it
 RECORDED = RESULTS / "recorded"  # the project's own results, committed: commands read them, none writes there unasked
+RECORDED_H100 = RESULTS / "recorded_h100"  # the same, of a lent H100
 
 
 def stores(results: Path) -> list[Path]:
     """Where results are read from: the directory itself, and with the default one the project's own results."""
-    return [results, RECORDED] if results.resolve() == RESULTS else [results]
+    return [results, RECORDED, RECORDED_H100] if results.resolve() == RESULTS else [results]
 
 
 def cache_directory() -> Path:

@@ -10,38 +10,47 @@ import pytest
 
 from suite.__main__ import main
 from suite.machine.profile import read
-from suite.paths import RECORDED, RESULTS, stores
+from suite.paths import RECORDED, RECORDED_H100, RESULTS, stores
 from suite.records.index import launches
 from suite.records.query import record_path
 
+BOTH = pytest.mark.parametrize("store", [RECORDED, RECORDED_H100], ids=lambda store: store.name)
 
+
+@BOTH
 def test_the_committed_tables_are_made_of_the_committed_records_byte_for_byte(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", "--no-page", "--results", str(RECORDED), "--out", str(tmp_path)]) == 0
+    assert main(["report", "--no-page", "--results", str(store), "--out", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert (tmp_path / "TABLES.md").read_bytes() == (RECORDED / "TABLES.md").read_bytes()
+    assert (tmp_path / "TABLES.md").read_bytes() == (store / "TABLES.md").read_bytes()
 
 
-def test_they_have_launches_a_whole_profile_a_battery_and_kernels_and_nothing_damaged() -> None:
-    known, damaged = launches(RECORDED)
+@BOTH
+def test_they_have_launches_a_whole_profile_and_kernels_and_nothing_damaged(store: Path) -> None:
+    known, damaged = launches(store)
     assert damaged == []
     assert {launch.status for launch in known} <= {"ok", "oom"}
-    assert not any(read(path).partial for path in (RECORDED / "machines").glob("*.json"))
-    for directory in ("machines", "acceptance", "kernels"):
-        assert any((RECORDED / directory).rglob("*.json")), directory
+    assert not any(read(path).partial for path in (store / "machines").glob("*.json"))
+    for directory in ("machines", "kernels"):
+        assert any((store / directory).rglob("*.json")), directory
+
+
+def test_there_is_a_battery() -> None:
+    assert any((RECORDED / "acceptance").rglob("*.json"))
 
 
 def test_they_are_read_with_the_default_results_directory_alone(tmp_path: Path) -> None:
-    assert stores(RESULTS) == [RESULTS, RECORDED]
-    assert stores(RESULTS / ".." / "results") == [RESULTS / ".." / "results", RECORDED]
+    assert stores(RESULTS) == [RESULTS, RECORDED, RECORDED_H100]
+    assert stores(RESULTS / ".." / "results") == [RESULTS / ".." / "results", RECORDED, RECORDED_H100]
     assert stores(RECORDED) == [RECORDED]
     assert stores(tmp_path) == [tmp_path]
 
 
-def test_no_result_names_a_path_of_the_machine_that_made_it() -> None:
+@BOTH
+def test_no_result_names_a_path_of_the_machine_that_made_it(store: Path) -> None:
     absolute = re.compile(r"""["' :](?:/(?:tmp|root|home|work|var|mnt)|[A-Z]:)[/\\][^"]*""")
-    for path in RECORDED.rglob("*.json"):
+    for path in store.rglob("*.json"):
         assert absolute.findall(path.read_text(encoding="utf-8")) == [], path
 
 
