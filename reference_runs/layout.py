@@ -127,6 +127,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.data_parallel * self.expert_parallel
 
     @property
+    def state_ranks(self) -> int:
+        """Ranks that hold the same weights, experts aside: replicas * context_parallel, which split their samples.
+
+        Gradients are averaged over them, and ZeRO shards over them.
+        Source: Megatron-LM, core/parallel_state.py, get_data_parallel_group(with_context_parallel=True).
+        """
+        return self.replicas * self.context_parallel
+
+    @property
     def axis_order(self) -> tuple[str, ...]:
         """The axes in the order of `rank_order`; "ep" where it has several ranks, or the order names it."""
         order = self.rank_order.split("-")
@@ -140,7 +149,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         One rank has nothing to shard: its stages are plain data parallelism.
         """
-        return self.zero_stage >= 2 and (self.data_parallel > 1 or self.offload is Offload.STATE)
+        return self.zero_stage >= 2 and (self.state_ranks > 1 or self.offload is Offload.STATE)
 
 
 _GRAMMAR = (

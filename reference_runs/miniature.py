@@ -257,7 +257,7 @@ def _rules(architecture: Architecture, w: int, scale: Scale) -> dict[str, str]:
         "layout.data_parallel": LAYOUT_RULE,
         "layout.tensor_parallel": LAYOUT_RULE,
         "layout.pipeline_stages": LAYOUT_RULE,
-        "layout.context_parallel": "1: not executed",
+        "layout.context_parallel": "1: its sequences are short",
         "layout.expert_parallel": "1: not executed",
         "layout.stage_layer_counts": "evenly: there are fewer layers",
         "layout.virtual_stages": "as recorded where it divides the layers of several stages",

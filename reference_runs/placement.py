@@ -27,6 +27,15 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     return by_axis
 
 
+def context_parts(rank: int, ranks: int) -> tuple[int, int]:
+    """Which two of 2 c equal parts of every sequence context-parallel rank i of c has: i and 2 c - 1 - i.
+
+    Under a causal mask all ranks then have as many scores to compute: part j has those of j + 1 parts of keys.
+    Source: Llama team 2024, arXiv 2407.21783, section 3.3.2 (2 x CP chunks).
+    """
+    return rank, 2 * ranks - 1 - rank
+
+
 def chunk_layers(layers: int, layout: Layout) -> list[range]:
     """The layers, numbered from 0 in the whole model, of each of the p v chunks; chunk c stands on stage c mod p.
 

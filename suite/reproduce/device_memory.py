@@ -78,6 +78,6 @@ def _fits(workload: Workload, layout: Layout, options: StepOptions, memory_bytes
 
 
 def _outside(layout: Layout) -> int:
-    axes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages)
+    axes = (layout.state_ranks, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
     # one communicator of all ranks, and one an axis
     return bytes_outside_allocator(0 if layout.ranks == 1 else 1 + sum(ranks > 1 for ranks in axes))

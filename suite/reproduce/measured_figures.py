@@ -30,7 +30,7 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     hardware_flop = sum(report.hardware_flop for report in finished)
     per_accelerator = job.layout.ranks * step_seconds
     sharded = job.layout.zero_stage >= 2
-    counting = [report for report in finished if sharded or report.coordinates["dp"] == 0]
+    counting = [report for report in finished if sharded or _is_first_copy(report)]
     job_figures = [
         Figure(quantity=Quantity.PARAMETERS, value=sum(report.own_parameters for report in counting)),
         Figure(quantity=Quantity.MODEL_FLOP, value=model_flop),
@@ -88,18 +88,28 @@ def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]
     ]
 
 
+def _is_first_copy(report: Finished) -> bool:
+    """Whether no rank before this one has the same weights."""
+    return report.coordinates["dp"] == 0 and report.coordinates.get("cp", 0) == 0
+
+
 def _idle_fraction(finished: list[Finished]) -> float:
     """Share of the pipelines' time in which their ranks did not compute, median over the timed steps."""
 
     def idle(step: int) -> float:
-        longest: dict[tuple[int, int], float] = {}
+        longest: dict[tuple[int, ...], float] = {}
         for report in finished:
-            pipeline = report.coordinates["dp"], report.coordinates["tp"]
+            pipeline = _pipeline(report)
             longest[pipeline] = max(longest.get(pipeline, 0.0), report.pipeline_seconds[step])
-        whole = sum(longest[report.coordinates["dp"], report.coordinates["tp"]] for report in finished)
+        whole = sum(longest[_pipeline(report)] for report in finished)
         return 1 - sum(report.worked_seconds[step] for report in finished) / whole
 
     return statistics.median(idle(step) for step in range(len(finished[0].pipeline_seconds)))
+
+
+def _pipeline(report: Finished) -> tuple[int, ...]:
+    """The rank's coordinates on all axes but the pipeline's."""
+    return tuple(index for axis, index in sorted(report.coordinates.items()) if axis != "pp")
 
 
 def _on_stage(job: Job, finished: list[Finished], figure: Figure) -> Figure:

@@ -165,7 +165,7 @@ def plan(request: Request) -> Plan:
     check_averaging(averaging, recipe, layout, "cpu" if shares_devices else device)  # gloo's, not NCCL's
     compiled, eager = checked_compilation(request.compiled, device)
     kernels = checked_kernels(request.kernels, device)
-    check_kernels(workload.architecture, kernels)
+    check_kernels(workload.architecture, layout, kernels)
     checked = Plan(
         name=subject.name,
         architecture=architecture,

@@ -111,8 +111,9 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 
 _EXECUTED_LAYOUTS = (
-    "dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, zero2/3 without ppN, reshard, noreshard, offload "
-    "with zero2/3, recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
+    "dpN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, zero2/3 without ppN, reshard, noreshard, "
+    "offload with zero2/3, recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, "
+    "bucketN"
 )
 
 
@@ -139,14 +140,17 @@ def check_grouped_queries(architecture: Architecture, recipe: Recipe, layout: La
         raise InputError(what, got=got, allowed="16 bit, or unfused", where=where)
 
 
-def check_kernels(architecture: Architecture, kernels: KernelChoice, where: str = "--kernels") -> None:
-    """Refuse Triton's kernels for a model that has something which none of them computes.
+def check_kernels(architecture: Architecture, layout: Layout, kernels: KernelChoice, where: str = "--kernels") -> None:
+    """Refuse Triton's kernels for a model or layout that has something which none of them computes.
 
     Raises:
         InputError: it has; the line names all of it.
     """
-    if kernels is KernelChoice.TRITON and (names := ", ".join(without_triton_kernel(architecture))):
-        raise InputError("no Triton kernel computes this", got=names, allowed="torch", where=where)
+    names = without_triton_kernel(architecture)
+    if layout.context_parallel > 1:
+        names.append("parts of a sequence (context parallelism)")
+    if kernels is KernelChoice.TRITON and names:
+        raise InputError("no Triton kernel computes this", got=", ".join(names), allowed="torch", where=where)
 
 
 def without_triton_kernel(architecture: Architecture) -> list[str]:

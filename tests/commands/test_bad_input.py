@@ -25,9 +25,9 @@ RECORDED = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
 LAYERS = 'layers = { value = 70, unit = "1", kind = "stated", source = "slurm" }'
 NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
-    "this version does not execute that layout; got {}, allowed: dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
-    "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, everyN, "
-    "fused with a plain causal mask, microN, accumulateN, bucketN"
+    "this version does not execute that layout; got {}, allowed: dpN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
+    "1f1b, zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, "
+    "everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
 
@@ -340,7 +340,9 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path, reproduce_ref
 
 def test_an_unbroken_run_is_refused_for_the_layout_that_is_asked_for_alone(tmp_path, reproduce_refused):
     path = broken(tmp_path, "", "")
-    assert reproduce_refused(str(path), "--layout", "cp2") == f"--layout: {LAYOUT_NOT_EXECUTED.format('cp2')}"
+    assert reproduce_refused(str(path), "--layout", "recompute-from-input") == (
+        f"--layout: {LAYOUT_NOT_EXECUTED.format('recompute-from-input')}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -523,7 +525,7 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
 @pytest.mark.parametrize(
     ("layout", "word"),
     {
-        "cp2": "cp2",
+        "cp2,fused": "cp2 with fused attention and fused attention with ALiBi",
         "sp": "sp with tp1",
         "dp2,sp": "sp with tp1",
         "pp2,zero2": "zero2 with pp2",
@@ -537,6 +539,20 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
 def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layout, word, reproduce_refused):
     line = reproduce_refused("bloom-mini", "--layout", layout)
     assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(word)}"
+
+
+@pytest.mark.parametrize(
+    ("run", "word"), [("glm-mini", "cp2 with a prefix mask"), ("codegeex-mini", "cp2 with a top-query layer")]
+)
+def test_sequences_that_ranks_cannot_share_out_are_refused_by_name(run, word, reproduce_refused):
+    assert reproduce_refused(run, "--layout", "cp2") == f"--layout: {LAYOUT_NOT_EXECUTED.format(word)}"
+
+
+def test_no_triton_kernel_computes_a_part_of_a_sequence(reproduce_refused):
+    line = reproduce_refused("gpt2-mini", "--layout", "cp2", "--kernels", "triton")
+    assert line == (
+        "--kernels: no Triton kernel computes this; got parts of a sequence (context parallelism), allowed: torch"
+    )
 
 
 IMPOSSIBLE = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import AXES, Layout, StageAssignment
-from reference_runs.placement import chunk_layers, coordinates
+from reference_runs.placement import chunk_layers, context_parts, coordinates
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.strategies import BLOOM, described_architectures
 
@@ -34,6 +34,13 @@ def test_blooms_tensor_parallel_ranks_are_neighbours_and_its_stages_farthest_apa
     assert coordinates(BLOOM.layout, 1) == {"tp": 1, "cp": 0, "dp": 0, "pp": 0}
     assert coordinates(BLOOM.layout, 4) == {"tp": 0, "cp": 0, "dp": 1, "pp": 0}
     assert coordinates(BLOOM.layout, 383) == {"tp": 3, "cp": 0, "dp": 7, "pp": 11}
+
+
+@given(st.integers(1, 20))
+def test_context_parallel_ranks_share_out_all_parts_and_have_as_many_scores_each(ranks: int) -> None:
+    parts = [context_parts(rank, ranks) for rank in range(ranks)]
+    assert sorted(itertools.chain(*parts)) == list(range(2 * ranks))
+    assert len({first + second for first, second in parts}) == 1  # part j sees j + 1 parts
 
 
 def dealt(layers: int, chunks: int, assignment: StageAssignment) -> list[list[int]]:

@@ -88,5 +88,5 @@ def test_triton_s_kernels_fit_where_pytorch_s_do_not_and_layouts_that_are_not_de
     check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=needed // 2, where=where)
     with pytest.raises(InputError, match="does not fit"):
         check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=needed // 4, where=where)
-    split = planned.workload._replace(layout=msgspec.structs.replace(planned.layout, context_parallel=2))
+    split = planned.workload._replace(layout=msgspec.structs.replace(planned.layout, expert_parallel=2))
     check_device_memory(split, options, KernelChoice.TORCH, memory_bytes=1, where=where)

@@ -27,6 +27,8 @@ class Run(NamedTuple):
 
 
 class Place(NamedTuple):
+    """Of a rank; `dp` counts all ranks with the same weights, those of one sample first."""
+
     dp: int
     tp: int
     pp: int
@@ -42,9 +44,13 @@ class Parameter(NamedTuple):
 
 @st.composite
 def executed_runs(draw: st.DrawFn) -> Run:
-    """Any executed layout, up to 4 * 3 * 3 ranks, with as many layers as it needs."""
+    """Any executed layout, up to 4 * 3 * 3 * 3 ranks, with as many layers as it needs."""
     tensor_parallel = draw(st.integers(1, 3))
     architecture = draw(varied_architectures(tensor_parallel=tensor_parallel))
+    dealt = architecture.mask is Mask.CAUSAL and not architecture.top_query_layer
+    contexts = draw(st.sampled_from([1, 1, 2, 3])) if dealt else 1
+    if contexts > 1:
+        architecture = msgspec.structs.replace(architecture, sequence=2 * contexts * architecture.sequence)
     zero_stage = draw(st.integers(0, 3))
     stages = draw(st.integers(1, 3)) if zero_stage <= 1 else 1
     virtual_stages = draw(st.integers(1, 3)) if stages > 1 else 1
@@ -53,6 +59,7 @@ def executed_runs(draw: st.DrawFn) -> Run:
         data_parallel=draw(st.integers(1, 4)),
         tensor_parallel=tensor_parallel,
         pipeline_stages=stages,
+        context_parallel=contexts,
         virtual_stages=virtual_stages,
         sequence_parallel=draw(st.booleans()),
         zero_stage=zero_stage,
@@ -72,7 +79,8 @@ def executed_runs(draw: st.DrawFn) -> Run:
         global_batch=layout.data_parallel * layout.micro_batch * draw(st.integers(1, 3)),
     )
     windowed = (architecture.sliding_window or architecture.sequence) < architecture.sequence
-    if architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI and not windowed:
+    plain = architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI
+    if plain and not windowed and contexts == 1:
         layout = msgspec.structs.replace(layout, fused_attention=draw(st.booleans()))
     if not dealt_layers(Run(architecture, recipe, layout))[-1]:
         architecture = msgspec.structs.replace(architecture, top_query_layer=False)
@@ -82,17 +90,23 @@ def executed_runs(draw: st.DrawFn) -> Run:
 def places(layout: Layout) -> list[Place]:
     """The place of each rank, counted up like the wheels of a mileage counter."""
     order = layout.rank_order.split("-")
-    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": layout.pipeline_stages, "cp": 1}
+    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": layout.pipeline_stages}
+    sizes["cp"] = layout.context_parallel
     counter = dict.fromkeys(order, 0)
     seen = []
     for _ in range(layout.ranks):
-        seen.append(Place(counter["dp"], counter["tp"], counter["pp"]))
+        seen.append(Place(counter["dp"] * sizes["cp"] + counter["cp"], counter["tp"], counter["pp"]))
         for axis in order:
             counter[axis] += 1
             if counter[axis] < sizes[axis]:
                 break
             counter[axis] = 0
     return seen
+
+
+def copies(layout: Layout) -> int:
+    """Ranks with the same weights."""
+    return layout.data_parallel * layout.context_parallel
 
 
 def micro_batches(run: Run) -> int:

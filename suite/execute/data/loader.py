@@ -72,9 +72,9 @@ def _contiguous(batch: Any) -> TokenBatch:
 Batches = TokenStream | PrefetchedBatches
 
 
-def batches(job: Job, *, replica: int) -> Batches:
-    """The micro-batches of a job at coordinate `replica` of the data-parallel axis."""
-    stream = token_stream(job)
+def batches(job: Job, *, replica: int, context_rank: int = 0) -> Batches:
+    """The micro-batches of a job at coordinate `replica` of the data-parallel axis; of several context ranks a part."""
+    stream = token_stream(job, context_rank=context_rank)
     script, layout = job.training_options, job.layout
     if not script.workers and not script.pinned:
         return stream

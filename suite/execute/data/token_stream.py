@@ -15,6 +15,7 @@ from torch import Tensor
 
 from reference_runs.run import Objective
 from suite.execute.data.blank_infilling import BlankInfilling
+from suite.execute.model.position import dealt
 from suite.job.corpus import END_OF_TEXT
 from suite.job.options import Documents, Texts
 from suite.job.training_job import Job
@@ -66,6 +67,7 @@ class TokenStream:
     Args:
         path: of the tokens.
         documents: to tokenise again; None: the tokens of the file are used.
+        context_part: index and number of the context-parallel ranks that every sample is dealt to.
         blanks: makes the samples; None: each token's target is the next one.
     """
 
@@ -78,6 +80,7 @@ class TokenStream:
         seed: int,
         blanks: BlankInfilling | None = None,
         documents: TokenisedDocuments | None = None,
+        context_part: tuple[int, int] = (0, 1),
     ) -> None:
         # through NumPy, as the order below: the peak of PyTorch's allocator is measured, without the data
         mapped = torch.from_numpy(numpy.memmap(path, dtype="<i4", mode="c", shape=(tokens,)))
@@ -86,6 +89,7 @@ class TokenStream:
         self._samples = (tokens - 1) // sequence
         self._seed = seed
         self._blanks = blanks
+        self._context_part = context_part
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def micro_batch(self, first: int, samples: int) -> TokenBatch:
@@ -94,7 +98,11 @@ class TokenStream:
         if self._blanks is not None:
             return _infilled(self._blanks, texts, first)
         both = torch.stack(texts).long()
-        return TokenBatch(both[:, :-1], {"targets_BT": both[:, 1:]})
+        tokens_BT, targets_BT = both[:, :-1], both[:, 1:]
+        rank, ranks = self._context_part
+        if ranks > 1:
+            tokens_BT, targets_BT = (dealt(x, rank=rank, ranks=ranks) for x in (tokens_BT, targets_BT))
+        return TokenBatch(tokens_BT, {"targets_BT": targets_BT})
 
     def _text(self, number: int) -> Tensor:
         epoch, index = divmod(number, self._samples)
@@ -116,8 +124,8 @@ def _infilled(blanks: BlankInfilling, texts: list[Tensor], first: int) -> TokenB
     return TokenBatch(torch.tensor([sample.tokens for sample in samples]), arguments)
 
 
-def token_stream(job: Job) -> TokenStream:
-    """The samples that a job trains on."""
+def token_stream(job: Job, *, context_rank: int = 0) -> TokenStream:
+    """The samples that a job trains on; of several context-parallel ranks the part of one."""
     infills = job.recipe.objective is Objective.BLANK_INFILLING
     blanks = BlankInfilling(job.architecture, job.recipe, seed=job.seed) if infills else None
     documents = None
@@ -131,4 +139,5 @@ def token_stream(job: Job) -> TokenStream:
         seed=job.seed,
         blanks=blanks,
         documents=documents,
+        context_part=(context_rank, job.layout.context_parallel),
     )

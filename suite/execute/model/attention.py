@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +112,9 @@ class Attention(nn.Module):
 
     With `top_query` the queries come from elsewhere: rows of `query` are [H, K], of `key_value` [G, 2, K].
     Source: Zeng et al. 2021, PanGu-alpha, arXiv 2104.12369, section 2.3 (query layer).
+
+    Attributes:
+        gathered: keys or values of all context-parallel ranks, of this rank's; None where a rank has whole sequences.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class Attention(nn.Module):
         )
         self.projection = nn.Linear(queries, hidden, bias=bias.projection)
         self.context = Context(architecture, recipe, operations, fused=fused)
+        self.gathered: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
         """Args: position: query_BTD with `top_query`, otherwise rotation_2TR."""
@@ -159,6 +164,9 @@ class Attention(nn.Module):
             q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, position)
         if not self.top_query and self.group > 1:
             k_BHSK, v_BHSK = k_BHSK.flatten(1, 2), v_BHSK.flatten(1, 2)
+        if self.gathered is not None:
+            k_BHSK = self.gathered(k_BHSK)
+            v_BHSK = self.gathered(v_BHSK)
         out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
         return out
 

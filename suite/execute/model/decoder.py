@@ -18,7 +18,7 @@ from suite.execute.model.attention import Attention, Context
 from suite.execute.model.block import BLOCKS, norm
 from suite.execute.model.experts import Experts
 from suite.execute.model.latent_attention import LatentAttention
-from suite.execute.model.position import rotation
+from suite.execute.model.position import DealtPositions, dealt_positions, rotation
 from suite.execute.model.torch_operations import Operations, TorchOperations
 
 
@@ -40,6 +40,7 @@ class Decoder(nn.Module):
         heads: those whose scores are computed here.
         routers: of the layers with experts, by their number.
         sequence_part: index and number of equal parts of the sequence, of the hidden states between the blocks.
+        context_part: index and number of the context-parallel ranks that a sequence is dealt to (see `dealt`).
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
         self.fused_attention = fused_attention
         self.heads = slice(0, architecture.heads)
         self.sequence_part = (0, 1)
+        self.context_part = (0, 1)
         self.group = 0
         self.dropout = recipe.embedding_dropout
         self.gradient_share = recipe.embedding_gradient_shrink
@@ -121,17 +123,22 @@ class Decoder(nn.Module):
         positions_BT: Tensor | None = None,
         seen_B2S: Tensor | None = None,
     ) -> Tensor:
-        length = self.architecture.sequence
+        rank, ranks = self.context_part
+        length = self.architecture.sequence if self.embedding is None else x.shape[1] * ranks
+        dealt = dealt_positions(length=length, rank=rank, ranks=ranks, device=x.device) if ranks > 1 else None
         if self.embedding is not None:
-            length = x.shape[1]
-            x = self._embedded(x)
+            x = self._embedded(x, dealt)
         if self.fused_attention:
             mask = torch.empty(0, device=x.device)
         else:
-            mask = self.operations.mask(heads=self.heads, length=length, device=x.device, seen_B2S=seen_B2S)
-        turn = rotation(
-            self.architecture, torch.arange(length, device=x.device) if positions_BT is None else positions_BT
-        )
+            mask = self.operations.mask(
+                heads=self.heads, length=length, device=x.device, seen_B2S=seen_B2S, positions=dealt
+            )
+        if dealt is not None:
+            positions = dealt.queries_T
+        else:
+            positions = torch.arange(length, device=x.device) if positions_BT is None else positions_BT
+        turn = rotation(self.architecture, positions)
         layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]] = list(self.blocks.values())
         if self.query_position is not None:
             layers[-1] = self._top_query_layer
@@ -157,7 +164,7 @@ class Decoder(nn.Module):
         out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, mask, query_BTD)
         return out
 
-    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+    def _embedded(self, tokens_BT: Tensor, dealt: DealtPositions | None) -> Tensor:
         assert self.embedding is not None
         x_BTD = self.embedding(tokens_BT)
         if self.gradient_share is not None:
@@ -165,7 +172,10 @@ class Decoder(nn.Module):
         if self.position is not None:
             first = self.architecture.extra_positions
             part, parts = self.sequence_part
-            x_BTD = x_BTD + self.position.weight[first : first + tokens_BT.shape[1]].chunk(parts)[part]
+            if dealt is None:
+                x_BTD = x_BTD + self.position.weight[first : first + tokens_BT.shape[1]].chunk(parts)[part]
+            else:
+                x_BTD = x_BTD + self.position((dealt.queries_T + first).chunk(parts)[part])
         if self.embedding_norm is not None:
             x_BTD = self.operations.normalised(self.embedding_norm, x_BTD)
         return dropout(x_BTD, self.dropout, self.training)

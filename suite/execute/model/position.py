@@ -3,22 +3,56 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from reference_runs.placement import context_parts
 from reference_runs.run import Architecture, Position
 
 
-def score_bias(architecture: Architecture, *, heads: slice, length: int, device: torch.device) -> Tensor:
+class DealtPositions(NamedTuple):
+    """Positions of a context-parallel rank's queries, and of the keys of all ranks, rank after rank."""
+
+    queries_T: Tensor  # noqa: N815  # shape letters
+    keys_S: Tensor  # noqa: N815
+
+
+def dealt_positions(*, length: int, rank: int, ranks: int, device: torch.device) -> DealtPositions:
+    """Which positions each of the ranks has of a sequence of `length`."""
+    keys_S = torch.cat([dealt(torch.arange(length, device=device), rank=each, ranks=ranks) for each in range(ranks)])
+    return DealtPositions(keys_S.chunk(ranks)[rank], keys_S)
+
+
+def dealt(x: Tensor, *, rank: int, ranks: int) -> Tensor:
+    """The two parts that context-parallel rank `rank` has of the last dim of `x`, one after the other."""
+    parts = x.chunk(2 * ranks, dim=-1)
+    return torch.cat([parts[part] for part in context_parts(rank, ranks)], dim=-1)
+
+
+def score_bias(
+    architecture: Architecture,
+    *,
+    heads: slice,
+    length: int,
+    device: torch.device,
+    positions: DealtPositions | None = None,
+) -> Tensor:
     """What a causal mask adds to the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
 
     ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row: softmax
     removes it. A token attends to the last `sliding_window` positions, its own included.
+
+    Args:
+        length: of the sequence.
+        positions: of queries and keys; None: all, in order.
     """
-    positions = torch.arange(length, device=device)
-    distance_TS = positions[:, None] - positions[None, :]
-    bias_HTS = torch.zeros(1, length, length, device=device)
+    if positions is None:
+        in_order = torch.arange(length, device=device)
+        positions = DealtPositions(in_order, in_order)
+    distance_TS = positions.queries_T[:, None] - positions.keys_S[None, :]
+    bias_HTS = torch.zeros(1, *distance_TS.shape, device=device)
     if architecture.position is Position.ALIBI:
         slopes_H = torch.tensor(alibi_slopes(architecture.heads)[heads], device=device)
         bias_HTS = -slopes_H[:, None, None] * distance_TS

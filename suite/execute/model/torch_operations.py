@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, relu, silu
 
 from reference_runs.run import Activation, Architecture, Mask
 from suite.execute.model.loss import ChunkedCrossEntropy, CrossEntropy
-from suite.execute.model.position import prefix_bias, rotated, score_bias
+from suite.execute.model.position import DealtPositions, prefix_bias, rotated, score_bias
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 
 NormModule = nn.LayerNorm | nn.RMSNorm
@@ -21,8 +21,16 @@ NormModule = nn.LayerNorm | nn.RMSNorm
 class Operations(Protocol):
     """Operators that memory bandwidth limits: PyTorch's here, Triton's in `triton_operations`."""
 
-    def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:
-        """The mask that `attention_weights` takes, for the `heads` that are computed here."""
+    def mask(
+        self,
+        *,
+        heads: slice,
+        length: int,
+        device: torch.device,
+        seen_B2S: Tensor | None,
+        positions: DealtPositions | None,
+    ) -> Tensor:
+        """The mask that `attention_weights` takes, for the `heads` and positions that are computed here."""
 
     def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
         """The norm of x."""
@@ -97,11 +105,19 @@ class TorchOperations:
         self._activation = ACTIVATIONS[architecture.activation]
         self._gated = architecture.activation.gated
 
-    def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:
+    def mask(
+        self,
+        *,
+        heads: slice,
+        length: int,
+        device: torch.device,
+        seen_B2S: Tensor | None,
+        positions: DealtPositions | None,
+    ) -> Tensor:
         if self._architecture.mask is Mask.PREFIX:
             assert seen_B2S is not None
             return prefix_bias(seen_B2S)
-        return score_bias(self._architecture, heads=heads, length=length, device=device)
+        return score_bias(self._architecture, heads=heads, length=length, device=device, positions=positions)
 
     def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
         out: Tensor = norm(x)

@@ -23,7 +23,7 @@ from kernels.rotary import rotary
 from kernels.swiglu import swiglu
 from reference_runs.run import Activation, Architecture, Mask, Position
 from suite.execute.model.loss import NOT_LEARNED
-from suite.execute.model.position import alibi_slopes
+from suite.execute.model.position import DealtPositions, alibi_slopes
 from suite.execute.model.torch_operations import NormModule
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -61,7 +61,16 @@ class TritonOperations:
         self._slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else None
         self._activation = ACTIVATIONS[architecture.activation]
 
-    def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:  # noqa: ARG002  # the protocol's
+    def mask(
+        self,
+        *,
+        heads: slice,
+        length: int,  # noqa: ARG002  # the protocol's
+        device: torch.device,
+        seen_B2S: Tensor | None,
+        positions: DealtPositions | None,
+    ) -> Tensor:
+        assert positions is None
         if self._prefix:
             assert seen_B2S is not None
             return seen_B2S

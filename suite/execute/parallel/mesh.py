@@ -9,25 +9,53 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from reference_runs.layout import Layout
 
 DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
+CONTEXT = "cp"  # within "dp": its ranks hold the same weights
 EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     """The mesh of `layout` over the first ranks of the job, with a named dimension for each axis.
 
-    Neighbours on the first axis of `rank_order` have consecutive ranks. All ranks of the job must call it together.
+    Neighbours on the first axis of `rank_order` have consecutive ranks. "dp" spans the context-parallel ranks too,
+    which hold the same weights: those of one sample are neighbours on it. All ranks of the job must call it together.
     """
-    sizes = {DATA: layout.data_parallel, TENSOR: layout.tensor_parallel, PIPELINE: layout.pipeline_stages}
-    axes = [axis for axis in reversed(layout.rank_order.split("-")) if axis in sizes]
-    shape = tuple(sizes[axis] for axis in axes)
-    if layout.ranks < dist.get_world_size():
-        return DeviceMesh(device_type, torch.arange(layout.ranks).view(shape), mesh_dim_names=tuple(axes))
-    return init_device_mesh(device_type, shape, mesh_dim_names=tuple(axes))
+    contexts = layout.context_parallel
+    sizes = {
+        DATA: layout.data_parallel,
+        CONTEXT: contexts,
+        TENSOR: layout.tensor_parallel,
+        PIPELINE: layout.pipeline_stages,
+    }
+    order = [axis for axis in reversed(layout.rank_order.split("-")) if axis in sizes]
+    axes = [axis for axis in order if axis != CONTEXT]
+    shape = tuple(sizes[axis] * (contexts if axis == DATA else 1) for axis in axes)
+    if contexts == 1 and layout.ranks == dist.get_world_size():
+        return init_device_mesh(device_type, shape, mesh_dim_names=tuple(axes))
+    ranks = torch.arange(layout.ranks).view([sizes[axis] for axis in order])
+    ranks = ranks.movedim(order.index(CONTEXT), -1).movedim(-1, axes.index(DATA) + 1)
+    return DeviceMesh(device_type, ranks.reshape(shape), mesh_dim_names=tuple(axes))
 
 
-def coordinates(mesh: DeviceMesh) -> dict[str, int]:
-    """Axis -> this rank's coordinate on it."""
-    return {axis: mesh.get_local_rank(axis) for axis in mesh.mesh_dim_names or ()}
+def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
+    """This rank's context-parallel ranks; None where there are no others.
+
+    All ranks of the job must call it together.
+    """
+    if layout.context_parallel == 1:
+        return None
+    names = mesh.mesh_dim_names or ()
+    samples = mesh.mesh.movedim(names.index(DATA), -1).reshape(-1, layout.context_parallel).tolist()
+    groups = [dist.new_group(ranks) for ranks in samples]  # not the mesh's own: messages are counted by their group
+    group = next(group for group, ranks in zip(groups, samples, strict=True) if dist.get_rank() in ranks)
+    return DeviceMesh.from_group(group, mesh.device_type, mesh_dim_names=(CONTEXT,))
+
+
+def coordinates(mesh: DeviceMesh, layout: Layout) -> dict[str, int]:
+    """Axis -> this rank's coordinate on it; of context parallelism where it has several ranks."""
+    by_axis = {axis: mesh.get_local_rank(axis) for axis in mesh.mesh_dim_names or ()}
+    if layout.context_parallel > 1:
+        by_axis[DATA], by_axis[CONTEXT] = divmod(by_axis[DATA], layout.context_parallel)
+    return by_axis
 
 
 def dropout_seed(seed: int, mesh: DeviceMesh, layout: Layout) -> int:
@@ -56,11 +84,13 @@ def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     return next((group for group, pair in zip(groups, ends, strict=True) if dist.get_rank() in pair), None)
 
 
-def axis_of_group(mesh: DeviceMesh, embedding: dist.ProcessGroup | None) -> dict[str, str]:
+def axis_of_group(mesh: DeviceMesh, embedding: dist.ProcessGroup | None, context: DeviceMesh | None) -> dict[str, str]:
     """Process group name -> axis. The group of all ranks belongs to the axis that spans them."""
     axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names or ()}
     if embedding is not None:
         axes[embedding.group_name] = EMBEDDING
+    if context is not None:
+        axes[context.get_group().group_name] = CONTEXT
     axes.setdefault(dist.group.WORLD.group_name, DATA)  # type: ignore[union-attr]  # the group is initialised
     return axes
 

@@ -22,9 +22,9 @@ from reference_runs.run import Architecture, Precision
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.model.torch_operations import Operations, TorchOperations
-from suite.execute.parallel import tensor_parallel
+from suite.execute.parallel import context_parallel, tensor_parallel
 from suite.execute.parallel.gradient_sums import GradientSums
-from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
+from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, context_mesh, embedding_group
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
@@ -89,6 +89,7 @@ class Training:
         pipeline: runs the modules where there are several stages.
         gradient_sums: of compiled blocks whose graphs add to them.
         embedding_group: joins the ranks that store a tied table twice.
+        context: the ranks that sequences are dealt to.
     """
 
     chunks: list[Decoder]
@@ -99,6 +100,7 @@ class Training:
     pipeline: Pipeline | None
     gradient_sums: GradientSums | None
     embedding_group: dist.ProcessGroup | None
+    context: DeviceMesh | None
 
 
 def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training:
@@ -106,15 +108,19 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
 
     The order is fixed, because each step needs the result of the previous one:
         1. build this rank's chunks and initialise them on the CPU, as the whole model would be
-        2. tensor parallelism: keep this rank's part of the matrices
+        2. tensor parallelism: keep this rank's part of the matrices; context parallelism: its positions
         3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
         4. compile each block
-        5. DistributedDataParallel over the data-parallel axis (ZeRO-0 and 1)
+        5. DistributedDataParallel over data- and context-parallel ranks (ZeRO-0 and 1)
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
     """
     layout, dtype = job.layout, DTYPES[job.recipe.precision]
     chunks, splits = _split_chunks(job, mesh)
+    context = context_mesh(mesh, layout)
+    if context is not None:
+        for chunk in chunks:
+            context_parallel.deal(chunk, context)
     groups = _stored(job, chunks, splits, mesh, device)
     sums = GradientSums(chunks[0].blocks.values()) if sums_in_blocks(job, device) else None
     if job.compiled:
@@ -123,7 +129,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
             for chunk in chunks:
                 tensor_parallel.wait_for_embedding(chunk)
     modules: list[nn.Module] = list(chunks)
-    if layout.data_parallel > 1 and not layout.fully_sharded:
+    if layout.state_ranks > 1 and not layout.fully_sharded:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device) for chunk in chunks]
     pipeline = None
     if layout.pipeline_stages > 1:
@@ -139,7 +145,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
     tied = job.architecture.tied_embeddings
     tables = embedding_group(mesh) if tied else None
-    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, tables)
+    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, tables, context)
 
 
 def sums_in_blocks(job: Job, device: torch.device) -> bool:
@@ -192,7 +198,7 @@ def _stored(
         (chunk,) = chunks
         _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=mesh[DATA], as_dtensor=as_dtensor)
         return None
-    shards, reduced = _shards(layout), layout.data_parallel > 1
+    shards, reduced = _shards(layout), layout.state_ranks > 1
     groups = store_weights(
         list(chunks), job.recipe, shards=shards, device=device, as_dtensor=as_dtensor, reduced=reduced
     )
@@ -230,7 +236,7 @@ def _fully_shard(
 
 def _shards(layout: Layout) -> int:
     """Of the optimizer's state over data-parallel ranks that store whole weights."""
-    return layout.data_parallel if layout.zero_stage == 1 else 1
+    return layout.state_ranks if layout.zero_stage == 1 else 1
 
 
 def _optimizer(
@@ -245,7 +251,7 @@ def _optimizer(
         return fully_sharded_adamw(
             [(recipe.weight_decay, decaying), (0.0, others)], recipe, job.training_options.update
         )
-    if job.averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
+    if job.averaging is Averaging.ONE_BIT and layout.state_ranks > 1:
         names = {id(leaf.parameter): leaf.name for leaf in leaves}
         return one_bit_masters(
             groups, names, modules, recipe, exact_steps=job.exact_steps, renewal=job.renewal, process_group=data

@@ -40,8 +40,9 @@ class Pipeline:
         self._factor = 1.0
         self._phases: Phases | None = None
         chunks = layout.pipeline_stages * layout.virtual_stages
-        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
-        tokens = torch.empty(layout.micro_batch, architecture.sequence, dtype=torch.long, device="meta")
+        length = architecture.sequence // layout.context_parallel
+        tokens = torch.empty(layout.micro_batch, length, dtype=torch.long, device="meta")
+        length //= layout.tensor_parallel if layout.sequence_parallel else 1
         shape = (layout.micro_batch, length, architecture.hidden)
         hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)

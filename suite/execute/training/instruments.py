@@ -38,7 +38,9 @@ class StepCounters:
     """
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
-        self.collectives = CollectiveCounter(axis_of_group(mesh, steps.training.embedding_group))
+        self.collectives = CollectiveCounter(
+            axis_of_group(mesh, steps.training.embedding_group, steps.training.context)
+        )
         self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
         self.peak = peak
         self.flop = LocalFlopCounter()

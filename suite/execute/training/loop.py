@@ -90,7 +90,7 @@ def _finished(
     training = steps.training
     pipelined = [] if training.pipeline is None else clocks.phase_seconds
     return Finished(
-        coordinates=coordinates(mesh),
+        coordinates=coordinates(mesh, steps.job.layout),
         parameters=sum(leaf.local.numel() for leaf in training.leaves),
         own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.counted),
         model_flop=model_flop(steps),

@@ -22,7 +22,7 @@ from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
-from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
+from suite.execute.parallel.mesh import CONTEXT, DATA, PIPELINE, TENSOR, coordinates
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
 from suite.execute.parallel.parallelize import LocalParameter, Training
 from suite.execute.parallel.sharded_adamw import TensorAdamW
@@ -69,7 +69,9 @@ class Steps:
         self._samples_seen = 0
         self._global_batch = 0
         self._samples_trained = 0
-        self._stream = batches(job, replica=mesh.get_local_rank(DATA))
+        index = coordinates(mesh, job.layout)
+        self._replica = index[DATA]
+        self._stream = batches(job, replica=self._replica, context_rank=index.get(CONTEXT, 0))
         self._ahead = CopiedAhead(self._stream, device, self.phases) if job.training_options.pinned else None
         self._scale = loss_scale(job.recipe)
         self.averages_as_asked = job.averaging is not Averaging.ONE_BIT
@@ -124,7 +126,7 @@ class Steps:
         micro_batches = global_batch_at(self.job.recipe, self._samples_seen) // (
             self.job.layout.data_parallel * samples
         )
-        return self._samples_seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
+        return self._samples_seen + self._replica * micro_batches * samples, micro_batches
 
     def _micro_batch(self, first: int, samples: int) -> TokenBatch:
         if self._ahead is not None:
@@ -138,7 +140,8 @@ class Steps:
         """The output of each of this rank's chunks for `samples` samples. No chunk gets another one's output."""
         batch = self._stream.micro_batch(0, samples).to(self.device)
         layout, architecture = self.job.layout, self.job.architecture
-        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+        length = architecture.sequence // layout.context_parallel
+        length //= layout.tensor_parallel if layout.sequence_parallel else 1
         for chunk in self.training.chunks:
             x = batch.tokens_BT
             if chunk.embedding is None:
@@ -228,14 +231,14 @@ class Steps:
         both = torch.stack([loss, squared])
         if layout.pipeline_stages > 1:
             dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
-        if layout.data_parallel > 1:
+        if layout.state_ranks > 1:
             # up to ZeRO-1 all data-parallel ranks hold the same gradient; with 1-bit Adam each holds its own
             differ = self._own_gradients()
             differing = both if layout.fully_sharded or differ else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
-            both[0] /= layout.data_parallel
+            both[0] /= layout.state_ranks
             if differ:
-                both[1] /= layout.data_parallel
+                both[1] /= layout.state_ranks
         return both
 
     def _own_gradients(self) -> bool:

@@ -239,11 +239,11 @@ def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
 
 
 def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
-    """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t.
+    """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t c.
 
-    3 (l F + H) / t, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
-    Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows. With k < t key-value
-    heads each rank computes one of them, t / k ranks the same.
+    3 (l F + H) / t c, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
+    Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows; context parallelism by
+    positions, of queries in attention. With k < t key-value heads each rank computes one of them, t / k ranks the same.
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
     architecture, layout = workload.architecture, workload.layout
@@ -255,17 +255,19 @@ def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
         forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + twice)
     if stage == layout.pipeline_stages - 1:
         forward += head_forward_flop(architecture, samples=samples)
-    return 3 * forward // layout.tensor_parallel
+    return 3 * forward // (layout.tensor_parallel * layout.context_parallel)
 
 
 def rank_executed_flop(workload: Workload, *, stage: int, samples: int) -> int:
     """Flop that PyTorch executes on one rank of `stage` for `samples` sequences: `rank_model_flop` and recomputation.
 
-    Each chunk adds `repeated_flop`, over t.
+    Each chunk adds `repeated_flop`, over t c.
     """
-    chunks = chunk_layers(workload.architecture.layers, workload.layout)[stage :: workload.layout.pipeline_stages]
+    layout = workload.layout
+    chunks = chunk_layers(workload.architecture.layers, layout)[stage :: layout.pipeline_stages]
     again = sum(repeated_flop(workload, samples=samples, layers=layers) for layers in chunks)
-    return rank_model_flop(workload, stage=stage, samples=samples) + again // workload.layout.tensor_parallel
+    again //= layout.tensor_parallel * layout.context_parallel
+    return rank_model_flop(workload, stage=stage, samples=samples) + again
 
 
 def six_n_flop(*, parameters: float, tokens: float) -> float:

@@ -113,10 +113,8 @@ def state_ranks(layout: Layout) -> int:
     """Ranks that hold the same parameters, over which ZeRO shards: data, expert and context parallel ones.
 
     Experts are the same on data and context parallel ranks alone, see `expert_state_ranks`.
-
-    Source: Megatron-LM, core/parallel_state.py, get_data_parallel_group(with_context_parallel=True).
     """
-    return layout.replicas * layout.context_parallel
+    return layout.state_ranks
 
 
 def expert_state_ranks(layout: Layout) -> int:

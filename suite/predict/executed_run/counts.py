@@ -108,7 +108,7 @@ def _state(workload: Workload, position: RankPosition, averaging: Averaging) -> 
     stage, replica = position
     stored = executed_state(workload, stage=stage, replica=replica)
     optimizer_bytes = stored.optimizer_bytes
-    if averaging is Averaging.ONE_BIT and workload.layout.data_parallel > 1:
+    if averaging is Averaging.ONE_BIT and workload.layout.state_ranks > 1:
         optimizer_bytes += one_bit_state_bytes(workload, stage=stage)
     return [
         Figure(Quantity.WEIGHT_BYTES, stored.weight_bytes),

@@ -133,6 +133,6 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
             return "cuDNN's workspace"
         padded = layout.fused_attention and workload.architecture.fused_head_dim % HEAD_DIM_STEP > 0
         return "attention padded by PyTorch" if padded else None
-    if layout.zero_stage >= 2 and layout.data_parallel > 1:
+    if layout.zero_stage >= 2 and layout.state_ranks > 1:
         return "fully sharded state"
     return None

@@ -57,10 +57,12 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "layers are dealt to chunks"
     if axis == "dp" and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
-        if any(tensor.rows % layout.data_parallel for tensor in tensors):
+        if any(tensor.rows % layout.state_ranks for tensor in tensors):
             yield "fully_shard pads the rows of each tensor"
         if operation == "all_gather" and layout.zero_stage == 3 and layout.reshard_after_forward:
             yield "what is outside the layers stays gathered"
+    if axis == "cp":
+        yield "keys and values are gathered whole, and their gradients reduced and dealt, in place of a ring"
     if axis != "tp":
         return
     if architecture.top_query_layer and operation == "all_reduce":

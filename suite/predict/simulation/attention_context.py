@@ -51,21 +51,22 @@ class AttentionContext:
             q,
             k if rotates else self._by_head(k, elements=sizes.keys),
             queries=sizes.queries,
-            keys=sizes.keys,
+            keys=sizes.seen_keys,
             elements=sizes.scores,
             sizes=(*sizes.batched, sizes.head_dim),
         )
-        weights = operators.softmax(scores, elements=sizes.scores, length=sizes.length)
+        weights = operators.softmax(scores, elements=sizes.scores, length=sizes.keys_length)
         weights = operators.dropout(weights, self.recipe.attention_dropout, elements=sizes.scores)
         return operators.context(
             weights,
             self._by_head(v, elements=sizes.values),
             scores=sizes.scores,
             queries=sizes.context,
-            values=sizes.values,
+            values=sizes.seen_values,
             strided=sizes.strided or sizes.grouped,
             sizes=(*sizes.batched, sizes.value_head_dim),
         )
 
     def _by_head(self, part: Value, *, elements: int) -> Value:
-        return self.operators.copied(part, elements=elements) if self.sizes.strided else part
+        is_strided = self.sizes.strided and self.layout.context_parallel == 1  # gathered ones lie head by head
+        return self.operators.copied(part, elements=elements) if is_strided else part

@@ -22,7 +22,7 @@ class AttentionInputs:
 
         A window has a comparison more, and what either of both leaves out.
         """
-        square, heads = self.sizes.length * self.sizes.length, 1
+        square, heads = self.sizes.length * self.sizes.keys_length, 1
         self._count_mask(square * (self.sizes.heads if self.architecture.position is Position.ALIBI else 1))
         if self.architecture.mask is Mask.PREFIX:
             return self._prefix_bias(self.sizes.samples * square)
@@ -35,7 +35,7 @@ class AttentionInputs:
             del wide
         del zero
         masked = self.tape.block(square)
-        if (self.architecture.sliding_window or self.sizes.length) < self.sizes.length:
+        if (self.architecture.sliding_window or self.sizes.keys_length) < self.sizes.keys_length:
             self.tape.count("scale", square, variant="forward", times=2)
             far = self.tape.block(square)
             masked = self.tape.block(square)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
+from reference_runs.run import Activation, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.attention_context import AttentionContext
 from suite.predict.simulation.attention_inputs import INT64, AttentionInputs
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.batch_blocks import BatchBlocks
 from suite.predict.simulation.decoder_parameters import (
     Affine,
     ChunkParameters,
@@ -31,29 +31,6 @@ from suite.predict.simulation.triton_operators import TritonOperators
 
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
 GATED = {Activation.GEGLU: "geglu", Activation.GEGLU_TANH: "geglu_tanh", Activation.SWIGLU: "swiglu"}
-
-
-class BatchBlocks(NamedTuple):
-    """Micro-batches as the model is given them, int64; `tokens` and `targets` may share storage."""
-
-    tokens: MemoryBlock
-    targets: MemoryBlock
-    others: tuple[MemoryBlock, ...]
-
-
-def batch(tape: Tape, architecture: Architecture, *, samples: int, cuda: bool) -> BatchBlocks:
-    """The tokens, one more a sample than positions, so that they are the targets too; on a GPU each a copy of its own.
-
-    With a prefix: tokens, targets, positions, and the first and last position that a token is seen from.
-    """
-    if architecture.mask is not Mask.PREFIX and cuda:
-        size = INT64 * samples * architecture.sequence
-        return BatchBlocks(tape.block(size), tape.block(size), ())
-    if architecture.mask is not Mask.PREFIX:
-        both = tape.block(INT64 * samples * (architecture.sequence + 1))
-        return BatchBlocks(both, both, ())
-    size = INT64 * samples * architecture.sequence
-    return BatchBlocks(tape.block(size), tape.block(size), (tape.block(size), tape.block(2 * size)))
 
 
 class Chunk:
@@ -125,7 +102,7 @@ class Chunk:
             )
             return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
         if self.training_options.loss_chunks > 1 and self.parameters.head.bias is None:
-            copies = self.sizes.samples > 1 and not self.cuda
+            copies = batch.targets is batch.tokens and self.sizes.samples > 1
             copied = self.tape.block(INT64 * self.sizes.tokens if copies else 0)
             loss = self.operators.chunked_loss(
                 normed,
@@ -170,13 +147,21 @@ class Chunk:
             x = operators.sum(learning, Value(fixed), elements=states)
             del learning, fixed
         if parameters.position is not None:
-            rows = sizes.length + self.architecture.extra_positions
-            read = operators.positions(parameters.position, rows=rows, read=sizes.length, hidden=sizes.hidden)
+            read = self._positions(parameters.position)
             x = operators.sum(x, read, elements=states)
             del read
         if parameters.embedding_norm is not None:
             x = self._norm(x, parameters.embedding_norm)
         return operators.dropout(x, self.recipe.embedding_dropout, elements=states)
+
+    def _positions(self, table: ParameterLeaf) -> Value:
+        """A view of the learned positions; those that a context-parallel rank has are looked up."""
+        sizes, rows = self.sizes, self.sizes.keys_length + self.architecture.extra_positions
+        if sizes.length == sizes.keys_length:
+            return self.operators.positions(table, rows=rows, read=sizes.length, hidden=sizes.hidden)
+        read = sizes.local_tokens // sizes.samples
+        indices = self.tape.block(INT64 * sizes.length)
+        return self.operators.embedding(indices, table, tokens=read, rows=rows, hidden=sizes.hidden)
 
     def _mask(self, batch: BatchBlocks) -> Value:
         """What attention is given of its mask: Triton's kernel the slopes or the positions that are seen."""
@@ -303,9 +288,17 @@ class Chunk:
             k = self._normed(k, layer.key_norm, heads=sizes.kv_heads)
         if turn is not None:
             q, k = self._rotated(q, k, turn)
+        if self.layout.context_parallel > 1:
+            k = self._gathered(k, copies=turn is None)
+            v = self._gathered(v, copies=True)
         apart_by_group = grouped and sizes.kv_heads > 1 and not self._norms_projections
         context = self.context.of(q, k, v, bias, grouped=apart_by_group)
         return self._by_rows(context, layer.projection, columns=sizes.context_width)
+
+    def _gathered(self, x: Value, *, copies: bool) -> Value:
+        """Keys or values of all context-parallel ranks; those of several heads are joined head by head."""
+        joins, ranks = self.sizes.samples * self.sizes.kv_heads > 1, self.layout.context_parallel
+        return self.operators.of_all_positions(x, elements=self.sizes.keys, ranks=ranks, copies=copies, joins=joins)
 
     @property
     def _norms_projections(self) -> bool:

@@ -82,6 +82,7 @@ class ChunkSizes(NamedTuple):
     """Numbers of elements of a rank's tensors, of one micro-batch.
 
     Args:
+        length: positions of a sequence that this rank has; `keys_length` all of them, whose keys these see.
         heads, width, rows: of attention, feed-forward part and vocabulary, that this rank has.
         local_tokens, local_states: of hidden states between the matrices that are split.
         kv_heads: keys and values that this rank has, each of `group` heads.
@@ -90,6 +91,7 @@ class ChunkSizes(NamedTuple):
 
     samples: int
     length: int
+    keys_length: int
     hidden: int
     heads: int
     kv_heads: int
@@ -119,13 +121,26 @@ class ChunkSizes(NamedTuple):
 
     @property
     def batched(self) -> tuple[int, int]:
-        """Sizes of attention's batched products but that of a head: samples times heads, and the sequence."""
-        return self.samples * self.heads, self.length
+        """Sizes of attention's batched products but that of a head: samples times heads, and the sequence.
+
+        Assumed of a rank that has a part of every sequence: scores of all keys take as long as squares side by side.
+        """
+        return self.samples * self.heads * (self.keys_length // self.length), self.length
 
     @property
     def values(self) -> int:
         """Elements of the values."""
         return self.tokens * self.kv_heads * self.value_head_dim
+
+    @property
+    def seen_keys(self) -> int:
+        """Elements of the keys of all positions."""
+        return self.samples * self.keys_length * self.keys_inner
+
+    @property
+    def seen_values(self) -> int:
+        """Elements of the values of all positions."""
+        return self.samples * self.keys_length * self.kv_heads * self.value_head_dim
 
     @property
     def context_width(self) -> int:
@@ -141,7 +156,8 @@ class ChunkSizes(NamedTuple):
 def chunk_sizes(workload: Workload) -> ChunkSizes:
     """The sizes on every rank of a layout."""
     architecture, _, layout = workload
-    samples, length, ranks = layout.micro_batch, architecture.sequence, layout.tensor_parallel
+    samples, keys_length, ranks = layout.micro_batch, architecture.sequence, layout.tensor_parallel
+    length = keys_length // layout.context_parallel
     hidden, width = architecture.hidden, architecture.ffn_hidden // ranks
     heads, kv_heads, head_dim = architecture.heads // ranks, architecture.kv_heads // ranks, architecture.head_dim
     tokens = samples * length
@@ -149,6 +165,7 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
     return ChunkSizes(
         samples=samples,
         length=length,
+        keys_length=keys_length,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -163,7 +180,7 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
         keys_inner=kv_heads * head_dim,
         queries=tokens * heads * head_dim,
         keys=tokens * kv_heads * head_dim,
-        scores=tokens * heads * length,
+        scores=tokens * heads * keys_length,
         value_head_dim=architecture.value_head_dim or head_dim,
     )
 
@@ -185,7 +202,7 @@ def chunk_parameters(
     hidden, tied = architecture.hidden, architecture.tied_embeddings
     embedding = new_leaf(None, sizes.rows, hidden, 2 if tied and last else 1) if first else None
     learned = first and architecture.position is Position.LEARNED
-    position = new_leaf(None, sizes.length + architecture.extra_positions, hidden) if learned else None
+    position = new_leaf(None, sizes.keys_length + architecture.extra_positions, hidden) if learned else None
     embedding_norm = None
     if first and architecture.embedding_norm:
         embedding_norm = _norm(architecture, new_leaf, None)
@@ -196,7 +213,7 @@ def chunk_parameters(
         kind = architecture.of_dense_layers if number < architecture.dense_layers else architecture
         in_layers.append(_layer_parameters(kind, new_leaf, sizes, unit, top_query=layer == top_query))
     final_norm = _norm(architecture, new_leaf, None) if last else None
-    query_position = new_leaf(None, sizes.length, hidden) if top_query is not None else None
+    query_position = new_leaf(None, sizes.keys_length, hidden) if top_query is not None else None
     head = None
     if last:
         weight = embedding if tied and embedding else new_leaf(None, sizes.rows, hidden)

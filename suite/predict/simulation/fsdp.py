@@ -43,7 +43,7 @@ class FullySharding:
 
     def __init__(self, tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> None:
         self._tape = tape
-        self._ranks = layout.data_parallel
+        self._ranks = layout.state_ranks
         self._dtype = WORK_DTYPES[recipe.precision]
         self._computed = WEIGHT_ELEMENT_BYTES[recipe.precision]
         self._stored = stored_element_bytes(recipe.precision)

@@ -37,7 +37,7 @@ def one_bit_vectors(workload: Workload, *, stage: int) -> tuple[list[int], int]:
 def one_bit_state_bytes(workload: Workload, *, stage: int) -> int:
     """Bytes that 1-bit Adam keeps on a rank beyond `executed_state`: the errors."""
     compressed, _ = one_bit_vectors(workload, stage=stage)
-    return sum(error_feedback_bytes(elements, ranks=workload.layout.data_parallel) for elements in compressed)
+    return sum(error_feedback_bytes(elements, ranks=workload.layout.state_ranks) for elements in compressed)
 
 
 def averaging_traffic(
@@ -58,7 +58,7 @@ def averaging_traffic(
     if averaging is Averaging.ONE_BIT:
         compressed, others = one_bit_vectors(workload, stage=stage)
         exact = Traffic("dp", "all_reduce", FP32 * others, 1 if others else 0)
-        return [*compressed_all_reduce_traffic(compressed, ranks=workload.layout.data_parallel), exact]
+        return [*compressed_all_reduce_traffic(compressed, ranks=workload.layout.state_ranks), exact]
     if averaging is Averaging.POWER_SGD:
         tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
         elements = sum(_power_sgd_elements(tensor) for tensor in tensors)

@@ -89,8 +89,9 @@ def loading_calls(workload: Workload) -> OperatorCalls:
 
 def batch_tensor_bytes(workload: Workload) -> list[int]:
     """Bytes of each tensor of a micro-batch, int64: tokens, targets; with blanks positions and who sees them."""
-    each = INT64 * workload.layout.micro_batch * workload.architecture.sequence
-    return [each, each, each, 2 * each] if workload.recipe.objective is Objective.BLANK_INFILLING else [each, each]
+    architecture, recipe, layout = workload
+    each = INT64 * layout.micro_batch * architecture.sequence // layout.context_parallel
+    return [each, each, each, 2 * each] if recipe.objective is Objective.BLANK_INFILLING else [each, each]
 
 
 def update_calls(
@@ -116,8 +117,8 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
         dtype = reduced = "fp32"
     tensors = parameter_tensors_of_rank(architecture, layout, stage=position.stage)
     elements = [tensor.elements for tensor in tensors]
-    if layout.fully_sharded and layout.data_parallel > 1:
-        elements = [local_shard_elements(tensor, layout.data_parallel, replica=position.replica) for tensor in tensors]
+    if layout.fully_sharded and layout.state_ranks > 1:
+        elements = [local_shard_elements(tensor, layout.state_ranks, replica=position.replica) for tensor in tensors]
     for size in elements:
         if reduced != "fp32":
             _count(tape, "to_fp32", size, reduced)

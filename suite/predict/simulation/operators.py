@@ -119,6 +119,33 @@ class Operators(AttentionOperators, LatentOperators, ElementWiseOperators, NormO
         node = self.tape.record([x], [], lambda _, _gradients: [self._gathered(elements)])
         return Value(self._scattered(elements, []), node)
 
+    def of_all_positions(self, x: Value, *, elements: int, ranks: int, copies: bool, joins: bool) -> Value:
+        """Keys or values of all context-parallel ranks, of a rank's `elements`. Backward: a rank's share of the sums.
+
+        Args:
+            copies: whether the rank's own do not lie one after the other in memory.
+            joins: whether those of all ranks do not, as they come.
+        """
+        whole = ranks * elements
+
+        def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("permuted", whole)
+            message = self.block(whole)
+            gradients.clear()
+            part = self.block(elements)
+            del message
+            return [part]
+
+        own = self.copied(x, elements=elements) if copies else x
+        node = self.tape.record([own], [], rule)
+        message = self.block(whole)
+        del own
+        if not joins:
+            return Value(message, node)
+        self._count("permuted", whole)
+        joined = self.block(whole)
+        return Value(joined, node)
+
     def _gathered(self, elements: int) -> MemoryBlock:
         """All ranks' parts as they come, rank by rank, and joined along the sequence."""
         message = self.block(elements)

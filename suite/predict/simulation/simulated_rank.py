@@ -7,7 +7,8 @@ from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import NO_GRADIENT, ParameterLeaf, Tape, Value
-from suite.predict.simulation.decoder import BatchBlocks, Chunk, batch
+from suite.predict.simulation.batch_blocks import BatchBlocks, batch
+from suite.predict.simulation.decoder import Chunk
 from suite.predict.simulation.decoder_parameters import chunk_parameters
 from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
@@ -32,7 +33,7 @@ class Gradients:
         self._keeps = options.training_options.keeps_gradients
         self._accumulated: dict[int, MemoryBlock] = {}
         self._leaves = 0
-        self.in_buckets = layout.data_parallel > 1 and not layout.fully_sharded
+        self.in_buckets = layout.state_ranks > 1 and not layout.fully_sharded
         self.read = (self.in_buckets and self._widens) or layout.tensor_parallel > 1
         self.whole = False
 
@@ -101,7 +102,8 @@ class SimulatedRank:
             )
             for number in self.numbers
         ]
-        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+        length = architecture.sequence // layout.context_parallel
+        length //= layout.tensor_parallel if layout.sequence_parallel else 1
         element = WEIGHT_ELEMENT_BYTES[recipe.precision]
         self.hidden_bytes = element * layout.micro_batch * length * architecture.hidden
 
@@ -113,7 +115,7 @@ class SimulatedRank:
     def batch(self, micro_batches: int = 1) -> BatchBlocks:
         """So many micro-batches as the model is given them."""
         samples = micro_batches * self.workload.layout.micro_batch
-        return batch(self.tape, self.workload.architecture, samples=samples, cuda=self.cuda)
+        return batch(self.tape, self.workload, samples=samples, cuda=self.cuda)
 
     def received(self) -> Value:
         """Hidden states that another chunk sent."""

@@ -21,7 +21,7 @@ from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, to
 
 
 class RankPosition(NamedTuple):
-    """What sets a rank's sizes apart: its pipeline stage, and its index on the data-parallel axis."""
+    """What sets a rank's sizes apart: its pipeline stage, and its index among those with the same weights."""
 
     stage: int
     replica: int
@@ -30,10 +30,11 @@ class RankPosition(NamedTuple):
 def rank_position(layout: Layout, rank: int) -> RankPosition:
     """The position of the first rank that executes the same as `rank`.
 
-    Data-parallel ranks are alike, except where weights are fully sharded: their shards have different sizes then.
+    Ranks with the same weights are alike, except where these are fully sharded: their shards have different sizes then.
     """
     index = coordinates(layout, rank)
-    return RankPosition(index["pp"], index["dp"] if layout.zero_stage >= 2 else 0)
+    replica = index["dp"] * layout.context_parallel + index["cp"]
+    return RankPosition(index["pp"], replica if layout.zero_stage >= 2 else 0)
 
 
 class ExecutedState(NamedTuple):
@@ -46,10 +47,10 @@ class ExecutedState(NamedTuple):
 
 
 def executed_state(workload: Workload, *, stage: int, replica: int, update: Update = Update.FUSED) -> ExecutedState:
-    """What one rank of pipeline stage `stage` stores, at index `replica` of the data-parallel axis.
+    """What one rank of pipeline stage `stage` stores, at index `replica` of the ranks with the same weights.
 
-    ZeRO-0 and 1, and every stage on one data-parallel rank, with N elements in an optimizer group of the rank, all its
-    chunks together, and n shards (1 with ZeRO-0):
+    ZeRO-0 and 1, and every stage where no other rank has them, with N elements in an optimizer group of the rank, all
+    its chunks together, and n shards (1 with ZeRO-0):
         weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`
         gradients    g N               g of `BYTES_PER_PARAMETER`
         optimizer    ceil(N / n) elements of moments, masters and gradient copies
@@ -83,8 +84,8 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         counters = STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors)
         optimizer_bytes = (element + int(each.moments)) * padded + counters
         return ExecutedState(parameters, weight * shards * padded, gradient_bytes, optimizer_bytes)
-    elements = sum(local_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
-    padded = sum(padded_shard_elements(tensor, layout.data_parallel) for tensor in tensors)
+    elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
+    padded = sum(padded_shard_elements(tensor, layout.state_ranks) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)
     element_bytes = int(each.gradient_copy + each.moments)
     return ExecutedState(
@@ -140,7 +141,7 @@ def sharded_units(architecture: Architecture, layout: Layout) -> tuple[int, int]
     """Elements that a rank's padded shards have of all layers, each a unit of fully_shard, and of the unit outside."""
     outside = layers = 0
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=0):
-        elements = padded_shard_elements(tensor, layout.data_parallel)
+        elements = padded_shard_elements(tensor, layout.state_ranks)
         if tensor.name.startswith("blocks."):
             layers += elements
         else:

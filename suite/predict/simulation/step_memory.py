@@ -144,10 +144,10 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
     in_passing.clear()
     for size in update_bytes(workload, options.training_options, stage=stage):
         tape.block(size)
-    if layout.zero_stage == 1 and layout.data_parallel > 1 and not options.kernels.cuda:
+    if layout.zero_stage == 1 and layout.state_ranks > 1 and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
         for elements in optimizer_groups(workload, stage=stage):
-            whole = layout.data_parallel * shard_elements(elements, layout.data_parallel)
+            whole = layout.state_ranks * shard_elements(elements, layout.state_ranks)
             tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * whole)
 
 

@@ -221,7 +221,8 @@ def _communication(measured: MeasuredTimes, workload: Workload, options: StepOpt
     in that type; what only moves bytes takes as long in every type, and is measured in fp32.
     """
     sizes = {
-        "dp": workload.layout.data_parallel,
+        "dp": workload.layout.state_ranks,
+        "cp": workload.layout.context_parallel,
         "tp": workload.layout.tensor_parallel,
         "pp": workload.layout.pipeline_stages,
         "embedding": 2,

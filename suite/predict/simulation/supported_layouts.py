@@ -32,9 +32,23 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
     micro_batches, fused = accumulation(recipe, layout), layout.fused_attention
     flushes = layout.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
     offload_is_sharded = layout.offload is Offload.STATE and layout.zero_stage >= 2
+    contexts, splits = layout.context_parallel, layout.context_parallel > 1
+    local_length = architecture.sequence // contexts
     few = layout.schedule is Schedule.ONE_F_ONE_B and micro_batches < stages
     return (
-        LayoutLimit(f"cp{layout.context_parallel}", layout.context_parallel > 1),
+        LayoutLimit(
+            f"cp{contexts} of {architecture.sequence} positions, no multiple of {2 * contexts}",
+            splits and architecture.sequence % (2 * contexts) > 0,
+        ),
+        LayoutLimit(f"cp{contexts} with a prefix mask", splits and architecture.mask is Mask.PREFIX),
+        LayoutLimit(f"cp{contexts} with fused attention", splits and fused),
+        LayoutLimit(f"cp{contexts} with experts", splits and architecture.experts is not None),
+        LayoutLimit(f"cp{contexts} with latent attention", splits and architecture.key_value_rank is not None),
+        LayoutLimit(f"cp{contexts} with a top-query layer", splits and architecture.top_query_layer),
+        LayoutLimit(
+            f"sp with tp{layout.tensor_parallel}, cp{contexts} and {architecture.sequence} positions",
+            splits and layout.sequence_parallel and local_length % layout.tensor_parallel > 0,
+        ),
         LayoutLimit(
             f"tp{layout.tensor_parallel} with {architecture.kv_heads} kv_heads",
             layout.tensor_parallel > architecture.kv_heads,

@@ -11,7 +11,7 @@ from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
-from suite.predict.analytic.parameters import ParameterTensor, total_elements
+from suite.predict.analytic.parameters import ParameterTensor, key_width, total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
@@ -33,11 +33,12 @@ from suite.predict.simulation.state import (
 def executed_traffic(
     workload: Workload, options: StepOptions = DEFAULT_STEP, *, stage: int, replica: int
 ) -> list[Traffic]:
-    """What one rank of `stage`, at index `replica` of the data-parallel axis, hands to collectives in a step.
+    """What one rank of `stage`, at index `replica` of those with its weights, hands to collectives in a step.
 
     One entry for each axis and operation that has messages:
-        dp           `executed_gradient_traffic`
+        dp           `executed_gradient_traffic`, over data- and context-parallel ranks together
         tp           `executed_tensor_traffic`
+        cp           `executed_context_traffic`
         pp           `pipeline_traffic`
         embedding    `tied_embedding_traffic`
         tp, pp, dp   `scalar_traffic`
@@ -50,10 +51,10 @@ def executed_traffic_of_dtypes(
 ) -> dict[str, list[Traffic]]:
     """`executed_traffic` by the element type that a collective is given: fp32, bf16 or fp16.
 
-    hidden states and weights    that of the arithmetic
-    gradients                    fp32 where they accumulate in it, else as the weights; of norms and learned positions
-                                 that of the shard, with ZeRO-2 and 3
-    loss, scalars                fp32
+    hidden states, keys, weights    that of the arithmetic
+    gradients                       fp32 where they accumulate in it, else as the weights; of norms and learned
+                                    positions that of the shard, with ZeRO-2 and 3
+    loss, scalars                   fp32
     """
     typed = _typed_traffic(workload, options, stage=stage, replica=replica)
     return {
@@ -71,6 +72,7 @@ def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, repl
     return [
         *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
         *executed_tensor_traffic(workload, stage=stage, replica=replica, compiled=options.compiled),
+        *((weights, entry) for entry in executed_context_traffic(workload, stage=stage)),
         (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
         (gradients, tied_embedding_traffic(workload, stage=stage)),
         *(("fp32", entry) for entry in scalar_traffic(layout, options.averaging)),
@@ -98,7 +100,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     scalars = {
         "tp": (layout.tensor_parallel, 1),
         "pp": (layout.pipeline_stages, 2),
-        "dp": (layout.data_parallel, 2 if differs else 1),
+        "dp": (layout.state_ranks, 2 if differs else 1),
     }
     return [Traffic(axis, "all_reduce", FP32 * numbers, 1) for axis, (ranks, numbers) in scalars.items() if ranks > 1]
 
@@ -106,7 +108,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
 def executed_gradient_traffic(
     workload: Workload, *, stage: int, averaging: Averaging = Averaging.EXACT
 ) -> list[Traffic]:
-    """What one rank hands to collectives over its data-parallel group in a step, scalars left out.
+    """What one rank hands to collectives over the group of ranks with its weights in a step, scalars left out.
 
     With n ranks, m micro-batches, g bytes a reduced gradient, w a weight:
         stage 0   all_reduce       g N    once a step, in the buckets of each chunk's DistributedDataParallel;
@@ -128,7 +130,7 @@ def executed_gradient_traffic(
     stage 2, and by one gather of the outer unit with stage 3.
     """
     architecture, recipe, layout = workload
-    n = layout.data_parallel
+    n = layout.state_ranks
     if n == 1:
         return []
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
@@ -177,15 +179,15 @@ def executed_tensor_traffic(
 ) -> list[tuple[str, Traffic]]:
     """What one rank hands to collectives over its tensor-parallel group in a step by element type, scalars left out.
 
-    With a = b s h e bytes of hidden states, l layers in the rank's chunks, [first] and [last] where it has embedding
-    and head, for each micro-batch:
+    With a = b s h e / c bytes of hidden states, l layers in the rank's chunks, [first] and [last] where it has the
+    embedding and the head, for each micro-batch:
         o = 2 l + [first]    outputs to sum forward: of projections and contractions, of the embedding
         i = 2 l + [last]     inputs of split columns, whose gradients are summed backward: of query, key, value and
                              expansion, of the head
         r = 2 l - e          outputs to sum again in full recomputation, e groups of which stop before their last sum;
                              none of compiled blocks, which are computed again as a whole
         [last]               all_reduce of the gradient of a top-query layer's queries, with sequence parallelism too
-        3 [last]             all_reduces of 4 b s bytes for the loss: maximum, target's logit, sum of exponentials
+        3 [last]             all_reduces of 4 b s / c bytes for the loss: maximum, target's logit, sum of exponentials
 
     all_reduce             (o + i + r) a
     with sequence parallelism, whose ranks keep the gathered inputs for the weights' gradients:
@@ -217,7 +219,7 @@ def executed_tensor_traffic(
     summed = both + micro_batches * (again - stopped)
     queries = micro_batches * (last and architecture.top_query_layer)
     losses = micro_batches * CROSS_ENTROPY_REDUCTIONS * last
-    loss_bytes = losses * FP32 * layout.micro_batch * architecture.sequence
+    loss_bytes = losses * FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel
     hidden, loss = WORK_DTYPES[recipe.precision], ("fp32", Traffic("tp", "all_reduce", loss_bytes, losses))
     if not layout.sequence_parallel:
         return [
@@ -235,6 +237,32 @@ def executed_tensor_traffic(
     ]
 
 
+def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]:
+    """What one rank hands to collectives over its context-parallel group in a step.
+
+    Keys are b s k d e / t bytes, with k key-value heads of size d, and values as many. For each of the rank's layers
+    and each micro-batch, a message each for keys and values:
+        all_gather        forward, and again in full recomputation
+        reduce_scatter    backward, of their gradients
+
+    Source: Llama team 2024, arXiv 2407.21783, section 3.3.2 (all-gather of keys and values).
+    Differs from `context_parallel_traffic`, a ring: keys and values stay gathered for the backward pass and selective
+    recomputation. Over c ranks it sends as much forward, (c - 1) / c of the payload, and half as much backward.
+    """
+    architecture, recipe, layout = workload
+    if layout.context_parallel == 1:
+        return []
+    layers = sum(map(len, chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]))
+    keys = key_width(architecture, tensor_parallel=layout.tensor_parallel)
+    size = layout.micro_batch * architecture.sequence * keys * WEIGHT_ELEMENT_BYTES[recipe.precision]
+    scattered = 2 * layers * accumulation(recipe, layout)
+    gathered = (2 if layout.recomputation is Recomputation.FULL else 1) * scattered
+    return [
+        Traffic("cp", "all_gather", gathered * size, gathered),
+        Traffic("cp", "reduce_scatter", scattered * size, scattered),
+    ]
+
+
 def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple[str, Traffic]:
     """The gradients of which ranks have parts, on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
     architecture, recipe, layout = workload
@@ -245,7 +273,7 @@ def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple
         elements = total_elements(tensors)
     else:
         element = stored_element_bytes(recipe.precision)
-        elements = sum(local_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
+        elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
     dtype = "fp32" if element == FP32 else WORK_DTYPES[recipe.precision]
     return dtype, Traffic("tp", "all_reduce", element * elements, 1 if tensors else 0)
 

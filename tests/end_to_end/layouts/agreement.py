@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reference_runs.run import Activation, Architecture, Precision
 from suite.execute.precision import DTYPES
+from suite.job.events import Finished
 from suite.job.training_job import Job
 from suite.machine.half_precision import kernels_for
 from suite.metrics.comparison import Verdict, compare
@@ -68,7 +69,7 @@ def differing_copies(executed: Executed) -> Iterator[str]:
     first: dict[tuple[int, int, str], Tensor] = {}
     for rank, (report, gradients) in enumerate(zip(executed.finished, executed.gradients, strict=True)):
         for name, (gradient, dim) in gradients.items():
-            whose = report.coordinates["dp"], report.coordinates["pp"], name
+            whose = copy_index(executed, report), report.coordinates["pp"], name
             if dim is None and not torch.equal(first.setdefault(whose, gradient), gradient):
                 yield f"gradient of {name} on rank {rank}: not that of the other tensor-parallel ranks"
 
@@ -88,6 +89,12 @@ def differing_gradients(executed: Executed, single: Executed) -> Iterator[str]:
         yield f"no rank has a gradient of {name}"
 
 
+def copy_index(executed: Executed, report: Finished) -> int:
+    """The rank's index among those with the same weights."""
+    index = report.coordinates
+    return index["dp"] * executed.job.layout.context_parallel + index.get("cp", 0)
+
+
 def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
     """Every gradient of the whole model, put together anew for each of the ranks that hold copies: name, whose, value.
 
@@ -98,10 +105,10 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
     dims: dict[str, int | None] = {}
     for report, gradients in zip(executed.finished, executed.gradients, strict=True):
         for name, (part, dim) in gradients.items():
-            place = report.coordinates["dp"], report.coordinates["tp"]
+            place = copy_index(executed, report), report.coordinates["tp"]
             parts.setdefault(name, {})[place] = part
             dims[name] = dim
-    data, tensor = range(layout.data_parallel), range(layout.tensor_parallel)
+    data, tensor = range(layout.data_parallel * layout.context_parallel), range(layout.tensor_parallel)
     for name, held in parts.items():
         known = name
         if name == "head.weight" and executed.job.architecture.tied_embeddings:

@@ -94,7 +94,7 @@ class Executions:
 
     def _launch(self, cases: list[Case]) -> None:
         sizes = mesh_of(cases[0])
-        directory = self._directory / "dp{}-tp{}-pp{}".format(*sizes)
+        directory = self._directory / "dp{}-tp{}-pp{}-cp{}".format(*sizes)
         directory.mkdir()
         corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
         plans = [msgspec.structs.replace(small_run(case), **self._where) for case in cases]

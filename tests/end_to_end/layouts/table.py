@@ -54,12 +54,23 @@ LAYOUTS = (
     "pp2,1f1b,recompute-full,every2",
     "pp2,1f1b,interleave2",
     "pp2,1f1b,fused,recompute-selective",
+    "cp2",
+    "cp2,recompute-selective",
+    "cp2,zero1,recompute-full,every3",
+    "cp2,zero3",
     "dp4",
     "dp4,zero1",
     "dp4,zero2",
     "dp4,zero3",
     "tp4,sp",
     "pp4,1f1b",
+    "cp4",
+    "cp2,dp2",
+    "cp2,dp2,zero1",
+    "cp2,dp2,zero3",
+    "cp2,tp2",
+    "cp2,tp2,sp,recompute-full,every2",
+    "cp2,pp2,1f1b,interleave2",
     "dp2,tp2",
     "dp2,tp2,sp,zero1",
     "dp2,tp2,zero2",
@@ -158,6 +169,7 @@ def table() -> list[Case]:
         for arithmetic in ("fp32", "16bit", "dropout")
         if (arithmetic != "dropout" or layout in WITH_DROPOUT)
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
+        and ("cp" not in layout or has_dealt_positions(recorded))
         and ("tp4" not in layout.split(",") or not has_groups(recorded))
     ]
 
@@ -167,6 +179,13 @@ def has_plain_mask(recorded: str) -> bool:
     """Whether the recorded run's scores are causal and have no bias, as fused attention wants them."""
     shape = reference_run(recorded).architecture
     return shape.mask is Mask.CAUSAL and shape.position is not Position.ALIBI
+
+
+@functools.cache
+def has_dealt_positions(recorded: str) -> bool:
+    """Whether context-parallel ranks can share out the recorded run's sequences."""
+    shape = reference_run(recorded).architecture
+    return shape.mask is Mask.CAUSAL and not shape.top_query_layer
 
 
 @functools.cache
@@ -244,7 +263,7 @@ def small_run(case: Case) -> Plan:
     )
 
 
-def mesh_of(case: Case) -> tuple[int, int, int]:
-    """Sizes of the data-, tensor- and pipeline-parallel axes."""
+def mesh_of(case: Case) -> tuple[int, int, int, int]:
+    """Sizes of the data-, tensor-, pipeline- and context-parallel axes."""
     layout = small_run(case).layout
-    return layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages
+    return layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel

@@ -14,6 +14,11 @@ pytestmark = pytest.mark.ranks
 
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 RARE = [
+    Case("llama3-mini", "16bit", "cp2,zero1,recompute-full,every3"),
+    Case("gpt-neox-mini", "fp32", "cp4"),
+    Case("bloom-mini", "16bit", "cp2,dp2,zero1"),
+    Case("opt-mini", "16bit", "cp2,tp2,sp,recompute-full,every2"),
+    Case("gpt2-mini", "16bit", "cp2,pp2,1f1b,interleave2"),
     Case("gpt-neox-mini", "fp32", "tp2"),
     Case("bloom-mini", "16bit", "dp1,recompute-selective"),
     Case("mt-nlg-mini", "16bit", "dp2"),
@@ -35,6 +40,11 @@ FUSED = [
     Case("opt-mini", "16bit", "pp2,1f1b,fused,recompute-selective"),
 ]
 CHOSEN = [
+    Case("opt-mini", "fp32", "cp2"),
+    Case("bloom-mini", "fp32", "cp2,recompute-selective"),
+    Case("llama2-mini", "fp32", "cp2,zero3"),
+    Case("llama3-mini", "fp32", "cp2,dp2,zero3"),
+    Case("llama2-mini", "16bit", "cp2,tp2"),
     Case("opt-mini", "fp32", "dp1,recompute-full,every3"),
     Case("mt-nlg-mini", "fp32", "dp2"),
     Case("gpt2-mini", "16bit", "dp2,zero1"),

@@ -319,10 +319,10 @@ def test_pytorch_stops_before_the_last_product_unless_a_norm_after_it_keeps_its_
 def rank_products(run: Run, place: Place, *, again: bool) -> int:
     """Flop of every product of one rank in a step of one sample, or of those that are computed again."""
     shape, layout, t = run.architecture, run.layout, run.layout.tensor_parallel
-    tokens, f = shape.sequence, shape.ffn_hidden // t
+    tokens, f = shape.sequence // layout.context_parallel, shape.ffn_hidden // t
     heads, kv_heads = shape.heads // t, shape.kv_heads // t
-    scores = heads * [(tokens, shape.head_dim, tokens)]
-    context = heads * [(tokens, tokens, shape.head_dim)]
+    scores = heads * [(tokens, shape.head_dim, shape.sequence)]
+    context = heads * [(tokens, shape.sequence, shape.head_dim)]
     contraction = [(tokens, f, shape.hidden)]
     others = [(tokens, shape.hidden, (heads + 2 * kv_heads) * shape.head_dim)]
     others.append((tokens, heads * shape.head_dim, shape.hidden))
@@ -361,7 +361,7 @@ def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, sampl
 @given(executed_runs())
 def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
     workload = Workload(*run)
-    stages, t = range(run.layout.pipeline_stages), run.layout.tensor_parallel
+    stages, t = range(run.layout.pipeline_stages), run.layout.tensor_parallel * run.layout.context_parallel
     needed = sum(rank_model_flop(workload, stage=stage, samples=7) for stage in stages)
     executed = sum(rank_executed_flop(workload, stage=stage, samples=7) for stage in stages)
     assert t * needed == model_flop(run.architecture, samples=7)

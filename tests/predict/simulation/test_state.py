@@ -23,7 +23,7 @@ from suite.predict.simulation.state import (
     sharded_units,
     update_bytes,
 )
-from tests.support.executed_runs import MANY, Place, Run, executed_runs, places, rank_parameters
+from tests.support.executed_runs import MANY, Place, Run, copies, executed_runs, places, rank_parameters
 from tests.support.strategies import BLOOM
 
 # What an element of a parameter costs: read weight, gradient, and copies for the optimizer besides two moments of 4.
@@ -35,7 +35,7 @@ COPY = {"fp32": 0, "bf16": 0, "fp16": 0, "fp16-gradient-copy": 4, "fp16-no-maste
 
 def stored(run: Run, place: Place) -> ExecutedState:
     """State of one rank from its tensors, one after the other."""
-    precision, n = run.recipe.precision, run.layout.data_parallel
+    precision, n = run.recipe.precision, copies(run.layout)
     tensors = rank_parameters(run, place)
     if run.layout.zero_stage >= 2 and n > 1:
         element = 2 if precision is Precision.FP16_NO_MASTER else 4
@@ -84,7 +84,7 @@ def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -
         tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
         groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
         # a step counter for each tensor, or for each group where it is sharded
-        counters = len(tensors) if layout.data_parallel == 1 or layout.zero_stage == 0 else len(groups)
+        counters = len(tensors) if copies(layout) == 1 or layout.zero_stage == 0 else len(groups)
         optimizer = memory.gradient_copy + memory.master_weights + memory.moments + STEP_COUNTER_BYTES * counters
         expected = [memory.weights, memory.gradients, optimizer]
         assert list(state[1:]) == expected
@@ -95,7 +95,7 @@ def test_the_shards_of_all_ranks_are_the_model(run: Run) -> None:
     layout = msgspec.structs.replace(run.layout, tensor_parallel=1, pipeline_stages=1, virtual_stages=1, zero_stage=3)
     states = [
         executed_state(Workload(run.architecture, run.recipe, layout), stage=0, replica=replica)
-        for replica in range(layout.data_parallel)
+        for replica in range(copies(layout))
     ]
     assert sum(state.parameters for state in states) == parameter_count(run.architecture)
     assert len({state.weight_bytes for state in states}) == 1
@@ -138,7 +138,7 @@ def test_rows_are_sharded_like_torch_chunks(rows: int, columns: int, ranks: int)
 def test_units_are_the_layers_and_the_rest(run: Run) -> None:
     layout = msgspec.structs.replace(run.layout, pipeline_stages=1, virtual_stages=1)
     one = run._replace(layout=layout)
-    n = layout.data_parallel
+    n = copies(layout)
 
     def padded(shapes: list[tuple[int, ...]]) -> int:
         return sum(torch.empty(shape, device="meta").chunk(n)[0].numel() for shape in shapes)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Norm, Precision, Residual, Workload
-from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.process_groups import Traffic, sent_bytes
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
 from suite.predict.simulation.traffic import executed_traffic, executed_traffic_of_dtypes, scalar_traffic
@@ -21,6 +21,7 @@ from tests.support.executed_runs import (
     Place,
     Run,
     chunk_parameters,
+    copies,
     dealt_layers,
     executed_runs,
     groups,
@@ -54,7 +55,7 @@ def gradient_dtype(run: Run) -> str:
 
 def hidden_states(run: Run) -> int:
     shape = run.architecture
-    return weight_element(run) * run.layout.micro_batch * shape.sequence * shape.hidden
+    return weight_element(run) * run.layout.micro_batch * shape.sequence // run.layout.context_parallel * shape.hidden
 
 
 def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
@@ -63,7 +64,7 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
     if layout.tensor_parallel == 1:
         return
     sequence, recomputed = layout.sequence_parallel, layout.recomputation is Recomputation.FULL
-    chunks = dealt_layers(run)
+    chunks, own_positions = dealt_layers(run), run.architecture.sequence // layout.context_parallel
 
     def split(_: str) -> Iterator[Message]:
         """Forward in front of a product that is split by columns."""
@@ -97,7 +98,7 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
             if chunk == len(chunks) - 1:
                 yield from split("head")
                 for _ in ("maximum", "target's logit", "sum of exponentials"):
-                    yield "fp32", "tp", "all_reduce", 4 * layout.micro_batch * run.architecture.sequence
+                    yield "fp32", "tp", "all_reduce", 4 * layout.micro_batch * own_positions
                 yield from split_backward("head")
             for group in reversed(list(groups(run, chunk))):
                 for place_in_group, _ in enumerate(group) if recomputed else ():
@@ -120,12 +121,33 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
         dtype = gradient_dtype(run)
         payload = gradient_element(run) * sum(math.prod(shape) for shape in in_part)
     else:
-        shards = [torch.empty(shape, device="meta").chunk(layout.data_parallel) for shape in in_part]
+        shards = [torch.empty(shape, device="meta").chunk(copies(layout)) for shape in in_part]
         own = sum(chunks[place.dp].numel() for chunks in shards if place.dp < len(chunks))
         stored = run.recipe.precision is Precision.FP16_NO_MASTER
         dtype, payload = ("fp16", 2 * own) if stored else ("fp32", 4 * own)
     if in_part:  # also where this rank's shards of them are empty
         yield dtype, "tp", "all_reduce", payload
+
+
+def context_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
+    """Keys and values of every layer, in the order of a step."""
+    layout, shape = run.layout, run.architecture
+    if layout.context_parallel == 1:
+        return
+    keys = layout.micro_batch * shape.sequence * (shape.kv_heads // layout.tensor_parallel) * shape.head_dim
+
+    def both(operation: str, layers: list[int]) -> Iterator[Message]:
+        for _ in layers:
+            for _ in ("keys", "values"):
+                yield weight_dtype(run), "cp", operation, weight_element(run) * keys
+
+    for _ in range(micro_batches(run)):
+        for chunk in own_chunks(run, place):
+            yield from both("all_gather", dealt_layers(run)[chunk])
+            for group in reversed(list(groups(run, chunk))):
+                if layout.recomputation is Recomputation.FULL:
+                    yield from both("all_gather", group)
+                yield from both("reduce_scatter", group)
 
 
 def pipeline_messages(run: Run, place: Place) -> Iterator[Message]:
@@ -147,7 +169,7 @@ def pipeline_messages(run: Run, place: Place) -> Iterator[Message]:
 
 
 def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
-    layout, n = run.layout, run.layout.data_parallel
+    layout, n = run.layout, copies(run.layout)
     if n == 1:
         return
     if layout.zero_stage <= 1:
@@ -173,7 +195,7 @@ def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
 
 def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
     """Units of fully_shard: what is gathered when it is needed and not there, and dropped as the stage says."""
-    layout, n = run.layout, run.layout.data_parallel
+    layout, n = run.layout, copies(run.layout)
     elements: Counter[int] = Counter()
     for tensor in rank_parameters(run, place):
         elements[tensor.unit] += n * torch.empty(tensor.shape, device="meta").chunk(n)[0].numel()
@@ -205,12 +227,13 @@ def scalars(run: Run) -> Iterator[Message]:
         yield "fp32", "tp", "all_reduce", norm
     if layout.pipeline_stages > 1:
         yield "fp32", "pp", "all_reduce", loss + norm
-    if layout.data_parallel > 1:
+    if copies(layout) > 1:
         yield "fp32", "dp", "all_reduce", loss + norm if layout.zero_stage >= 2 else loss
 
 
 def messages(run: Run, place: Place) -> Iterator[Message]:
     yield from tensor_parallel_messages(run, place)
+    yield from context_parallel_messages(run, place)
     yield from pipeline_messages(run, place)
     yield from gradient_messages(run, place)
     yield from scalars(run)
@@ -255,7 +278,8 @@ def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
 
 @given(executed_runs())
 def test_one_rank_hands_over_nothing(run: Run) -> None:
-    alone = msgspec.structs.replace(run.layout, data_parallel=1, tensor_parallel=1, pipeline_stages=1, virtual_stages=1)
+    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages")
+    alone = msgspec.structs.replace(run.layout, **dict.fromkeys(axes, 1))
     assert executed_traffic(Workload(run.architecture, run.recipe, alone), stage=0, replica=0) == []
 
 
@@ -295,6 +319,7 @@ def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run:
     layout = msgspec.structs.replace(
         run.layout, sequence_parallel=False, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1
     )
+    layout = msgspec.structs.replace(layout, context_parallel=1)
     recipe = msgspec.structs.replace(run.recipe, hidden_dropout=0.1)
     same = Run(architecture, recipe, layout)
     for stage in range(layout.pipeline_stages):
@@ -318,6 +343,23 @@ def test_every_departure_from_the_papers_is_told_with_its_reason(run: Run) -> No
     for figure in figures:
         assert (figure.term, figure.rank, figure.stage) == (TEXTBOOK_TERM, None, None)
         assert figure.why
+
+
+def test_keys_and_values_are_gathered_in_place_of_a_ring() -> None:
+    """Forward as many bytes leave a rank as in a ring, backward, with the keys kept, half as many."""
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=3)
+    layout = Layout(context_parallel=4)
+    workload = Workload(BLOOM.architecture, recipe, layout)
+    entries = [*executed_traffic(workload, stage=0, replica=0), *step_traffic(workload, stage=0, micro_batches=3)]
+    sent = {entry.operation: sent_bytes(entry, layout) for entry in entries if entry.axis == "cp"}
+    part = 2 * 2048 // 4 * 14336  # bf16 keys of a rank
+    assert sent == {
+        "all_gather": 3 * 70 * 3 * 2 * part,
+        "reduce_scatter": 3 * 70 * 3 * 2 * part,
+        "send": 3 * 70 * 3 * 6 * part,
+    }
+    reasons = {figure.why for figure in textbook_differences(workload) if figure.axis == "cp"}
+    assert reasons == {"keys and values are gathered whole, and their gradients reduced and dealt, in place of a ring"}
 
 
 RECOMPUTED = {"recomputation": Recomputation.FULL, "dropout": 0.0}

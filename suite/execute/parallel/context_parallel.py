@@ -1,0 +1,41 @@
+"""Context parallelism of one chunk: a rank has parts of every sequence, and gathers the keys and values of all.
+
+Each rank computes whole rows of the scores, so that softmax, its mask and dropout are those of one rank. Sums over
+ranks are in the backward pass alone. PyTorch's own ring attention (torch.distributed.tensor.experimental) has no kernel
+for CPUs, no biases of the scores and no dropout (torch 2.11 and 2.13).
+
+Source: Llama team 2024, arXiv 2407.21783, section 3.3.2 (all-gather of keys and values).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from suite.execute.model.attention import Attention
+from suite.execute.model.decoder import Decoder
+
+
+def deal(decoder: Decoder, mesh: DeviceMesh) -> None:
+    """Have `decoder` compute this rank's positions, see `dealt`; their queries see the keys and values of all ranks."""
+    decoder.context_part = mesh.get_local_rank(), mesh.size()
+    for block in decoder.blocks.values():
+        cast(Attention, block.attention).gathered = partial(gathered, mesh=mesh)
+
+
+def gathered(own_BHTK: Tensor, *, mesh: DeviceMesh) -> Tensor:
+    """Keys or values of all ranks, [B, H, S, K], rank after rank.
+
+    Backward: every rank has a gradient of all of them, and gets the sum of its own.
+    """
+    all_CBHTK = (
+        DTensor.from_local(own_BHTK.contiguous()[None], mesh, [Shard(0)], run_check=False)
+        .redistribute(placements=[Replicate()])
+        .to_local(grad_placements=[Partial()])
+    )
+    joined: Tensor = all_CBHTK.movedim(0, 2).flatten(2, 3)
+    return joined

@@ -1,0 +1,33 @@
+"""Which context-parallel layouts are refused, by name."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reference_runs.layout import Layout
+from reference_runs.run import Workload
+from suite.predict.simulation.supported_layouts import describes_ranks, layout_limits
+from tests.support.strategies import BLOOM
+
+
+@pytest.mark.parametrize(
+    ("sequence", "layout", "names"),
+    [
+        (8, Layout(context_parallel=2), []),
+        (12, Layout(context_parallel=3), []),
+        (6, Layout(context_parallel=2), ["cp2 of 6 positions, no multiple of 4"]),
+        (9, Layout(context_parallel=3), ["cp3 of 9 positions, no multiple of 6"]),
+        (8, Layout(context_parallel=2, tensor_parallel=4, sequence_parallel=True), []),
+        (
+            8,
+            Layout(context_parallel=2, tensor_parallel=8, sequence_parallel=True),
+            ["sp with tp8, cp2 and 8 positions"],
+        ),
+    ],
+)
+def test_context_parallel_ranks_need_two_equal_parts_each(sequence: int, layout: Layout, names: list[str]) -> None:
+    shape = msgspec.structs.replace(BLOOM.architecture, sequence=sequence)
+    workload = Workload(shape, msgspec.structs.replace(BLOOM.recipe, global_batch=1), layout)
+    assert [limit.name for limit in layout_limits(workload) if limit.applies] == names
+    assert describes_ranks(workload) is (not names)
