@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -223,10 +224,19 @@ def _product_flop(_added_MN: Any, a_MK: Any, b_KN: Any, *_: Any, **_out: Any) ->
     return int(mm_flop(a_MK, b_KN))
 
 
+def _grouped_flop(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of rows [R, K] by their group's matrix of [E, K, M], or of [M, R] by [R, K] a matrix for each group of rows.
+
+    2 R K M either way: every row belongs to one group.
+    """
+    return 2 * math.prod(a) * b[-1]
+
+
 _aten = torch.ops.aten
-# PyTorch's table has all attention of CUDA and none of the CPU
+# PyTorch's table has all attention of CUDA and none of the CPU, and no grouped products
 _OWN = {
     _aten.addmm: _product_flop,
+    _aten._grouped_mm: _grouped_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flop,
 }

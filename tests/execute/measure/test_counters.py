@@ -167,3 +167,14 @@ def test_a_product_that_is_added_in_another_dtype_counts_as_one() -> None:
         torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
         torch.addmm(torch.ones(3), torch.ones(7, 5), torch.ones(5, 3))
     assert counter.get_total_flops() == 2 * (2 * 7 * 5 * 3)
+
+
+def test_grouped_products_count_each_row_once_however_they_are_dealt() -> None:
+    x_RK, weight_EKM = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(3, 16, 24, dtype=torch.bfloat16)
+    gradient_RM = torch.ones(8, 24, dtype=torch.bfloat16)
+    for ends in ([2, 5, 8], [0, 0, 8]):
+        offsets = torch.tensor(ends, dtype=torch.int32)
+        for a, b in ((x_RK, weight_EKM), (gradient_RM.T, x_RK)):
+            with LocalFlopCounter() as counter:
+                torch.nn.functional.grouped_mm(a, b, offs=offsets)
+            assert counter.get_total_flops() == 2 * 8 * 16 * 24
