@@ -120,6 +120,7 @@ _OF_EXPERTS = (
     "expert_ffn_hidden",
     "gate_scale",
     "auxiliary_loss_weight",
+    "balancing_rate",
     "expert_groups",
     "groups_per_token",
     "capacity_factor",
@@ -152,6 +153,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         shared_experts: further ones of that width that every token passes.
         dense_layers: layers at the beginning with one feed-forward part.
         gate_scale: factor of the gates.
+        balancing_rate: by which a step moves the bias that balances experts, up or down.
         expert_groups: equal groups of experts, of which a token may use `groups_per_token`.
         capacity_factor: tokens that an expert takes over those of an equal share; None: all that come (dropless).
     """
@@ -203,6 +205,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gate_scale: Positive | None = None
     balancing: Balancing | None = None
     auxiliary_loss_weight: Positive | None = None
+    balancing_rate: Positive | None = None
     expert_groups: Count | None = None
     groups_per_token: Count | None = None
     capacity_factor: Positive | None = None
@@ -307,12 +310,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         experts, chosen = self.experts or 0, self.experts_per_token or 0
         groups, of_token = self.expert_groups or 1, self.groups_per_token or 1
         weighed = self.balancing is Balancing.AUXILIARY_LOSS
+        by_bias = self.balancing is Balancing.BIAS
         for wrong, name, allowed in (
             (not routed and self.shared_experts > 0, "shared_experts", "0 without experts"),
             (not routed and self.dense_layers > 0, "dense_layers", "0 without experts"),
             (routed and self.dense_layers >= self.layers, "dense_layers", f"below layers = {self.layers}"),
             (routed and chosen > experts, "experts_per_token", f"at most experts = {experts}"),
             (routed and weighed != (self.auxiliary_loss_weight is not None), "auxiliary_loss_weight", "with its loss"),
+            (routed and bool(self.balancing_rate) and not by_bias, "balancing_rate", "with balancing bias"),
             ((self.expert_groups is None) != (self.groups_per_token is None), "groups_per_token", "with expert_groups"),
             (experts % groups > 0 or of_token > groups, "expert_groups", f"a divisor of {experts}, {of_token} or more"),
             (routed and chosen * groups > experts * of_token, "groups_per_token", f"groups of {chosen} experts"),

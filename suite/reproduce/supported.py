@@ -59,7 +59,7 @@ class _Limit(NamedTuple):
 def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
     block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
     unknown_block = not a.norm.before and (a.residual is Residual.PARALLEL or a.top_query_layer)
-    by_bias = a.balancing is Balancing.BIAS
+    without_rate = a.balancing is Balancing.BIAS and a.balancing_rate is None
     unknown_top = a.top_query_layer and a.position is not Position.LEARNED
     return (
         _Limit(
@@ -68,9 +68,7 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
             f"{a.key_value_rank} architecture.key_value_rank",
             "another norm",
         ),
-        _Limit(
-            by_bias, "experts that a bias balances", f"{a.balancing} architecture.balancing", "auxiliary-loss, none"
-        ),
+        _Limit(without_rate, "experts that a bias balances", "no architecture.balancing_rate", "one"),
         _Limit(
             a.capacity_factor is not None,
             "experts with a capacity",

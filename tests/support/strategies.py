@@ -141,6 +141,7 @@ def routed_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1, expert_pa
         gate_scale=draw(st.none() | st.just(2.5)),
         balancing=balancing,
         auxiliary_loss_weight=0.01 if balancing is Balancing.AUXILIARY_LOSS else None,
+        balancing_rate=0.001 if balancing is Balancing.BIAS else None,
         expert_groups=groups,
         groups_per_token=of_token,
     )

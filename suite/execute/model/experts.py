@@ -34,6 +34,12 @@ class RouterStatistics:
         self._auxiliary: Tensor | None = None
         self._micro_batches = 0
 
+    @property
+    def rows(self) -> Tensor:
+        """Rows of each expert, [E], int32, after a backward pass."""
+        assert self._loads is not None
+        return self._loads
+
     def add(self, loads_E: Tensor, auxiliary: Tensor) -> None:
         """The rows of each expert in one micro-batch, and its auxiliary loss, unweighted."""
         self._loads = loads_E if self._loads is None else self._loads + loads_E
@@ -185,8 +191,12 @@ class Router(nn.Module):
     The chosen are the C with the largest scores, a softmax or a sigmoid of a product; within `groups_per_token` of its
     groups of experts, where there are any. A group counts as its best expert, with sigmoid scores as its best two.
     Gates are the scores of the chosen, divided by their sum unless they are a softmax over all; times `gate_scale`.
+    Where a bias balances the experts, it is added to the scores for the choice alone.
     Sources: Jiang et al. 2024, arXiv 2401.04088, section 2.1; DeepSeek-AI 2024, arXiv 2405.04434, section 2.2.2, and
     arXiv 2412.19437, section 2.1.2.
+
+    Attributes:
+        bias: of each expert, fp32; None without.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -202,6 +212,10 @@ class Router(nn.Module):
         auxiliary = architecture.balancing is Balancing.AUXILIARY_LOSS
         layers = architecture.layers - architecture.dense_layers
         self.loss_weight = (architecture.auxiliary_loss_weight or 0.0) / layers if auxiliary else 0.0
+        self.rate = architecture.balancing_rate
+        self.bias: Tensor | None
+        balanced = architecture.balancing is Balancing.BIAS
+        self.register_buffer("bias", torch.zeros(architecture.experts) if balanced else None)
         self.statistics = RouterStatistics()
 
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Dispatch]:
@@ -209,13 +223,25 @@ class Router(nn.Module):
         scores_NE = linear(x_ND.float(), self.weight.float())
         scores_NE = scores_NE.sigmoid() if self.sigmoid else scores_NE.softmax(-1)
         with torch.no_grad():
-            chosen_NC = self._within_groups(scores_NE).topk(self.chosen, dim=-1).indices
+            ranked_NE = scores_NE if self.bias is None else scores_NE + self.bias
+            chosen_NC = self._within_groups(ranked_NE).topk(self.chosen, dim=-1).indices
+            del ranked_NE
             dispatch = Dispatch.of(chosen_NC, scores_NE.shape[1])
         balanced: Tensor = _Balanced.apply(scores_NE, dispatch.ends, self.statistics, self.loss_weight)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         gates_NC = balanced.gather(1, chosen_NC)
         if self.renormalises:
             gates_NC = gates_NC / gates_NC.sum(-1, keepdim=True)
         return gates_NC if self.scale is None else gates_NC * self.scale, dispatch
+
+    def balance(self, rows_E: Tensor) -> None:
+        """Move the bias of each expert by the rate: up where it had fewer rows than the mean in a step, else down.
+
+        Source: Wang et al. 2024, arXiv 2408.15664, algorithm 1; DeepSeek-AI 2024, arXiv 2412.19437, section 2.1.2.
+        """
+        assert self.bias is not None
+        assert self.rate is not None
+        rows_E = rows_E.float()
+        self.bias += self.rate * torch.sign(rows_E.mean() - rows_E)
 
     def _within_groups(self, scores_NE: Tensor) -> Tensor:
         """Scores of the experts that a token may choose; of all others less than any score."""

@@ -20,6 +20,7 @@ from reference_runs.layout import Layout, Offload
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Precision
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.model.experts import Router
 from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import context_parallel, tensor_parallel
@@ -101,6 +102,11 @@ class Training:
     gradient_sums: GradientSums | None
     embedding_group: dist.ProcessGroup | None
     context: DeviceMesh | None
+
+    @property
+    def routers(self) -> list[Router]:
+        """Of all layers with experts that are here."""
+        return [router for chunk in self.chunks for router in chunk.routers.values()]
 
 
 def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training:
@@ -316,6 +322,7 @@ def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, dev
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=layout.bucket_bytes / 2**20,
         gradient_as_bucket_view=True,
+        broadcast_buffers=False,  # biases of routers, which all ranks move alike
         init_sync=False,  # every rank draws the same weights, and the leaves have no storage to write to
     )
 

@@ -55,8 +55,6 @@ class StepCounters:
         with ExitStack() as stack:
             if purpose.eager:
                 stack.enter_context(eagerly())
-            for router in self._routers.values():
-                router.statistics.clear()
             if purpose is StepPurpose.COLLECTIVES:
                 stack.enter_context(self.collectives)
                 stack.enter_context(self.synchronisations)

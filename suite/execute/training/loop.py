@@ -17,7 +17,7 @@ from suite.execute.measure.counters import KeptForBackward, LocalFlopCounter, ea
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.phases import Part
 from suite.execute.measure.system_load import environment
-from suite.execute.parallel.mesh import coordinates
+from suite.execute.parallel.mesh import DATA, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
@@ -89,10 +89,12 @@ def _finished(
     """What the instruments show, and the counts of the passes after the last step."""
     training = steps.training
     pipelined = [] if training.pipeline is None else clocks.phase_seconds
+    biases = sum(router.bias.numel() for router in training.routers if router.bias is not None)
+    first = mesh.get_local_rank(DATA) == 0  # every data-parallel rank has all of them
     return Finished(
         coordinates=coordinates(mesh, steps.job.layout),
-        parameters=sum(leaf.local.numel() for leaf in training.leaves),
-        own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.counted),
+        parameters=sum(leaf.local.numel() for leaf in training.leaves) + biases,
+        own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.counted) + (biases if first else 0),
         model_flop=model_flop(steps),
         hardware_flop=counters.flop.get_total_flops(),
         weight_bytes=storage_bytes(training.weights),

@@ -91,6 +91,8 @@ class Steps:
         factor = self._scale.scale if self._scale else 1.0
         for chunk in self.training.chunks:
             chunk.upstream = factor / self.micro_batches
+        for router in self.training.routers:
+            router.statistics.clear()
         if self.training.pipeline is not None:
             whole = self._micro_batch(first, self.micro_batches * samples)
             with self.phases.phase(Part.PIPELINE):
@@ -193,6 +195,8 @@ class Steps:
         if finite and not self._updates_before_reading:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
             self._optimizer_step(factor, widened)
+        if finite:
+            self._balance()
         for leaf in leaves:
             if self.job.training_options.keeps_gradients:
                 leaf.gradient.zero_()
@@ -200,6 +204,17 @@ class Steps:
                 leaf.parameter.grad = None
         self.step += 1
         return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
+
+    def _balance(self) -> None:
+        """Move the biases that balance experts, by the rows of this step on all ranks with the same ones."""
+        routers = [router for router in self.training.routers if router.bias is not None]
+        if not routers:
+            return
+        rows = torch.stack([router.statistics.rows for router in routers])
+        if self.job.layout.state_ranks > 1:
+            dist.all_reduce(rows, group=self._mesh.get_group(DATA))
+        for router, rows_E in zip(routers, rows, strict=True):
+            router.balance(rows_E)
 
     def _optimizer_step(self, factor: float | Tensor, widened: dict[nn.Parameter, Tensor]) -> None:
         self._samples_trained += self._global_batch

@@ -104,7 +104,7 @@ def chunk_gradient_buckets(
 
     def in_order(tensors: list[ParameterTensor]) -> list[int]:
         """Bytes of the gradients, in the order in which they become ready."""
-        return [element_bytes * tensor.elements for tensor in reversed(tensors)]
+        return [element_bytes * tensor.elements for tensor in reversed(tensors) if tensor.learned]
 
     open_bytes = 0
     buckets: list[int] = []

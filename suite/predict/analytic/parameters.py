@@ -29,6 +29,7 @@ class ParameterTensor(NamedTuple):
 
     Args:
         rows: its size along dim 0, on which it can be sharded.
+        learned: whether it has a gradient; the bias that balances experts is moved by their rows.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ParameterTensor(NamedTuple):
     matrix: bool
     rows: int
     spread: Spread = Spread.SPLIT
+    learned: bool = True
 
 
 class RankParameters(NamedTuple):
@@ -186,8 +188,7 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     copied = sum(layers for _, layers in kinds) * ((t > architecture.kv_heads) * of_head)
     matrices = vectors = replicated = experts = 0
     for sums, times in stored:
-        matrices = matrices + times * sums[0]
-        vectors = vectors + times * sums[1]
+        matrices, vectors = matrices + times * sums[0], vectors + times * sums[1]
         replicated = replicated + times * sums[2]
         experts = experts + times * sums[3]
     return RankParameters(matrices, vectors, replicated, copied, experts)
@@ -196,7 +197,7 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
 def _sums(tensors: Iterable[ParameterTensor]) -> tuple[int, int, int, int]:
     """Elements of the matrices, of the vectors, of what is replicated, and of experts."""
     matrices = vectors = replicated = experts = 0
-    for _, elements, is_matrix, _, spread in tensors:
+    for _, elements, is_matrix, _, spread, _ in tensors:
         if is_matrix:
             matrices = matrices + elements
         else:
@@ -294,7 +295,8 @@ def _experts(a: Architecture, t: int, expert_parallel: int) -> list[ParameterTen
     experts, width = a.experts or 0, a.expert_width // t
     tensors = _whole("feed_forward.router", experts, a.hidden)
     if a.balancing is Balancing.BIAS:
-        tensors.append(ParameterTensor("feed_forward.router.bias", experts, False, experts, Spread.REPLICATED))
+        name = "feed_forward.router.bias"
+        tensors.append(ParameterTensor(name, experts, False, experts, Spread.REPLICATED, learned=False))
     own = experts // expert_parallel
     expanded = (2 if a.activation.gated else 1) * width
     for name, rows, columns in (("expansion", expanded, a.hidden), ("contraction", a.hidden, width)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import StageAssignment
-from reference_runs.run import QueryKeyNorm, Residual, Workload
+from reference_runs.run import Balancing, QueryKeyNorm, Residual, Workload
 from suite.job.options import DEFAULT_STEP, StepOptions
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import groups_stopped_early
@@ -55,6 +55,8 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     architecture, layout = workload.architecture, workload.layout
     if layout.virtual_stages > 1 and layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
         yield "layers are dealt to chunks"
+    if axis == "dp" and architecture.balancing is Balancing.BIAS:
+        yield "rows of experts are summed, in place of gradients of their biases"
     if axis == "dp" and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
         if any(tensor.rows % layout.state_ranks for tensor in tensors):

@@ -91,9 +91,10 @@ class ExpertLayer:
     def _choice(self) -> tuple[MemoryBlock, MemoryBlock, MemoryBlock, MemoryBlock]:
         """The experts of each token; the order of their rows, the place of each in it, and the end of each expert."""
         tape, each = self._tape, INT64 * self._rows
+        ranked = tape.block(self._scores if self._architecture.balancing is Balancing.BIAS else 0)
         masked = tape.block(self._scores if self._architecture.expert_groups else 0)
         values, chosen = tape.block(FP32 * self._rows), tape.block(each)
-        del values, masked
+        del values, ranked, masked
         by_expert, order = tape.block(each), tape.block(each)
         ends = tape.block(INT32 * self._experts)
         inverse = tape.block(each)

@@ -38,7 +38,7 @@ def rank_position(layout: Layout, rank: int) -> RankPosition:
 
 
 class ExecutedState(NamedTuple):
-    """What one rank stores: elements of its parameters without padding, and bytes."""
+    """What one rank stores: elements of its parameters without padding, and bytes of those that are learned."""
 
     parameters: int
     weight_bytes: int
@@ -71,6 +71,7 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
     architecture, recipe, layout = workload
     each = BYTES_PER_PARAMETER[recipe.precision]
     tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    unlearned = total_elements(unlearned_tensors_of_rank(architecture, layout, stage=stage))
     if not layout.fully_sharded:
         shards = optimizer_shards(layout)
         groups = optimizer_groups(workload, stage=stage)
@@ -80,16 +81,19 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         if update is Update.ADAFACTOR:
             moments = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
             optimizer_bytes = element * parameters + moments + STEP_COUNTER_BYTES * len(tensors)
-            return ExecutedState(parameters, weight * parameters, gradient_bytes, optimizer_bytes)
+            return ExecutedState(parameters + unlearned, weight * parameters, gradient_bytes, optimizer_bytes)
         counters = STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors)
         optimizer_bytes = (element + int(each.moments)) * padded + counters
-        return ExecutedState(parameters, weight * shards * padded, gradient_bytes, optimizer_bytes)
+        return ExecutedState(parameters + unlearned, weight * shards * padded, gradient_bytes, optimizer_bytes)
     elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
     padded = sum(padded_shard_elements(tensor, layout.state_ranks) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)
     element_bytes = int(each.gradient_copy + each.moments)
     return ExecutedState(
-        elements, stored * padded, stored * padded, element_bytes * elements + STEP_COUNTER_BYTES * len(tensors)
+        elements + unlearned,
+        stored * padded,
+        stored * padded,
+        element_bytes * elements + STEP_COUNTER_BYTES * len(tensors),
     )
 
 
@@ -102,7 +106,16 @@ def adafactor_elements(tensor: ParameterTensor) -> int:
 
 
 def parameter_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: int) -> list[ParameterTensor]:
-    """The parameter tensors of every chunk of a rank of `stage`, chunk by chunk; before sharding over dp."""
+    """The learned parameter tensors of every chunk of a rank of `stage`, chunk by chunk; before sharding over dp."""
+    return [tensor for tensor in _all_tensors_of_rank(architecture, layout, stage=stage) if tensor.learned]
+
+
+def unlearned_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: int) -> list[ParameterTensor]:
+    """The others: biases of routers, fp32, which no layout shards."""
+    return [tensor for tensor in _all_tensors_of_rank(architecture, layout, stage=stage) if not tensor.learned]
+
+
+def _all_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: int) -> list[ParameterTensor]:
     chunks = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
     return [tensor for chunk in chunks for tensor in chunk_tensors(architecture, layout, chunk=chunk)]
 

@@ -27,7 +27,10 @@ from suite.predict.simulation.state import (
     parameter_tensors_of_rank,
     sharded_units,
     stored_element_bytes,
+    unlearned_tensors_of_rank,
 )
+
+INT32 = 4
 
 
 def executed_traffic(
@@ -41,6 +44,7 @@ def executed_traffic(
         cp           `executed_context_traffic`
         pp           `pipeline_traffic`
         embedding    `tied_embedding_traffic`
+        dp           `balancing_traffic`
         tp, pp, dp   `scalar_traffic`
     """
     return _summed([entry for _, entry in _typed_traffic(workload, options, stage=stage, replica=replica)])
@@ -55,6 +59,7 @@ def executed_traffic_of_dtypes(
     gradients                       fp32 where they accumulate in it, else as the weights; of norms and learned
                                     positions that of the shard, with ZeRO-2 and 3
     loss, scalars                   fp32
+    rows of experts                 int32, which are as long: fp32
     """
     typed = _typed_traffic(workload, options, stage=stage, replica=replica)
     return {
@@ -75,6 +80,7 @@ def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, repl
         *((weights, entry) for entry in executed_context_traffic(workload, stage=stage)),
         (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
         (gradients, tied_embedding_traffic(workload, stage=stage)),
+        ("fp32", balancing_traffic(workload, stage=stage)),
         *(("fp32", entry) for entry in scalar_traffic(layout, options.averaging)),
     ]
 
@@ -86,6 +92,18 @@ def _summed(entries: list[Traffic]) -> list[Traffic]:
             so_far = sums.get((axis, operation), (0, 0))
             sums[axis, operation] = (so_far[0] + payload, so_far[1] + messages)
     return [Traffic(*key, *counts) for key, counts in sums.items()]
+
+
+def balancing_traffic(workload: Workload, *, stage: int) -> Traffic:
+    """The rows of each expert in a step, int32, that a rank all-reduces where a bias balances experts, in one message.
+
+    4 E l bytes with E experts in l layers of the rank.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    if layout.state_ranks == 1:
+        return Traffic("dp", "all_reduce", 0, 0)
+    experts = total_elements(unlearned_tensors_of_rank(architecture, layout, stage=stage))
+    return Traffic("dp", "all_reduce", INT32 * experts, 1 if experts else 0)
 
 
 def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> list[Traffic]:

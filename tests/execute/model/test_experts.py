@@ -51,6 +51,8 @@ def layer_of(architecture: Architecture) -> Experts:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=0.5)
+        if layer.router.bias is not None:
+            layer.router.bias.normal_(std=0.5)
     return layer
 
 
@@ -65,13 +67,13 @@ def by_all_experts(a: Architecture, layer: Experts, x_ND: Tensor) -> tuple[Tenso
     assert a.experts_per_token is not None
     logits = linear(x_ND, layer.router.weight)
     scores = torch.sigmoid(logits) if a.gate is Gate.SIGMOID else torch.softmax(logits, -1)
-    allowed = scores.detach().clone()
+    allowed = scores.detach() + (0.0 if layer.router.bias is None else layer.router.bias)
     for row in allowed if a.expert_groups is not None and a.groups_per_token is not None else ():
         groups = row.view(a.expert_groups, -1)
         best = [sorted(group.tolist(), reverse=True)[: 2 if a.gate is Gate.SIGMOID else 1] for group in groups]
         ranked = sorted(range(len(groups)), key=lambda n, best=best: sum(best[n]), reverse=True)
         for n in ranked[a.groups_per_token :]:
-            groups[n] = -1.0
+            groups[n] = -9.0
     chosen = [sorted(range(a.experts), key=row.__getitem__, reverse=True)[: a.experts_per_token] for row in allowed]
     mask = torch.zeros_like(scores)
     for row, own in zip(mask, chosen, strict=True):
@@ -99,6 +101,9 @@ def by_all_experts(a: Architecture, layer: Experts, x_ND: Tensor) -> tuple[Tenso
         {"gate": Gate.SOFTMAX, "experts_per_token": 3},
         {"gate": Gate.SIGMOID, "gate_scale": 2.5, "expert_groups": 3, "groups_per_token": 2, "shared_experts": 2},
         {"gate": Gate.SOFTMAX, "expert_groups": 2, "groups_per_token": 1, "shared_experts": 1},
+        {"gate": Gate.SIGMOID, "balancing": Balancing.BIAS, "balancing_rate": 0.1, "expert_groups": 2}
+        | {"groups_per_token": 1},
+        {"gate": Gate.SOFTMAX, "balancing": Balancing.BIAS, "balancing_rate": 0.1},
         {"experts": 40, "experts_per_token": 1, "gate": Gate.SOFTMAX},  # most have no token
         {"balancing": Balancing.AUXILIARY_LOSS, "auxiliary_loss_weight": 0.3, "layers": 3, "dense_layers": 1},
     ],
@@ -154,6 +159,15 @@ def test_a_recomputed_step_counts_each_row_once() -> None:
     assert list(decoder.routers) == [1, 2]
     assert loads[0] == loads[1]
     assert [sum(of_layer) for of_layer in loads[0]] == [2 * 2 * 2 * a.sequence] * 2
+
+
+def test_a_bias_rises_where_rows_are_fewer_than_the_mean_and_falls_where_they_are_more() -> None:
+    router = layer_of(mixture(balancing=Balancing.BIAS, balancing_rate=0.25)).router
+    assert router.bias is not None
+    before = router.bias.clone()
+    router.balance(torch.tensor([4, 5, 3, 4, 8, 0]))
+    assert (router.bias - before).tolist() == pytest.approx([0, -0.25, 0.25, 0, -0.25, 0.25], abs=1e-6)
+    assert "bias" not in dict(router.named_parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

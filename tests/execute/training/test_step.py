@@ -13,17 +13,18 @@ import torch.distributed as dist
 
 from benchmarks.turns import SuiteLoop
 from reference_runs.layout import Offload
-from reference_runs.run import Precision
+from reference_runs.run import Balancing, Gate, Precision
 from suite.execute.rank import NotFiniteError
 from suite.execute.training import step as step_module
 from suite.execute.training.step import updates_before_reading
 from suite.job.options import Averaging
 from suite.job.training_job import Job
 from suite.reproduce.plan import corpus_for, job_for
-from tests.support.launches import TEXT, small_plan
+from tests.support.launches import BATCH, TEXT, small_plan
 
 CPU = torch.device("cpu")
 STEPS = 4
+RATE = 2.0**-9  # of which sums are exact
 
 
 @pytest.fixture
@@ -82,3 +83,32 @@ def test_no_update_is_before_reading_on_a_processor_or_where_it_may_be_skipped(t
     assert not updates_before_reading(asked, gpu, scaled=True)
     assert not updates_before_reading(msgspec.structs.replace(asked, layout=offloaded), gpu, scaled=False)
     assert not updates_before_reading(one_bit, gpu, scaled=False)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_each_step_moves_the_biases_of_experts_by_the_rows_of_all_its_micro_batches(tmp_path: Path) -> None:
+    asked = job(tmp_path)
+    mixture = msgspec.structs.replace(
+        asked.architecture,
+        biases=False,
+        experts=4,
+        experts_per_token=2,
+        gate=Gate.SIGMOID,
+        balancing=Balancing.BIAS,
+        balancing_rate=RATE,
+    )
+    loop = SuiteLoop(msgspec.structs.replace(asked, architecture=mixture), CPU)
+    rows = BATCH * mixture.sequence * 2
+    expected = {layer: [0.0] * 4 for layer in range(mixture.layers)}
+    moved = False
+    for _ in range(STEPS):
+        loop.step()
+        for layer, router in loop.training.chunks[0].routers.items():
+            loads = router.statistics.loads
+            assert sum(loads) == rows
+            signs = [(load < rows / 4) - (load > rows / 4) for load in loads]
+            expected[layer] = [bias + RATE * sign for bias, sign in zip(expected[layer], signs, strict=True)]
+            assert router.bias is not None
+            assert router.bias.tolist() == expected[layer]
+            moved |= any(signs)
+    assert moved

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, Balancing, Mask, Norm, Position, Precision, Residual, Workload
+from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Residual, Workload
 from suite.execute.measure.counters import KeptForBackward
 from suite.execute.model.decoder import Decoder
 from suite.execute.precision import DTYPES
@@ -26,7 +26,7 @@ def is_executed(architecture: Architecture) -> bool:
         return False
     learned = architecture.position is Position.LEARNED
     latent = architecture.key_value_rank is not None
-    if architecture.balancing is Balancing.BIAS or (latent and architecture.norm is Norm.DEEP_NORM):
+    if latent and architecture.norm is Norm.DEEP_NORM:
         return False
     return architecture.mask is Mask.CAUSAL and (learned or not architecture.top_query_layer)
 
