@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from reference_runs.layout import Layout
-from reference_runs.run import Workload
+from reference_runs.run import Mask, Workload
 from suite.predict.simulation.supported_layouts import describes_ranks, layout_limits
 from tests.support.strategies import BLOOM
 
@@ -31,3 +33,22 @@ def test_context_parallel_ranks_need_two_equal_parts_each(sequence: int, layout:
     workload = Workload(shape, msgspec.structs.replace(BLOOM.recipe, global_batch=1), layout)
     assert [limit.name for limit in layout_limits(workload) if limit.applies] == names
     assert describes_ranks(workload) is (not names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"experts": 4, "experts_per_token": 2}, "cp2 with experts"),
+        ({"key_value_rank": 4, "value_head_dim": 8}, "cp2 with latent attention"),
+        ({"top_query_layer": True}, "cp2 with a top-query layer"),
+        ({"mask": Mask.PREFIX}, "cp2 with a prefix mask"),
+    ],
+)
+def test_what_ranks_cannot_share_out_is_named(changes: dict[str, Any], name: str) -> None:
+    shape = msgspec.structs.replace(BLOOM.architecture, **changes)
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=1)
+    refused = {
+        limit.name for limit in layout_limits(Workload(shape, recipe, Layout(context_parallel=2))) if limit.applies
+    }
+    alone = {limit.name for limit in layout_limits(Workload(shape, recipe, Layout())) if limit.applies}
+    assert refused - alone == {name}
