@@ -102,18 +102,23 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
     if architecture.experts is not None:
         stored = (experts["experts"] or 0) + architecture.shared_experts
         width = stored * (experts["expert_ffn_hidden"] or width)
-    block = 4 * hidden * heads * head_dim + matrices * hidden * width
+    ranks = _scaled_ranks(architecture, w, head_divisor)
+    rotary_dim = architecture.rotary_dim and -(-architecture.rotary_dim // (2 * head_divisor)) * 2
+    attention = 4 * hidden * heads * head_dim
+    if architecture.key_value_rank is not None:
+        attention = _latent_elements(hidden, heads, head_dim, rotary_dim or 0, **ranks)
+    block = attention + matrices * hidden * width
     tables = 1 if architecture.tied_embeddings else 2
     layers = max(2, round((scale.parameters - tables * padded * hidden) / block))
     layers = min(layers, architecture.layers)
     dense = architecture.dense_layers and max(1, round(architecture.dense_layers * layers / architecture.layers))
-    rotary_dim, shorter = architecture.rotary_dim, sequence_divisor(architecture, scale)
+    shorter = sequence_divisor(architecture, scale)
     small = msgspec.structs.replace(
         architecture,
         layers=layers,
         dense_layers=dense,
         **experts,
-        **_scaled_ranks(architecture, w, head_divisor),
+        **ranks,
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
@@ -125,7 +130,7 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         sliding_window=architecture.sliding_window and -(-architecture.sliding_window // shorter),
         rotary_scaling_sequence=architecture.rotary_scaling_sequence
         and -(-architecture.rotary_scaling_sequence // shorter),
-        rotary_dim=None if rotary_dim is None else -(-rotary_dim // (2 * head_divisor)) * 2,
+        rotary_dim=rotary_dim,
     )
     return small, w
 
@@ -159,3 +164,21 @@ def _scaled_ranks(architecture: Architecture, w: int, head_divisor: int) -> dict
         changes["key_value_rank"] = architecture.key_value_rank // w
         changes["value_head_dim"] = architecture.value_head_dim // head_divisor
     return changes
+
+
+def _latent_elements(
+    hidden: int,
+    heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    *,
+    key_value_rank: int,
+    value_head_dim: int,
+    query_rank: int | None = None,
+) -> int:
+    """Elements of the matrices of a layer's latent attention."""
+    queries = heads * head_dim
+    asked = hidden * queries if query_rank is None else query_rank * (hidden + queries)
+    expanded = heads * (head_dim - rotary_dim + value_head_dim)
+    compressed = hidden * (key_value_rank + rotary_dim) + key_value_rank * expanded
+    return asked + compressed + heads * value_head_dim * hidden

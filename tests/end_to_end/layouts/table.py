@@ -172,6 +172,7 @@ def table() -> list[Case]:
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
         and ("tp4" not in layout.split(",") or not has_groups(recorded))
+        and not (is_mixture(recorded) and any(axis in layout for axis in ("tp", "cp")))
     ]
 
 
@@ -194,6 +195,12 @@ def has_groups(recorded: str) -> bool:
     """Whether heads of the recorded run share keys and values."""
     shape = reference_run(recorded).architecture
     return shape.kv_heads < shape.heads
+
+
+@functools.cache
+def is_mixture(recorded: str) -> bool:
+    """Whether the recorded run has experts, which no tensor- or context-parallel layout executes."""
+    return reference_run(recorded).architecture.experts is not None
 
 
 @functools.cache

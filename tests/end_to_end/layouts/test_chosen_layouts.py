@@ -59,6 +59,9 @@ CHOSEN = [
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
     Case("llama2-mini", "16bit", "tp2,sp"),
     Case("llama3-mini", "16bit", "dp2,zero1"),
+    Case("mixtral-mini", "fp32", "dp2"),
+    Case("qwen3-moe-mini", "fp32", "pp2,1f1b"),
+    Case("deepseek-v3-mini", "fp32", "dp2,zero1"),
     *FUSED,
     *RARE,
 ]

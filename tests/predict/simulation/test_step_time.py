@@ -179,14 +179,20 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
     inner, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     width = a.ffn_hidden * (3 if a.activation.gated else 2)
     if a.experts is not None:
-        width = (a.experts_per_token or 0) * a.expert_width * 3 + a.experts  # and the router
-    a_layer = a.hidden * (2 * inner + 2 * keys + width)
-    forward = 2 * tokens * (a.layers * a_layer + a.hidden * a.padded_vocabulary)
+        width = ((a.experts_per_token or 0) + a.shared_experts) * a.expert_width * 3 + a.experts  # and the router
+    attention = a.hidden * (2 * inner + 2 * keys)
+    if a.key_value_rank is not None and a.query_rank is not None and a.rotary_dim is not None:
+        own = a.heads * (a.head_dim - a.rotary_dim + (a.value_head_dim or 0))
+        attention = a.query_rank * (a.hidden + inner) + a.hidden * (a.key_value_rank + a.rotary_dim)
+        attention += a.key_value_rank * own + a.hidden * a.heads * (a.value_head_dim or 0)
+    dense = a.dense_layers * a.hidden * a.ffn_hidden * 3
+    layers = a.layers * attention + dense + (a.layers - a.dense_layers) * a.hidden * width
+    forward = 2 * tokens * (layers + a.hidden * a.padded_vocabulary)
     assert stage.forward == forward
     assert stage.backward == 2 * forward
     (again,) = steps(Products(), run)
     full = run.layout.recomputation is Recomputation.FULL
-    assert (again.backward - stage.backward > 0.5 * 2 * tokens * a.layers * a_layer) == full
+    assert (again.backward - stage.backward > 0.5 * 2 * tokens * layers) == full
 
 
 def on_cuda(machine: Machine, name: str, training: TrainingOptions = DEFAULT_OPTIONS) -> StepSeconds:
