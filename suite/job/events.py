@@ -91,6 +91,17 @@ class RoutedLayer(msgspec.Struct, frozen=True):
     auxiliary_loss: float
 
 
+class ComputedRows(msgspec.Struct, frozen=True):
+    """Rows of all layers together that the experts of a rank computed, of every rank's tokens.
+
+    Args:
+        forward: with those that recomputation repeats.
+    """
+
+    forward: int
+    backward: int
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """The counts and times of a rank.
 
@@ -114,6 +125,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         cpu_speed: median of the samples between timed steps; None on a GPU. Stored as "pace".
         synchronisations: how often the counted step read numbers from the device (see `SynchronisationCounter`).
         routed: what each router of this rank's layers did in the counted step; empty without experts.
+        computed_rows: where experts are shared out over ranks, what this rank's computed in the pass in which a figure
+            was measured, by the figure: that pass alone, as routing changes from step to step.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
@@ -143,6 +156,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     reserved_bytes: int | None = None
     synchronisations: int | None = None
     routed: list[RoutedLayer] = []
+    computed_rows: dict[str, ComputedRows] = {}
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

@@ -8,7 +8,8 @@ from suite.job.training_job import Job
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Figure
-from suite.predict.executed_run.figures import expected_figures, judged
+from suite.predict.executed_run.figures import expected_figures, judged, memory_options
+from suite.predict.executed_run.routing import given_routing
 from suite.records.record import Record, recorded_kernels
 
 Expected = Callable[[Job, Kernels, int], list[Figure]]
@@ -27,6 +28,9 @@ def judged_rows(record: Record, expected: Expected = expected_of_job) -> list[Ro
     """
     if record.end is None:
         return []
+    job, kernels = record.begin.job, recorded_kernels(record)
     cores = record.begin.hardware.get("cores", "")
-    figures = expected(record.begin.job, recorded_kernels(record), int(cores) if cores.isdigit() else 1)
+    figures = expected(job, kernels, int(cores) if cores.isdigit() else 1)
+    options = memory_options(job.step_options(kernels), job.kernels)
+    figures = given_routing(job.workload, options, figures, [rank.computed_rows for rank in record.end.ranks])
     return judged(figures, record.end.predicted, record.end.figures)

@@ -274,6 +274,7 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
 def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:
     """What the suite chose that the request does not say, and that changes the losses or the layout of a run."""
     layout, batch, usual = workload.layout, workload.recipe.global_batch, subject.workload.layout
+    shared = " * ep" if layout.expert_parallel > 1 else ""
     changes = []
     if not subject.is_miniature and request.layout is None and layout.ranks != usual.ranks:
         changes.append(f"layout of {usual.ranks} ranks scaled to {layout_text(layout)}")
@@ -283,7 +284,7 @@ def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[
     elif batch != subject.usual_batch:
         changes.append(
             f"global batch {batch} samples ({subject.usual_batch} with {subject.ranks} ranks as usual): a multiple of "
-            f"{layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch); losses of the two do not compare"
+            f"{layout.replicas} (dp{shared}) * {layout.micro_batch} (micro-batch); losses of the two do not compare"
         )
     return tuple(changes)
 

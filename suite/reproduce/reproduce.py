@@ -25,7 +25,8 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure, last_loss
-from suite.predict.executed_run.figures import countable, expected_figures, judged
+from suite.predict.executed_run.figures import countable, expected_figures, judged, memory_options
+from suite.predict.executed_run.routing import given_routing
 from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
 from suite.reproduce.measured_figures import counted_figures
@@ -177,6 +178,9 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
     if outcome.status is Status.OK:
         kernels = kernels_for(plan.recipe.precision, plan.device)
         expected = expected_figures(job, kernels=kernels, cores=usable_cores())
+        options = memory_options(job.step_options(kernels), job.kernels)
+        routed = [report.computed_rows for report in outcome.finished]
+        expected = given_routing(job.workload, options, expected, routed)
         rows = judged(expected, figures.times, figures.measured)
         verdict = overall(rows)
         if plan.learns and not loss_fell(losses):

@@ -109,9 +109,9 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 
 _EXECUTED_LAYOUTS = (
-    "dpN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, zero2/3 without ppN, reshard, noreshard, "
-    "offload with zero2/3, recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, "
-    "bucketN"
+    "dpN, epN with zero0 and without tpN and ppN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, "
+    "zero2/3 without ppN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, everyN, fused with "
+    "a plain causal mask, microN, accumulateN, bucketN"
 )
 
 
@@ -176,6 +176,7 @@ def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device
     name = averaging.value
     for wrong, what, got, allowed in (
         (layout.data_parallel == 1, f"{name} without data-parallel ranks to average over", "dp1", "dp2 or more"),
+        (layout.expert_parallel > 1, f"{name} with experts shared out", f"ep{layout.expert_parallel}", "ep1"),
         (layout.zero_stage > 0, f"{name} with state that is sharded over ranks", f"zero{layout.zero_stage}", "zero0"),
         (
             averaging is Averaging.POWER_SGD and recipe.precision.scaled,
@@ -203,7 +204,7 @@ def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
         if ramp_up != (None, None, None):
             raise InputError("recipe.batch_rampup_start, increment, samples: all or none", got=ramp_up, where=where)
         return
-    replicas = layout.data_parallel * layout.micro_batch
+    replicas = layout.replicas * layout.micro_batch
     least = replicas * (layout.pipeline_stages if layout.schedule is Schedule.ONE_F_ONE_B else 1)
     if start % replicas or increment % replicas or not least <= start <= recipe.global_batch:
         what, got = "recipe.batch_rampup_start and batch_rampup_increment", f"{start} and {increment}"

@@ -41,7 +41,15 @@ def test_an_array_keeps_the_order_of_the_names() -> None:
 def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
     """Every field that both structs have; a new one needs no line of its own."""
     names = shared_fields(RankOutcome, Finished)
-    assert {"environment", "arithmetic", "resident_bytes", "reserved_bytes", "synchronisations", "routed"} == {*names}
+    assert {
+        "environment",
+        "arithmetic",
+        "resident_bytes",
+        "reserved_bytes",
+        "synchronisations",
+        "routed",
+        "computed_rows",
+    } == {*names}
     counts = {field.name: 0 for field in msgspec.structs.fields(Finished) if field.required}
     lists = {name: [] for name in ("collectives", "worked_seconds", "pipeline_seconds")}
     reported = {"environment": {"torch": "2"}, "arithmetic": "fp32", "resident_bytes": 7, "synchronisations": 2}

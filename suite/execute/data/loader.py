@@ -78,7 +78,7 @@ def batches(job: Job, *, replica: int, context_rank: int = 0) -> Batches:
     script, layout = job.training_options, job.layout
     if not script.workers and not script.pinned:
         return stream
-    share = job.recipe.global_batch // layout.data_parallel
+    share = job.recipe.global_batch // layout.replicas
     firsts = [
         step * job.recipe.global_batch + replica * share + offset
         for step in range(job.steps)

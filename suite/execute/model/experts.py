@@ -6,7 +6,8 @@ compute, in the order of the experts.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -95,8 +96,8 @@ class _Copied(torch.autograd.Function):
         return gradients[0].index_select(0, inverse_R).unflatten(0, (-1, ctx.chosen)).sum(1), None, None
 
 
-class _Returned(torch.autograd.Function):
-    """The experts' output in the order of tokens."""
+class Returned(torch.autograd.Function):
+    """Rows in another order: the experts' output in that of the tokens."""
 
     @staticmethod
     def forward(ctx: Any, y_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ def _of_weights(gradient_RM: Tensor, x_RK: Tensor, ends_E: Tensor) -> Tensor:
 
 def _grouped(x_RK: Tensor, columns: int) -> bool:
     unaligned = any(size * x_RK.element_size() % ALIGNED_BYTES for size in (x_RK.shape[1], columns))
-    return x_RK.is_cuda and not unaligned
+    return x_RK.is_cuda and len(x_RK) > 0 and not unaligned
 
 
 class _Balanced(torch.autograd.Function):
@@ -282,18 +283,31 @@ class RoutedExperts(nn.Module):
         return out
 
 
+class RowExchange(Protocol):
+    """Has rows computed by the experts of other ranks."""
+
+    def __call__(self, rows_RD: Tensor, ends_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """What all experts make of `rows_RD`, in its order; `compute`: the rows and ends of this rank's own experts."""
+
+
 class Experts(nn.Module):
     """Feed-forward part of experts that a router chooses, without a capacity: none drops a token.
 
     Args:
         shared: what every token passes besides.
+
+    Attributes:
+        exchange: with the ranks that have the other experts; None where this one has all.
     """
+
+    exchange: RowExchange | None
 
     def __init__(self, architecture: Architecture, operations: Operations, shared: nn.Module | None) -> None:
         super().__init__()
         self.router = Router(architecture)
         self.experts = RoutedExperts(architecture, operations)
         self.shared_experts = shared
+        self.exchange = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # sizes depend on the routing: it runs eagerly
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -301,9 +315,10 @@ class Experts(nn.Module):
         gates_NC, dispatch = self.router(x_ND)
         order_R, inverse_R, ends_E = dispatch
         rows_RD: Tensor = _Copied.apply(x_ND, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
-        y_RD = self.experts(rows_RD, ends_E)
+        exchange = self.exchange
+        y_RD = self.experts(rows_RD, ends_E) if exchange is None else exchange(rows_RD, ends_E, self.experts)
         del rows_RD
-        y_RD = _Returned.apply(y_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
+        y_RD = Returned.apply(y_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
         weighed_NCD = y_RD.unflatten(0, gates_NC.shape) * gates_NC.to(y_RD.dtype).unsqueeze(-1)
         out: Tensor = weighed_NCD.sum(1).view_as(x_BTD)
         del y_RD, weighed_NCD

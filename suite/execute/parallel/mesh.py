@@ -10,6 +10,7 @@ from reference_runs.layout import Layout
 
 DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
 CONTEXT = "cp"  # within "dp": its ranks hold the same weights
+EXPERT, EXPERT_DATA = "ep", "edp"  # with experts shared out: the ranks that do, and those with the same experts
 EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
 
 
@@ -20,6 +21,8 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     which hold the same weights: those of one sample are neighbours on it. All ranks of the job must call it together.
     """
     contexts = layout.context_parallel
+    if layout.expert_parallel > 1:
+        return _sharing_experts(layout, device_type)
     sizes = {
         DATA: layout.data_parallel,
         CONTEXT: contexts,
@@ -34,6 +37,24 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     ranks = torch.arange(layout.ranks).view([sizes[axis] for axis in order])
     ranks = ranks.movedim(order.index(CONTEXT), -1).movedim(-1, axes.index(DATA) + 1)
     return DeviceMesh(device_type, ranks.reshape(shape), mesh_dim_names=tuple(axes))
+
+
+def _sharing_experts(layout: Layout, device_type: str) -> DeviceMesh:
+    """The mesh where experts are shared out: the group of `DATA` joins `EXPERT_DATA` and `EXPERT`."""
+    sizes = {
+        DATA: layout.data_parallel,
+        EXPERT: layout.expert_parallel,
+        TENSOR: layout.tensor_parallel,
+        PIPELINE: layout.pipeline_stages,
+    }
+    axes = [axis for axis in reversed(layout.axis_order) if axis in sizes]
+    names = tuple(EXPERT_DATA if axis == DATA else axis for axis in axes)
+    ranks = torch.arange(layout.ranks).view([sizes[axis] for axis in axes])
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    apart = mesh[tuple(name for name in names if name in (EXPERT_DATA, EXPERT))]
+    # with a backend it is a group of its own also where EXPERT's has the same ranks: counters tell them apart
+    apart._flatten(DATA, backend_override=dist.get_backend())
+    return mesh
 
 
 def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
@@ -52,7 +73,8 @@ def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
 
 def coordinates(mesh: DeviceMesh, layout: Layout) -> dict[str, int]:
     """Axis -> this rank's coordinate on it; of context parallelism where it has several ranks."""
-    by_axis = {axis: mesh.get_local_rank(axis) for axis in mesh.mesh_dim_names or ()}
+    names = mesh.mesh_dim_names or ()
+    by_axis = {DATA if axis == EXPERT_DATA else axis: mesh.get_local_rank(axis) for axis in names}
     if layout.context_parallel > 1:
         by_axis[DATA], by_axis[CONTEXT] = divmod(by_axis[DATA], layout.context_parallel)
     return by_axis
@@ -86,7 +108,7 @@ def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
 
 def axis_of_group(mesh: DeviceMesh, embedding: dist.ProcessGroup | None, context: DeviceMesh | None) -> dict[str, str]:
     """Process group name -> axis. The group of all ranks belongs to the axis that spans them."""
-    axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names or ()}
+    axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in (*(mesh.mesh_dim_names or ()), DATA)}
     if embedding is not None:
         axes[embedding.group_name] = EMBEDDING
     if context is not None:

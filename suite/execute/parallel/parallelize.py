@@ -24,8 +24,9 @@ from suite.execute.model.experts import Router
 from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import context_parallel, tensor_parallel
+from suite.execute.parallel.expert_parallel import EXPERT_DIM, RowCounter, share_experts
 from suite.execute.parallel.gradient_sums import GradientSums
-from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, context_mesh, embedding_group
+from suite.execute.parallel.mesh import DATA, EXPERT, PIPELINE, TENSOR, context_mesh, embedding_group
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
@@ -55,18 +56,20 @@ class LocalParameter:
 
     Args:
         name: in the whole model.
-        tensor_dim: the dim along which the tensor-parallel ranks hold its parts; None: each stores all of it.
+        split_dim: the dim along which the tensor- or expert-parallel ranks hold its parts; None: each stores all of it.
         counted: whether this rank counts it. Of the ranks that store the same, one does.
         partial: whether each tensor-parallel rank has a part of its gradient.
         tied: whether it is the table that first and last pipeline stage share.
+        expert: whether expert-parallel ranks share it out.
     """
 
     parameter: nn.Parameter
     name: str
-    tensor_dim: int | None
+    split_dim: int | None
     counted: bool
     partial: bool
     tied: bool
+    expert: bool = False
 
     @property
     def gradient(self) -> Tensor:
@@ -91,6 +94,7 @@ class Training:
         gradient_sums: of compiled blocks whose graphs add to them.
         embedding_group: joins the ranks that store a tied table twice.
         context: the ranks that sequences are dealt to.
+        computed_rows: of this rank's experts, where ranks share them out.
     """
 
     chunks: list[Decoder]
@@ -102,6 +106,7 @@ class Training:
     gradient_sums: GradientSums | None
     embedding_group: dist.ProcessGroup | None
     context: DeviceMesh | None
+    computed_rows: RowCounter
 
     @property
     def routers(self) -> list[Router]:
@@ -114,15 +119,18 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
 
     The order is fixed, because each step needs the result of the previous one:
         1. build this rank's chunks and initialise them on the CPU, as the whole model would be
-        2. tensor parallelism: keep this rank's part of the matrices; context parallelism: its positions
+        2. expert and tensor parallelism: keep this rank's experts, and its part of the matrices; context parallelism:
+           its positions
         3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
         4. compile each block
-        5. DistributedDataParallel over data- and context-parallel ranks (ZeRO-0 and 1)
+        5. DistributedDataParallel over data-, expert- and context-parallel ranks (ZeRO-0 and 1), without experts that
+           are shared out
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
     """
     layout, dtype = job.layout, DTYPES[job.recipe.precision]
-    chunks, splits = _split_chunks(job, mesh)
+    rows = RowCounter()
+    chunks, splits, experts = _split_chunks(job, mesh, rows)
     context = context_mesh(mesh, layout)
     if context is not None:
         for chunk in chunks:
@@ -136,7 +144,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
                 tensor_parallel.wait_for_embedding(chunk)
     modules: list[nn.Module] = list(chunks)
     if layout.state_ranks > 1 and not layout.fully_sharded:
-        modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device) for chunk in chunks]
+        modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device, apart=experts) for chunk in chunks]
     pipeline = None
     if layout.pipeline_stages > 1:
         numbered = dict(zip(_chunk_numbers(layout, mesh), modules, strict=True))
@@ -145,13 +153,18 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     leaves = [
         leaf
         for chunk, split in zip(chunks, splits, strict=True)
-        for leaf in _leaves(chunk, split, counts_repeated=mesh.get_local_rank(TENSOR) == 0)
+        for leaf in _leaves(chunk, split, experts, first=_is_first(mesh, TENSOR), counts_dense=_is_first(mesh, EXPERT))
     ]
     optimizer = _optimizer(job, mesh, groups, leaves, modules)
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
     tied = job.architecture.tied_embeddings
     tables = embedding_group(mesh) if tied else None
-    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, tables, context)
+    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, tables, context, rows)
+
+
+def _is_first(mesh: DeviceMesh, axis: str) -> bool:
+    """Whether this rank is the first on `axis`, or the mesh has none."""
+    return axis not in (mesh.mesh_dim_names or ()) or mesh.get_local_rank(axis) == 0
 
 
 def sums_in_blocks(job: Job, device: torch.device) -> bool:
@@ -172,9 +185,15 @@ def _chunk_numbers(layout: Layout, mesh: DeviceMesh) -> range:
     return range(mesh.get_local_rank(PIPELINE), stages * layout.virtual_stages, stages)
 
 
-def _split_chunks(job: Job, mesh: DeviceMesh) -> tuple[list[Decoder], list[tensor_parallel.Split]]:
-    """This rank's chunks, initialised as the whole model would be, with its part of the matrices."""
+def _split_chunks(
+    job: Job, mesh: DeviceMesh, rows: RowCounter
+) -> tuple[list[Decoder], list[tensor_parallel.Split], frozenset[str]]:
+    """This rank's chunks, initialised as the whole model would be, with its part of the matrices.
+
+    And the names of its experts' matrices, where other ranks have other ones.
+    """
     layout = job.layout
+    experts: frozenset[str] = frozenset()
     layers = list(chunk_layers(job.architecture.layers, layout))
     chunks, splits = [], []
     for number in _chunk_numbers(layout, mesh):
@@ -189,9 +208,11 @@ def _split_chunks(job: Job, mesh: DeviceMesh) -> tuple[list[Decoder], list[tenso
         )
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
         initialise(chunk, job.recipe, seed=job.seed)
+        if layout.expert_parallel > 1:
+            experts |= share_experts(chunk, mesh.get_group(EXPERT), rows)
         splits.append(tensor_parallel.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
         chunks.append(chunk)
-    return chunks, splits
+    return chunks, splits, experts
 
 
 def _stored(
@@ -315,7 +336,12 @@ def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.
             chunk.loss.compile_parts()
 
 
-def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, device: torch.device) -> nn.Module:
+def _data_parallel(
+    chunk: Decoder, layout: Layout, group: dist.ProcessGroup, device: torch.device, *, apart: frozenset[str]
+) -> nn.Module:
+    """Args: apart: names of parameters whose gradients it leaves alone."""
+    ignored = [name for name, _ in chunk.named_parameters() if _plain(name) in apart]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(chunk, ignored)
     return DistributedDataParallel(
         chunk,
         process_group=group,
@@ -327,16 +353,26 @@ def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, dev
     )
 
 
-def _leaves(chunk: Decoder, split: tensor_parallel.Split, *, counts_repeated: bool) -> Iterator[LocalParameter]:
+def _plain(name: str) -> str:
+    """The name of a parameter without that of its parametrization."""
+    return name.replace("parametrizations.", "").removesuffix(".original")
+
+
+def _leaves(
+    chunk: Decoder, split: tensor_parallel.Split, experts: frozenset[str], *, first: bool, counts_dense: bool
+) -> Iterator[LocalParameter]:
+    """Args: first: of the tensor-parallel ranks; counts_dense: whether this rank counts what is not of its experts."""
     tied = chunk.architecture.tied_embeddings and (chunk.embedding is None or chunk.head is None)
     for name, parameter in chunk.named_parameters():
-        plain = name.replace("parametrizations.", "").removesuffix(".original")
+        plain = _plain(name)
+        expert = plain in experts
         copied = tied and plain == "head.weight"
         yield LocalParameter(
             parameter,
             plain,
-            split.dims.get(plain),
-            counted=not copied and (counts_repeated or plain not in split.repeated),
+            EXPERT_DIM if expert else split.dims.get(plain),
+            counted=not copied and (counts_dense or expert) and (first or plain not in split.repeated),
             partial=plain in split.partial,
             tied=copied or (tied and plain == "embedding.weight"),
+            expert=expert,
         )

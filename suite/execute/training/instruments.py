@@ -26,7 +26,7 @@ from suite.execute.measure.timeline import term_seconds
 from suite.execute.parallel.mesh import axis_of_group, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
-from suite.job.events import RoutedLayer, StepKind
+from suite.job.events import ComputedRows, RoutedLayer, StepKind
 
 
 class StepCounters:
@@ -35,6 +35,7 @@ class StepCounters:
     Attributes:
         gradient_bytes: storages of the gradients of the last counted step, before its update.
         routed: what routers did in the step whose collectives were counted.
+        computed_rows: of this rank's experts in the steps whose payload and flop were counted.
     """
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
@@ -46,6 +47,8 @@ class StepCounters:
         self.flop = LocalFlopCounter()
         self.gradient_bytes = 0
         self.routed: list[RoutedLayer] = []
+        self.computed_rows: dict[str, ComputedRows] = {}
+        self._rows = steps.training.computed_rows
         self._leaves = steps.training.leaves
         self._routers = {n: router for chunk in steps.training.chunks for n, router in chunk.routers.items()}
 
@@ -55,6 +58,7 @@ class StepCounters:
         with ExitStack() as stack:
             if purpose.eager:
                 stack.enter_context(eagerly())
+            self._rows.clear()
             if purpose is StepPurpose.COLLECTIVES:
                 stack.enter_context(self.collectives)
                 stack.enter_context(self.synchronisations)
@@ -74,6 +78,9 @@ class StepCounters:
                 RoutedLayer(n, router.statistics.loads, 0, router.statistics.auxiliary_loss)
                 for n, router in sorted(self._routers.items())
             ]
+            self.computed_rows["payload_bytes"] = self._rows.counted
+        if purpose is StepPurpose.FLOP:
+            self.computed_rows["hardware_flop"] = self._rows.counted
         if purpose is StepPurpose.PEAK and not skipped:
             self.peak.finish()
         if purpose is StepPurpose.WARM_UP and following is not StepPurpose.WARM_UP:

@@ -89,20 +89,24 @@ def _finished(
     """What the instruments show, and the counts of the passes after the last step."""
     training = steps.training
     pipelined = [] if training.pipeline is None else clocks.phase_seconds
+    computed_rows, flop = counters.computed_rows, model_flop(steps)
+    computed_rows["model_flop"] = training.computed_rows.counted
+    activations = activation_bytes(steps)
+    computed_rows["activation_bytes"] = training.computed_rows.counted
     biases = sum(router.bias.numel() for router in training.routers if router.bias is not None)
     first = mesh.get_local_rank(DATA) == 0  # every data-parallel rank has all of them
     return Finished(
         coordinates=coordinates(mesh, steps.job.layout),
         parameters=sum(leaf.local.numel() for leaf in training.leaves) + biases,
         own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.counted) + (biases if first else 0),
-        model_flop=model_flop(steps),
+        model_flop=flop,
         hardware_flop=counters.flop.get_total_flops(),
         weight_bytes=storage_bytes(training.weights),
         gradient_bytes=counters.gradient_bytes,
         optimizer_bytes=storage_bytes(training.optimizer.state_tensors),
         collectives=counters.collectives.collectives(),
         interface_sent_bytes=clocks.interface_sent_bytes(),
-        activation_bytes=activation_bytes(steps),
+        activation_bytes=activations,
         peak_bytes=counters.peak.bytes,
         worked_seconds=[seconds[Part.FORWARD] + seconds[Part.BACKWARD] for seconds in pipelined],
         pipeline_seconds=[seconds[Part.PIPELINE] for seconds in pipelined],
@@ -115,6 +119,7 @@ def _finished(
         resident_bytes=clocks.resident_bytes,
         reserved_bytes=counters.peak.reserved_bytes,
         routed=counters.routed,
+        computed_rows=computed_rows if steps.job.layout.expert_parallel > 1 else {},
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )
@@ -126,6 +131,7 @@ def model_flop(steps: Steps) -> int:
     It runs one sample at a time, because a whole micro-batch without recomputation may not fit where training does.
     """
     flop = LocalFlopCounter(recomputes=False)
+    steps.training.computed_rows.clear()
     layout = steps.job.layout
     for chunk in steps.training.chunks:
         chunk.recompute(Recomputation.NONE)
@@ -152,6 +158,7 @@ def activation_bytes(steps: Steps) -> int:
             yield from chunk.parameters()  # gathered ones, while fully sharded blocks compute
 
     kept = KeptForBackward(weights)
+    steps.training.computed_rows.clear()
     with eagerly(), kept.hooks():
         outputs = list(steps.chunk_outputs(samples=steps.job.layout.micro_batch))
     assert outputs

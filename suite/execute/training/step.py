@@ -22,7 +22,7 @@ from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
-from suite.execute.parallel.mesh import CONTEXT, DATA, PIPELINE, TENSOR, coordinates
+from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
 from suite.execute.parallel.parallelize import LocalParameter, Training
 from suite.execute.parallel.sharded_adamw import TensorAdamW
@@ -70,7 +70,7 @@ class Steps:
         self._global_batch = 0
         self._samples_trained = 0
         index = coordinates(mesh, job.layout)
-        self._replica = index[DATA]
+        self._replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
         self._stream = batches(job, replica=self._replica, context_rank=index.get(CONTEXT, 0))
         self._ahead = CopiedAhead(self._stream, device, self.phases) if job.training_options.pinned else None
         self._scale = loss_scale(job.recipe)
@@ -125,9 +125,7 @@ class Steps:
     def _next_samples(self) -> tuple[int, int]:
         """This rank's first sample, and number of micro-batches, in the step after all samples seen so far."""
         samples = self.job.layout.micro_batch
-        micro_batches = global_batch_at(self.job.recipe, self._samples_seen) // (
-            self.job.layout.data_parallel * samples
-        )
+        micro_batches = global_batch_at(self.job.recipe, self._samples_seen) // (self.job.layout.replicas * samples)
         return self._samples_seen + self._replica * micro_batches * samples, micro_batches
 
     def _micro_batch(self, first: int, samples: int) -> TokenBatch:
@@ -226,13 +224,22 @@ class Steps:
             optimizer.step(rate, factor)
 
     def _complete_gradients(self, leaves: list[LocalParameter]) -> None:
-        """Sum what the data-parallel reduction does not: parts on tensor-parallel ranks, and tied tables."""
+        """Sum what the data-parallel reduction does not: parts on tensor-parallel ranks, experts, and tied tables.
+
+        A rank's experts have the gradients of all expert-parallel ranks' samples; other ranks with the same experts
+        have those of their own.
+        """
         partial = [leaf.gradient for leaf in leaves if leaf.partial]
         if partial:
             flat = torch.cat([gradient.reshape(-1) for gradient in partial]).to(self.device)
             dist.all_reduce(flat, group=self._mesh.get_group(TENSOR))
             for gradient, summed in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
                 gradient.copy_(summed.view_as(gradient))
+        for leaf in leaves:
+            if leaf.expert:
+                leaf.gradient.div_(self.job.layout.replicas)
+                if self.job.layout.data_parallel > 1:
+                    dist.all_reduce(leaf.gradient, group=self._mesh.get_group(EXPERT_DATA))
         if self.training.embedding_group is not None:
             for leaf in leaves:
                 if leaf.tied:
@@ -243,6 +250,8 @@ class Steps:
         layout = self.job.layout
         if layout.tensor_parallel > 1:
             dist.all_reduce(squared, group=self._mesh.get_group(TENSOR))
+        if layout.expert_parallel > 1:
+            dist.all_reduce(squared, group=self._mesh.get_group(EXPERT))
         both = torch.stack([loss, squared])
         if layout.pipeline_stages > 1:
             dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))

@@ -145,6 +145,13 @@ def _fill_layers(buckets: list[int], layer: list[int], layers: int, open_bytes: 
     return open_bytes
 
 
+def filled_buckets(tensors: list[int], bucket_bytes: int) -> list[int]:
+    """Bytes of the buckets that gradients of so many bytes fill, in the order in which they become ready."""
+    buckets: list[int] = []
+    left = _fill(buckets, tensors, 0, bucket_bytes)
+    return [*buckets, left] if left else buckets
+
+
 def _fill(buckets: list[int], tensors: list[int], open_bytes: int, bucket_bytes: int) -> int:
     """Append the buckets that `tensors` close to `buckets`; returns the bytes left open."""
     for tensor in tensors:

@@ -57,6 +57,8 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "layers are dealt to chunks"
     if axis == "dp" and architecture.balancing is Balancing.BIAS:
         yield "rows of experts are summed, in place of gradients of their biases"
+    if axis == "ep":
+        yield "the numbers of rows of each expert are exchanged too"
     if axis == "dp" and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
         if any(tensor.rows % layout.state_ranks for tensor in tensors):

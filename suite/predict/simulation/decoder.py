@@ -42,6 +42,7 @@ class Chunk:
 
     Attributes:
         embeds: whether this is the model's first chunk, which is given tokens.
+        expert_rows: that the rank's experts of each layer compute; None: as many as its tokens have.
     """
 
     def __init__(  # what a chunk has of the model, and how it is executed
@@ -66,6 +67,7 @@ class Chunk:
         self.inputs = AttentionInputs(tape, self.architecture, self.sizes)
         self.context = AttentionContext(self.operators, workload, self.sizes)
         self.embeds = parameters.embedding is not None
+        self.expert_rows: int | None = None
 
     def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:
         """The loss where this is the last chunk, else hidden states.
@@ -329,7 +331,13 @@ class Chunk:
         if isinstance(layer.feed_forward, FeedForwardParameters):
             return self._one_feed_forward(layer.feed_forward, x)
         parameters, tokens, hidden = layer.feed_forward, self.sizes.tokens, self.sizes.hidden
-        experts = ExpertLayer(self.operators, self.architecture, tokens=tokens)
+        experts = ExpertLayer(
+            self.operators,
+            self.architecture,
+            tokens=tokens,
+            ranks=self.layout.expert_parallel,
+            computed=self.expert_rows,
+        )
         out = experts.routed(x, parameters, self._activated)
         if parameters.shared is None:
             return out

@@ -25,19 +25,32 @@ Gradients = list[MemoryBlock | None]
 class ExpertLayer:
     """The experts of one layer, and N tokens of a micro-batch with C experts each: R = N C rows.
 
+    Args:
+        ranks: that share out the experts.
+        computed: rows of all ranks that this one's experts compute; None: R, as where experts are equally busy.
+
     Of calls it counts the products, R / E rows in each, which the routing shifts between experts, and what copies rows.
     """
 
-    def __init__(self, operators: Operators, architecture: Architecture, *, tokens: int) -> None:
+    def __init__(
+        self,
+        operators: Operators,
+        architecture: Architecture,
+        *,
+        tokens: int,
+        ranks: int = 1,
+        computed: int | None = None,
+    ) -> None:
         self._operators, self._tape, self._architecture = operators, operators.tape, architecture
         self._tokens, self._hidden, self._width = tokens, architecture.hidden, architecture.expert_width
         self._experts, self._chosen = architecture.experts or 0, architecture.experts_per_token or 0
-        self._rows = tokens * self._chosen
+        self._rows, self._ranks = tokens * self._chosen, ranks
+        self._computed = self._rows if computed is None else computed
         self._scores = FP32 * tokens * self._experts
 
     def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
         """What the chosen experts make of x, weighed and summed for each token."""
-        operators, rows, hidden, width = self._operators, self._rows, self._hidden, self._width
+        rows, hidden, width = self._rows, self._hidden, self._width
         gate = 2 if self._architecture.activation.gated else 1
         by_token = Value(x.block, self._tape.record([x], [], lambda _, gradients: list(gradients)))
         scores = self._router_scores(by_token, parameters.router)
@@ -46,16 +59,41 @@ class ExpertLayer:
         del scores, chosen
         copied = self._copied(by_token, inverse)
         del by_token
+        if self._ranks > 1:
+            copied, own_order, own_inverse, ends = self._sent_to_experts(copied)
         expanded = self._product(copied, parameters.expansion, ends, columns=hidden, out=gate * width)
         del copied
-        active = activated(expanded, rows * width)
+        active = activated(expanded, self._computed * width)
         del expanded
         out = self._product(active, parameters.contraction, ends, columns=width, out=hidden)
         del active
-        node = self._tape.record([out], [order], self._passing(operators.element * rows * hidden))
-        operators.tape.count("permuted", rows * hidden, variant="forward", dtype=operators.dtype)
-        out = Value(operators.block(rows * hidden), node)
-        return self._weighed(out, gates)
+        if self._ranks > 1:
+            out = self._sent(self._ordered(out, own_order, self._computed), sent=self._computed, received=rows)
+            del own_order, own_inverse
+        return self._weighed(self._ordered(out, order, rows), gates)
+
+    def _ordered(self, x: Value, keeps: MemoryBlock, rows: int) -> Value:
+        """So many rows in another order: keeps one that leads back."""
+        operators, elements = self._operators, rows * self._hidden
+        node = self._tape.record([x], [keeps], self._passing(operators.element * elements))
+        operators.tape.count("permuted", elements, variant="forward", dtype=operators.dtype)
+        return Value(operators.block(elements), node)
+
+    def _sent_to_experts(self, x: Value) -> tuple[Value, MemoryBlock, MemoryBlock, MemoryBlock]:
+        """The rows of this rank's experts in their order, that order, the way back, and the ends of each expert."""
+        tape, each = self._tape, INT64 * self._computed
+        numbers = [tape.block(INT64 * self._experts) for _ in range(2)]
+        order, inverse = tape.block(each), tape.block(each)
+        ends = tape.block(INT32 * (self._experts // self._ranks))
+        del numbers
+        received = self._sent(x, sent=self._rows, received=self._computed)
+        return self._ordered(received, inverse, self._computed), order, inverse, ends
+
+    def _sent(self, x: Value, *, sent: int, received: int) -> Value:
+        """An all-to-all: keeps nothing, and gradients go back."""
+        operators, hidden = self._operators, self._hidden
+        node = self._tape.record([x], [], self._passing(operators.element * sent * hidden))
+        return Value(operators.block(received * hidden), node)
 
     def _passing(self, size: int) -> BackwardRule:
         return lambda _, __: [self._tape.block(size)]
@@ -149,7 +187,7 @@ class ExpertLayer:
 
     def _product(self, x: Value, weight: ParameterLeaf, ends: MemoryBlock, *, columns: int, out: int) -> Value:
         """The rows of each expert by its matrix: keeps them and their ends."""
-        operators, tape, rows, experts = self._operators, self._tape, self._rows, self._experts
+        operators, tape, rows, experts = self._operators, self._tape, self._computed, self._experts // self._ranks
         mean = ceil_division(rows, experts)
 
         def count(*sizes: int, variant: str) -> None:

@@ -30,11 +30,19 @@ CUDA_GRANULARITY = 512  # bytes that PyTorch's allocator rounds every block up t
 MULTIPLYING_THREADS = 2  # Python's, and autograd's for the backward pass: cuBLAS has a workspace for each
 
 
-def executed_activation_bytes(workload: Workload, options: StepOptions, *, stage: int) -> int:
-    """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`."""
+def executed_activation_bytes(
+    workload: Workload, options: StepOptions, *, stage: int, expert_rows: int | None = None
+) -> int:
+    """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`.
+
+    Args:
+        expert_rows: that the rank's experts of each layer compute; None: as many as the rank's tokens have.
+    """
     tape = Tape(Allocator(), counts=True)
     rank = SimulatedRank(tape, workload, _eager(options), stage=stage)
     batch = rank.batch()
+    for chunk in rank.chunks:
+        chunk.expert_rows = expert_rows
     outputs = [chunk.forward(batch, rank.received()) for chunk in rank.chunks]
     assert outputs
     return tape.kept_bytes

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Mask, Position, Workload
+from reference_runs.run import Balancing, Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 
 
@@ -57,7 +57,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             f"tp{layout.tensor_parallel} with latent attention", split and architecture.key_value_rank is not None
         ),
         LayoutLimit(f"tp{layout.tensor_parallel} with experts", split and architecture.experts is not None),
-        LayoutLimit(f"ep{layout.expert_parallel}", layout.expert_parallel > 1),
+        *_of_expert_parallelism(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
         LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
         LayoutLimit(layout.schedule.value, not flushes, described=stages == 1 or layout.schedule not in NO_FLUSH),
@@ -83,6 +83,18 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             layout.offload is not Offload.NONE and not offload_is_sharded,
         ),
     )
+
+
+def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
+    """What is not executed together with it."""
+    architecture, _, layout = workload
+    ranks, stages = layout.expert_parallel, layout.pipeline_stages
+    others = {
+        "a bias that balances experts": architecture.balancing is Balancing.BIAS,
+        f"zero{layout.zero_stage}": layout.zero_stage > 0,
+        f"pp{stages}": stages > 1,
+    }
+    return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]
 
 
 def describes_ranks(workload: Workload) -> bool:

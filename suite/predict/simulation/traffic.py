@@ -5,21 +5,24 @@ from __future__ import annotations
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Workload
+from reference_runs.run import Workload
 from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.analytic.flop import groups_stopped_early
-from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets
+from suite.predict.analytic.flop import groups_stopped_early, repeated_layers
+from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets, filled_buckets
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
-from suite.predict.analytic.parameters import ParameterTensor, key_width, total_elements
+from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, key_width, total_elements
 from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
     activation_message_bytes,
+    expert_traffic,
     pipeline_traffic,
     reduced_gradient_element_bytes,
     tied_embedding_traffic,
 )
+from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.gradient_averaging import averaging_traffic
 from suite.predict.simulation.state import (
     local_shard_elements,
@@ -40,12 +43,14 @@ def executed_traffic(
 
     One entry for each axis and operation that has messages:
         dp           `executed_gradient_traffic`, over data- and context-parallel ranks together
+        edp          the same of experts that ranks share out
+        ep           `executed_expert_traffic`
         tp           `executed_tensor_traffic`
         cp           `executed_context_traffic`
         pp           `pipeline_traffic`
         embedding    `tied_embedding_traffic`
         dp           `balancing_traffic`
-        tp, pp, dp   `scalar_traffic`
+        tp, ep, pp, dp   `scalar_traffic`
     """
     return _summed([entry for _, entry in _typed_traffic(workload, options, stage=stage, replica=replica)])
 
@@ -76,6 +81,7 @@ def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, repl
     micro_batches = accumulation(recipe, layout)
     return [
         *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
+        *executed_expert_traffic(workload, stage=stage),
         *executed_tensor_traffic(workload, stage=stage, replica=replica, compiled=options.compiled),
         *((weights, entry) for entry in executed_context_traffic(workload, stage=stage)),
         (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
@@ -110,6 +116,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     """The fp32 scalars that a rank all-reduces once a step, one message over each axis of several ranks.
 
     tp    squared gradient norm
+    ep    likewise
     pp    loss, squared gradient norm
     dp    loss; with ZeRO-2 and 3 squared gradient norm too, as each rank has a shard of the gradients, and with 1-bit
           Adam, as each has its own
@@ -118,6 +125,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     scalars = {
         "tp": (layout.tensor_parallel, 1),
         "pp": (layout.pipeline_stages, 2),
+        "ep": (layout.expert_parallel, 1),
         "dp": (layout.state_ranks, 2 if differs else 1),
     }
     return [Traffic(axis, "all_reduce", FP32 * numbers, 1) for axis, (ranks, numbers) in scalars.items() if ranks > 1]
@@ -140,6 +148,9 @@ def executed_gradient_traffic(
                                                    weights are not dropped after the forward pass
                   reduce_scatter   m g n P         as stage 2
 
+    Of experts that ranks share out, N_e elements in all their matrices, over the dp ranks with the same ones, "edp":
+        stage 0   all_reduce       g N_e  once a step, a message a matrix, after the backward pass
+
     Stages 2 and 3 are fully_shard's: each layer is a unit, and all tensors outside the layers are one; P are the
     elements of its padded shards on a rank (see `sharded_units`).
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2; torch/distributed/fsdp/_fully_shard/_fully_shard.py
@@ -153,12 +164,16 @@ def executed_gradient_traffic(
         return []
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
     if layout.zero_stage <= 1:
-        buckets = _stage_buckets(architecture, layout, stage=stage, element_bytes=gradient)
+        buckets = _stage_buckets(workload, stage=stage, element_bytes=gradient)
         traffic = averaging_traffic(workload, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient)
         if layout.zero_stage == 1:
             groups = optimizer_groups(workload, stage=stage)
             gathered = sum(weight * n * shard_elements(elements, n) for elements in groups)
             traffic.append(Traffic("dp", "all_gather", gathered, len(groups)))
+        if layout.data_parallel > 1:
+            tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+            shared = [gradient * tensor.elements for tensor in tensors if _is_shared_out(tensor, layout)]
+            traffic.append(Traffic("edp", "all_reduce", sum(shared), len(shared)))
         return traffic
     layers, micro_batches = architecture.layers, accumulation(recipe, layout)
     in_layers, outside = sharded_units(architecture, layout)
@@ -173,8 +188,51 @@ def executed_gradient_traffic(
     ]
 
 
-def _stage_buckets(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> list[int]:
-    """Buckets of every chunk of a rank of `stage`: each chunk has a reducer of its own."""
+def _is_shared_out(tensor: ParameterTensor, layout: Layout) -> bool:
+    """Whether ranks have different parts of a matrix of experts."""
+    return layout.expert_parallel > 1 and tensor.spread is Spread.EXPERTS
+
+
+def executed_expert_traffic(workload: Workload, *, stage: int) -> list[tuple[str, Traffic]]:
+    """What one rank hands to all-to-alls in a step by element type, where experts are equally busy.
+
+    `expert_traffic`; and for each of its forward passes, repeated ones too, one of E int64: the rows of each expert.
+    Given the routing, two of four payloads are of the rows that the rank's experts compute, not of those that its
+    tokens have (see `suite.predict.executed_run.routing`).
+    """
+    architecture, recipe, layout = workload
+    if layout.expert_parallel == 1:
+        return []
+    rows = expert_traffic(workload, stage=stage, micro_batches=accumulation(recipe, layout))
+    passes = expert_passes(workload, stage=stage)
+    numbers = Traffic("ep", "all_to_all", INT64 * (architecture.experts or 0) * passes, passes)
+    return [(WORK_DTYPES[recipe.precision], rows), ("fp32", numbers)]
+
+
+def expert_passes(workload: Workload, *, stage: int) -> int:
+    """Forward passes through layers with experts that a rank of `stage` makes in a step, repeated ones too."""
+    architecture, recipe, layout = workload
+    passes = 0
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        if kind.experts is not None:
+            passes += layers + repeated_layers(layout.recomputation, layers)
+    return accumulation(recipe, layout) * passes
+
+
+def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> list[int]:
+    """Buckets of every chunk of a rank of `stage`: each chunk has a reducer of its own.
+
+    Layers are walked one by one where they differ, or where the reducer leaves experts alone.
+    """
+    architecture, _, layout = workload
+    if architecture.experts is not None:
+        chunks = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
+        buckets: list[int] = []
+        for chunk in chunks:
+            tensors = chunk_tensors(architecture, layout, chunk=chunk)
+            elements = [tensor.elements for tensor in reversed(tensors) if not _is_shared_out(tensor, layout)]
+            buckets += filled_buckets([element_bytes * n for n in elements], layout.bucket_bytes)
+        return buckets
     dealt = chunk_layers(architecture.layers, layout)
     return [
         bucket

@@ -17,6 +17,7 @@ from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import EXACT, Quantity
 from suite.predict.executed_run.counts import prediction
 from suite.predict.executed_run.figures import memory_figures
+from suite.predict.executed_run.routing import given_routing
 from suite.reproduce.measured_figures import counted_figures
 from tests.end_to_end.layouts.execution import Executed
 from tests.end_to_end.layouts.table import STEPS
@@ -32,7 +33,10 @@ def differences_from_prediction(executed: Executed) -> Iterator[str]:
     """
     job = executed.job
     predicted = prediction(job.workload)
-    predicted += memory_figures(job.workload, job.step_options(kernels_for(job.recipe.precision, job.device)))
+    options = job.step_options(kernels_for(job.recipe.precision, job.device))
+    predicted += memory_figures(job.workload, options)
+    rows = [report.computed_rows for report in executed.finished]
+    predicted = given_routing(job.workload, options, predicted, rows)
     counted = counted_figures(job, executed.finished, executed.steps)
     for row in compare(predicted, counted, left_name="predicted", right_name="measured", judge=True):
         wrong = row.quantity in EXACT and row.verdict is Verdict.FAIL
@@ -65,13 +69,13 @@ def differing_norms(executed: Executed, single: Executed) -> Iterator[str]:
 
 
 def differing_copies(executed: Executed) -> Iterator[str]:
-    """First gradients of parameters that tensor-parallel ranks store whole, where they are not the same bits."""
+    """First gradients of parameters that ranks of one replica store whole, where they are not the same bits."""
     first: dict[tuple[int, int, str], Tensor] = {}
     for rank, (report, gradients) in enumerate(zip(executed.finished, executed.gradients, strict=True)):
         for name, (gradient, dim) in gradients.items():
             whose = copy_index(executed, report), report.coordinates["pp"], name
             if dim is None and not torch.equal(first.setdefault(whose, gradient), gradient):
-                yield f"gradient of {name} on rank {rank}: not that of the other tensor-parallel ranks"
+                yield f"gradient of {name} on rank {rank}: not that of the other ranks of its replica"
 
 
 def differing_gradients(executed: Executed, single: Executed) -> Iterator[str]:
@@ -105,10 +109,11 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
     dims: dict[str, int | None] = {}
     for report, gradients in zip(executed.finished, executed.gradients, strict=True):
         for name, (part, dim) in gradients.items():
-            place = copy_index(executed, report), report.coordinates["tp"]
+            place = copy_index(executed, report), report.coordinates["tp"] + report.coordinates.get("ep", 0)
             parts.setdefault(name, {})[place] = part
             dims[name] = dim
-    data, tensor = range(layout.data_parallel * layout.context_parallel), range(layout.tensor_parallel)
+    data = range(layout.data_parallel * layout.context_parallel)
+    tensor = range(layout.tensor_parallel * layout.expert_parallel)
     for name, held in parts.items():
         known = name
         if name == "head.weight" and executed.job.architecture.tied_embeddings:

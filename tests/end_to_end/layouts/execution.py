@@ -34,7 +34,7 @@ class Executed(NamedTuple):
     """What the ranks reported of one case, in their order.
 
     Args:
-        gradients: of the first step, of each rank: name -> its part, and the dim that tensor parallelism splits.
+        gradients: of the first step, of each rank: name -> its part, and the dim in which ranks split it.
     """
 
     job: Job
@@ -94,7 +94,7 @@ class Executions:
 
     def _launch(self, cases: list[Case]) -> None:
         sizes = mesh_of(cases[0])
-        directory = self._directory / "dp{}-tp{}-pp{}-cp{}".format(*sizes)
+        directory = self._directory / "dp{}-tp{}-pp{}-cp{}-ep{}".format(*sizes)
         directory.mkdir()
         corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
         plans = [msgspec.structs.replace(small_run(case), **self._where) for case in cases]

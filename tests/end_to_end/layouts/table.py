@@ -271,7 +271,8 @@ def small_run(case: Case) -> Plan:
     )
 
 
-def mesh_of(case: Case) -> tuple[int, int, int, int]:
-    """Sizes of the data-, tensor-, pipeline- and context-parallel axes."""
+def mesh_of(case: Case) -> tuple[int, int, int, int, int]:
+    """Sizes of the data-, tensor-, pipeline-, context- and expert-parallel axes."""
     layout = small_run(case).layout
-    return layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel
+    dense = layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages
+    return *dense, layout.context_parallel, layout.expert_parallel

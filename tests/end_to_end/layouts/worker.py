@@ -47,7 +47,7 @@ class Noted:
         if self.gradients is None:
             # through NumPy: PyTorch's allocator, whose bytes are measured, has what trains alone
             self.gradients = {
-                leaf.name: (torch.from_numpy(leaf.gradient.cpu().numpy().copy()), leaf.tensor_dim)
+                leaf.name: (torch.from_numpy(leaf.gradient.cpu().numpy().copy()), leaf.split_dim)
                 for leaf in self._leaves
             }
         self._optimizer.step(learning_rate, gradient_factor)

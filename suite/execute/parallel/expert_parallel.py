@@ -1,0 +1,121 @@
+"""Expert parallelism of one chunk: its ranks share out the experts of each layer, and exchange rows by all-to-all.
+
+Shape letters besides those of the experts: S rows that this rank's experts compute, of all ranks' tokens, G ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.execute.model.decoder import Decoder
+from suite.execute.model.experts import ExpertMatrices, Experts, Returned
+from suite.job.events import ComputedRows
+
+EXPERT_DIM = 0  # of the matrices, which lie one below the other
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to other ranks and from them; their gradients go back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, seen: _Seen
+    ) -> Tensor:
+        ctx.sent, ctx.received, ctx.group, ctx.seen = sent, received, group, seen
+        seen(backward=False)
+        return _exchanged(x_RD, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        ctx.seen(backward=True)
+        return _exchanged(gradients[0].contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None, None
+
+
+def _exchanged(x_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    out = x_RD.new_empty(sum(received), x_RD.shape[1])
+    dist.all_to_all_single(out, x_RD, received, sent, group=group)
+    return out
+
+
+class _Seen:
+    """Adds the rows of one exchange to those that `rows` counts, as its passes run."""
+
+    def __init__(self, rows: RowCounter, number: int) -> None:
+        self._rows, self._number = rows, number
+
+    def __call__(self, *, backward: bool) -> None:
+        self._rows.add(self._number, backward=backward)
+
+
+class RowCounter:
+    """Rows that this rank's experts computed since `clear`, in all layers."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._forward = self._backward = 0
+
+    def add(self, rows: int, *, backward: bool) -> None:
+        if backward:
+            self._backward += rows
+        else:
+            self._forward += rows
+
+    @property
+    def counted(self) -> ComputedRows:
+        return ComputedRows(self._forward, self._backward)
+
+
+class ExpertExchange:
+    """Sends each row to the rank that has its expert, and brings back what that made of it.
+
+    Ranks tell each other first how many rows each expert gets, E numbers; the host waits for them, as it must give the
+    sizes of what follows.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rows: RowCounter) -> None:
+        self._group, self._ranks, self._rows = group, group.size(), rows
+
+    def __call__(self, rows_RD: Tensor, ends_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        loads_E = ends_E.diff(prepend=ends_E.new_zeros(1)).long()
+        coming_E = torch.empty_like(loads_E)  # of this rank's experts, rank by rank
+        dist.all_to_all_single(coming_E, loads_E, group=self._group)
+        by_rank = torch.stack([loads_E, coming_E]).view(2, self._ranks, -1)
+        sent, received = by_rank.sum(-1).tolist()
+        coming_GE = by_rank[1]
+        own = torch.arange(coming_GE.shape[1], device=coming_GE.device)
+        experts_S = own.repeat(self._ranks).repeat_interleave(coming_GE.flatten(), output_size=sum(received))
+        order_S = torch.sort(experts_S, stable=True).indices
+        inverse_S = torch.empty_like(order_S)
+        inverse_S[order_S] = torch.arange(len(order_S), device=order_S.device)
+        own_ends_E = coming_GE.sum(0).cumsum(0).int()
+        seen, unseen = _Seen(self._rows, sum(received)), _Seen(RowCounter(), 0)
+        x_SD: Tensor = _AllToAll.apply(rows_RD, sent, received, self._group, seen)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        x_SD = Returned.apply(x_SD, inverse_S, order_S)  # type: ignore[no-untyped-call]  # as above
+        y_SD = compute(x_SD, own_ends_E)
+        del x_SD
+        y_SD = Returned.apply(y_SD, order_S, inverse_S)  # type: ignore[no-untyped-call]  # as above
+        y_RD: Tensor = _AllToAll.apply(y_SD, received, sent, self._group, unseen)  # type: ignore[no-untyped-call]  # as above
+        return y_RD
+
+
+def share_experts(chunk: Decoder, group: dist.ProcessGroup, rows: RowCounter) -> frozenset[str]:
+    """Keep this rank's part of the experts of `chunk`, in place; returns the names of their matrices."""
+    rank, ranks = group.rank(), group.size()
+    if ranks == 1:
+        return frozenset()
+    names: set[str] = set()
+    for name, module in chunk.named_modules():
+        if isinstance(module, Experts):
+            module.exchange = ExpertExchange(group, rows)
+        if isinstance(module, ExpertMatrices):
+            part = module.weight.detach().chunk(ranks, EXPERT_DIM)[rank]
+            module.weight = nn.Parameter(part.clone())
+            names.add(f"{name}.weight")
+    return frozenset(names)
