@@ -188,8 +188,10 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
 class NewLeaf(Protocol):
     """Makes the leaf of a parameter."""
 
-    def __call__(self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1) -> ParameterLeaf:
-        """Of so many rows and columns, which so many operators read."""
+    def __call__(
+        self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1, *, apart: bool = False
+    ) -> ParameterLeaf:
+        """Of so many rows and columns, which so many operators read; `apart`: of experts that are shared out."""
 
 
 def chunk_parameters(
@@ -211,7 +213,10 @@ def chunk_parameters(
     for layer, number in enumerate(dealt[chunk]):
         unit = None if sharding is None else sharding.new_layer()
         kind = architecture.of_dense_layers if number < architecture.dense_layers else architecture
-        in_layers.append(_layer_parameters(kind, new_leaf, sizes, unit, top_query=layer == top_query))
+        at_top = layer == top_query
+        in_layers.append(
+            _layer_parameters(kind, new_leaf, sizes, unit, top_query=at_top, expert_ranks=layout.expert_parallel)
+        )
     final_norm = _norm(architecture, new_leaf, None) if last else None
     query_position = new_leaf(None, sizes.keys_length, hidden) if top_query is not None else None
     head = None
@@ -227,9 +232,15 @@ def _norm(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None) -> N
 
 
 def _layer_parameters(
-    architecture: Architecture, new_leaf: NewLeaf, sizes: ChunkSizes, unit: Unit | None, *, top_query: bool
+    architecture: Architecture,
+    new_leaf: NewLeaf,
+    sizes: ChunkSizes,
+    unit: Unit | None,
+    *,
+    top_query: bool,
+    expert_ranks: int,
 ) -> LayerParameters:
-    hidden, bias = sizes.hidden, architecture.bias
+    hidden, bias, gate = sizes.hidden, architecture.bias, 2 if architecture.activation.gated else 1
 
     def affine(rows: int, columns: int, *, bias: bool) -> Affine:
         return Affine(new_leaf(unit, rows, columns), new_leaf(unit, rows) if bias else None)
@@ -240,18 +251,16 @@ def _layer_parameters(
             return None
         return new_leaf(unit, sizes.head_dim if architecture.query_key_norm is QueryKeyNorm.HEAD else width)
 
-    gate = 2 if architecture.activation.gated else 1
-
     def feed_forward(width: int) -> FeedForwardParameters:
         expansion = affine(gate * width, hidden, bias=bias.feed_forward)
         return FeedForwardParameters(expansion, affine(hidden, width, bias=bias.feed_forward), width)
 
     def experts(number: int) -> ExpertParameters:
-        width, shared = architecture.expert_width, architecture.shared_experts
+        width, shared, apart = architecture.expert_width, architecture.shared_experts, expert_ranks > 1
         return ExpertParameters(
             router=new_leaf(unit, number, hidden),
-            expansion=new_leaf(unit, number * gate * width, hidden),
-            contraction=new_leaf(unit, number * hidden, width),
+            expansion=new_leaf(unit, number // expert_ranks * gate * width, hidden, apart=apart),
+            contraction=new_leaf(unit, number // expert_ranks * hidden, width, apart=apart),
             shared=feed_forward(shared * width) if shared else None,
         )
 

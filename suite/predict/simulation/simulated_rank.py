@@ -23,6 +23,7 @@ class Gradients:
         read: whether weights are read through a function that has their gradients pass: DistributedDataParallel has
             stand-ins with wider gradients; parts of matrices become DTensors as they are read.
         whole: whether this is the last micro-batch.
+        apart_bytes: of gradients that lie in no bucket, as DistributedDataParallel leaves them alone.
     """
 
     def __init__(self, tape: Tape, workload: Workload, options: StepOptions) -> None:
@@ -32,15 +33,16 @@ class Gradients:
         self._widens = self._element > WEIGHT_ELEMENT_BYTES[precision]
         self._keeps = options.training_options.keeps_gradients
         self._accumulated: dict[int, MemoryBlock] = {}
-        self._leaves = 0
+        self._leaves = self.apart_bytes = 0
         self.in_buckets = layout.state_ranks > 1 and not layout.fully_sharded
         self.read = (self.in_buckets and self._widens) or layout.tensor_parallel > 1
         self.whole = False
 
-    def leaf(self, rows: int, columns: int, readers: int) -> ParameterLeaf:
+    def leaf(self, rows: int, columns: int, readers: int, *, apart: bool) -> ParameterLeaf:
         """The leaf of a parameter; gradients of several readers are accumulated when all have come."""
         self._leaves += 1
         name, size = self._leaves, self._element * rows * columns
+        self.apart_bytes += size * apart
         waiting: list[MemoryBlock] = []
         if self._keeps:
             self._accumulated[name] = self._tape.block(size)
@@ -63,7 +65,7 @@ class Gradients:
             if name in self._accumulated:
                 self._count("accumulate", rows * columns)
             self._tape.count("node", compiled=False)
-            if self.in_buckets and self.whole:
+            if self.in_buckets and self.whole and not apart:
                 self._count("scale", rows * columns)
                 self._accumulated.pop(name, None)
             else:
@@ -107,9 +109,11 @@ class SimulatedRank:
         element = WEIGHT_ELEMENT_BYTES[recipe.precision]
         self.hidden_bytes = element * layout.micro_batch * length * architecture.hidden
 
-    def _new_leaf(self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1) -> ParameterLeaf:
+    def _new_leaf(
+        self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1, *, apart: bool = False
+    ) -> ParameterLeaf:
         if self.sharding is None:
-            return self.gradients.leaf(rows, columns, readers)
+            return self.gradients.leaf(rows, columns, readers, apart=apart)
         return self.sharding.leaf(unit or self.sharding.root, rows, columns, readers)
 
     def batch(self, micro_batches: int = 1) -> BatchBlocks:

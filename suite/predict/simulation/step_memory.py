@@ -77,7 +77,7 @@ def executed_peaks(
     for category, size in (
         (Category.WEIGHTS, state.weight_bytes),
         (Category.OPTIMIZER, state.optimizer_bytes),
-        (Category.GRADIENTS, state.gradient_bytes if rank.gradients.in_buckets else 0),
+        (Category.GRADIENTS, state.gradient_bytes - rank.gradients.apart_bytes if rank.gradients.in_buckets else 0),
     ):
         allocator.enter(StepPhase.FORWARD, category)
         stored.append(tape.block(size))

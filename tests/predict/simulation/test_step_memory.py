@@ -17,6 +17,7 @@ from suite.job.options import StepOptions
 from suite.machine.gpu import H100
 from suite.machine.half_precision import Kernels
 from suite.predict.simulation.memory_blocks import Category
+from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
 
 GPU = StepOptions(kernels=Kernels(cuda=True))
@@ -67,3 +68,17 @@ def test_workspaces_of_both_threads_are_held_all_the_time_and_on_a_gpu_alone() -
     for options, held in ((GPU, 2 * 32 * 2**20), (ampere, 2 * 8320 * 2**10), (StepOptions(), 0)):
         peaks = executed_peaks(workload, options, stage=0, replica=0)
         assert [parts.get(Category.WORKSPACES, 0) for parts in peaks.values()] == [held] * 3
+
+
+def test_gradients_of_experts_that_are_shared_out_lie_in_no_bucket() -> None:
+    """The others do, once they are whole, beside those of earlier micro-batches: measured 147.9 and 148.8 MB."""
+    run = miniature(reference_run("mixtral-8x7b"), "cpu", ranks=1)
+    layout = msgspec.structs.replace(run.layout, data_parallel=1, expert_parallel=2, zero_stage=0)
+    workload = run.workload._replace(layout=layout)
+    state = executed_state(workload, stage=0, replica=0)
+    architecture = run.architecture
+    experts = 3 * (architecture.experts or 0) // 2 * architecture.expert_width * architecture.hidden
+    of_experts = 4 * architecture.layers * experts
+    peaks = executed_peaks(workload, StepOptions(), stage=0, replica=0)
+    assert peaks["backward"][Category.GRADIENTS] == 2 * state.gradient_bytes - of_experts
+    assert executed_peak_bytes(workload, StepOptions(), stage=0, replica=0) == pytest.approx(147.9e6, rel=0.02)
