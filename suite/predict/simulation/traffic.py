@@ -230,8 +230,8 @@ def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> lis
         buckets: list[int] = []
         for chunk in chunks:
             tensors = chunk_tensors(architecture, layout, chunk=chunk)
-            elements = [tensor.elements for tensor in reversed(tensors) if not _is_shared_out(tensor, layout)]
-            buckets += filled_buckets([element_bytes * n for n in elements], layout.bucket_bytes)
+            reduced = [each for each in reversed(tensors) if each.learned and not _is_shared_out(each, layout)]
+            buckets += filled_buckets([element_bytes * each.elements for each in reduced], layout.bucket_bytes)
         return buckets
     dealt = chunk_layers(architecture.layers, layout)
     return [
