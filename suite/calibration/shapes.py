@@ -85,6 +85,8 @@ def miniature_layouts(device: str, *, ranks: int) -> Iterator[tuple[str, Archite
             small = miniature(reference_run(run), device, ranks=count)
             a = small.architecture
             yield name, a, small.layout
+            if a.experts is not None:
+                continue  # tensor parallelism does not divide them
             if count > 1 and not any(size % count for size in (a.heads, a.ffn_hidden, a.padded_vocabulary, a.sequence)):
                 split = {"tensor_parallel": count, "sequence_parallel": True}
                 rest = {"data_parallel": 1, "pipeline_stages": 1, "zero_stage": 0}

@@ -80,7 +80,7 @@ def test_the_next_batch_is_copied_behind_the_backward_pass_and_the_device_waits_
     texts = Texts(tokenizer_file="", text_file="", documents_file="")
     plan = planned(target_of("gpt2-mini", device="cpu", seed=1), setting, "", texts)
     job = msgspec.structs.replace(job_for(plan, CORPUS, ""), steps=2)
-    training: Any = SimpleNamespace(chunks=[], pipeline=None, modules=[_Module(calls)], gradient_sums=None)
+    training: Any = SimpleNamespace(chunks=[], pipeline=None, modules=[_Module(calls)], gradient_sums=None, routers=())
     mesh: Any = SimpleNamespace(get_local_rank=lambda _axis: 0, mesh_dim_names=("dp",))
     steps = Steps(job, training, mesh, CPU)
     for _ in range(job.steps):
