@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import miniatures
+from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, TrainingOptions
@@ -55,6 +56,13 @@ def test_a_global_batch_that_was_asked_for_is_asked_for_again(tmp_path: Path) ->
     usual = plan(Request(name="bloom-mini", device="cpu", results=tmp_path))
     same = plan(Request(name="bloom-mini", device="cpu", global_batch=usual.recipe.global_batch, results=tmp_path))
     assert (same.recipe, same.layout, same.changes) == (usual.recipe, usual.layout, ())
+
+
+def test_a_global_batch_is_of_all_replicas_also_of_ranks_that_share_experts_out(tmp_path: Path) -> None:
+    usual = plan(Request(name="mixtral-mini", device="cpu", layout="ep2", results=tmp_path))
+    micro_batch = usual.layout.micro_batch
+    with pytest.raises(InputError, match=rf"--global-batch: .* allowed: multiples of {2 * micro_batch}"):
+        plan(Request(name="mixtral-mini", device="cpu", layout="ep2", global_batch=micro_batch, results=tmp_path))
 
 
 def test_every_recorded_miniature_has_the_command_that_plans_its_job(tmp_path) -> None:
