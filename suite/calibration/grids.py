@@ -18,7 +18,6 @@ MOST_ROW_ELEMENTS = 2**30  # approximate limit of a tensor, 4 GB in fp32; longer
 MOVES = ("copy", "triad")
 ATTENTION_AXES = ("batch * heads", "sequence", "head_dim")
 SEED = 6
-LEAST_STEP = 8  # of sizes below an axis's own
 
 
 class Grid(NamedTuple):
@@ -46,13 +45,10 @@ def axis_step(name: str, density: Density) -> int:
 
 
 def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, excluded: Iterable[int] = ()) -> tuple[int, ...]:
-    """Sizes around all of `used`, without these and `excluded`: multiples of `step`, neighbours about `ratio` apart.
-
-    Where the smallest of `used` is below a step, the first is a multiple of `LEAST_STEP`, or 1.
-    """
+    """Sizes around all of `used`, without these and `excluded`: multiples of `step`, neighbours about `ratio` apart."""
     surrounded = set(used)
     low, high, taken = min(surrounded), max(surrounded), surrounded | set(excluded)
-    first = (low - 1) // step * step or max(1, (low - 1) // LEAST_STEP * LEAST_STEP)
+    first = max(1, (low - 1) // step * step)
     while first in taken and first > step:
         first -= step
     while first in taken and first > 1:
@@ -171,6 +167,6 @@ def checks(tables: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[
 
 
 def _between(axis: Axis, step: int, chosen: random.Random) -> int:
-    """A size in the axis's range, log-uniform, to a multiple of `step`, or the first one."""
+    """A size in the axis's range, log-uniform, to a multiple of `step`."""
     first, last = axis.points[0], axis.points[-1]
-    return max(int(first), step * round(math.exp(chosen.uniform(math.log(first), math.log(last))) / step))
+    return step * round(math.exp(chosen.uniform(math.log(first), math.log(last))) / step)
