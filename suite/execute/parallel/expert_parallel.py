@@ -20,19 +20,21 @@ EXPERT_DIM = 0  # of the matrices, which lie one below the other
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to other ranks and from them; their gradients go back."""
+    """Rows to other ranks and from them; their gradients go back. `rows` counts what comes to experts, None nothing."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, seen: _Seen
+        ctx: Any, x_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, rows: RowCounter | None
     ) -> Tensor:
-        ctx.sent, ctx.received, ctx.group, ctx.seen = sent, received, group, seen
-        seen(backward=False)
+        ctx.sent, ctx.received, ctx.group, ctx.rows = sent, received, group, rows
+        if rows is not None:
+            rows.add(sum(received), backward=False)
         return _exchanged(x_RD, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        ctx.seen(backward=True)
+        if ctx.rows is not None:
+            ctx.rows.add(sum(ctx.received), backward=True)
         return _exchanged(gradients[0].contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None, None
 
 
@@ -40,16 +42,6 @@ def _exchanged(x_RD: Tensor, sent: list[int], received: list[int], group: dist.P
     out = x_RD.new_empty(sum(received), x_RD.shape[1])
     dist.all_to_all_single(out, x_RD, received, sent, group=group)
     return out
-
-
-class _Seen:
-    """Adds the rows of one exchange to those that `rows` counts, as its passes run."""
-
-    def __init__(self, rows: RowCounter, number: int) -> None:
-        self._rows, self._number = rows, number
-
-    def __call__(self, *, backward: bool) -> None:
-        self._rows.add(self._number, backward=backward)
 
 
 class RowCounter:
@@ -75,7 +67,7 @@ class RowCounter:
 class ExpertExchange:
     """Sends each row to the rank that has its expert, and brings back what that made of it.
 
-    Ranks tell each other first how many rows each expert gets, E numbers; the host waits for them, as it must give the
+    Ranks send each other first how many rows each expert gets, E numbers; the host waits for them, as it must give the
     sizes of what follows.
     """
 
@@ -95,13 +87,12 @@ class ExpertExchange:
         inverse_S = torch.empty_like(order_S)
         inverse_S[order_S] = torch.arange(len(order_S), device=order_S.device)
         own_ends_E = coming_GE.sum(0).cumsum(0).int()
-        seen, unseen = _Seen(self._rows, sum(received)), _Seen(RowCounter(), 0)
-        x_SD: Tensor = _AllToAll.apply(rows_RD, sent, received, self._group, seen)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        x_SD: Tensor = _AllToAll.apply(rows_RD, sent, received, self._group, self._rows)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         x_SD = Returned.apply(x_SD, inverse_S, order_S)  # type: ignore[no-untyped-call]  # as above
         y_SD = compute(x_SD, own_ends_E)
         del x_SD
         y_SD = Returned.apply(y_SD, order_S, inverse_S)  # type: ignore[no-untyped-call]  # as above
-        y_RD: Tensor = _AllToAll.apply(y_SD, received, sent, self._group, unseen)  # type: ignore[no-untyped-call]  # as above
+        y_RD: Tensor = _AllToAll.apply(y_SD, received, sent, self._group, None)  # type: ignore[no-untyped-call]  # as above
         return y_RD
 
 
