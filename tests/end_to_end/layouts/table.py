@@ -93,7 +93,18 @@ WITH_DROPOUT = (
 )
 
 
-# Mixtures of experts as variations of a miniature: no recorded one has all of its recipe
+# Mixtures of experts as variations of a miniature: what no recorded one combines, and small enough for many layouts
+_SIGMOID_EXPERTS: dict[str, Any] = {
+    "experts": 16,
+    "experts_per_token": 4,
+    "expert_ffn_hidden": 24,
+    "shared_experts": 1,
+    "dense_layers": 1,
+    "gate": Gate.SIGMOID,
+    "gate_scale": 2.5,
+    "expert_groups": 4,
+    "groups_per_token": 2,
+}
 MIXTURE_OF = "llama2-mini"
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"experts": 8, "experts_per_token": 2, "auxiliary_loss_weight": 0.02},
@@ -104,18 +115,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "auxiliary_loss_weight": 0.001,
         "query_key_norm": QueryKeyNorm.HEAD,
     },
-    "shared-experts": {
-        "experts": 16,
-        "experts_per_token": 4,
-        "expert_ffn_hidden": 24,
-        "shared_experts": 1,
-        "dense_layers": 1,
-        "gate": Gate.SIGMOID,
-        "gate_scale": 2.5,
-        "balancing": Balancing.NONE,
-        "expert_groups": 4,
-        "groups_per_token": 2,
-    },
+    "shared-experts": {**_SIGMOID_EXPERTS, "balancing": Balancing.NONE},
     "deepseek": {
         "kv_heads": 4,
         "head_dim": 24,
@@ -123,17 +123,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "query_rank": 40,
         "key_value_rank": 24,
         "value_head_dim": 16,
-        "experts": 16,
-        "experts_per_token": 4,
-        "expert_ffn_hidden": 24,
-        "shared_experts": 1,
-        "dense_layers": 1,
-        "gate": Gate.SIGMOID,
-        "gate_scale": 2.5,
+        **_SIGMOID_EXPERTS,
         "balancing": Balancing.BIAS,
         "balancing_rate": 0.01,
-        "expert_groups": 4,
-        "groups_per_token": 2,
     },
 }
 
