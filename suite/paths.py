@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent  # of the checkout
 CACHE = "llm-reference-runs"
 RESULTS = ROOT / "results"  # what a user's commands write: git ignores it
 RECORDED = RESULTS / "recorded"  # the project's own results, committed: commands read them, none writes there unasked
-RECORDED_H100 = RESULTS / "recorded_h100"  # the same, of a lent H100
+RECORDED_H100 = RESULTS / "recorded_h100"  # the same, of an H100
 
 
 def stores(results: Path) -> list[Path]:
