@@ -184,8 +184,11 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     stored = list(zip(outer(architecture, t), (first, last, last * (1 - first)), strict=True))
     kinds = stage_layer_kinds(architecture, layout, stage=stage)
     stored += [(of_layer(kind, t, layout.expert_parallel), layers) for kind, layers in kinds]
-    of_head = 2 * architecture.head_dim * (architecture.hidden + architecture.bias.attention)
-    copied = sum(layers for _, layers in kinds) * ((t > architecture.kv_heads) * of_head)
+    shared_head = t > architecture.kv_heads
+    copied = 0
+    if shared_head is not False:  # a bool of one layout, or one a row of many
+        of_head = 2 * architecture.head_dim * (architecture.hidden + architecture.bias.attention)
+        copied = sum(layers for _, layers in kinds) * (shared_head * of_head)
     matrices = vectors = replicated = experts = 0
     for sums, times in stored:
         matrices, vectors = matrices + times * sums[0], vectors + times * sums[1]
