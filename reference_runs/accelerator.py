@@ -12,6 +12,7 @@ from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
 from reference_runs.quantities import BytesPerSecond, Count, FlopPerSecond
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
+from reference_runs.run import ProductFormat
 from reference_runs.sourced import Sourced
 from reference_runs.this_cpu import MACHINE_SOURCES, FlopPerCycle, cpu_peaks, memory_entry, this_cpu
 
@@ -19,7 +20,12 @@ ACCELERATORS = Path(__file__).parent / "accelerators"
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dense matrix peaks by the dtype of the factors; for int8 an integer operation counts as one flop."""
+    """Dense matrix peaks by the dtype of the factors; for int8 an integer operation counts as one flop.
+
+    Args:
+        mxfp8: of products that read the scales of blocks of 32 elements themselves.
+        nvfp4: the same of 4 bits, in blocks of 16.
+    """
 
     fp32: FlopPerSecond | None = None
     tf32: FlopPerSecond | None = None
@@ -27,6 +33,8 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fp16: FlopPerSecond | None = None
     fp8: FlopPerSecond | None = None
     int8: FlopPerSecond | None = None
+    mxfp8: FlopPerSecond | None = None
+    nvfp4: FlopPerSecond | None = None
 
 
 class Sustained(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +171,27 @@ def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
         allowed = ", ".join(device.peak_flop_per_second)
         raise InputError(what, got=repr(str(dtype)), allowed=allowed, where=device.where)
     return peak
+
+
+def product_peak_flop_per_second(device: Accelerator, product_format: ProductFormat) -> float | None:
+    """Flop per second of one accelerator in dense products of this format, at most; None for "none".
+
+    Raises:
+        InputError: the accelerator has no such products; the line lists the accelerators of the catalog that do.
+    """
+    if product_format is ProductFormat.NONE:
+        return None
+    peak = device.peak_flop_per_second.get(product_format.peak_dtype)
+    if peak is None:
+        able = [name for name in accelerator_names() if _has_peak(name, product_format.peak_dtype)]
+        what = f"{device.name} computes no products in this recipe.product_format"
+        raise InputError(what, got=product_format.value, allowed=f"none, or another accelerator: {', '.join(able)}")
+    return peak
+
+
+def _has_peak(name: str, dtype: str) -> bool:
+    text = (ACCELERATORS / f"{name.replace('-', '_')}.toml").read_text(encoding="utf-8")
+    return dtype in tomllib.loads(text).get("peak_flop_per_second", {})
 
 
 def load(path: Path) -> Accelerator:

@@ -69,6 +69,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         unmeasured_stack: relative error that a stack adds of which no published row tells; `why_unmeasured` says why.
+        unfitted_products: relative error that products in a format of 8 or 4 bits add; `why_unfitted` says why.
         residual: relative standard deviation of published step times around the fit, tables weighted equally.
         weights: of tables in the fit, 1 where none is given; `why_weights` says why.
     """
@@ -77,6 +78,8 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     residual: float
     unmeasured_stack: float
     why_unmeasured: str
+    unfitted_products: float
+    why_unfitted: str
     weights: dict[str, float]
     why_weights: str
     parameters: dict[str, Parameter]

@@ -67,6 +67,38 @@ class Precision(enum.StrEnum):
         return self not in (Precision.FP32, Precision.BF16)
 
 
+class ProductFormat(enum.StrEnum):
+    """In what the matrix products of layers are computed, where not in the dtype of `Precision`.
+
+    These are the linear layers', forward, by input and by weight: projections of attention, feed-forward parts,
+    experts. Embedding, head, router, norms and the products of attention with itself stay wider, and so do stored
+    weights, gradients, master weights and moments.
+
+    none: in the dtype of the precision.
+    fp8-delayed: one scale a tensor, from the largest elements of earlier steps.
+    fp8-current: one scale a tensor, from its own largest element, which is read first.
+    fp8-blockwise: fp32 scales of 1 x 128 elements of activations and gradients, of 128 x 128 of weights.
+    mxfp8: scales of 8 bits (powers of two) of 32 elements.
+    nvfp4: 4 bits, scales of 8 bits (e4m3) of 16 elements, and one in fp32 a tensor.
+
+    Source: Micikevicius et al. 2022, arXiv 2209.05433 (fp8); NVIDIA Transformer Engine 2, transformer_engine.common.
+    recipe: DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling; DeepSeek-AI 2024, arXiv
+    2412.19437, section 3.3 (blockwise); Open Compute Project 2023, OCP Microscaling Formats (MX) v1.0 (mxfp8).
+    """
+
+    NONE = "none"
+    FP8_DELAYED = "fp8-delayed"
+    FP8_CURRENT = "fp8-current"
+    FP8_BLOCKWISE = "fp8-blockwise"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+    @property
+    def peak_dtype(self) -> str:
+        """The key of an accelerator's `peak_flop_per_second` that tells the rate of these products."""
+        return "fp8" if self.value.startswith("fp8") else self.value
+
+
 class Optimizer(enum.StrEnum):
     """Update rule."""
 
@@ -100,6 +132,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How the model was trained. Batch sizes count samples (sequences); warm-up and decay count samples too.
 
     Args:
+        product_format: of the layers' matrix products; state stays what `precision` says.
         gmask_share: of the samples of blank infilling that are no instructions, those with one [MASK] for all the rest.
         mask_share: of the text of the others, the part in spans, each after a [MASK].
         mean_span: of the Poisson distribution of the spans' lengths.
@@ -114,6 +147,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch_rampup_samples: Samples | None = None
     tokens: Tokens
     precision: Precision
+    product_format: ProductFormat = ProductFormat.NONE
     optimizer: Optimizer
     beta1: Fraction
     beta2: Fraction

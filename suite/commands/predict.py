@@ -16,7 +16,7 @@ from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import ReferenceRun, Workload
+from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
@@ -100,6 +100,7 @@ class PredictionRequest(NamedTuple):
     network: float | None
     prices: Prices
     stack: str | None
+    products: ProductFormat | None = None
 
 
 def predict(  # noqa: PLR0913  # the command's options
@@ -115,6 +116,9 @@ def predict(  # noqa: PLR0913  # the command's options
         typer.Option(help="Gbit/s out of a node over all its interfaces, instead of the run's own.", min=0),
     ] = None,
     stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
+    products: Annotated[
+        ProductFormat | None, typer.Option(help="Format of the layers' products, instead of the run's own.")
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
@@ -135,6 +139,7 @@ def predict(  # noqa: PLR0913  # the command's options
     Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
     request = _request(on, machine, layout, network, Prices(price, energy_price, pue), stack)
+    request = request._replace(products=products)
     predictions = [(name, _predicted(name, request)) for name in runs]
     for name, predicted in predictions:
         chosen = _choices(predicted) if show_choices else []
@@ -196,7 +201,7 @@ def _undisturbed(path: Path) -> Profile:
 def _predicted(name: str, request: PredictionRequest) -> Predicted:
     minis = miniatures()
     if name in minis:
-        for option in ("on", "machine", "layout", "network", "stack"):
+        for option in ("on", "machine", "layout", "network", "stack", "products"):
             if getattr(request, option) is not None:
                 got = f"--{option} with the miniature {name}"
                 raise InputError("is for recorded runs and run files", got=got, where=f"--{option}")
@@ -204,6 +209,8 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
         figures = prediction(small.workload)
         return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
     run = reference_run(name, also=minis)
+    if request.products is not None:
+        run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
     layout = _layout(run, request.layout)
     absent = NotPredicted()
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
@@ -233,7 +240,7 @@ def _predicted(name: str, request: PredictionRequest) -> Predicted:
     right = published_figures(run)
     remark = None
     is_of_record = layout == run.recorded_layout and not any(
-        (request.on, request.machine, request.network, request.stack)
+        (request.on, request.machine, request.network, request.stack, request.products)
     )
     if is_of_record:
         peak = machine.peak if machine else None
@@ -256,6 +263,7 @@ def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionReques
     return run_machine(
         run.cluster,
         run.recipe.precision,
+        run.recipe.product_format,
         ranks=layout.ranks if layout else 1,
         accelerator_name=request.on,
         network_bytes_per_second=request.network,

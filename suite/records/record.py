@@ -266,10 +266,11 @@ def _without_unknown(record: Any) -> Any:
 
 # Of the fields that may be left open, those that hashes have had from the beginning
 _FIRST_OF_ARCHITECTURE = frozenset({"extra_positions", "rotary_dim", "rotary_base", "top_query_layer"})
+_FIRST_OF_RECIPE = frozenset(Recipe.__struct_fields__) - {"product_format"}
 _FIRST_OF_LAYOUT = frozenset(Layout.__struct_fields__) - {"expert_parallel"}
 
 
-def _said(record: Architecture | Layout, first: frozenset[str]) -> dict[str, Any]:
+def _said(record: Architecture | Recipe | Layout, first: frozenset[str]) -> dict[str, Any]:
     """Its fields without what was added later and left open, so that launches stay comparable with earlier ones."""
     return {
         field.name: value
@@ -296,7 +297,7 @@ def policy(job: Job) -> dict[str, str]:
         "global_batch": str(recipe.global_batch),
         "micro_batch": str(job.layout.micro_batch),
         "architecture": digest(_said(job.architecture, _FIRST_OF_ARCHITECTURE)),
-        "recipe": digest(recipe),
+        "recipe": digest(_said(recipe, _FIRST_OF_RECIPE)),
         **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),
         **({"shares_devices": "True"} if job.shares_devices else {}),

@@ -18,6 +18,7 @@ from reference_runs.run import (
     Objective,
     Position,
     Precision,
+    ProductFormat,
     QueryKeyNorm,
     Recipe,
     Residual,
@@ -42,6 +43,9 @@ def _reasons(architecture: Architecture, recipe: Recipe, where: str) -> Iterator
     for wrong, what, got, allowed in (*_of_the_model(architecture), *_of_the_samples(architecture, recipe)):
         if wrong:
             yield InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
+    if recipe.product_format is not ProductFormat.NONE:
+        what, got = "this version does not execute products in a format of their own", recipe.product_format.value
+        yield InputError(what, got=f"{got} recipe.product_format", allowed="none", where=where)
     if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
         what = f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one"
         yield InputError(what, allowed="recipe.initial_loss_scale and recipe.loss_scale_window", where=where)

@@ -456,6 +456,12 @@ NOT_EXECUTED = {
         'norm = { value = "deep-norm"',
         "latent attention with deep-norm; got 512 architecture.key_value_rank, allowed: another norm",
     ),
+    "products-in-8-bit": (
+        "gpt2_124m",
+        "optimizer = {",
+        'product_format = { value = "fp8-current", kind = "stated", source = "llmc" }\noptimizer = {',
+        "products in a format of their own; got fp8-current recipe.product_format, allowed: none",
+    ),
     "blanks-in-short-windows": (
         "glm_130b",
         "packed_samples = { value = 4",

@@ -22,8 +22,10 @@ from reference_runs.accelerator import (
     dense_peak_flop_per_second,
     known_gpu,
     load,
+    product_peak_flop_per_second,
 )
 from reference_runs.errors import InputError
+from reference_runs.run import ProductFormat
 from reference_runs.sourced import Kind
 from reference_runs.units import UNITS
 from suite.paths import ROOT
@@ -117,8 +119,26 @@ def test_a_16_bit_peak_is_units_times_dense_flop_times_clock(name: str, arithmet
         "h100-pcie": {"fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513, "int8": 1513},
         "h100-nvl": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1670.5, "int8": 1670.5},
         "h200-sxm": {"fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5, "fp8": 1979, "int8": 1979},
-        "b200-sxm": {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500, "int8": 4500},
-        "gb200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "int8": 5000},
+        "b200-sxm": {
+            "fp32": 75,
+            "tf32": 1125,
+            "bf16": 2250,
+            "fp16": 2250,
+            "fp8": 4500,
+            "int8": 4500,
+            "mxfp8": 4500,
+            "nvfp4": 9000,
+        },
+        "gb200": {
+            "fp32": 80,
+            "tf32": 1250,
+            "bf16": 2500,
+            "fp16": 2500,
+            "fp8": 5000,
+            "int8": 5000,
+            "mxfp8": 5000,
+            "nvfp4": 10000,
+        },
         "rtx-4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3, "int8": 660.6},
         "l40s": {"fp32": 91.6, "tf32": 183, "bf16": 362.05, "fp16": 362.05, "fp8": 733, "int8": 733},
         "mi300x": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9, "int8": 2614.9},
@@ -138,6 +158,8 @@ def test_peaks_halve_as_the_factors_double(device: Accelerator) -> None:
     bf16 = peaks["bf16"] if "bf16" in peaks else peaks["fp16"]
     assert peaks.get("fp16", bf16) == bf16
     assert peaks.get("fp8", 2 * bf16) == pytest.approx(2 * bf16, rel=PRINTED)
+    assert peaks.get("mxfp8", 2 * bf16) == pytest.approx(2 * bf16, rel=PRINTED)
+    assert peaks.get("nvfp4", 4 * bf16) == pytest.approx(4 * bf16, rel=PRINTED)
     assert peaks.get("tf32", bf16 / 2) == pytest.approx(bf16 / 2, rel=PRINTED)
     # the one card whose integer products keep the rate of fp16 accumulation, and the one chip with one rate for both
     int8 = {"rtx-4090": 4, "tpu-v4": 1}.get(device.name, 2)
@@ -339,7 +361,10 @@ def test_a_dtype_without_a_peak_is_refused_by_name() -> None:
     )
 
 
-@given(st.sampled_from(RECORDED), st.sampled_from(["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "FP16", ""]))
+@given(
+    st.sampled_from(RECORDED),
+    st.sampled_from(["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "mxfp8", "nvfp4", "fp4", "FP16", ""]),
+)
 def test_a_peak_is_given_exactly_for_the_recorded_dtypes(name: str, dtype: str) -> None:
     device = DEVICES[name]
     if f"peak_flop_per_second.{dtype}" in device.facts:
@@ -347,6 +372,33 @@ def test_a_peak_is_given_exactly_for_the_recorded_dtypes(name: str, dtype: str) 
         return
     with pytest.raises(InputError, match="allowed: (fp|bf)"):
         dense_peak_flop_per_second(device, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "product_format", "able"),
+    [
+        ("a100-sxm-80gb", "fp8-current", "b200-sxm, gb200, h100-nvl, h100-pcie, h100-sxm, h200-sxm, h800-sxm, l40s, "),
+        ("h100-sxm", "mxfp8", "b200-sxm, gb200"),
+    ],
+)
+def test_products_that_an_accelerator_has_not_are_refused_with_those_that_have_them(
+    name: str, product_format: str, able: str
+) -> None:
+    with pytest.raises(InputError) as refusal:
+        product_peak_flop_per_second(accelerator(name), ProductFormat(product_format))
+    words = f"computes no products in this recipe.product_format; got {product_format}, allowed: none, or another"
+    assert words in str(refusal.value)
+    assert f"accelerator: {able}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_products_in_no_format_of_their_own_have_no_peak_of_their_own(device: Accelerator) -> None:
+    assert product_peak_flop_per_second(device, ProductFormat.NONE) is None
+
+
+def test_all_8_bit_formats_with_scales_in_software_have_the_rate_of_fp8() -> None:
+    formats = (ProductFormat.FP8_DELAYED, ProductFormat.FP8_CURRENT, ProductFormat.FP8_BLOCKWISE)
+    assert {product_peak_flop_per_second(DEVICES["h100-sxm"], each) for each in formats} == {1978.9e12}
 
 
 TOML = (ACCELERATORS / "a100_sxm_80gb.toml").read_text(encoding="utf-8")
@@ -382,7 +434,11 @@ def test_a_users_file_is_an_accelerator(tmp_path: Path) -> None:
         (PEAKS, "", "missing section [peak_flop_per_second]"),
         (PEAKS, "[peak_flop_per_second]\n", "peak_flop_per_second: no dtype has a value"),
         (PEAKS, "[[peak_flop_per_second]]\n", "peak_flop_per_second: expected a table"),
-        ("bf16 = {", "fp4 = {", "unknown key 'peak_flop_per_second.fp4'; allowed: fp32, tf32, bf16, fp16, fp8, int8"),
+        (
+            "bf16 = {",
+            "fp4 = {",
+            "unknown key 'peak_flop_per_second.fp4'; did you mean nvfp4? allowed: fp32, tf32, bf16, fp16",
+        ),
         ("bf16 = { value = 312", "bf16 = { value = 0", "peak_flop_per_second.bf16: Expected `float` > 0"),
         ('bf16 = { value = 312, unit = "Tflop/s"', "bf16 = { value = 312", "peak_flop_per_second.bf16: missing unit"),
         ('value = 2039, unit = "GB/s"', 'value = 2039, unit = "GB"', "board.memory_bytes_per_second: unit 'GB' is a"),

@@ -11,7 +11,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import DEFAULT_STEPS, Miniature, in_batches, miniature
 from reference_runs.miniature_shape import SCALES, scaled_architecture
-from reference_runs.run import Architecture, ReferenceRun
+from reference_runs.run import Architecture, ProductFormat, ReferenceRun
 from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.analytic.parameters import parameter_count
 from tests.support.launches import WHOLE_BATCHES
@@ -205,6 +205,14 @@ def test_gradients_travel_in_several_messages() -> None:
     for scale in SCALES:
         mini = miniature(BLOOM, scale, ranks=2)
         assert 4 * parameter_count(mini.architecture) > 2 * mini.layout.bucket_bytes
+
+
+def test_a_miniature_multiplies_in_its_precision_and_says_so() -> None:
+    run = reference_run("deepseek-v3")
+    assert run.recipe.product_format is ProductFormat.FP8_BLOCKWISE
+    small = miniature(run, "cuda", ranks=1)
+    assert small.recipe.product_format is ProductFormat.NONE
+    assert "recipe.product_format" in {fact.key for fact in small.scaled}
 
 
 def test_a_change_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

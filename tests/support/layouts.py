@@ -16,7 +16,9 @@ AXES = ("data_parallel", "tensor_parallel", "pipeline_stages", "micro_batch", "v
 
 
 def machine_of(run: ReferenceRun) -> Machine:
-    found = run_machine(run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None)
+    found = run_machine(
+        run.cluster, run.recipe.precision, run.recipe.product_format, ranks=run.layout.ranks, accelerator_name=None
+    )
     assert found is not None
     assert found.machine is not None
     return found.machine

@@ -14,11 +14,12 @@ import msgspec
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
-from suite.predict.analytic.experts import expert_activation_bytes, kept_activation
+from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
 from suite.predict.analytic.latent_attention import latent_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import key_width
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
+from suite.predict.analytic.product_formats import kept_in_format
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
 
 
@@ -104,6 +105,7 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     (34 / t + 5 a s / h t) with sequence parallelism.
     Norm statistics (8 T bytes a LayerNorm) and masks that all layers share are left out. Deep-norm keeps as much: its
     norms read the two sums, and the layer's input is the attention's. So do output norms, which read what is added.
+    Inputs of products in a format of their own: `kept_in_format`.
     ALiBi adds a constant to the scores and rotary positions replace query and key by their rotation, by tables that
     all layers share: neither is kept a layer.
 
@@ -139,7 +141,8 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
         )
     else:
         kinds |= kept_activation(architecture, wide=element * tokens * architecture.ffn_hidden // t)
-    return kinds | score_bytes(workload)
+    sent = dispatched_tokens(architecture, tokens=tokens) if architecture.experts is not None else 0
+    return kept_in_format(workload, kinds, tokens=tokens, sent=sent, shards=u) | score_bytes(workload)
 
 
 def embedding_activation_bytes(workload: Workload) -> dict[str, int]:

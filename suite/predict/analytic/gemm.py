@@ -76,6 +76,7 @@ def gemm_seconds(
     memory_bytes_per_second: float,
     saturation: float = 0.0,
     overlap: float = 1.0,
+    factor_bytes: float | None = None,
 ) -> float:
     """Seconds of one product of M x K by K x N.
 
@@ -83,7 +84,8 @@ def gemm_seconds(
         2 M N K / (e P)                 the arithmetic, at efficiency e of the dense peak P
         d (1 / M + 1 / N + 1 / K)       what small dimensions lose, with saturation d: filling tiles, and bytes that
                                         do not overlap with the arithmetic
-        w (M K + K N + M N) / B         least bytes over the achievable bandwidth B of the memory
+        w (M K + K N + M N) / B         least bytes over the achievable bandwidth B of the memory; elements of the
+                                        factors may have other bytes than those of the product
 
     plus 1 - o of the smaller of the two, with overlap o.
     Source: Williams et al. 2009 (as `arithmetic_intensity`): the roofline.
@@ -91,7 +93,8 @@ def gemm_seconds(
     """
     share = efficiency(table, M=M, N=N, K=K, element_bytes=element_bytes)
     arithmetic = 2 * M * N * K / (share * peak_flop_per_second) * (1 + saturation * (1 / M + 1 / N + 1 / K))
-    moved = element_bytes * (M * K + K * N + M * N) / memory_bytes_per_second
+    factors = element_bytes if factor_bytes is None else factor_bytes
+    moved = (factors * (M * K + K * N) + element_bytes * M * N) / memory_bytes_per_second
     return larger(arithmetic, moved) + (1 - overlap) * smaller(arithmetic, moved)
 
 
@@ -106,6 +109,7 @@ def product_seconds(
     memory_bytes_per_second: float,
     saturation: float = 0.0,
     overlap: float = 1.0,
+    factor_bytes: float | None = None,
 ) -> tuple[float, float]:
     """Seconds of M x K by K x N in the forward pass, and of its two products in the backward pass.
 
@@ -113,12 +117,13 @@ def product_seconds(
     backward    M x N by N x K     the input's gradient
                 K x M by M x N     the weight's gradient
 
-    The three have the same flop and bytes, so only a table of shapes distinguishes them.
+    The three have the same flop, and the same bytes where factors and product have elements of one size: then only a
+    table of shapes distinguishes them.
     """
-    rest = (peak_flop_per_second, memory_bytes_per_second, saturation, overlap)
+    rest = (peak_flop_per_second, memory_bytes_per_second, saturation, overlap, factor_bytes)
     tables = table if isinstance(table, ProductTables) else ProductTables(table, table, table)  # type: ignore[arg-type]
     forward = gemm_seconds(M, N, K, element_bytes, tables.forward, *rest)
-    if table is tables.forward and not _of_shapes(table):
+    if table is tables.forward and not _of_shapes(table) and factor_bytes is None:
         return forward, 2 * forward
     by_input = gemm_seconds(M, K, N, element_bytes, tables.input_gradient, *rest)
     return forward, by_input + gemm_seconds(K, N, M, element_bytes, tables.weight_gradient, *rest)

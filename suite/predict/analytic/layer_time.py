@@ -8,10 +8,9 @@ from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
-from suite.predict.analytic.experts import expert_products
 from suite.predict.analytic.flop import attended_share
 from suite.predict.analytic.gemm import product_seconds
-from suite.predict.analytic.latent_attention import latent_products
+from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
@@ -21,6 +20,7 @@ from suite.predict.analytic.memory_bound_operators import (
     score_operator_bytes,
 )
 from suite.predict.analytic.parameters import key_width
+from suite.predict.analytic.product_formats import factor_element_bytes, layer_casts, products_in_format
 
 ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once
 UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one negated, a sum
@@ -29,7 +29,8 @@ UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one
 class LayerTime(NamedTuple):
     """Seconds of one micro-batch in one layer on one rank; of attention, what selective recomputation repeats.
 
-    Operators are those of the forward pass; their backward pass takes twice as long.
+    Operators are those of the forward pass; their backward pass takes twice as long. Casts are those of
+    `layer_casts`: of inputs in each forward pass, of gradients in the backward pass, of weights.
     """
 
     forward_seconds: float
@@ -37,47 +38,9 @@ class LayerTime(NamedTuple):
     attention_seconds: float
     operator_seconds: float
     attention_operator_seconds: float
-
-
-def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
-    """Matrix products of one rank's forward pass of one micro-batch through one layer: how many, M, N and K, by part.
-
-    With T = b s / c tokens, t tensor-parallel ranks, g = 2 for a gated activation and 1 otherwise, an M x K by K x N
-    product is:
-        query, key, value      T x h by h x (a + 2 k) d / t    (k / t at least 1)
-        attention scores       b a / t of s / c x d by d x s
-        attention context      b a / t of s / c x s by s x d
-        projection             T x a d / t by a d / t x h
-        expansion              T x h by h x g f / t
-        contraction            T x f / t by f / t x h
-    Latent attention has `latent_products` in place of the first, experts `expert_products` in place of the last two.
-
-    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (split by columns, then by rows). Summed over the ranks,
-    their flop are those of `suite.predict.analytic.flop.layer_forward_flop`.
-    """
-    architecture, layout = workload.architecture, workload.layout
-    h, s, t = architecture.hidden, architecture.sequence, layout.tensor_parallel
-    width, inner = architecture.query_width // t, architecture.ffn_hidden // t
-    rows = s // layout.context_parallel
-    tokens = layout.micro_batch * rows
-    heads = layout.micro_batch * architecture.heads // t
-    products: dict[str, tuple[int, int, int, int]] = {
-        "query, key, value": (1, tokens, width + 2 * key_width(architecture, tensor_parallel=t), h)
-    }
-    if architecture.key_value_rank is not None:
-        latent = latent_products(architecture, tensor_parallel=t)
-        products = {part: (1, tokens, columns, depth) for part, (columns, depth) in latent.items()}
-    products |= {
-        "attention scores": (heads, rows, s, architecture.head_dim),
-        "attention context": (heads, rows, architecture.value_head_dim or architecture.head_dim, s),
-        "projection": (1, tokens, h, architecture.context_width // t),
-    }
-    if architecture.experts is not None:
-        return products | expert_products(workload, tokens=tokens)
-    return products | {
-        "expansion": (1, tokens, (2 if architecture.activation.gated else 1) * inner, h),
-        "contraction": (1, tokens, h, inner),
-    }
+    input_cast_seconds: float = 0.0
+    gradient_cast_seconds: float = 0.0
+    weight_cast_seconds: float = 0.0
 
 
 def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
@@ -112,12 +75,14 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
     layout, bandwidth = workload.layout, machine.achievable_memory_bytes_per_second
     forward = backward = attention_forward = attention_backward = 0.0
+    in_format = products_in_format(workload)
     for part, (products, rows, columns, depth) in layer_products(workload).items():
         in_attention = part.startswith("attention")
         if in_attention and layout.fused_attention:
             continue
         overlap = machine.score_product_overlap if in_attention else 1.0
-        once, twice = _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap)
+        sizes = {"M": rows, "N": columns, "K": depth}
+        once, twice = _product_seconds(workload, machine, **sizes, overlap=overlap, in_format=part in in_format)
         if in_attention:
             attention_forward = attention_forward + products * once
             attention_backward = attention_backward + products * twice
@@ -129,12 +94,16 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     residual, inner, scores = _operator_bytes(workload, machine.stack)
     score_seconds = machine.score_passes * scores / bandwidth
     moved = machine.residual_passes * residual + machine.inner_passes * inner
+    casts = layer_casts(workload)
     return LayerTime(
         forward + attention_forward,
         backward + attention_backward,
         attention_forward,
         moved / bandwidth + score_seconds,
         score_seconds,
+        casts.inputs / bandwidth,
+        casts.gradients / bandwidth,
+        casts.weights / bandwidth,
     )
 
 
@@ -181,16 +150,21 @@ def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
 
 
 def _product_seconds(
-    workload: Workload, machine: Machine, *, M: int, N: int, K: int, overlap: float = 1.0
+    workload: Workload, machine: Machine, *, M: int, N: int, K: int, overlap: float = 1.0, in_format: bool = False
 ) -> tuple[float, float]:
+    peak, recipe = machine.peak_flop_per_second, workload.recipe
+    if in_format:
+        assert machine.product_peak_flop_per_second is not None  # machines are made for a recipe
+        peak = machine.product_peak_flop_per_second
     return product_seconds(
         M=M,
         N=N,
         K=K,
-        element_bytes=WEIGHT_ELEMENT_BYTES[workload.recipe.precision],
+        element_bytes=WEIGHT_ELEMENT_BYTES[recipe.precision],
         table=machine.matrix_efficiency,
-        peak_flop_per_second=machine.peak_flop_per_second,
+        peak_flop_per_second=peak,
         memory_bytes_per_second=machine.achievable_memory_bytes_per_second,
         saturation=machine.matrix_saturation,
         overlap=overlap,
+        factor_bytes=factor_element_bytes(recipe.product_format) if in_format else None,
     )

@@ -32,10 +32,16 @@ PLAIN = Stack(
 
 
 class AcceleratorPeak(NamedTuple):
-    """Dense flop per second of one accelerator; whether it is the highest rate measured, for want of a data sheet."""
+    """Dense flop per second of one accelerator, in the dtype of the precision.
+
+    Args:
+        is_measured: whether it is the highest rate measured, for want of a data sheet.
+        product_flop_per_second: in the format of the layers' products, where they have one of their own.
+    """
 
     flop_per_second: float
     is_measured: bool = False
+    product_flop_per_second: float | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +76,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         network_contention: share by which each doubling of the nodes of a group slows its network down.
         step_overhead_seconds: of each step, what no other term describes.
         stack: what the software fuses, overlaps and waits for.
+        product_peak_flop_per_second: of the layers' products, in the format that the recipe computes them in; they
+            reach `matrix_efficiency` of it as others do of theirs. None: no format of their own.
     """
 
     peak_flop_per_second: float
@@ -102,11 +110,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     step_overhead_seconds: float = 0.0
     stack: Stack = PLAIN
     peak_is_measured: bool = False
+    product_peak_flop_per_second: float | None = None
 
     @property
     def peak(self) -> AcceleratorPeak:
         """What MFU and HFU are shares of."""
-        return AcceleratorPeak(self.peak_flop_per_second, self.peak_is_measured)
+        return AcceleratorPeak(self.peak_flop_per_second, self.peak_is_measured, self.product_peak_flop_per_second)
 
     @property
     def achievable_memory_bytes_per_second(self) -> float:

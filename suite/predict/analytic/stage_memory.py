@@ -29,6 +29,7 @@ from suite.predict.analytic.memory import (
 )
 from suite.predict.analytic.parameters import layer_tensors, rank_parameters, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
+from suite.predict.analytic.product_formats import layer_weight_copies_bytes
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
 
@@ -48,6 +49,7 @@ class StageMemory(NamedTuple):
         after_forward: end of the forward pass, start of the backward pass: everything but unfinished and temporary.
         after_backward: end of the last backward pass, its first layers still to do.
         at_update: the optimizer's step.
+        weight_copies: of the layers' weights in the format of the products, where they have one of their own.
     """
 
     weights: float
@@ -65,6 +67,7 @@ class StageMemory(NamedTuple):
     after_forward: float
     after_backward: float
     at_update: float
+    weight_copies: float = 0
 
     @property
     def state(self) -> float:
@@ -84,6 +87,7 @@ def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
         "gradient copy": memory.gradient_copy,
         "master weights": memory.master_weights,
         "moments": memory.moments,
+        "copies of weights in the products' format": memory.weight_copies,
     }
     if memory.peak == memory.after_forward:
         alive = {
@@ -106,11 +110,13 @@ class _LayoutTerms(NamedTuple):
 
     Args:
         kinds: of each of `layer_kinds`.
+        weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`.
         layer_parameters: of the last kind, only where a layer is gathered or scattered.
         stream: bytes of one micro-batch between two stages on one rank.
     """
 
     kinds: tuple[MicroBatchBytes, ...]
+    weight_copies: tuple[int, ...]
     layer_parameters: int
     stream: int
 
@@ -124,8 +130,10 @@ def _shared(workload: Workload) -> _LayoutTerms:
         )
         layer = total_elements(tensors)
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
-    kinds = tuple(micro_batch_bytes(Workload(kind, recipe, layout)) for kind, _ in layer_kinds(architecture))
-    return _LayoutTerms(kinds, layer, stream)
+    of_kinds = [Workload(kind, recipe, layout) for kind, _ in layer_kinds(architecture)]
+    kinds = tuple(micro_batch_bytes(kind) for kind in of_kinds)
+    copies = tuple(layer_weight_copies_bytes(kind) for kind in of_kinds)
+    return _LayoutTerms(kinds, copies, layer, stream)
 
 
 def buffer_bytes(
@@ -208,7 +216,8 @@ def _before_passes(
     )
     passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
-    constant = state.weights + state.gradient_copy + state.master_weights + state.moments
+    copies = sum(number * size for size, number in zip(shared.weight_copies, layers, strict=True))
+    constant = state.weights + state.gradient_copy + state.master_weights + state.moments + copies
     accumulated = constant + state.gradients
     each = sum(kind.unit * kept_units(layout, layers=number) for kind, number in kinds)
     each = each + (stage == 0) * unit.embedding
@@ -224,6 +233,7 @@ def _before_passes(
         constant + (micro_batches > 1) * state.gradients + logits + recomputed + buffers,
         accumulated + unfinished + buffers,
         accumulated + temporary,
+        copies,
     )
     return memory, each
 

@@ -17,7 +17,6 @@ from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, collective_seconds, group
 from suite.predict.analytic.elementwise import chosen, larger, smaller
-from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import (
@@ -26,11 +25,13 @@ from suite.predict.analytic.memory import (
     expert_state_ranks,
     optimizer_shards,
 )
-from suite.predict.analytic.memory_bound_operators import BACKWARD, embedding_bytes, loss_bytes, update_element_bytes
+from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
-from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
+from suite.predict.analytic.product_formats import weight_casts
+from suite.predict.analytic.stage_computation import StageComputation, stage_computation, stage_kernels
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layers
 
 LEAST_SECONDS = 1e-300  # no time, but not 0
 HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
@@ -57,6 +58,7 @@ class StepTime(NamedTuple):
         accumulation_seconds: adding each micro-batch's gradients to their sum, where kernels of their own do it.
         overhead_seconds: of each step, what no other term describes.
         expert_parallel_seconds: tokens to their experts and back, none of it hidden.
+        cast_seconds: casting factors into the format of the products, where they have one of their own.
     """
 
     forward_seconds: float
@@ -74,6 +76,7 @@ class StepTime(NamedTuple):
     accumulation_seconds: float = 0.0
     overhead_seconds: float = 0.0
     expert_parallel_seconds: float = 0.0
+    cast_seconds: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -126,13 +129,14 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
     """Seconds of one step, by term, of the pipeline stage that takes longest.
 
     Of a stage with l layers, m micro-batches, p stages, v virtual stages a rank:
-        accelerator    products, operators, n k_a for its n kernels, tensor- and context-parallel traffic
+        accelerator    products, operators, casts, n k_a for its n kernels, tensor- and context-parallel traffic
         host           n k_h to launch them
         micro-batch    the larger of both, smoothed: (accelerator^8 + host^8)^(1/8); their sum where the stack makes
                        the host wait at every layer; then accumulating gradients
         busy           m micro-batches, and the pipeline-parallel traffic that the stack waits for
         bubble         a micro-batch of every other stage, over v; 0 without flush
-        after          exposed data-parallel traffic, the tied embedding's gradient, the optimizer step, the overhead
+        after          exposed data-parallel traffic, the tied embedding's gradient, the optimizer step, casts of the
+                       weights, the overhead
 
     Equal stages wait for `suite.predict.analytic.pipeline_schedule.bubble_fraction` of busy and bubble.
     Source: Narayanan et al. 2021, arXiv 2104.04473, sections 2.2 and 3.
@@ -179,24 +183,6 @@ class _StepOfStages(NamedTuple):
     groups: dict[str, Group]
 
 
-class _Computation(NamedTuple):
-    """Seconds of one micro-batch on a stage: products of both passes, operators, and what is computed again."""
-
-    forward: float
-    backward: float
-    operators: float
-    again: float
-    operators_again: float
-
-    @property
-    def backward_pass(self) -> float:
-        return self.backward + self.again + BACKWARD * self.operators + self.operators_again
-
-    @property
-    def both_passes(self) -> float:
-        return self.forward + self.operators + self.backward_pass
-
-
 class _MicroBatch(NamedTuple):
     """Seconds of one micro-batch on a stage.
 
@@ -226,7 +212,8 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     rank = rank_parameters(workload.architecture, layout, stage=stage)
     of_experts = expert_state_ranks(layout) if layout.zero_stage >= 1 else 1
     updated = (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
-    computation, seconds = _computation(step, stage), _messages_seconds(step.groups, entries)
+    computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
+    seconds = _messages_seconds(step.groups, entries)
     tensor_parallel = seconds["tp"] / _overlapping_chunks(layout, machine)
     inside = tensor_parallel + seconds["cp"] + seconds["ep"]
     overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
@@ -257,26 +244,10 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         accumulation_seconds=micro_batches * added,
         overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
         expert_parallel_seconds=seconds["ep"],
+        cast_seconds=micro_batches * (computation.casts + computation.gradient_casts + computation.casts_again)
+        + weight_casts(layout, micro_batches=micro_batches) * computation.weight_casts,
     )
     return _StageTime(time, micro_batch.seconds + added, sent / micro_batches)
-
-
-def _computation(step: _StepOfStages, stage: int) -> _Computation:
-    workload, machine = step.workload, step.machine
-    bandwidth = machine.achievable_memory_bytes_per_second
-    kinds = stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
-    of_kinds = [(layer, layers) for layer, (_, layers) in zip(step.kinds, kinds, strict=True)]
-    first, last = stage == 0, stage == workload.layout.pipeline_stages - 1
-    embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
-    loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
-    repeated = [_recomputed(workload.layout.recomputation, layer, layers) for layer, layers in of_kinds]
-    return _Computation(
-        forward=sum(layers * layer.forward_seconds for layer, layers in of_kinds) + last * step.head[0],
-        backward=sum(layers * layer.backward_seconds for layer, layers in of_kinds) + last * step.head[1],
-        operators=sum(layers * layer.operator_seconds for layer, layers in of_kinds) + first * embedding + last * loss,
-        again=sum(again for again, _ in repeated),
-        operators_again=sum(operators for _, operators in repeated),
-    )
 
 
 def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[str, float]:
@@ -289,14 +260,10 @@ def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[st
     return seconds
 
 
-def _micro_batch(step: _StepOfStages, stage: int, computation: _Computation, message_seconds: float) -> _MicroBatch:
+def _micro_batch(step: _StepOfStages, stage: int, computation: StageComputation, message_seconds: float) -> _MicroBatch:
     """One micro-batch whose messages inside the layers take so many seconds."""
     layout, machine, stack = step.workload.layout, step.machine, step.machine.stack
-    layers = stage_layers(step.workload.architecture, layout, stage=stage)
-    last = stage == layout.pipeline_stages - 1
-    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
-    launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
-    launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
+    launched = stage_kernels(step.workload, machine, stage=stage)
     accelerator = computation.both_passes + machine.kernel_seconds * launched
     accelerator = accelerator + message_seconds
     host = machine.launch_seconds * launched
@@ -360,16 +327,6 @@ def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> flo
     return chosen(micro_batches > 1, 1.0 * moved, 0.0)
 
 
-def _repeated_layers(recomputation: Recomputation, layers: int) -> float:
-    """Layer-forwards, in kernels, that one micro-batch's backward pass through `layers` repeats.
-
-    Selective recomputation repeats a quarter of a layer's kernels.
-    """
-    if recomputation is Recomputation.SELECTIVE:
-        return 0.25 * layers
-    return 1.0 * repeated_layers(recomputation, layers)
-
-
 def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
     """By axis, the ranks that it joins and the link that limits them.
 
@@ -382,14 +339,6 @@ def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
     return {
         axis: group(machine, ranks=group_ranks(layout, axis), ranks_in_node=ranks) for axis, ranks in inside.items()
     }
-
-
-def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float]:
-    """Seconds of products and of operators that one micro-batch's backward pass through `layers` repeats."""
-    if recomputation is Recomputation.SELECTIVE:
-        return layers * layer.attention_seconds, layers * layer.attention_operator_seconds
-    again = repeated_layers(recomputation, layers)
-    return again * layer.forward_seconds, again * layer.operator_seconds
 
 
 def _slower(a: StepTime, b: StepTime) -> StepTime:

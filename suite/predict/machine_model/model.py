@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.accelerator import (
+    Accelerator,
+    accelerator,
+    dense_peak_flop_per_second,
+    product_peak_flop_per_second,
+)
 from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, fit_scores, machine_model
 from reference_runs.published import PublishedRow
-from reference_runs.run import Cluster, Precision, Software
+from reference_runs.run import Cluster, Precision, ProductFormat, Software
 from reference_runs.stack import AttentionKernel, Generation, RecordedStack, Stack, stack, stack_of
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
@@ -42,13 +47,14 @@ def modelled_machine(
     device: Accelerator,
     software: Stack,
     precision: Precision,
+    product_format: ProductFormat,
     network_bytes_per_second: float | None,
     accelerators_per_node: int,
 ) -> Machine:
     """The machine with the parameters' `values`, each a number or an array with an entry a set of parameters.
 
     Raises:
-        InputError: the accelerator has no peak in the dtype of `precision`.
+        InputError: the accelerator has no peak in the dtype of `precision`, or in `product_format`.
     """
     family_name, _ = family_of(model, device.name)
 
@@ -93,6 +99,7 @@ def modelled_machine(
         network_contention=value("network_contention"),
         step_overhead_seconds=value("step_overhead_seconds") if software.python_launches else 0.0,
         stack=software,
+        product_peak_flop_per_second=product_peak_flop_per_second(device, product_format),
     )
 
 
@@ -102,6 +109,7 @@ class RunMachine(NamedTuple):
     Args:
         machine: None where the network between nodes is needed and not recorded; `missing` names the fact.
         uncertainty: relative error of a step time that is to be expected; None: unknown.
+        product_peak: flop per second in the format of the layers' products; None: none of their own.
     """
 
     accelerator: Accelerator
@@ -111,6 +119,7 @@ class RunMachine(NamedTuple):
     uncertainty: float | None
     missing: str
     notes: tuple[str, ...]
+    product_peak: float | None = None
 
     @property
     def peak(self) -> AcceleratorPeak:
@@ -122,13 +131,16 @@ class RunMachine(NamedTuple):
         return (
             self.machine.peak
             if self.machine
-            else AcceleratorPeak(dense_peak_flop_per_second(self.accelerator, self.dtype))
+            else AcceleratorPeak(
+                dense_peak_flop_per_second(self.accelerator, self.dtype), product_flop_per_second=self.product_peak
+            )
         )
 
 
 def run_machine(
     cluster: Cluster | None,
     precision: Precision,
+    product_format: ProductFormat = ProductFormat.NONE,
     *,
     ranks: int,
     accelerator_name: str | None,
@@ -143,7 +155,7 @@ def run_machine(
     `software` names; on another accelerator than the cluster's, with current libraries.
 
     Raises:
-        InputError: unknown accelerator or stack, or an accelerator without a peak for the recipe's dtype.
+        InputError: unknown accelerator or stack, or an accelerator without a peak for the recipe's dtype or products.
     """
     name = accelerator_name if accelerator_name is not None or cluster is None else cluster.accelerator
     if name is None:
@@ -151,14 +163,10 @@ def run_machine(
     device = accelerator(name)
     dtype = WORK_DTYPES[precision]
     dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
-    recorded = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
-    notes: list[str] = []
+    product_peak = product_peak_flop_per_second(device, product_format)
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
-    libraries = ""
-    if elsewhere and recorded.switches.generation is not Generation.CURRENT and stack_name is None:
-        current = msgspec.structs.replace(recorded.switches, generation=Generation.CURRENT)
-        recorded = msgspec.structs.replace(recorded, switches=current)
-        libraries = ", with current libraries"
+    recorded, libraries = _software(software, stack_name, elsewhere=elsewhere)
+    notes: list[str] = []
     per_node = cluster.accelerators_per_node if cluster and accelerator_name is None else None
     if per_node is None:
         per_node = device.board.accelerators_per_node
@@ -169,11 +177,12 @@ def run_machine(
     model = machine_model()
     family_name, measured = family_of(model, device.name)
     of_family = 0.0 if measured else model.families[family_name].uncertainty
-    uncertainty = expected_error([of_family, 0.0 if recorded.measured else model.unmeasured_stack])
+    of_products = 0.0 if product_format is ProductFormat.NONE else model.unfitted_products
+    uncertainty = expected_error([of_family, of_products, 0.0 if recorded.measured else model.unmeasured_stack])
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         words = f"{missing} are needed for the step time, but not recorded"
-        return RunMachine(device, dtype, recorded, None, uncertainty, words, ())
+        return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak)
     if accelerator_name is not None and network is not None and ranks > per_node:
         origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
@@ -183,15 +192,28 @@ def run_machine(
         device=device,
         software=recorded.switches,
         precision=precision,
+        product_format=product_format,
         network_bytes_per_second=network,
         accelerators_per_node=per_node,
     )
     notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
     like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
     notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {uncertainty:.0%}")
+    if product_format is not ProductFormat.NONE:
+        words = f"products in {product_format.value} at the 16-bit products' share of their peak, which was not fitted"
+        notes.append(f"{words}: that adds {of_products:.0%}")
     if not recorded.measured:
         notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
-    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes))
+    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak)
+
+
+def _software(software: Software | None, stack_name: str | None, *, elsewhere: bool) -> tuple[RecordedStack, str]:
+    """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`)."""
+    recorded = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
+    if not elsewhere or recorded.switches.generation is Generation.CURRENT or stack_name is not None:
+        return recorded, ""
+    current = msgspec.structs.replace(recorded.switches, generation=Generation.CURRENT)
+    return msgspec.structs.replace(recorded, switches=current), ", with current libraries"
 
 
 def expected_error(assumed: Sequence[float]) -> float:
@@ -249,6 +271,7 @@ def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: P
         device=prepared.device,
         software=stack(row.stack).switches,
         precision=row.recipe.precision,
+        product_format=row.recipe.product_format,
         network_bytes_per_second=row.network_bytes_per_second,
         accelerators_per_node=row.accelerators_per_node,
     )

@@ -23,7 +23,8 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import recomputation_from_input_ratio, recomputed_layers_from_input
 from suite.predict.analytic.gemm import arithmetic_intensity
 from suite.predict.analytic.gradient_buckets import fused_messages
-from suite.predict.analytic.layer_time import head_seconds, layer_products, layer_time
+from suite.predict.analytic.layer_products import layer_products
+from suite.predict.analytic.layer_time import head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,

@@ -281,7 +281,8 @@ def rate_figures(
     """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.
 
     Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop.
-    Without a peak no shares of it, without a layout nothing of what is recomputed.
+    Without a peak no shares of it, without a layout nothing of what is recomputed. MFU and HFU are shares of the peak
+    in the precision's dtype, also where products have a format of their own; then there are those of its peak besides.
     """
     convention = run.reported.flop_convention
     assert prediction.model_flop is not None  # a step has a batch
@@ -305,9 +306,14 @@ def rate_figures(
     if peak is None:
         return figures
     of_peak = MEASURED_PEAK if peak.is_measured else ""
-    for _, quantity, flop, counted_as in counted:
-        share = utilization(
-            flop=flop, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak.flop_per_second
-        )
-        figures.append(Figure(quantity, share, term=term, convention=counted_as + of_peak))
+    own_peak = f"of the peak in {run.recipe.product_format.peak_dtype}"
+    shares = [(peak.flop_per_second, term)]
+    if peak.product_flop_per_second is not None:
+        shares.append((peak.product_flop_per_second, f"{term}, {own_peak}" if term else own_peak))
+    for highest, share_term in shares:
+        for _, quantity, flop, counted_as in counted:
+            share = utilization(
+                flop=flop, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=highest
+            )
+            figures.append(Figure(quantity, share, term=share_term, convention=counted_as + of_peak))
     return figures

@@ -148,7 +148,7 @@ def implausible_time(run: ReferenceRun, peak: AcceleratorPeak | None) -> str | N
         flop=causal_half_flop(run.architecture, samples=run.recipe.global_batch),
         step_seconds=step[0],
         accelerators=accelerators,
-        peak=peak.flop_per_second,
+        peak=peak.product_flop_per_second or peak.flop_per_second,
     )
     return words and f"{step[1]} {words}"
 

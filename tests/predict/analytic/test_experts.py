@@ -21,7 +21,7 @@ from suite.predict.analytic.experts import (
     expert_products,
 )
 from suite.predict.analytic.flop import layer_forward_flop, model_flop
-from suite.predict.analytic.layer_time import layer_products
+from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.memory_bound_operators import layer_operator_bytes
 from suite.predict.analytic.parameters import (
     active_parameter_count,

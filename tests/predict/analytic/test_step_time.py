@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.run import Architecture, FlopConvention, Mask, Recipe, Workload
+from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.collective_time import collective_seconds
 from suite.predict.analytic.flop import (
@@ -21,7 +22,8 @@ from suite.predict.analytic.flop import (
     model_flop,
     recomputed_flop,
 )
-from suite.predict.analytic.layer_time import fused_attention_seconds, layer_products, layer_time
+from suite.predict.analytic.layer_products import layer_products
+from suite.predict.analytic.layer_time import fused_attention_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory_bound_operators import (
     embedding_bytes,
@@ -171,8 +173,8 @@ def test_equal_stages_wait_for_the_schedules_bubble(case: Case, machine: Machine
     traffic = traffic_of(case)
     with pytest.MonkeyPatch.context() as patch:  # neither embedding nor head, and of every stage the last one's traffic
         patch.setattr(subject, "head_seconds", lambda *_: (0.0, 0.0))
-        patch.setattr(subject, "embedding_bytes", lambda *_: 0)
-        patch.setattr(subject, "loss_bytes", lambda *_: 0)
+        patch.setattr(stage_computation, "embedding_bytes", lambda *_: 0)
+        patch.setattr(stage_computation, "loss_bytes", lambda *_: 0)
         same = len(traffic) * traffic[-1:]
         time = step_time(Workload(architecture, recipe, layout), machine, micro_batches=micro_batches, traffic=same)
     # all terms up to the bubble are what the pipeline repeats

@@ -16,7 +16,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.incomplete import missing_keys
 from reference_runs.layout import Layout
-from reference_runs.run import ReferenceRun, Workload
+from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.__main__ import main
 from suite.machine.fingerprint import Fingerprint
 from suite.machine.profile import SCHEMA, Profile, encode
@@ -201,7 +201,9 @@ def test_every_run_with_a_layout_has_a_time_and_no_known_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = stored(tmp_path, measured())
-    for entry in objects(capsys, *run_names(), "--machine", path, "--network", "10"):
+    names = [name for name in run_names() if reference_run(name).recipe.product_format is ProductFormat.NONE]
+    assert len(names) == len(run_names()) - 1
+    for entry in objects(capsys, *names, "--machine", path, "--network", "10"):
         run = reference_run(entry["run"])
         timed = [row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["left"]]
         assert bool(timed) == (run.recorded_layout is not None and run.recorded_layout.offload == "none")
@@ -212,6 +214,17 @@ def test_every_run_with_a_layout_has_a_time_and_no_known_error(
             # fused attention computes half of the square that conventions count, and so may exceed the peak
             assert share["left"] < 1 or (run.recorded_layout is not None and run.recorded_layout.fused_attention)
             assert "of the highest matrix rate measured" in share["convention"]
+
+
+def test_products_that_no_profile_has_are_refused_by_name_and_16_bit_ones_in_their_place_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["predict", "deepseek-v3", "--machine", stored(tmp_path, measured()), "--network", "10"]
+    assert main(asked) == 2
+    assert "--machine: products in recipe.product_format are not calibrated; got fp8-blockwise, allowed: none" in (
+        capsys.readouterr().err
+    )
+    assert main([*asked, "--products", "none"]) == 1  # does not fit
 
 
 def test_whose_profile_it_is_and_what_is_assumed_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +285,7 @@ def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
 ) -> None:
     alone, paired = (stored(tmp_path / str(ranks), measured(ranks=ranks, fingerprint=fingerprint)) for ranks in (1, 2))
     whole = [run for run in map(reference_run, run_names()) if run.recorded_layout and not missing_keys(run.recipe)]
-    runs = [run.name for run in whole]
+    runs = [run.name for run in whole if run.recipe.product_format is ProductFormat.NONE]
     asked = (*runs, "--network", "10", "--choices")
     for one, two in zip(
         objects(capsys, *asked, "--machine", alone), objects(capsys, *asked, "--machine", paired), strict=True

@@ -41,7 +41,9 @@ LAID_OUT = [run for run in RUNS if run.recorded_layout is not None]
 
 def machine_of(run: ReferenceRun) -> Machine | None:
     ranks = run.recorded_layout.ranks if run.recorded_layout else 1
-    found = run_machine(run.cluster, run.recipe.precision, ranks=ranks, accelerator_name=None)
+    found = run_machine(
+        run.cluster, run.recipe.precision, run.recipe.product_format, ranks=ranks, accelerator_name=None
+    )
     return found.machine if found else None
 
 

@@ -28,7 +28,9 @@ def changed(run: ReferenceRun, **reported: Any) -> ReferenceRun:
 
 
 def peak_of(run: ReferenceRun):
-    found = run_machine(run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None)
+    found = run_machine(
+        run.cluster, run.recipe.precision, run.recipe.product_format, ranks=run.layout.ranks, accelerator_name=None
+    )
     assert found is not None
     return found, found.peak
 

@@ -45,7 +45,12 @@ def test_a_derived_count_is_what_the_shape_gives(name: str, printed: str) -> Non
 
 def ratios(run: ReferenceRun) -> list[float]:
     machine = run_machine(
-        run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None, software=run.software
+        run.cluster,
+        run.recipe.precision,
+        run.recipe.product_format,
+        ranks=run.layout.ranks,
+        accelerator_name=None,
+        software=run.software,
     )
     assert machine is not None
     predicted, published = measured_figures(run, machine.machine)

@@ -1,0 +1,204 @@
+"""Products in formats of 8 and 4 bits: which run in them, bytes of what is cast, and what is kept in them.
+
+Symbols as in `suite.predict.analytic.activations`; e bytes of an element that is cast (2 in 16 bit).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.layout import Layout, Offload
+from reference_runs.run import Activation, ProductFormat, Workload
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.layer_products import layer_products
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+
+BLOCK = 128  # elements of a block of fp8-blockwise, and rows of a block of weights
+MX_BLOCK = 32
+NVFP4_BLOCK = 16
+WIDER = ("router", "attention scores", "attention context")  # products that stay in the dtype of the precision
+SAME_INPUT = ("key, value compression",)  # parts whose input an earlier one has cast
+# formats whose scale of a whole tensor follows from its own elements, which are read for it first
+_READS_FIRST = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
+
+
+def format_bytes(product_format: ProductFormat, *, rows: int, columns: int, is_weight: bool = False) -> int:
+    """Bytes of a matrix of R x C elements in this format with its scales, whose blocks lie along the rows.
+
+        fp8-delayed, fp8-current    R C + 4
+        fp8-blockwise               R C + 4 R ceil(C / 128); of a weight R C + 4 ceil(R / 128) ceil(C / 128)
+        mxfp8                       R C + R ceil(C / 32)
+        nvfp4                       ceil(R C / 2) + R ceil(C / 16) + 4
+
+    Source: as `ProductFormat`. Padding of the scales to tiles of 128 x 4 (cuBLAS) is left out.
+
+    Raises:
+        ValueError: the format "none".
+    """
+    elements = rows * columns
+    match product_format:
+        case ProductFormat.FP8_DELAYED | ProductFormat.FP8_CURRENT:
+            return elements + FP32
+        case ProductFormat.FP8_BLOCKWISE:
+            blocks = ceil_division(rows, BLOCK) if is_weight else rows
+            return elements + FP32 * blocks * ceil_division(columns, BLOCK)
+        case ProductFormat.MXFP8:
+            return elements + rows * ceil_division(columns, MX_BLOCK)
+        case ProductFormat.NVFP4:
+            return ceil_division(elements, 2) + rows * ceil_division(columns, NVFP4_BLOCK) + FP32
+    raise ValueError("none is no format of its own")
+
+
+def both_orientations_bytes(product_format: ProductFormat, *, rows: int, columns: int, is_weight: bool = False) -> int:
+    """Bytes of a matrix and of its transpose in this format.
+
+    Each matrix is a factor of two products, which add up along its columns in one and along its rows in the other.
+    Blocks lie along that sum, and Hopper's fp8 products take factors whose sum is along memory alone.
+    """
+    return format_bytes(product_format, rows=rows, columns=columns, is_weight=is_weight) + format_bytes(
+        product_format, rows=columns, columns=rows, is_weight=is_weight
+    )
+
+
+def factor_element_bytes(product_format: ProductFormat) -> float:
+    """Bytes of one element of a large factor with its part of the block's scale."""
+    each = {
+        ProductFormat.FP8_BLOCKWISE: 1 + FP32 / BLOCK,
+        ProductFormat.MXFP8: 1 + 1 / MX_BLOCK,
+        ProductFormat.NVFP4: 0.5 + 1 / NVFP4_BLOCK,
+    }
+    return each.get(product_format, 1.0)
+
+
+def cast_bytes(product_format: ProductFormat, *, rows: int, columns: int, element: int, is_weight: bool = False) -> int:
+    """Bytes that casting a matrix of R x C elements moves: one kernel reads it and writes both orientations.
+
+    e R C                        reading it
+    e R C                        reading it first for its largest element: fp8-current and nvfp4
+    `both_orientations_bytes`    writing
+    """
+    written = both_orientations_bytes(product_format, rows=rows, columns=columns, is_weight=is_weight)
+    return (1 + (product_format in _READS_FIRST)) * element * rows * columns + written
+
+
+def cast_kernels(product_format: ProductFormat) -> int:
+    """Kernels that cast one matrix."""
+    return 1 + (product_format in _READS_FIRST)
+
+
+def products_in_format(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
+    """Of `layer_products`, those that are computed in the recipe's product format; none where it is "none"."""
+    if workload.recipe.product_format is ProductFormat.NONE:
+        return {}
+    return {part: sizes for part, sizes in layer_products(workload).items() if part not in WIDER}
+
+
+class LayerCasts(NamedTuple):
+    """Bytes that one rank's casts move in one layer and micro-batch, and how many matrices are cast, by pass.
+
+    Args:
+        inputs: of the products, in the forward pass, and again where that is repeated.
+        gradients: of the products' outputs, in the backward pass.
+        weights: of all of the layer's matrices, once.
+    """
+
+    inputs: int
+    gradients: int
+    weights: int
+    input_matrices: int
+    gradient_matrices: int
+
+
+def layer_casts(workload: Workload) -> LayerCasts:
+    """Casts of one layer: of each product's input, of its output's gradient, and of its weight.
+
+    Of M x K by K x N (`layer_products`): M x K, M x N and N x K. Products that read the same tensor share its cast
+    (the compressions of latent attention; both branches of a block with one norm). Nothing is fused with norms and
+    activations: a kernel that does both reads less.
+    """
+    product_format, element = workload.recipe.product_format, WEIGHT_ELEMENT_BYTES[workload.recipe.precision]
+    parts, a = products_in_format(workload), workload.architecture
+    same = (*SAME_INPUT, "expansion" if a.experts is None else "shared expansion") if a.shared_norm else SAME_INPUT
+    inputs = gradients = weights = matrices = 0
+    for part, (count, rows, columns, depth) in parts.items():
+        if part not in same:
+            inputs = inputs + count * cast_bytes(product_format, rows=rows, columns=depth, element=element)
+            matrices += 1
+        gradients = gradients + count * cast_bytes(product_format, rows=rows, columns=columns, element=element)
+        weights = weights + count * cast_bytes(
+            product_format, rows=columns, columns=depth, element=element, is_weight=True
+        )
+    return LayerCasts(inputs, gradients, weights, matrices, len(parts))
+
+
+def weight_casts(layout: Layout, *, micro_batches: int) -> int:
+    """How often a step casts each weight: once, as copies stay; with ZeRO-3 each time that it is gathered."""
+    if layout.zero_stage < 3:
+        return 1
+    return (2 if layout.reshard_after_forward else 1) * micro_batches
+
+
+def layer_weight_copies_bytes(workload: Workload) -> int:
+    """Bytes of the copies of one layer's weights in the products' format, both orientations, that a rank holds.
+
+    They last for the step, next to the weights of the precision; 0 where those are gathered or fetched layer by layer.
+    Source: Transformer Engine, pytorch/module/linear.py (workspaces of weights, is_first_microbatch).
+    """
+    recipe, layout = workload.recipe, workload.layout
+    if layout.zero_stage == 3 or layout.offload is Offload.STATE:
+        return 0
+    return sum(
+        count * both_orientations_bytes(recipe.product_format, rows=columns, columns=depth, is_weight=True)
+        for count, _, columns, depth in products_in_format(workload).values()
+    )
+
+
+def kept_in_format(workload: Workload, kinds: dict[str, int], *, tokens: int, sent: int, shards: int) -> dict[str, int]:
+    """`kinds` of kept activations, with those in the products' format that only these products read.
+
+        attention input, feed-forward input    T / u x h
+        normed compressed states               T / u x q and T / u x c, latent attention
+        attention context                      T x a d / t
+        contraction input                      T x f / t
+        expert input, expert contraction input T k x h, T k x f / t, of the tokens sent to experts
+        shared expert contraction input        T x f' / t
+
+    Each is kept in one orientation, the one whose sums are along tokens, for the weight's gradient. Two stay as they
+    are besides: the context, which fused attention reads in its backward pass, and what ReLU puts out. So does the
+    input that a router reads; experts that all tokens pass keep theirs in the format besides.
+
+    Source: Transformer Engine, pytorch/module/linear.py (saves the quantized input); DeepSeek-AI 2024, arXiv
+    2412.19437, section 3.3.3 (its context in E5M6 and its activation's input in 8 bits are not described here).
+
+    Args:
+        tokens: T of a micro-batch on one rank.
+        sent: tokens that a rank's experts compute.
+        shards: u, ranks that split what lies between the split matrices.
+    """
+    a, layout, product_format = workload.architecture, workload.layout, workload.recipe.product_format
+    if product_format is ProductFormat.NONE:
+        return kinds
+    t, compressed = layout.tensor_parallel, (a.query_rank, a.key_value_rank)
+    relu = a.activation is Activation.RELU
+
+    def kept(rows: int, *widths: int) -> int:
+        return sum(format_bytes(product_format, rows=width, columns=rows) for width in widths)
+
+    narrow = {
+        "attention input": kept(tokens // shards, a.hidden),
+        "feed-forward input": kept(tokens // shards, a.hidden),
+        "normed compressed states": kept(tokens // shards, *(rank for rank in compressed if rank is not None)),
+        "attention context": kept(tokens, a.context_width // t),
+        "contraction input": kept(tokens, a.ffn_hidden // t),
+        "expert input": kept(sent, a.hidden),
+        "expert contraction input": kept(sent, a.expert_width // t),
+        "shared expert contraction input": kept(tokens, a.shared_experts * a.expert_width // t),
+    }
+    wider = {"attention context": layout.fused_attention, "feed-forward input": a.experts is not None}
+    wider |= {kind: relu for kind in kinds if kind.endswith("contraction input")}
+    if a.experts is not None and not a.shared_experts:
+        del narrow["feed-forward input"]
+    return {
+        kind: size if kind not in narrow else narrow[kind] + (size if wider.get(kind) else 0)
+        for kind, size in kinds.items()
+    }

@@ -1,0 +1,119 @@
+"""Seconds and kernels of one micro-batch's computation on a pipeline stage: products, operators, casts, repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reference_runs.layout import Recomputation
+from reference_runs.run import Workload
+from suite.predict.analytic.flop import repeated_layers
+from suite.predict.analytic.layer_time import LayerTime
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory_bound_operators import BACKWARD, embedding_bytes, loss_bytes
+from suite.predict.analytic.product_formats import cast_kernels, layer_casts
+from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
+
+
+class StageComputation(NamedTuple):
+    """Seconds of one micro-batch on a stage: products of both passes, operators, and what is computed again.
+
+    Args:
+        casts: of inputs in the forward pass.
+        gradient_casts: in the backward pass.
+        casts_again: of inputs that the backward pass repeats.
+        weight_casts: of all weights once; part of no pass.
+    """
+
+    forward: float
+    backward: float
+    operators: float
+    again: float
+    operators_again: float
+    casts: float
+    gradient_casts: float
+    casts_again: float
+    weight_casts: float
+
+    @property
+    def backward_pass(self) -> float:
+        """Seconds of the backward pass, with what it repeats."""
+        casts = self.gradient_casts + self.casts_again
+        return self.backward + self.again + BACKWARD * self.operators + self.operators_again + casts
+
+    @property
+    def both_passes(self) -> float:
+        """Seconds of forward and backward pass."""
+        return self.forward + self.operators + self.casts + self.backward_pass
+
+
+def stage_computation(
+    workload: Workload, machine: Machine, *, stage: int, kinds: Sequence[LayerTime], head: tuple[float, float]
+) -> StageComputation:
+    """The computation of pipeline stage `stage`.
+
+    Args:
+        kinds: of each of `layer_kinds` (stage_layers.py).
+        head: of both passes.
+    """
+    bandwidth = machine.achievable_memory_bytes_per_second
+    layers_of_kinds = stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
+    of_kinds = [(layer, layers) for layer, (_, layers) in zip(kinds, layers_of_kinds, strict=True)]
+    first, last = stage == 0, stage == workload.layout.pipeline_stages - 1
+    embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
+    loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
+    repeated = [_recomputed(workload.layout.recomputation, layer, layers) for layer, layers in of_kinds]
+    return StageComputation(
+        forward=sum(layers * layer.forward_seconds for layer, layers in of_kinds) + last * head[0],
+        backward=sum(layers * layer.backward_seconds for layer, layers in of_kinds) + last * head[1],
+        operators=sum(layers * layer.operator_seconds for layer, layers in of_kinds) + first * embedding + last * loss,
+        again=sum(again for again, _, _ in repeated),
+        operators_again=sum(operators for _, operators, _ in repeated),
+        casts=sum(layers * layer.input_cast_seconds for layer, layers in of_kinds),
+        gradient_casts=sum(layers * layer.gradient_cast_seconds for layer, layers in of_kinds),
+        casts_again=sum(casts for _, _, casts in repeated),
+        weight_casts=sum(layers * layer.weight_cast_seconds for layer, layers in of_kinds),
+    )
+
+
+def stage_kernels(workload: Workload, machine: Machine, *, stage: int) -> float:
+    """Kernels of one micro-batch on pipeline stage `stage`, collectives left out.
+
+    Those of the stack for each layer's forward pass, twice as many in the backward pass, of what is repeated, of head
+    and loss; of casts one or two (`cast_kernels`) for each matrix.
+    """
+    layout, stack = workload.layout, machine.stack
+    layers = stage_layers(workload.architecture, layout, stage=stage)
+    last = stage == layout.pipeline_stages - 1
+    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
+    launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
+    launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
+    for kind, number in stage_layer_kinds(workload.architecture, layout, stage=stage):
+        casts = layer_casts(workload._replace(architecture=kind))
+        forward = number + _whole_layers_repeated(layout.recomputation, number)
+        matrices = casts.input_matrices * forward + casts.gradient_matrices * number
+        launched = launched + cast_kernels(workload.recipe.product_format) * matrices
+    return launched
+
+
+def _whole_layers_repeated(recomputation: Recomputation, layers: int) -> float:
+    """Layer-forwards, casts of their inputs included, that the backward pass through `layers` repeats."""
+    return 0.0 if recomputation is Recomputation.SELECTIVE else 1.0 * repeated_layers(recomputation, layers)
+
+
+def _repeated_layers(recomputation: Recomputation, layers: int) -> float:
+    """Layer-forwards, in kernels, that one micro-batch's backward pass through `layers` repeats.
+
+    Selective recomputation repeats a quarter of a layer's kernels.
+    """
+    if recomputation is Recomputation.SELECTIVE:
+        return 0.25 * layers
+    return 1.0 * repeated_layers(recomputation, layers)
+
+
+def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float, float]:
+    """Seconds of products, operators and casts that one micro-batch's backward pass through `layers` repeats."""
+    if recomputation is Recomputation.SELECTIVE:
+        return layers * layer.attention_seconds, layers * layer.attention_operator_seconds, 0.0
+    again = repeated_layers(recomputation, layers)
+    return again * layer.forward_seconds, again * layer.operator_seconds, again * layer.input_cast_seconds
