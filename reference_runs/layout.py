@@ -84,6 +84,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             data_parallel.
         rank_order: the axes joined by hyphens, the one whose neighbours have consecutive ranks first; without "ep" its
             ranks come next to those of "dp", before them.
+        reduce_scatter: with ZeRO-1, whether a rank gets the gradients of its own shard alone (Megatron-LM's distributed
+            optimizer); else all ranks get all of them (BLOOM's BF16_Optimizer).
         reshard_after_forward: with ZeRO-3, whether gathered weights are dropped between forward and backward pass.
         checkpoint_layers: layers of one group of full recomputation.
         partitioned_checkpoints: each tensor-parallel rank keeps its share of the groups' inputs.
@@ -108,6 +110,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bucket_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})] = 25 * 2**20
     rank_order: str = "tp-cp-dp-pp"
     stage_assignment: StageAssignment = StageAssignment.LAYERS
+    reduce_scatter: bool = False
     reshard_after_forward: bool = True
     checkpoint_layers: Count = 1
     partitioned_checkpoints: bool = False
@@ -151,14 +154,23 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         return self.zero_stage >= 2 and (self.state_ranks > 1 or self.offload is Offload.STATE)
 
+    @property
+    def scatters_gradients(self) -> bool:
+        """Whether the gradients of a step are reduced to the shards of ZeRO-1: `reduce_scatter` over several ranks."""
+        return self.zero_stage == 1 and self.reduce_scatter and self.state_ranks > 1
+
 
 _GRAMMAR = (
-    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, reshard/noreshard, offload, interleaveN, " + "/".join(Schedule) + ", "
+    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, reduce-scatter/all-reduce, reshard/noreshard, offload, interleaveN, "
+    + "/".join(Schedule)
+    + ", "
     "recompute-" + "/".join(Recomputation) + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
     "separated by commas"
 )
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sequence_parallel", True),
+    "reduce-scatter": ("reduce_scatter", True),
+    "all-reduce": ("reduce_scatter", False),
     "reshard": ("reshard_after_forward", True),
     "noreshard": ("reshard_after_forward", False),
     "offload": ("offload", Offload.STATE),
@@ -230,6 +242,7 @@ def layout_text(layout: Layout) -> str:
         f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
         "sp": layout.sequence_parallel,
         f"zero{layout.zero_stage}": True,
+        "reduce-scatter": layout.zero_stage == 1 and layout.reduce_scatter,
         "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,
         f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,

@@ -27,8 +27,8 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN with zero0 and without tpN and ppN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
-    "1f1b, zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, "
-    "everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
+    "1f1b, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
+    "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
 

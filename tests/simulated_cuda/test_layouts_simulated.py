@@ -19,6 +19,7 @@ CHOSEN = {  # of each mesh and each way of sharding, one run: each run has featu
     Case("gpt2-mini", "fp32", "dp1,fused"),
     Case("opt-mini", "16bit", "dp2"),
     Case("gpt2-mini", "fp32", "dp2,zero1,fused"),
+    Case("gpt2-mini", "16bit", "dp2,zero1,reduce-scatter"),
     Case("codegeex-mini", "fp32", "dp2,zero2,recompute-selective"),
     Case("glm-mini", "fp32", "dp2,zero3,recompute-full"),
     Case("bloom-mini", "fp32", "tp2,recompute-full"),

@@ -70,6 +70,7 @@ def executed_runs(draw: st.DrawFn) -> Run:
         rank_order="-".join(draw(st.permutations(AXES))),
         stage_assignment=draw(st.sampled_from(StageAssignment)),
         reshard_after_forward=draw(st.booleans()),
+        reduce_scatter=draw(st.booleans()),
     )
     architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, stages * virtual_stages))
     recipe = msgspec.structs.replace(

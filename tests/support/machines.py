@@ -156,6 +156,7 @@ def cases(draw: st.DrawFn) -> Case:
         context_parallel=context,
         sequence_parallel=draw(st.booleans()),
         zero_stage=draw(st.integers(0, 3)),
+        reduce_scatter=draw(st.booleans()),
         virtual_stages=virtual,
         schedule=draw(st.sampled_from(Schedule)) if virtual == 1 else Schedule.ONE_F_ONE_B,
         recomputation=draw(st.sampled_from(Recomputation)),

@@ -188,7 +188,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 def layouts(draw: st.DrawFn) -> Layout:
     """Any layout that the command line's grammar can write."""
     counts = st.integers(1, 64)
-    pipeline_stages = draw(counts)
+    pipeline_stages, zero_stage = draw(counts), draw(st.integers(0, 3))
     return Layout(
         micro_batch=draw(counts),
         checkpoint_layers=draw(counts),
@@ -198,7 +198,9 @@ def layouts(draw: st.DrawFn) -> Layout:
         pipeline_stages=pipeline_stages,
         context_parallel=draw(counts),
         sequence_parallel=draw(st.booleans()),
-        zero_stage=draw(st.integers(0, 3)),
+        zero_stage=zero_stage,
+        # the text says how gradients are reduced only where there is a choice
+        reduce_scatter=zero_stage == 1 and draw(st.booleans()),
         virtual_stages=draw(counts),
         # the text of a layout names the schedule only where there are stages to order
         schedule=draw(st.sampled_from(Schedule)) if pipeline_stages > 1 else Schedule.ONE_F_ONE_B,

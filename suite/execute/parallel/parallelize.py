@@ -30,6 +30,7 @@ from suite.execute.parallel.mesh import DATA, EXPERT, PIPELINE, TENSOR, context_
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
+from suite.execute.parallel.scattered_gradients import ScatteredGradients, scattered_gradients
 from suite.execute.parallel.sharded_adamw import (
     ShardedAdamW,
     TensorAdamW,
@@ -92,6 +93,7 @@ class Training:
         weights: the stored weights.
         pipeline: runs the modules where there are several stages.
         gradient_sums: of compiled blocks whose graphs add to them.
+        scattered: the gradients, where they are reduce-scattered.
         embedding_group: joins the ranks that store a tied table twice.
         context: the ranks that sequences are dealt to.
         computed_rows: of this rank's experts, where ranks share them out.
@@ -104,6 +106,7 @@ class Training:
     optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
     pipeline: Pipeline | None
     gradient_sums: GradientSums | None
+    scattered: ScatteredGradients | None
     embedding_group: dist.ProcessGroup | None
     context: DeviceMesh | None
     computed_rows: RowCounter
@@ -124,7 +127,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
         4. compile each block
         5. DistributedDataParallel over data-, expert- and context-parallel ranks (ZeRO-0 and 1), without experts that
-           are shared out
+           are shared out; or buffers of gradients that are reduce-scattered
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
     """
@@ -143,7 +146,14 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
             for chunk in chunks:
                 tensor_parallel.wait_for_embedding(chunk)
     modules: list[nn.Module] = list(chunks)
-    if layout.state_ranks > 1 and not layout.fully_sharded:
+    scattered = None
+    if layout.scatters_gradients:
+        assert groups is not None
+        data = mesh.get_group(DATA)
+        scattered = scattered_gradients(
+            groups, shards=_shards(layout), shard=mesh.get_local_rank(DATA), process_group=data
+        )
+    elif layout.state_ranks > 1 and not layout.fully_sharded:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device, apart=experts) for chunk in chunks]
     pipeline = None
     if layout.pipeline_stages > 1:
@@ -155,11 +165,11 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         for chunk, split in zip(chunks, splits, strict=True)
         for leaf in _leaves(chunk, split, experts, first=_is_first(mesh, TENSOR), counts_dense=_is_first(mesh, EXPERT))
     ]
-    optimizer = _optimizer(job, mesh, groups, leaves, modules)
+    optimizer = _optimizer(job, mesh, groups, leaves, modules, scattered)
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
     tied = job.architecture.tied_embeddings
     tables = embedding_group(mesh) if tied else None
-    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, tables, context, rows)
+    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, scattered, tables, context, rows)
 
 
 def _is_first(mesh: DeviceMesh, axis: str) -> bool:
@@ -225,7 +235,7 @@ def _stored(
         (chunk,) = chunks
         _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=mesh[DATA], as_dtensor=as_dtensor)
         return None
-    shards, reduced = _shards(layout), layout.state_ranks > 1
+    shards, reduced = _shards(layout), layout.state_ranks > 1 and not layout.scatters_gradients
     groups = store_weights(
         list(chunks), job.recipe, shards=shards, device=device, as_dtensor=as_dtensor, reduced=reduced
     )
@@ -267,7 +277,12 @@ def _shards(layout: Layout) -> int:
 
 
 def _optimizer(
-    job: Job, mesh: DeviceMesh, groups: list[WeightGroup] | None, leaves: list[LocalParameter], modules: list[nn.Module]
+    job: Job,
+    mesh: DeviceMesh,
+    groups: list[WeightGroup] | None,
+    leaves: list[LocalParameter],
+    modules: list[nn.Module],
+    scattered: ScatteredGradients | None,
 ) -> ShardedAdamW | TensorAdamW | OneBitMasters:
     """The optimizer of this rank; has `modules` average gradients as the job says."""
     recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
@@ -286,7 +301,9 @@ def _optimizer(
     _compress_gradients(modules, job, data)
     if _shards(layout) > 1:
         shard = mesh.get_local_rank(DATA)
-        return sharded_adamw(groups, recipe, shards=_shards(layout), shard=shard, process_group=data)
+        return sharded_adamw(
+            groups, recipe, shards=_shards(layout), shard=shard, process_group=data, scattered=scattered
+        )
     return whole_adamw(groups, recipe, job.training_options.update)
 
 

@@ -12,6 +12,7 @@ from reference_runs.run import Recipe
 from suite.execute.optim.master_weights import MasterWeights, master_weights
 from suite.execute.parallel.one_bit.all_reduce import all_gather
 from suite.execute.parallel.one_bit.buckets import local
+from suite.execute.parallel.scattered_gradients import ScatteredGradients
 from suite.execute.precision import WeightGroup, stored_weights
 from suite.job.options import Update
 
@@ -24,18 +25,20 @@ class ShardedAdamW:
         masters: of this rank's shard of each group; in fp32 they are slices of the weights themselves.
         shard: index of this rank's shard.
         process_group: of the ranks that hold the others; None where one shard is everything.
+        scattered: the gradients of the shard, where they are reduce-scattered; None where every rank has whole ones.
     """
 
     groups: list[WeightGroup]
     masters: MasterWeights
     shard: int
     process_group: dist.ProcessGroup | None
+    scattered: ScatteredGradients | None = None
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         """One update from the leaves' gradients times `gradient_factor`. Then every rank holds all new weights.
 
-        It holds a flat fp32 copy of the shard's gradient: 4 bytes a parameter of the shard, which `gradient_bytes` does
-        not count.
+        Of whole gradients it holds a flat fp32 copy of the shard: 4 bytes a parameter of the shard, which
+        `gradient_bytes` does not count.
         """
         self.masters.update(learning_rate, self._gradient_shards(), gradient_factor)
         if self.process_group is not None:
@@ -43,6 +46,8 @@ class ShardedAdamW:
                 all_gather(group.flat, weight, group=self.process_group)
 
     def _gradient_shards(self) -> list[Tensor]:
+        if self.scattered is not None:
+            return self.scattered.shards
         shards = self.masters.gradient_copies
         shards = shards or [torch.empty_like(w, dtype=torch.float32) for w in self.masters.weights]
         for group, shard in zip(self.groups, shards, strict=True):
@@ -55,11 +60,18 @@ class ShardedAdamW:
 
 
 def sharded_adamw(
-    groups: list[WeightGroup], recipe: Recipe, *, shards: int, shard: int, process_group: dist.ProcessGroup | None
+    groups: list[WeightGroup],
+    recipe: Recipe,
+    *,
+    shards: int,
+    shard: int,
+    process_group: dist.ProcessGroup | None,
+    scattered: ScatteredGradients | None = None,
 ) -> ShardedAdamW:
     """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others."""
     local_groups = [(group.weight_decay, [group.flat.chunk(shards)[shard]]) for group in groups]
-    return ShardedAdamW(groups, master_weights(local_groups, recipe), shard, process_group if shards > 1 else None)
+    group = process_group if shards > 1 else None
+    return ShardedAdamW(groups, master_weights(local_groups, recipe), shard, group, scattered)
 
 
 def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> None:

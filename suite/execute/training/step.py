@@ -169,10 +169,10 @@ class Steps:
         self._complete_gradients(leaves)
         optimizer = self.training.optimizer
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
+        scattered = self.training.scattered
         naive = self.job.training_options.synchronises
         squared = (squared_norm_by_parameter if naive else squared_norm)(
-            (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.counted),
-            device=self.device,
+            self._counted_gradients((widened or None) if scattered is None else scattered.own()), device=self.device
         )
         if naive:
             logged_weight_norm(leaf.parameter for leaf in leaves)
@@ -195,13 +195,23 @@ class Steps:
             self._optimizer_step(factor, widened)
         if finite:
             self._balance()
-        for leaf in leaves:
+        if scattered is not None:
+            scattered.clear()
+        for leaf in leaves if scattered is None else ():
             if self.job.training_options.keeps_gradients:
                 leaf.gradient.zero_()
             else:
                 leaf.parameter.grad = None
         self.step += 1
         return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
+
+    def _counted_gradients(self, held: dict[nn.Parameter, Tensor] | None) -> Iterator[Tensor]:
+        """Of the parameters that this rank counts: those in `held`; None: the leaves' own."""
+        for leaf in self.training.leaves:
+            if leaf.counted and held is None:
+                yield leaf.gradient
+            elif leaf.counted and held is not None and leaf.parameter in held:
+                yield held[leaf.parameter]
 
     def _balance(self) -> None:
         """Move the biases that balance experts, by the rows of this step on all ranks with the same ones."""
@@ -226,8 +236,8 @@ class Steps:
     def _complete_gradients(self, leaves: list[LocalParameter]) -> None:
         """Sum what the data-parallel reduction does not: parts on tensor-parallel ranks, experts, and tied tables.
 
-        A rank's experts have the gradients of all expert-parallel ranks' samples; other ranks with the same experts
-        have those of their own.
+        And scatter the gradients, where they are reduced so. A rank's experts have the gradients of all expert-parallel
+        ranks' samples; other ranks with the same experts have those of their own.
         """
         partial = [leaf.gradient for leaf in leaves if leaf.partial]
         if partial:
@@ -244,6 +254,8 @@ class Steps:
             for leaf in leaves:
                 if leaf.tied:
                     dist.all_reduce(leaf.gradient, group=self.training.embedding_group)
+        if self.training.scattered is not None:
+            self.training.scattered.reduce()
 
     def _reduced(self, loss: Tensor, squared: Tensor) -> Tensor:
         """Mean loss and squared gradient norm over all ranks, by a message for each axis whose ranks differ in them."""
@@ -256,9 +268,9 @@ class Steps:
         if layout.pipeline_stages > 1:
             dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
         if layout.state_ranks > 1:
-            # up to ZeRO-1 all data-parallel ranks hold the same gradient; with 1-bit Adam each holds its own
-            differ = self._own_gradients()
-            differing = both if layout.fully_sharded or differ else both[:1]
+            # where gradients are all-reduced, all data-parallel ranks hold the same; with 1-bit Adam each holds its own
+            differ, sharded = self._own_gradients(), layout.fully_sharded or layout.scatters_gradients
+            differing = both if sharded or differ else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
             both[0] /= layout.state_ranks
             if differ:

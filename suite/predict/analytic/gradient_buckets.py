@@ -46,7 +46,7 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
     """Messages in which DistributedDataParallel all-reduces one rank's gradients (see `stage_gradient_buckets`)."""
 
     def messages(
-        tensor_parallel: float, layers: float, dense_layers: float, first: bool, last: bool, bucket_bytes: int
+        tensor_parallel: float, layers: float, dense_layers: float, first: bool, last: bool, bucket_bytes: float
     ) -> int:
         buckets = chunk_gradient_buckets(
             architecture,
@@ -55,7 +55,7 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
             dense_layers=int(dense_layers),
             first=first,
             last=last,
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=int(bucket_bytes),
             element_bytes=element_bytes,
         )
         return len(buckets)

@@ -135,4 +135,6 @@ def stored_elements(groups: tuple[int, int], layout: Layout, *, shards: int) -> 
     if layout.zero_stage == 0:
         return whole, whole, whole
     share = shard_elements(groups[0], shards) + shard_elements(groups[1], shards)
-    return (share if layout.zero_stage >= 3 else shards * share, share if layout.zero_stage >= 2 else whole, share)
+    padded = shards * share
+    gradients = share if layout.zero_stage >= 2 else padded if layout.reduce_scatter else whole
+    return (share if layout.zero_stage >= 3 else padded, gradients, share)

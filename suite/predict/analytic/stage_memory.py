@@ -45,7 +45,8 @@ class StageMemory(NamedTuple):
         unfinished: of the layers whose backward pass comes last: one layer's, or one recomputed group's.
         buffers: for communication (see `buffer_bytes`).
         temporary: fp32 gradients that the update reads, 4 bytes a parameter of the optimizer's shard; none where a
-            copy is kept anyway, where the update widens fp16 gradients in passing, and where it runs on the host.
+            copy is kept anyway, where fp32 ones were scattered to the shard, where the update widens fp16 gradients in
+            passing, and where it runs on the host.
         after_forward: end of the forward pass, start of the backward pass: everything but unfinished and temporary.
         after_backward: end of the last backward pass, its first layers still to do.
         at_update: the optimizer's step.
@@ -143,7 +144,7 @@ def buffer_bytes(
 
     With g bytes a gradient, w a weight, n ranks of data and context parallelism, and U the parameters of two layers
     (the one at work, and the one ahead) and of the tables and the norm next to the layers:
-        min(bucket, g N)    ZeRO-0 and 1, n > 1: gradients on their way
+        min(bucket, g N)    ZeRO-0 and 1, n > 1: gradients on their way; 0 where ZeRO-1 scatters them in place
         g U                 ZeRO-2 and 3, n > 1: gradients before they are scattered; also where they go to the host
         w U                 ZeRO-3, n > 1: gathered weights; w N where they stay between forward and backward pass;
                             also where the weights lie on the host
@@ -158,7 +159,8 @@ def buffer_bytes(
     several = state_ranks(layout) > 1
     gradient, weight = BYTES_PER_PARAMETER[recipe.precision].gradients, BYTES_PER_PARAMETER[recipe.precision].weights
     if layout.zero_stage <= 1 and layout.offload is not Offload.STATE:
-        return buffers + several * smaller(layout.bucket_bytes, gradient * parameters)
+        in_place = layout.zero_stage == 1 and layout.reduce_scatter
+        return buffers + (not in_place) * (several * smaller(layout.bucket_bytes, gradient * parameters))
     unsharded = parameters - (layers - smaller(layers, 2)) * layer_parameters
     buffers = buffers + (True if _gradients_on_host(layout) else several) * (gradient * unsharded)
     if layout.offload is not Offload.STATE and layout.zero_stage <= 2:
@@ -215,7 +217,10 @@ def _before_passes(
         stream=shared.stream,
     )
     passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
+    scattered = layout.zero_stage == 1 and layout.reduce_scatter
+    in_place = scattered and BYTES_PER_PARAMETER[recipe.precision].gradients == FP32
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
+    temporary = temporary * (state_ranks(layout) == 1) if in_place else temporary
     copies = sum(number * size for size, number in zip(shared.weight_copies, layers, strict=True))
     constant = state.weights + state.gradient_copy + state.master_weights + state.moments + copies
     accumulated = constant + state.gradients

@@ -54,6 +54,8 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
         stage 0   all_reduce       g Psi         once a step, in the buckets of DistributedDataParallel
         stage 1   all_reduce       g Psi         as stage 0 (BLOOM's BF16_Optimizer)
                   all_gather       w Psi'        new weights, a message for each optimizer group
+        reduce_scatter = true (Megatron-LM's distributed optimizer):
+                  reduce_scatter   g Psi'        in place of the all-reduce: once a step, in full buckets
         stage 2   reduce_scatter   m g Psi'      no rank keeps whole gradients, so those of a micro-batch are reduced
                                                  before the next one's backward pass; in buckets
                   all_gather       w Psi'        as stage 1
@@ -66,10 +68,10 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     but for their experts: n = dp * ep * cp for all else, and experts in groups of dp * cp ranks, axis "edp". Gradients
     of a mixture of experts lie one after the other in two buffers, whose buckets are full (Megatron-LM's).
 
-    With g = w, m = 1 a ring sends 2 Psi, 3 Psi, 2 Psi, 3 Psi, each times (n - 1) / n.
+    With g = w, m = 1 a ring sends 2 Psi, 3 Psi (2 Psi with reduce_scatter), 2 Psi, 3 Psi, each times (n - 1) / n.
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7; Zhao et al. 2023, arXiv 2304.11277, section 3.
-    Differs from 2 Psi of Rajbhandari's stage 1, and of Megatron-LM's distributed optimizer, by Psi: both reduce-scatter
-    gradients, once a step, where BLOOM all-reduces them.
+    Rajbhandari's stage 1 reduce-scatters too, 2 Psi; BLOOM's all-reduces, 3 Psi. Megatron-LM,
+    core/distributed/param_and_grad_buffer.py (buckets of the gradients' buffer, padded to a multiple of n).
     """
     architecture, recipe, layout = workload
     rank = rank_parameters(architecture, layout, stage=stage)
@@ -103,12 +105,15 @@ def _group_traffic(
             Traffic(axis, "all_gather", gathers * micro_batches * weight * padded, gathers * units),
             Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, units),
         ]
+    gathered = Traffic(axis, "all_gather", weight * padded, several * messages)
+    if layout.zero_stage == 1 and layout.reduce_scatter:
+        buckets = ceil_division(gradient * padded, layout.bucket_bytes)
+        return [Traffic(axis, "reduce_scatter", gradient * padded, buckets), gathered]
     if architecture.experts is None:
         element = reduced_gradient_element_bytes(recipe.precision)
         buckets = several * gradient_bucket_count(architecture, layout, stage=stage, element_bytes=element)
     else:
         buckets = ceil_division(gradient * elements, layout.bucket_bytes)
-    gathered = Traffic(axis, "all_gather", weight * padded, several * messages)
     if layout.zero_stage == 2:
         scattered = Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, micro_batches * buckets)
         return [scattered, gathered]

@@ -116,11 +116,11 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
 def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
     """What of a run keeps its peak from being judged; None where it was compared with PyTorch's allocator.
 
-    Compared on CPUs: the miniatures on one rank and on two of each axis. Not ZeRO-2 and 3 over several ranks: most
-    measurements agree to 0.1 %, but gloo's threads free messages as large as a layer unseen by the profiler, which then
-    counts up to 10 % too much (2 ranks, 250,000 parameters, 2026-11-21). Compared on simulated GPUs, where PyTorch's
-    caching allocator is the real one: the same, and ZeRO-3. Not where ranks share out experts: rows differ from step to
-    step. What cuDNN's attention takes only a GPU will show.
+    Compared on CPUs: the miniatures on one rank and on two of each axis. Not ZeRO-2 and 3 over several ranks, nor
+    gradients that are reduce-scattered: most measurements agree to 0.1 %, but gloo's threads free messages as large as
+    a layer unseen by the profiler, which then counts up to 11 % too much (2 ranks, 250,000 parameters, 2026-11-26).
+    Compared on simulated GPUs, where PyTorch's caching allocator is the real one: the same, and ZeRO-3. Not where ranks
+    share out experts: rows differ from step to step. What cuDNN's attention takes only a GPU will show.
     """
     recipe, layout = workload.recipe, workload.layout
     if layout.expert_parallel > 1:
@@ -138,4 +138,6 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
         return "attention padded by PyTorch" if padded else None
     if layout.zero_stage >= 2 and layout.state_ranks > 1:
         return "fully sharded state"
+    if layout.scatters_gradients:
+        return "reduce-scattered gradients"
     return None

@@ -99,7 +99,8 @@ def update_calls(
 ) -> OperatorCalls:
     """Calls of the update: gradient norm, clipping, Adam, and weights rounded from their masters.
 
-    ZeRO-1 over several ranks copies every gradient into a flat fp32 shard; else it goes from tensor to tensor.
+    ZeRO-1 over several ranks copies every gradient into a flat fp32 shard, unless it was scattered to it; else it goes
+    from tensor to tensor.
     """
     tape = Tape(Allocator())
     if workload.layout.fully_sharded or optimizer_shards(workload.layout) == 1:
@@ -142,14 +143,19 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
 def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int) -> None:
     architecture, recipe, layout = workload
     reduced, shards = timed_dtype(reduced_gradient_element_bytes(recipe.precision)), optimizer_shards(layout)
-    in_passing = recipe.precision is Precision.FP16_NO_MASTER
+    in_passing, scattered = recipe.precision is Precision.FP16_NO_MASTER, layout.scatters_gradients
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
-        _count(tape, "vector_norm", tensor.elements, reduced)
+        _count(tape, "vector_norm", tensor.elements // shards if scattered else tensor.elements, reduced)
         tape.count("view", times=VIEWS_OF_FLAT_TENSOR)
-        _count(tape, "scale" if reduced == "fp32" else "to_fp32", tensor.elements // shards, reduced)
+        if not scattered:
+            _count(tape, "scale" if reduced == "fp32" else "to_fp32", tensor.elements // shards, reduced)
     for group in optimizer_groups(workload, stage=stage):
         elements = shard_elements(group, shards)
-        _count(tape, "zeros", elements)
+        _count(tape, "zeros", shards * elements if scattered else elements)
+        if scattered:
+            _count(tape, "scale", shards * elements, reduced)
+            if reduced != "fp32":
+                _count(tape, "to_fp32", elements, reduced)
         _count_masters(tape, elements, WORK_DTYPES[recipe.precision], in_passing=in_passing)
         _count(tape, "adam", elements)
 

@@ -22,6 +22,7 @@ class Gradients:
         in_buckets: whether DistributedDataParallel has them lie in its buckets once they are whole.
         read: whether weights are read through a function that has their gradients pass: DistributedDataParallel has
             stand-ins with wider gradients; parts of matrices become DTensors as they are read.
+        flat: whether they lie in flat buffers from the start, to which every backward pass adds.
         whole: whether this is the last micro-batch.
         apart_bytes: of gradients that lie in no bucket, as DistributedDataParallel leaves them alone.
     """
@@ -34,7 +35,8 @@ class Gradients:
         self._keeps = options.training_options.keeps_gradients
         self._accumulated: dict[int, MemoryBlock] = {}
         self._leaves = self.apart_bytes = 0
-        self.in_buckets = layout.state_ranks > 1 and not layout.fully_sharded
+        self.flat = layout.scatters_gradients
+        self.in_buckets = layout.state_ranks > 1 and not layout.fully_sharded and not self.flat
         self.read = (self.in_buckets and self._widens) or layout.tensor_parallel > 1
         self.whole = False
 
@@ -44,8 +46,8 @@ class Gradients:
         name, size = self._leaves, self._element * rows * columns
         self.apart_bytes += size * apart
         waiting: list[MemoryBlock] = []
-        if self._keeps:
-            self._accumulated[name] = self._tape.block(size)
+        if self._keeps or self.flat:
+            self._accumulated[name] = self._tape.block(0 if self.flat else size)
             self._accumulated[name].move(Category.GRADIENTS)
 
         def deliver(block: MemoryBlock) -> None:

@@ -52,7 +52,7 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
     ZeRO-0 and 1, and every stage where no other rank has them, with N elements in an optimizer group of the rank, all
     its chunks together, and n shards (1 with ZeRO-0):
         weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`
-        gradients    g N               g of `BYTES_PER_PARAMETER`
+        gradients    g N               g of `BYTES_PER_PARAMETER`; g n ceil(N / n) where they are reduce-scattered
         optimizer    ceil(N / n) elements of moments, masters and gradient copies
                      4                 a step counter for each group; with n = 1 for each tensor
 
@@ -77,7 +77,8 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         groups = optimizer_groups(workload, stage=stage)
         parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
         weight = WEIGHT_ELEMENT_BYTES[recipe.precision]
-        element, gradient_bytes = int(each.gradient_copy + each.master_weights), int(each.gradients) * parameters
+        element = int(each.gradient_copy + each.master_weights)
+        gradient_bytes = int(each.gradients) * (shards * padded if layout.scatters_gradients else parameters)
         if update is Update.ADAFACTOR:
             moments = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
             optimizer_bytes = element * parameters + moments + STEP_COUNTER_BYTES * len(tensors)

@@ -73,11 +73,12 @@ def executed_peaks(
     tape.enter(StepPhase.FORWARD)
     rank = SimulatedRank(tape, workload, _eager(options), stage=stage)
     state = executed_state(workload, stage=stage, replica=replica, update=options.training_options.update)
+    kept = rank.gradients.in_buckets or rank.gradients.flat
     stored: list[MemoryBlock] = []
     for category, size in (
         (Category.WEIGHTS, state.weight_bytes),
         (Category.OPTIMIZER, state.optimizer_bytes),
-        (Category.GRADIENTS, state.gradient_bytes - rank.gradients.apart_bytes if rank.gradients.in_buckets else 0),
+        (Category.GRADIENTS, state.gradient_bytes - rank.gradients.apart_bytes if kept else 0),
     ):
         allocator.enter(StepPhase.FORWARD, category)
         stored.append(tape.block(size))
@@ -145,8 +146,17 @@ def _run_pipeline(rank: SimulatedRank) -> list[MemoryBlock]:
 
 
 def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int) -> None:
-    """The update; with ZeRO-1 gloo gathers the weights into a buffer of its own, group by group."""
+    """The update; with ZeRO-1 gloo gathers the weights into a buffer of its own, group by group.
+
+    So it does with gradients that it scatters, before.
+    """
     recipe, layout = workload.recipe, workload.layout
+    groups = optimizer_groups(workload, stage=stage)
+    padded = [layout.state_ranks * shard_elements(elements, layout.state_ranks) for elements in groups]
+    if layout.scatters_gradients and not options.kernels.cuda:
+        tape.enter(StepPhase.UPDATE, Category.BUFFERS)
+        for elements in padded:
+            tape.block(int(BYTES_PER_PARAMETER[recipe.precision].gradients) * elements)
     tape.enter(StepPhase.UPDATE, Category.UPDATE)
     in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage)]
     in_passing.clear()
@@ -154,9 +164,8 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
         tape.block(size)
     if layout.zero_stage == 1 and layout.state_ranks > 1 and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
-        for elements in optimizer_groups(workload, stage=stage):
-            whole = layout.state_ranks * shard_elements(elements, layout.state_ranks)
-            tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * whole)
+        for elements in padded:
+            tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * elements)
 
 
 class _Arrived:
@@ -174,7 +183,7 @@ class _Arrived:
 def _passing_bytes(workload: Workload, *, stage: int) -> list[int]:
     """Bytes of what the update allocates: fp32 gradients that it reads, and fp32 weights that it does not keep.
 
-    Flat shards have copies of fp32 gradients too.
+    Flat shards have copies of fp32 gradients too, unless these were scattered.
     """
     recipe, layout = workload.recipe, workload.layout
     no_master = recipe.precision is Precision.FP16_NO_MASTER
@@ -185,5 +194,5 @@ def _passing_bytes(workload: Workload, *, stage: int) -> list[int]:
     groups = optimizer_groups(workload, stage=stage)
     elements = sum(shard_elements(group, shards) for group in groups)
     each = BYTES_PER_PARAMETER[recipe.precision]
-    copied = not each.gradient_copy and (shards > 1 or each.gradients < FP32)
+    copied = not each.gradient_copy and ((shards > 1 and not layout.scatters_gradients) or each.gradients < FP32)
     return [FP32 * elements * (copied + no_master)]

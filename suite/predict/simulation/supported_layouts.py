@@ -92,6 +92,7 @@ def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     others = {
         "a bias that balances experts": architecture.balancing is Balancing.BIAS,
         f"zero{layout.zero_stage}": layout.zero_stage > 0,
+        "reduce-scatter": layout.scatters_gradients,
         f"pp{stages}": stages > 1,
     }
     return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]

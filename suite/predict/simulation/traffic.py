@@ -118,10 +118,10 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     tp    squared gradient norm
     ep    likewise
     pp    loss, squared gradient norm
-    dp    loss; with ZeRO-2 and 3 squared gradient norm too, as each rank has a shard of the gradients, and with 1-bit
-          Adam, as each has its own
+    dp    loss; with ZeRO-2 and 3 and reduce-scattered gradients squared gradient norm too, as each rank has a shard of
+          the gradients, and with 1-bit Adam, as each has its own
     """
-    differs = layout.zero_stage >= 2 or averaging is Averaging.ONE_BIT
+    differs = layout.zero_stage >= 2 or layout.scatters_gradients or averaging is Averaging.ONE_BIT
     scalars = {
         "tp": (layout.tensor_parallel, 1),
         "pp": (layout.pipeline_stages, 2),
@@ -141,6 +141,8 @@ def executed_gradient_traffic(
                                           `averaging_traffic` has the other ways
         stage 1   all_reduce       g N    as stage 0
                   all_gather       w n ceil(N / n) for each optimizer group of the rank, a message each
+                  with reduce_scatter, in place of the all-reduce, after the last backward pass:
+                  reduce_scatter   g n ceil(N / n) for each optimizer group of the rank, a message each
         stage 2   all_gather       w n P           once a step: gathered weights stay until its last backward pass
                   reduce_scatter   m g n P         a message for each unit and micro-batch
         stage 3   all_gather       2 m w n P       of layers, forward and backward
@@ -154,7 +156,7 @@ def executed_gradient_traffic(
     Stages 2 and 3 are fully_shard's: each layer is a unit, and all tensors outside the layers are one; P are the
     elements of its padded shards on a rank (see `sharded_units`).
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2; torch/distributed/fsdp/_fully_shard/_fully_shard.py
-    (reshard_after_forward). ZeRO-1 all-reduces whole gradients, as BLOOM's BF16_Optimizer does.
+    (reshard_after_forward).
     Differs from `zero_traffic` with stages 2 and 3 by the padding of each tensor, by messages for each layer with
     stage 2, and by one gather of the outer unit with stage 3.
     """
@@ -164,12 +166,17 @@ def executed_gradient_traffic(
         return []
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
     if layout.zero_stage <= 1:
-        buckets = _stage_buckets(workload, stage=stage, element_bytes=gradient)
-        traffic = averaging_traffic(workload, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient)
+        groups = optimizer_groups(workload, stage=stage)
+        padded = sum(n * shard_elements(elements, n) for elements in groups)
+        if layout.scatters_gradients:
+            traffic = [Traffic("dp", "reduce_scatter", gradient * padded, len(groups))]
+        else:
+            buckets = _stage_buckets(workload, stage=stage, element_bytes=gradient)
+            traffic = averaging_traffic(
+                workload, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient
+            )
         if layout.zero_stage == 1:
-            groups = optimizer_groups(workload, stage=stage)
-            gathered = sum(weight * n * shard_elements(elements, n) for elements in groups)
-            traffic.append(Traffic("dp", "all_gather", gathered, len(groups)))
+            traffic.append(Traffic("dp", "all_gather", weight * padded, len(groups)))
         if layout.data_parallel > 1:
             tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
             shared = [gradient * tensor.elements for tensor in tensors if _is_shared_out(tensor, layout)]

@@ -120,6 +120,8 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
             known = "embedding.weight"
         if layout.zero_stage >= 2:
             held = {(0, t): torch.cat([held[d, t] for d in data]) for t in tensor}
+        if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
+            held = {(0, t): torch.stack([held[d, t] for d in data]).sum(0) for t in tensor}
         if (dim := dims[name]) is not None:
             held = {(d, 0): torch.cat([held[d, t] for t in tensor], dim) for d in {d for d, _ in held}}
         for (d, t), whole in held.items():

@@ -16,6 +16,9 @@ SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 RARE = [
     Case("llama3-mini", "16bit", "cp2,zero1,recompute-full,every3"),
     Case("gpt-neox-mini", "fp32", "cp4"),
+    Case("gpt2-mini", "16bit", "dp2,pp2,1f1b,zero1,reduce-scatter"),
+    Case("glm-mini", "16bit", "dp4,zero1,reduce-scatter"),
+    Case("deepseek-v3-mini", "fp32", "dp2,zero1,reduce-scatter"),
     Case("bloom-mini", "16bit", "cp2,dp2,zero1"),
     Case("opt-mini", "16bit", "cp2,tp2,sp,recompute-full,every2"),
     Case("gpt2-mini", "16bit", "cp2,pp2,1f1b,interleave2"),
@@ -48,6 +51,8 @@ CHOSEN = [
     Case("opt-mini", "fp32", "dp1,recompute-full,every3"),
     Case("mt-nlg-mini", "fp32", "dp2"),
     Case("gpt2-mini", "16bit", "dp2,zero1"),
+    Case("llama3-mini", "16bit", "dp2,zero1,reduce-scatter"),
+    Case("opt-mini", "fp32", "dp2,tp2,sp,zero1,reduce-scatter"),
     Case("codegeex-mini", "16bit", "dp2,zero2"),
     Case("opt-mini", "16bit", "dp2,zero3"),
     Case("glm-mini", "dropout", "dp2,zero3,recompute-full"),

@@ -28,6 +28,7 @@ from suite.execute import rank as life
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import LocalParameter, parallelize
+from suite.execute.parallel.scattered_gradients import ScatteredGradients
 from suite.execute.parallel.shared_device import communicate_through_host
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.loop import train
@@ -38,16 +39,21 @@ from suite.job.training_job import Job
 class Noted:
     """An optimizer that keeps a copy of the gradients of its first step, as they are when it is called."""
 
-    def __init__(self, optimizer: Any, leaves: list[LocalParameter]) -> None:
+    def __init__(self, optimizer: Any, leaves: list[LocalParameter], scattered: ScatteredGradients | None) -> None:
         self._optimizer = optimizer
         self._leaves = leaves
+        self._scattered = scattered
         self.gradients: dict[str, tuple[Tensor, int | None]] | None = None
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         if self.gradients is None:
+            held = {} if self._scattered is None else self._scattered.whole()
             # through NumPy: PyTorch's allocator, whose bytes are measured, has what trains alone
             self.gradients = {
-                leaf.name: (torch.from_numpy(leaf.gradient.cpu().numpy().copy()), leaf.split_dim)
+                leaf.name: (
+                    torch.from_numpy(held.get(leaf.parameter, leaf.gradient).cpu().numpy().copy()),
+                    leaf.split_dim,
+                )
                 for leaf in self._leaves
             }
         self._optimizer.step(learning_rate, gradient_factor)
@@ -64,7 +70,7 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
     peak = AllocatedPeak(device)
     training = parallelize(job, mesh=mesh, device=device)
-    noted = Noted(training.optimizer, training.leaves)
+    noted = Noted(training.optimizer, training.leaves, training.scattered)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
     reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)

@@ -210,6 +210,7 @@ def ranks(draw: st.DrawFn) -> tuple[Architecture, Recipe, Layout, int]:
         context_parallel=draw(st.sampled_from([1, 2])),
         sequence_parallel=draw(st.booleans()),
         zero_stage=draw(st.integers(0, 3)),
+        reduce_scatter=draw(st.booleans()),
         virtual_stages=draw(st.integers(1, 3)) if schedule is Schedule.ONE_F_ONE_B and stages > 1 else 1,
         schedule=schedule,
         recomputation=draw(st.sampled_from(Recomputation)),
@@ -258,7 +259,8 @@ def test_a_ranks_state_is_the_sum_over_its_tensors_padded_and_sharded(rank: Rank
     each = PRECISE[recipe.precision]
     memory = memory_of(rank)
     weights = each.weights.itemsize * sum(padded)
-    gradients = each.gradients.itemsize * sum(padded if layout.zero_stage >= 2 else groups)
+    in_padded = layout.zero_stage >= 2 or (layout.zero_stage == 1 and layout.reduce_scatter)
+    gradients = each.gradients.itemsize * sum(padded if in_padded else groups)
     shards = n if layout.zero_stage else 1
     assert memory.weights * (n if layout.zero_stage == 3 else 1) == weights
     assert memory.gradients * (n if layout.zero_stage >= 2 else 1) == gradients
@@ -448,22 +450,39 @@ def test_a_stage_keeps_the_activations_in_flight_and_the_last_one_its_logits(ran
 def test_buffers_without_sharding_are_a_bucket_and_what_the_neighbours_send(rank: Rank) -> None:
     rank = with_layout(rank, zero_stage=1, offload=Offload.NONE)
     architecture, recipe, layout, stage = rank
+    scatters = layout.reduce_scatter  # in place
     neighbours = [k for k in (stage - 1, stage + 1) if 0 <= k < layout.pipeline_stages]
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     share = layout.tensor_parallel if layout.sequence_parallel else 1
     received = PRECISE[recipe.precision].weights.itemsize * tokens * architecture.hidden // share
     gradients = memory_of(rank).gradients
     several = layout.data_parallel * layout.context_parallel > 1
-    bucket = min(layout.bucket_bytes, gradients) if several else 0
+    bucket = min(layout.bucket_bytes, gradients) if several and not scatters else 0
     assert memory_of(rank).buffers == bucket + len(neighbours) * received
 
 
 @given(ranks())
 def test_the_update_reads_fp32_gradients_of_its_shard_where_no_copy_is_kept(rank: Rank) -> None:
     memory = memory_of(with_layout(rank, offload=Offload.NONE))
-    widened = rank[1].precision not in (Precision.FP16_GRADIENT_COPY, Precision.FP16_NO_MASTER)
+    _, recipe, layout, _ = rank
+    widened = recipe.precision not in (Precision.FP16_GRADIENT_COPY, Precision.FP16_NO_MASTER)
+    scattered = layout.zero_stage == 1 and layout.reduce_scatter and layout.data_parallel * layout.context_parallel > 1
+    in_place = scattered and recipe.precision in (Precision.FP32, Precision.BF16)
     # 8 bytes of moments a parameter of the shard
-    assert memory.temporary == (memory.moments // 2 if widened else 0)
+    assert memory.temporary == (memory.moments // 2 if widened and not in_place else 0)
+
+
+@given(ranks(), st.integers(1, 3))
+def test_scattered_gradients_need_no_more_than_reduced_ones_beyond_padding(rank: Rank, micro_batches: int) -> None:
+    rank = with_layout(rank, zero_stage=1, offload=Offload.NONE, schedule=Schedule.ONE_F_ONE_B)
+    reduced, scattered = (
+        memory_of(with_layout(rank, reduce_scatter=scatters), micro_batches) for scatters in (False, True)
+    )
+    n, each = rank[2].data_parallel * rank[2].context_parallel, PRECISE[rank[1].precision]
+    padding = scattered.gradients - reduced.gradients
+    assert 0 <= padding <= 2 * (n - 1) * each.gradients.itemsize
+    assert (scattered.weights, scattered.moments) == (reduced.weights, reduced.moments)
+    assert scattered.peak <= reduced.peak + padding
 
 
 def test_bytes_a_parameter_by_precision() -> None:

@@ -248,6 +248,7 @@ def runs(draw: st.DrawFn, *, stages: int = 4) -> tuple[Architecture, Recipe, Lay
         virtual_stages=draw(st.integers(1, 3)),
         sequence_parallel=draw(st.booleans()),
         zero_stage=draw(st.integers(0, 3)),
+        reduce_scatter=draw(st.booleans()),
         recomputation=draw(st.sampled_from(Recomputation)),
         reshard_after_forward=draw(st.booleans()),
         checkpoint_layers=draw(st.integers(1, 3)),
@@ -394,7 +395,14 @@ def gradient_messages(
     rank = rank_parameters(architecture, layout, stage=stage)
     groups = [rank.all] if recipe.decay_of_vectors else [rank.matrices, rank.vectors]
     padded = [elements + -elements % n for elements in groups if elements]
-    if layout.zero_stage <= 1:
+    scatters = layout.zero_stage == 1 and layout.reduce_scatter
+    if scatters:
+        left = gradient * sum(padded)
+        while left > 0:
+            size = min(left, layout.bucket_bytes)
+            yield "dp", "reduce_scatter", size
+            left -= size
+    elif layout.zero_stage <= 1:
         for bucket in walked_buckets(architecture, layout, stage, gradient):
             yield "dp", "all_reduce", bucket
     if layout.zero_stage in (1, 2):

@@ -252,6 +252,7 @@ def valid_runs(draw: st.DrawFn) -> tuple[Architecture, Layout, int]:
         virtual_stages=chunks,
         schedule=schedule,
         zero_stage=draw(st.integers(0, 3)),
+        reduce_scatter=draw(st.booleans()),
         sequence_parallel=draw(st.booleans()),
         recomputation=recomputation,
         checkpoint_layers=draw(st.integers(1, 3)) if recomputation is Recomputation.FULL else 1,

@@ -52,16 +52,18 @@ def stored(run: Run, place: Place) -> ExecutedState:
         decays = len(tensor.shape) > 1 or run.recipe.decay_of_vectors
         groups[decays] = groups.get(decays, 0) + math.prod(tensor.shape)
     shards_of_group = n if run.layout.zero_stage == 1 else 1
-    weights = optimizer = 0
+    weights = optimizer = padded = 0
     for elements in groups.values():
         while elements % shards_of_group:
             elements += 1
         share = elements // shards_of_group
         weights += WEIGHT[precision] * elements
+        padded += elements
         optimizer += (4 + 4 + MASTER[precision] + COPY[precision]) * share
     counters = len(tensors if whole else groups)
     elements = sum(math.prod(tensor.shape) for tensor in tensors)
-    return ExecutedState(elements, weights, GRADIENT[precision] * elements, optimizer + 4 * counters)
+    gradients = padded if run.layout.zero_stage == 1 and run.layout.reduce_scatter else elements
+    return ExecutedState(elements, weights, GRADIENT[precision] * gradients, optimizer + 4 * counters)
 
 
 @settings(max_examples=MANY)

@@ -173,7 +173,8 @@ def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
     if n == 1:
         return
     if layout.zero_stage <= 1:
-        for chunk in own_chunks(run, place):
+        scatters = layout.zero_stage == 1 and layout.reduce_scatter
+        for chunk in own_chunks(run, place) if not scatters else ():
             dtype = torch.float32 if gradient_element(run) == 4 else torch.float16
             gradients = [
                 torch.empty(tensor.shape, dtype=dtype, device="meta")
@@ -189,6 +190,9 @@ def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
                 elements = sum(size for size, decays in zip(sizes, decaying, strict=True) if decays is kind)
                 if elements:
                     yield weight_dtype(run), "dp", "all_gather", weight_element(run) * (elements + -elements % n)
+                if elements and scatters:
+                    padded = gradient_element(run) * (elements + -elements % n)
+                    yield gradient_dtype(run), "dp", "reduce_scatter", padded
         return
     yield from _sharded_messages(run, place)
 
@@ -228,7 +232,8 @@ def scalars(run: Run) -> Iterator[Message]:
     if layout.pipeline_stages > 1:
         yield "fp32", "pp", "all_reduce", loss + norm
     if copies(layout) > 1:
-        yield "fp32", "dp", "all_reduce", loss + norm if layout.zero_stage >= 2 else loss
+        in_shards = layout.zero_stage >= 2 or (layout.zero_stage == 1 and layout.reduce_scatter)
+        yield "fp32", "dp", "all_reduce", loss + norm if in_shards else loss
 
 
 def messages(run: Run, place: Place) -> Iterator[Message]:

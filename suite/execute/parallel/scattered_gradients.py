@@ -1,0 +1,82 @@
+"""Gradients of ZeRO-1 that are reduce-scattered once a step: whole in flat buffers, then a rank has those of its shard.
+
+As in Megatron-LM's distributed optimizer: core/distributed/param_and_grad_buffer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.execute.precision import GRADIENT_DTYPES, WeightGroup
+
+# torch 2.13 renamed the collective, as it did all-gather (see one_bit/all_reduce.py); 2.11 has only the old one
+reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class ScatteredGradients:
+    """The gradients of all weight groups of a rank.
+
+    Args:
+        flat: of each group, padded as its weights, in the dtype in which gradients accumulate; the leaves' view them.
+        shards: this rank's slice of each.
+        shard: its index.
+        process_group: of the ranks that have the same weights.
+    """
+
+    groups: list[WeightGroup]
+    flat: list[Tensor]
+    shards: list[Tensor]
+    shard: int
+    process_group: dist.ProcessGroup
+
+    def reduce(self) -> None:
+        """Make the shards the means over the ranks, in place and in a message a group; the rest means nothing then."""
+        ranks = dist.get_world_size(self.process_group)
+        torch._foreach_div_(self.flat, ranks)
+        for flat, shard in zip(self.flat, self.shards, strict=True):
+            reduce_scatter(shard, flat, group=self.process_group)
+
+    def clear(self) -> None:
+        """Zeros, to which the next backward pass adds."""
+        torch._foreach_zero_(self.flat)
+
+    def own(self) -> dict[nn.Parameter, Tensor]:
+        """The elements of each leaf's gradient that are in the shard, flat; leaves without any have none."""
+        return {leaf: shard[first:last] for leaf, shard, first, last, _ in self._overlaps()}
+
+    def whole(self) -> dict[nn.Parameter, Tensor]:
+        """`own` in the shape of the leaf, 0 where another rank has it: these add up to the gradient over the ranks."""
+        gradients = {leaf: torch.zeros_like(leaf, dtype=self.flat[0].dtype) for g in self.groups for leaf in g.leaves}
+        for leaf, shard, first, last, start in self._overlaps():
+            gradients[leaf].view(-1)[start : start + last - first] = shard[first:last]
+        return gradients
+
+    def _overlaps(self) -> Iterator[tuple[nn.Parameter, Tensor, int, int, int]]:
+        """Leaf, shard, first and last element there, and first element in the leaf, where both overlap."""
+        for group, shard in zip(self.groups, self.shards, strict=True):
+            begin, offset = self.shard * shard.numel(), 0
+            for leaf in group.leaves:
+                first, last = max(begin, offset), min(begin + shard.numel(), offset + leaf.numel())
+                if first < last:
+                    yield leaf, shard, first - begin, last - begin, first - offset
+                offset += leaf.numel()
+
+
+def scattered_gradients(
+    groups: list[WeightGroup], *, shards: int, shard: int, process_group: dist.ProcessGroup
+) -> ScatteredGradients:
+    """Buffers of zeros for `groups`, which the leaves' gradients view from now on; shard `shard` of `shards`."""
+    buffers = []
+    for group in groups:
+        flat = torch.zeros_like(group.flat, dtype=GRADIENT_DTYPES[group.flat.dtype])
+        sizes = [leaf.numel() for leaf in group.leaves]
+        for leaf, part in zip(group.leaves, flat[: sum(sizes)].split(sizes), strict=True):
+            leaf.grad = part.view(leaf.shape)
+        buffers.append(flat)
+    return ScatteredGradients(groups, buffers, [flat.chunk(shards)[shard] for flat in buffers], shard, process_group)
