@@ -142,7 +142,14 @@ class Chunk:
         operators, sizes, parameters = self.operators, self.sizes, self.parameters
         states = sizes.local_states
         assert parameters.embedding is not None
-        x = operators.embedding(tokens, parameters.embedding, tokens=sizes.tokens, rows=sizes.rows, hidden=sizes.hidden)
+        x = operators.embedding(
+            tokens,
+            parameters.embedding,
+            tokens=sizes.tokens,
+            rows=sizes.rows,
+            hidden=sizes.hidden,
+            ranks=self.layout.tensor_parallel,
+        )
         x = operators.of_rows(x, elements=sizes.states)
         if self.recipe.embedding_gradient_shrink is not None:
             learning, fixed = operators.scaled(x, elements=states), operators.block(states)

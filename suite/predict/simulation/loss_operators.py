@@ -13,22 +13,26 @@ from suite.predict.simulation.operator_base import OperatorBase
 class LossOperators(OperatorBase):
     """The first and the last operators of the decoder."""
 
-    def embedding(self, indices: MemoryBlock, weight: ParameterLeaf, *, tokens: int, rows: int, hidden: int) -> Value:
+    def embedding(
+        self, indices: MemoryBlock, weight: ParameterLeaf, *, tokens: int, rows: int, hidden: int, ranks: int = 1
+    ) -> Value:
         """Keeps the indices. Backward: a table of zeros, and the gradients added to the rows that were read.
 
-        A GPU sorts the indices first, and adds up parts of rows.
+        A GPU sorts the indices first, and adds up parts of rows. Where `ranks` have so many rows each, DTensor's table
+        has those of all of them, and this rank's are copied from it.
         """
 
-        def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+        def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("embedding", tokens, hidden, variant="backward")
             self._count("zeros", max(0, rows - tokens) * hidden)
             self._host_backward(EMBEDDING)
             indices, partial = embedding_backward_bytes(tokens, rows, hidden) if self._cuda else (0, 0)
             held = tape.block(indices)
-            table = self.block(rows * hidden)
+            table = self.block(ranks * rows * hidden)
             self._in_passing(partial)
             del held
-            return [table]
+            gradients.clear()
+            return [self.block(rows * hidden) if ranks > 1 else table]
 
         tape = self.tape
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
@@ -82,3 +83,13 @@ def test_gradients_of_experts_that_are_shared_out_lie_in_no_bucket() -> None:
     peaks = executed_peaks(workload, StepOptions(), stage=0, replica=0)
     assert peaks["backward"][Category.GRADIENTS] == 2 * state.gradient_bytes - of_experts
     assert executed_peak_bytes(workload, StepOptions(), stage=0, replica=0) == pytest.approx(147.9e6, rel=0.02)
+
+
+def test_the_embedding_s_backward_pass_has_the_whole_table_on_each_tensor_parallel_rank() -> None:
+    """Launched on a CPU, 2026-11-26, torch 2.13: 21,346,860 bytes on rank 0, and two messages more on rank 2."""
+    run = miniature(reference_run(miniatures()["gpt2-mini"]), "cpu", ranks=2)
+    layout = parse_layout("dp1,tp4,pp2", base=run.layout)
+    recipe = msgspec.structs.replace(run.recipe, global_batch=16)
+    workload = Workload(run.architecture, recipe, layout)
+    peak = executed_peak_bytes(workload, StepOptions(kernels=Kernels()), stage=0, replica=0)
+    assert 21_346_860 <= peak <= 21_346_860 + 2 * 98_304
