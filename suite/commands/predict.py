@@ -22,6 +22,7 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare, overall
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.process_groups import node_crossing_share
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
@@ -300,10 +301,14 @@ def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
 def _leaving(predicted: Predicted) -> dict[str, float]:
     """By axis, the share of the links of its ring that leave a node."""
     layout, machine = predicted.layout, predicted.machine
-    if layout is None or machine is None or machine.machine is None:
+    if predicted.run is None or layout is None or machine is None or machine.machine is None:
         return {}
     per_node = machine.machine.accelerators_per_node
-    return {axis: node_crossing_share(layout, axis, accelerators_per_node=per_node) for axis in (*AXES, "embedding")}
+    copies = key_value_copies(predicted.run.architecture, tensor_parallel=layout.tensor_parallel)
+    return {
+        axis: node_crossing_share(layout, axis, accelerators_per_node=per_node, head_copies=copies)
+        for axis in (*AXES, "embedding", "kv")
+    }
 
 
 def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], *, complete: bool) -> None:

@@ -169,7 +169,7 @@ def without_triton_kernel(architecture: Architecture) -> list[str]:
     return [name for name, lacks in lacking.items() if lacks]
 
 
-def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:
+def check_averaging(averaging: Averaging, workload: Workload, device: str) -> None:
     """Refuse a way of averaging that does not go with the rest.
 
     Raises:
@@ -177,9 +177,13 @@ def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device
     """
     if averaging is Averaging.EXACT:
         return
-    name = averaging.value
+    architecture, recipe, layout = workload
+    name, t = averaging.value, layout.tensor_parallel
+    of_rank = averaging in (Averaging.ONE_BIT, Averaging.POWER_SGD)
+    copies = of_rank and t > architecture.kv_heads
     for wrong, what, got, allowed in (
         (layout.data_parallel == 1, f"{name} without data-parallel ranks to average over", "dp1", "dp2 or more"),
+        (copies, f"{name} with copies of key-value heads, which would differ", f"tp{t}", f"tp{architecture.kv_heads}"),
         (layout.expert_parallel > 1, f"{name} with experts shared out", f"ep{layout.expert_parallel}", "ep1"),
         (layout.zero_stage > 0, f"{name} with state that is sharded over ranks", f"zero{layout.zero_stage}", "zero0"),
         (

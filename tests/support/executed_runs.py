@@ -47,6 +47,8 @@ def executed_runs(draw: st.DrawFn) -> Run:
     """Any executed layout, up to 4 * 3 * 3 * 3 ranks, with as many layers as it needs."""
     tensor_parallel = draw(st.integers(1, 3))
     architecture = draw(varied_architectures(tensor_parallel=tensor_parallel))
+    if draw(st.booleans()):  # several ranks have the same one
+        architecture = msgspec.structs.replace(architecture, kv_heads=1)
     dealt = architecture.mask is Mask.CAUSAL and not architecture.top_query_layer
     contexts = draw(st.sampled_from([1, 1, 2, 3])) if dealt else 1
     if contexts > 1:
@@ -146,7 +148,7 @@ def _linear(unit: int, name: str, rows: int, columns: int, *, bias: bool) -> lis
 
 def layer_parameters(shape: Architecture, t: int, unit: int) -> list[Parameter]:
     h, f = shape.hidden, shape.ffn_hidden
-    own, keys = shape.heads // t * shape.head_dim, shape.kv_heads // t * shape.head_dim
+    own, keys = shape.heads // t * shape.head_dim, max(shape.kv_heads // t, 1) * shape.head_dim
     of_attention, of_projection, of_feed_forward = (
         shape.biases if given is None else given
         for given in (shape.attention_bias, shape.projection_bias, shape.feed_forward_bias)

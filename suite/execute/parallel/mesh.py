@@ -11,6 +11,7 @@ from reference_runs.layout import Layout
 DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
 CONTEXT = "cp"  # within "dp": its ranks hold the same weights
 EXPERT, EXPERT_DATA = "ep", "edp"  # with experts shared out: the ranks that do, and those with the same experts
+KEY_VALUE = "kv"  # tensor-parallel ranks with the same key-value head, where there are fewer heads than ranks
 EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
 
 
@@ -106,11 +107,34 @@ def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     return next((group for group, pair in zip(groups, ends, strict=True) if dist.get_rank() in pair), None)
 
 
-def axis_of_group(mesh: DeviceMesh, embedding: dist.ProcessGroup | None, context: DeviceMesh | None) -> dict[str, str]:
+def key_value_group(mesh: DeviceMesh, *, copies: int) -> dist.ProcessGroup | None:
+    """The tensor-parallel ranks that have the same key-value head as this one; None where no other has.
+
+    All ranks of the job must call it together.
+
+    Args:
+        copies: ranks that have one head, neighbours on the axis.
+    """
+    if copies == 1:
+        return None
+    names = mesh.mesh_dim_names or ()
+    sharing = mesh.mesh.movedim(names.index(TENSOR), -1).reshape(-1, copies).tolist()
+    groups = [dist.new_group(ranks) for ranks in sharing]
+    return next((group for group, ranks in zip(groups, sharing, strict=True) if dist.get_rank() in ranks), None)
+
+
+def axis_of_group(
+    mesh: DeviceMesh,
+    embedding: dist.ProcessGroup | None,
+    context: DeviceMesh | None,
+    key_value: dist.ProcessGroup | None,
+) -> dict[str, str]:
     """Process group name -> axis. The group of all ranks belongs to the axis that spans them."""
     axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in (*(mesh.mesh_dim_names or ()), DATA)}
     if embedding is not None:
         axes[embedding.group_name] = EMBEDDING
+    if key_value is not None:
+        axes[key_value.group_name] = KEY_VALUE
     if context is not None:
         axes[context.get_group().group_name] = CONTEXT
     axes.setdefault(dist.group.WORLD.group_name, DATA)  # type: ignore[union-attr]  # the group is initialised

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +24,10 @@ from suite.execute.model.experts import Router
 from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import context_parallel, tensor_parallel
-from suite.execute.parallel.expert_parallel import EXPERT_DIM, RowCounter, share_experts
+from suite.execute.parallel.expert_parallel import RowCounter, share_experts
 from suite.execute.parallel.gradient_sums import GradientSums
-from suite.execute.parallel.mesh import DATA, EXPERT, PIPELINE, TENSOR, context_mesh, embedding_group
-from suite.execute.parallel.one_bit.buckets import local
+from suite.execute.parallel.local_parameter import LocalParameter, Place, local_parameters, plain_name
+from suite.execute.parallel.mesh import DATA, EXPERT, PIPELINE, TENSOR, context_mesh, embedding_group, key_value_group
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.scattered_gradients import ScatteredGradients, scattered_gradients
@@ -52,38 +52,6 @@ from suite.job.training_job import Job
 
 
 @dataclass(frozen=True)
-class LocalParameter:
-    """A parameter that receives gradients, as this rank holds it.
-
-    Args:
-        name: in the whole model.
-        split_dim: the dim along which the tensor- or expert-parallel ranks hold its parts; None: each stores all of it.
-        counted: whether this rank counts it. Of the ranks that store the same, one does.
-        partial: whether each tensor-parallel rank has a part of its gradient.
-        tied: whether it is the table that first and last pipeline stage share.
-        expert: whether expert-parallel ranks share it out.
-    """
-
-    parameter: nn.Parameter
-    name: str
-    split_dim: int | None
-    counted: bool
-    partial: bool
-    tied: bool
-    expert: bool = False
-
-    @property
-    def gradient(self) -> Tensor:
-        assert self.parameter.grad is not None
-        return local(self.parameter.grad)
-
-    @property
-    def local(self) -> Tensor:
-        """What this rank stores of the parameter, a plain tensor."""
-        return local(self.parameter.detach())
-
-
-@dataclass(frozen=True)
 class Training:
     """What one rank trains.
 
@@ -96,6 +64,7 @@ class Training:
         scattered: the gradients, where they are reduce-scattered.
         embedding_group: joins the ranks that store a tied table twice.
         context: the ranks that sequences are dealt to.
+        key_value_group: joins the tensor-parallel ranks with copies of one key-value head.
         computed_rows: of this rank's experts, where ranks share them out.
     """
 
@@ -109,6 +78,7 @@ class Training:
     scattered: ScatteredGradients | None
     embedding_group: dist.ProcessGroup | None
     context: DeviceMesh | None
+    key_value_group: dist.ProcessGroup | None
     computed_rows: RowCounter
 
     @property
@@ -160,16 +130,25 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         numbered = dict(zip(_chunk_numbers(layout, mesh), modules, strict=True))
         group = mesh.get_group(PIPELINE)
         pipeline = Pipeline(numbered, job.architecture, layout, group=group, device=device, dtype=dtype)
+    copies = max(layout.tensor_parallel // job.architecture.kv_heads, 1)
+    place = Place(
+        first=_is_first(mesh, TENSOR),
+        first_of_head=mesh.get_local_rank(TENSOR) % copies == 0,
+        counts_dense=_is_first(mesh, EXPERT),
+    )
     leaves = [
         leaf
         for chunk, split in zip(chunks, splits, strict=True)
-        for leaf in _leaves(chunk, split, experts, first=_is_first(mesh, TENSOR), counts_dense=_is_first(mesh, EXPERT))
+        for leaf in local_parameters(chunk, split, experts, place)
     ]
     optimizer = _optimizer(job, mesh, groups, leaves, modules, scattered)
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
     tied = job.architecture.tied_embeddings
     tables = embedding_group(mesh) if tied else None
-    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, scattered, tables, context, rows)
+    heads = key_value_group(mesh, copies=copies)
+    return Training(
+        chunks, modules, leaves, weights, optimizer, pipeline, sums, scattered, tables, context, heads, rows
+    )
 
 
 def _is_first(mesh: DeviceMesh, axis: str) -> bool:
@@ -357,7 +336,7 @@ def _data_parallel(
     chunk: Decoder, layout: Layout, group: dist.ProcessGroup, device: torch.device, *, apart: frozenset[str]
 ) -> nn.Module:
     """Args: apart: names of parameters whose gradients it leaves alone."""
-    ignored = [name for name, _ in chunk.named_parameters() if _plain(name) in apart]
+    ignored = [name for name, _ in chunk.named_parameters() if plain_name(name) in apart]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(chunk, ignored)
     return DistributedDataParallel(
         chunk,
@@ -368,28 +347,3 @@ def _data_parallel(
         broadcast_buffers=False,  # biases of routers, which all ranks move alike
         init_sync=False,  # every rank draws the same weights, and the leaves have no storage to write to
     )
-
-
-def _plain(name: str) -> str:
-    """The name of a parameter without that of its parametrization."""
-    return name.replace("parametrizations.", "").removesuffix(".original")
-
-
-def _leaves(
-    chunk: Decoder, split: tensor_parallel.Split, experts: frozenset[str], *, first: bool, counts_dense: bool
-) -> Iterator[LocalParameter]:
-    """Args: first: of the tensor-parallel ranks; counts_dense: whether this rank counts what is not of its experts."""
-    tied = chunk.architecture.tied_embeddings and (chunk.embedding is None or chunk.head is None)
-    for name, parameter in chunk.named_parameters():
-        plain = _plain(name)
-        expert = plain in experts
-        copied = tied and plain == "head.weight"
-        yield LocalParameter(
-            parameter,
-            plain,
-            EXPERT_DIM if expert else split.dims.get(plain),
-            counted=not copied and (counts_dense or expert) and (first or plain not in split.repeated),
-            partial=plain in split.partial,
-            tied=copied or (tied and plain == "embedding.weight"),
-            expert=expert,
-        )

@@ -46,9 +46,9 @@ class ScatteredGradients:
         """Zeros, to which the next backward pass adds."""
         torch._foreach_zero_(self.flat)
 
-    def own(self) -> dict[nn.Parameter, Tensor]:
-        """The elements of each leaf's gradient that are in the shard, flat; leaves without any have none."""
-        return {leaf: shard[first:last] for leaf, shard, first, last, _ in self._overlaps()}
+    def own(self) -> dict[nn.Parameter, tuple[int, Tensor]]:
+        """The elements of each leaf's gradient that are in the shard, flat, and the number of the first of them."""
+        return {leaf: (start, shard[first:last]) for leaf, shard, first, last, start in self._overlaps()}
 
     def whole(self) -> dict[nn.Parameter, Tensor]:
         """`own` in the shape of the leaf, 0 where another rank has it: these add up to the gradient over the ranks."""

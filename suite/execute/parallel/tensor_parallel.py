@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from suite.execute.model.attention import Attention
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.loss import CrossEntropy
 from suite.execute.precision import AsDTensor
@@ -30,6 +32,8 @@ from suite.execute.precision import AsDTensor
 SEQUENCE_DIM = 1
 # Tables that every rank reads whole, and whose gradient the column-parallel product after them completes
 _COMPLETE = {"query_position.weight"}
+# The fused projections of keys and values, last in the rows of each of their heads
+_KEY_VALUE = ("attention.query_key_value", "attention.key_value")
 # Vectors that every rank has whole and applies to its own heads
 _OF_HEADS = ("attention.query_norm.weight", "attention.key_norm.weight")
 
@@ -44,12 +48,15 @@ class Split:
         repeated: names of the parameters that every rank stores.
         partial: names of those of whose gradient each rank has a part: norms of its heads; all with sequence
             parallelism.
+        own_rows: name of a parameter that has a copy of a key-value head, which other ranks store too -> the rows on
+            this rank that no other has: its first ones.
     """
 
     as_dtensor: dict[int, AsDTensor]
     dims: dict[str, int]
     repeated: frozenset[str]
     partial: frozenset[str]
+    own_rows: dict[str, int]
 
 
 class LocalLoss(nn.Module):
@@ -91,7 +98,10 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     """
     ranks, rank = mesh.size(), mesh.get_local_rank()
     if ranks == 1:
-        return Split({}, {}, frozenset(), frozenset())
+        return Split({}, {}, frozenset(), frozenset(), {})
+    has_copies = ranks > decoder.architecture.kv_heads
+    if has_copies:
+        copy_key_value_heads(decoder, heads=ranks)
     plan = _plan(decoder, sequence_parallel=sequence_parallel)
     parallelize_module(decoder, mesh, plan, src_data_rank=None)
     decoder.tie()  # parallelize_module makes two parameters of the one that embedding and head share
@@ -102,7 +112,35 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     if decoder.head is not None:
         decoder.loss = LocalLoss(CrossEntropy())  # kernels of one rank's loss know no rows of others
         loss_parallel().__enter__()  # stays: the backward pass needs it too, and nothing else here reads DTensor logits
-    return _local(decoder, sequence_parallel=sequence_parallel)
+    return _local(decoder, sequence_parallel=sequence_parallel, has_copies=has_copies)
+
+
+def copy_key_value_heads(decoder: Decoder, *, heads: int) -> None:
+    """Make `decoder`, in place, one of so many key-value heads that computes the same: each is there several times.
+
+    Rows [G, R + 2, K] become [G, C, R / C + 2, K] with C copies of each head, and [G, 2, K] of a top-query layer
+    [G, C, 2, K].
+
+    Args:
+        heads: a multiple of the decoder's key-value heads, a divisor of its heads.
+    """
+    shape = decoder.architecture
+    groups, copies, group = shape.kv_heads, heads // shape.kv_heads, shape.heads // heads
+    for block in decoder.blocks.values():
+        attention = block.attention
+        assert isinstance(attention, Attention)
+        attention.group, attention.context.grouped = group, group > 1
+        linear = attention.key_value if attention.top_query else attention.query_key_value
+        queries = 0 if attention.top_query else group
+        for name, parameter in list(linear.named_parameters(recurse=False)):
+            rows = parameter.detach().unflatten(0, (groups, copies * queries + 2, shape.head_dim))
+            own, copied = rows.split((copies * queries, 2), dim=1)
+            own = own.unflatten(1, (copies, queries))
+            copied = copied.unsqueeze(1).expand(-1, copies, *copied.shape[1:])
+            expanded = torch.cat([own, copied], dim=2).flatten(0, 3)
+            linear.register_parameter(name, nn.Parameter(expanded))
+        linear.out_features = len(linear.weight)
+    decoder.architecture = msgspec.structs.replace(shape, kv_heads=heads)
 
 
 class _Waited(torch.autograd.Function):
@@ -128,7 +166,7 @@ def wait_for_embedding(decoder: Decoder) -> None:
         decoder.embedding.register_forward_hook(lambda _module, _inputs, x: _Waited.apply(x))  # type: ignore[no-untyped-call]
 
 
-def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
+def _local(decoder: Decoder, *, sequence_parallel: bool, has_copies: bool) -> Split:
     """Replace every DTensor parameter by its local tensor."""
     plain: dict[int, nn.Parameter] = {}
     as_dtensor: dict[int, AsDTensor] = {}
@@ -155,4 +193,10 @@ def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
                 repeated.add(full_name)
             module.register_parameter(name, plain[id(parameter)])
     partial = untouched - _COMPLETE if sequence_parallel else {name for name in untouched if name.endswith(_OF_HEADS)}
-    return Split(as_dtensor, dims, frozenset(repeated | untouched), frozenset(partial))
+    copies = 2 * decoder.architecture.head_dim
+    own_rows = {
+        name: len(parameter) - copies
+        for name, parameter in decoder.named_parameters()
+        if has_copies and name.rpartition(".")[0].endswith(_KEY_VALUE)
+    }
+    return Split(as_dtensor, dims, frozenset(repeated | untouched), frozenset(partial), own_rows)

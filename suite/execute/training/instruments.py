@@ -40,7 +40,7 @@ class StepCounters:
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
         self.collectives = CollectiveCounter(
-            axis_of_group(mesh, steps.training.embedding_group, steps.training.context)
+            axis_of_group(mesh, steps.training.embedding_group, steps.training.context, steps.training.key_value_group)
         )
         self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
         self.peak = peak

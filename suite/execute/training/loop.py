@@ -98,7 +98,8 @@ def _finished(
     return Finished(
         coordinates=coordinates(mesh, steps.job.layout),
         parameters=sum(leaf.local.numel() for leaf in training.leaves) + biases,
-        own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.counted) + (biases if first else 0),
+        own_parameters=sum(leaf.counted_of(leaf.local).numel() for leaf in training.leaves if leaf.counted)
+        + (biases if first else 0),
         model_flop=flop,
         hardware_flop=counters.flop.get_total_flops(),
         weight_bytes=storage_bytes(training.weights),

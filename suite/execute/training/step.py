@@ -22,9 +22,10 @@ from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
+from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
-from suite.execute.parallel.parallelize import LocalParameter, Training
+from suite.execute.parallel.parallelize import Training
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
@@ -169,10 +170,9 @@ class Steps:
         self._complete_gradients(leaves)
         optimizer = self.training.optimizer
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
-        scattered = self.training.scattered
         naive = self.job.training_options.synchronises
         squared = (squared_norm_by_parameter if naive else squared_norm)(
-            self._counted_gradients((widened or None) if scattered is None else scattered.own()), device=self.device
+            self._counted_gradients(widened), device=self.device
         )
         if naive:
             logged_weight_norm(leaf.parameter for leaf in leaves)
@@ -195,6 +195,7 @@ class Steps:
             self._optimizer_step(factor, widened)
         if finite:
             self._balance()
+        scattered = self.training.scattered
         if scattered is not None:
             scattered.clear()
         for leaf in leaves if scattered is None else ():
@@ -205,13 +206,16 @@ class Steps:
         self.step += 1
         return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
 
-    def _counted_gradients(self, held: dict[nn.Parameter, Tensor] | None) -> Iterator[Tensor]:
-        """Of the parameters that this rank counts: those in `held`; None: the leaves' own."""
+    def _counted_gradients(self, widened: dict[nn.Parameter, Tensor]) -> Iterator[Tensor]:
+        """What this rank counts: of its shard where they are scattered, else `widened` ones, or the leaves' own."""
+        scattered = None if self.training.scattered is None else self.training.scattered.own()
         for leaf in self.training.leaves:
-            if leaf.counted and held is None:
-                yield leaf.gradient
-            elif leaf.counted and held is not None and leaf.parameter in held:
-                yield held[leaf.parameter]
+            if not leaf.counted:
+                continue
+            if scattered is None:
+                yield leaf.counted_of(widened[leaf.parameter] if widened else leaf.gradient)
+            elif leaf.parameter in scattered:
+                yield leaf.counted_of_part(*scattered[leaf.parameter])
 
     def _balance(self) -> None:
         """Move the biases that balance experts, by the rows of this step on all ranks with the same ones."""
@@ -236,15 +240,14 @@ class Steps:
     def _complete_gradients(self, leaves: list[LocalParameter]) -> None:
         """Sum what the data-parallel reduction does not: parts on tensor-parallel ranks, experts, and tied tables.
 
-        And scatter the gradients, where they are reduced so. A rank's experts have the gradients of all expert-parallel
-        ranks' samples; other ranks with the same experts have those of their own.
+        Each rank with a copy of a key-value head has its gradient of its own queries. And scatter the gradients, where
+        they are reduced so. A rank's experts have the gradients of all expert-parallel ranks' samples; other ranks with
+        the same experts have those of their own.
         """
-        partial = [leaf.gradient for leaf in leaves if leaf.partial]
-        if partial:
-            flat = torch.cat([gradient.reshape(-1) for gradient in partial]).to(self.device)
-            dist.all_reduce(flat, group=self._mesh.get_group(TENSOR))
-            for gradient, summed in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+        self._sum([leaf.gradient for leaf in leaves if leaf.partial], self._mesh.get_group(TENSOR))
+        if self.training.key_value_group is not None:
+            copies = [leaf.gradient[leaf.own_rows :] for leaf in leaves if leaf.own_rows is not None]
+            self._sum(copies, self.training.key_value_group)
         for leaf in leaves:
             if leaf.expert:
                 leaf.gradient.div_(self.job.layout.replicas)
@@ -256,6 +259,15 @@ class Steps:
                     dist.all_reduce(leaf.gradient, group=self.training.embedding_group)
         if self.training.scattered is not None:
             self.training.scattered.reduce()
+
+    def _sum(self, parts: list[Tensor], group: dist.ProcessGroup) -> None:
+        """Sum each of `parts` over the ranks of `group`, in place, in one message."""
+        if not parts:
+            return
+        flat = torch.cat([part.reshape(-1) for part in parts]).to(self.device)
+        dist.all_reduce(flat, group=group)
+        for part, summed in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            part.copy_(summed.view_as(part))
 
     def _reduced(self, loss: Tensor, squared: Tensor) -> Tensor:
         """Mean loss and squared gradient norm over all ranks, by a message for each axis whose ranks differ in them."""

@@ -15,9 +15,9 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
 from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
+from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import latent_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import key_width
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.analytic.product_formats import kept_in_format
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers

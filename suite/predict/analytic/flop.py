@@ -212,26 +212,45 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
 
 def executed_flop(workload: Workload, *, samples: int) -> int:
     """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, and what a
-    fused attention adds.
+    fused attention adds, and key-value heads that several ranks have.
 
     Groups of recomputed layers end with the chunk of the model that has them.
     """
     architecture, layout = workload.architecture, workload.layout
     flop = hardware_flop(architecture, layout, samples=samples)
     flop += fused_attention_flop(workload, samples=samples, layers=architecture.layers)
+    passes = 3 * architecture.layers + repeated_layers(layout.recomputation, architecture.layers)
+    flop += passes * copied_head_flop(workload, samples=samples)
     for layers in chunk_layers(architecture.layers, layout):
         flop -= early_stop_flop(workload, samples=samples, layers=layers)
     return flop
 
 
+def copied_head_flop(workload: Workload, *, samples: int) -> int:
+    """Flop of a forward pass of `samples` sequences through a layer for keys and values that another rank computes too.
+
+    4 T h d (t - k) over all t tensor-parallel ranks, where they are more than the k key-value heads of size d.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    copies: int = max(layout.tensor_parallel - architecture.kv_heads, 0)
+    return 4 * samples * architecture.sequence * architecture.hidden * architecture.head_dim * copies
+
+
+def executed_model_flop(workload: Workload, *, samples: int) -> int:
+    """`model_flop` as ranks execute it: each one's keys and values, also where others compute them too."""
+    twice = 3 * workload.architecture.layers * copied_head_flop(workload, samples=samples)
+    return model_flop(workload.architecture, samples=samples) + twice
+
+
 def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
     """Flop that PyTorch executes a second time for `samples` sequences in a chunk of these layers.
 
-    `recomputed_flop` less `early_stop_flop`, and `fused_attention_flop`.
+    `recomputed_flop` less `early_stop_flop`, `fused_attention_flop`, and `copied_head_flop` where layers are repeated.
     """
     recomputation = workload.layout.recomputation
     flop = fused_attention_flop(workload, samples=samples, layers=len(layers))
     flop -= early_stop_flop(workload, samples=samples, layers=layers)
+    flop += repeated_layers(recomputation, len(layers)) * copied_head_flop(workload, samples=samples)
     return flop + sum(
         recomputed_flop(kind, samples=samples, recomputation=recomputation, layers=number)
         for kind, number in chunk_layer_kinds(workload.architecture, layers)
@@ -247,9 +266,7 @@ def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
     architecture, layout = workload.architecture, workload.layout
-    heads_twice = max(layout.tensor_parallel - architecture.kv_heads, 0)
-    tokens = samples * architecture.sequence
-    twice = 2 * tokens * architecture.hidden * 2 * heads_twice * architecture.head_dim
+    twice = copied_head_flop(workload, samples=samples)
     forward = 0
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
         forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + twice)

@@ -10,6 +10,7 @@ from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.flop import attended_share
 from suite.predict.analytic.gemm import product_seconds
+from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
@@ -19,7 +20,6 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
-from suite.predict.analytic.parameters import key_width
 from suite.predict.analytic.product_formats import factor_element_bytes, layer_casts, products_in_format
 
 ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Balancing, Position, QueryKeyNorm
-from suite.predict.analytic.elementwise import larger
+from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
 
@@ -62,14 +62,6 @@ class RankParameters(NamedTuple):
     def all(self) -> int:
         """Elements of all tensors."""
         return self.matrices + self.vectors
-
-
-def key_width(architecture: Architecture, *, tensor_parallel: int = 1) -> int:
-    """Columns of the keys, and of the values, that one tensor-parallel rank has: max(k / t, 1) d.
-
-    Where there are fewer key-value heads than ranks, each head is on t / k of them.
-    """
-    return larger(architecture.kv_heads // tensor_parallel, 1) * architecture.head_dim
 
 
 def _position_rows(architecture: Architecture) -> tuple[int, int]:

@@ -17,16 +17,17 @@ class Traffic(NamedTuple):
     messages: int
 
 
-def group_ranks(layout: Layout, axis: str) -> int:
+def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
     """Ranks of the group in which an axis communicates: the axis's size, but 2 for "embedding".
 
-    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts.
+    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts. Of tp
+    ranks, `head_copies` hold the same key-value head, "kv" (see `key_value_copies`).
 
     Raises:
         KeyError: an unknown axis.
     """
     sizes = _axis_sizes(layout)
-    sizes |= {"edp": sizes["dp"] * sizes["cp"], "embedding": 2}
+    sizes |= {"edp": sizes["dp"] * sizes["cp"], "embedding": 2, "kv": head_copies}
     sizes["dp"] = sizes["edp"] * sizes["ep"]
     return sizes[axis]
 
@@ -70,19 +71,19 @@ def ring_sent_bytes(operation: str, *, payload_bytes: int, ranks: int) -> int:
     return (2 * _PASSES[operation] * payload_bytes * (ranks - 1) + ranks) // (2 * ranks)
 
 
-def sent_bytes(traffic: Traffic, layout: Layout) -> int:
+def sent_bytes(traffic: Traffic, layout: Layout, *, head_copies: int = 1) -> int:
     """Bytes that one rank sends for `traffic` in rings over the group of its axis, to the nearest byte."""
-    return ring_sent_bytes(
-        traffic.operation, payload_bytes=traffic.payload_bytes, ranks=group_ranks(layout, traffic.axis)
-    )
+    ranks = group_ranks(layout, traffic.axis, head_copies=head_copies)
+    return ring_sent_bytes(traffic.operation, payload_bytes=traffic.payload_bytes, ranks=ranks)
 
 
-def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int]:
+def axes_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int = 1) -> dict[str, int]:
     """By axis, the ranks of a group that stand in one node.
 
     min(max(node / stride, 1), size), where stride is the product of the axes before this one in layout.rank_order: the
     distance of neighbours. Exact where strides and node divide one another; otherwise some groups are cut further.
         dp, edp     times those of cp, and dp times those of ep, which the groups span
+        kv          of those of tp, at most the `head_copies` that hold one key-value head
         embedding   2 where all stages stand in the node, else 1
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 3.2 (tensor parallelism inside a node first).
@@ -97,17 +98,18 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int
         inside[name] = smaller(larger(accelerators_per_node // stride, 1), sizes[name])
         stride = stride * sizes[name]
     inside["embedding"] = 1 + (inside["pp"] == sizes["pp"]) * 1
+    inside["kv"] = smaller(inside["tp"], head_copies)
     inside.setdefault("ep", 1)
     inside["edp"] = inside["dp"] * inside["cp"]
     inside["dp"] = inside["edp"] * inside["ep"]
     return inside
 
 
-def node_crossing_share(layout: Layout, axis: str, *, accelerators_per_node: int) -> float:
+def node_crossing_share(layout: Layout, axis: str, *, accelerators_per_node: int, head_copies: int = 1) -> float:
     """Share of the links of an axis's ring that leave the node: 1 / g with g ranks in a node, 0 where all stand in one.
 
     A ring of n ranks passes its n / g nodes one after the other, and leaves each once.
     Pipeline stages that do not interleave form a chain: of its p - 1 links p / g - 1 leave the node.
     """
-    inside = axes_in_node(layout, accelerators_per_node=accelerators_per_node)[axis]
-    return chosen(inside < group_ranks(layout, axis), 1 / inside, 0.0)
+    inside = axes_in_node(layout, accelerators_per_node=accelerators_per_node, head_copies=head_copies)[axis]
+    return chosen(inside < group_ranks(layout, axis, head_copies=head_copies), 1 / inside, 0.0)

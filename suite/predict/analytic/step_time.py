@@ -17,6 +17,7 @@ from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, collective_seconds, group
 from suite.predict.analytic.elementwise import chosen, larger, smaller
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import (
@@ -156,7 +157,9 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
         micro_batches,
         [layer_time(Workload(kind, recipe, layout), machine) for kind, _ in layer_kinds(architecture)],
         head_seconds(workload, machine),
-        axis_groups(layout, machine),
+        axis_groups(
+            layout, machine, head_copies=key_value_copies(architecture, tensor_parallel=layout.tensor_parallel)
+        ),
     )
     stages = [_stage_time(step, stage, entries) for stage, entries in zip(timed_stages(layout), traffic, strict=True)]
     times = [stage.time for stage in stages]
@@ -255,7 +258,9 @@ def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[st
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
-        key = axis if axis not in ("dp", "edp") else "gather" if operation == "all_gather" else "reduction"
+        key = "tp" if axis == "kv" else axis
+        if axis in ("dp", "edp"):
+            key = "gather" if operation == "all_gather" else "reduction"
         seconds[key] = seconds[key] + spent
     return seconds
 
@@ -327,18 +332,18 @@ def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> flo
     return chosen(micro_batches > 1, 1.0 * moved, 0.0)
 
 
-def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
+def axis_groups(layout: Layout, machine: Machine, *, head_copies: int = 1) -> dict[str, Group]:
     """By axis, the ranks that it joins and the link that limits them.
 
     The two stages that store a tied embedding are neighbours in a node only where all stages are; otherwise the group
     is as far apart as the pipeline.
     """
-    inside = axes_in_node(layout, accelerators_per_node=machine.accelerators_per_node)
+    per_node = machine.accelerators_per_node
+    inside = axes_in_node(layout, accelerators_per_node=per_node, head_copies=head_copies)
+    sizes = {axis: group_ranks(layout, axis, head_copies=head_copies) for axis in inside}
     if machine.stack.one_ring:  # each group leaves its nodes as if one of its ranks stood in each
-        inside = {axis: chosen(ranks >= group_ranks(layout, axis), ranks, 1) for axis, ranks in inside.items()}
-    return {
-        axis: group(machine, ranks=group_ranks(layout, axis), ranks_in_node=ranks) for axis, ranks in inside.items()
-    }
+        inside = {axis: chosen(ranks >= sizes[axis], ranks, 1) for axis, ranks in inside.items()}
+    return {axis: group(machine, ranks=sizes[axis], ranks_in_node=ranks) for axis, ranks in inside.items()}
 
 
 def _slower(a: StepTime, b: StepTime) -> StepTime:

@@ -11,8 +11,9 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import chosen_experts, dispatched_tokens
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
+from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.analytic.parameters import key_width, rank_parameters
+from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.process_groups import Traffic, group_ranks
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
@@ -26,6 +27,7 @@ def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
         dp, edp     `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together
         ep          `expert_traffic`
         tp          `tensor_parallel_traffic`
+        kv          of the latter, gradients of key-value heads that several ranks have
         cp          `context_parallel_traffic`
         pp          `pipeline_traffic`
         embedding   `tied_embedding_traffic`: between first and last stage
@@ -154,8 +156,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     Once a step the gradients of all parameters that every rank stores are all-reduced in one message, because each
     rank saw its own positions. The feed-forward f and g of a layer with experts then carry the tokens that were sent
     to the rank's experts: k a for k experts a token, and a more for shared ones. With fewer key-value heads than ranks,
-    the gradients of the heads that t / k ranks store are all-reduced once a step too, in a message (counted over all t
-    ranks, which is exact for k = 1). So are those of norms of query and key heads: each rank has its own heads.
+    the gradients of each head are all-reduced once a step over the t / k ranks that store it, axis "kv", in a message.
+    Those of norms of query and key heads are all-reduced once a step too: each rank has its own heads.
 
     Further all-gathers of a, neither needed with sequence parallelism:
         partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
@@ -184,7 +186,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
     rank = rank_parameters(architecture, layout, stage=stage)
     gradient = reduced_gradient_element_bytes(recipe.precision)
-    copied, sums = several * gradient * rank.copied, several * (rank.copied > 0) * 1
+    sums = several * (rank.copied > 0) * 1
+    of_copies = [Traffic("kv", "all_reduce", several * gradient * rank.copied, sums)]
     of_heads = architecture.query_key_norm is QueryKeyNorm.HEAD
     normed = several * of_heads * layers * 2 * architecture.head_dim
     if layout.sequence_parallel:
@@ -193,22 +196,21 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
         more = _gathered_expert_tokens(workload, stage=stage)
         extra_gathered, extra_reduced = passes * more.gathered, passes * more.reduced
-        shared = gradient * replicated + copied
+        shared = gradient * replicated
         return [
-            Traffic("tp", "all_reduce", loss_bytes + shared, losses + several + sums),
+            Traffic("tp", "all_reduce", loss_bytes + shared, losses + several),
             Traffic("tp", "all_gather", gathered * a + extra_gathered, gathered),
             Traffic("tp", "reduce_scatter", reduced * a + extra_reduced, reduced),
+            *of_copies,
         ]
-    once = copied + gradient * normed
-    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes + once, reduced + losses + sums + (normed > 0) * 1)]
+    summed = Traffic("tp", "all_reduce", reduced * a + loss_bytes + gradient * normed, reduced + losses + (normed > 0))
     gathered = 0 * reduced
     if layout.partitioned_checkpoints and layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT):
         gathered = gathered + passes * kept_units(layout, layers=layers)
     if layout.scatter_gather:
         # a rank receives as often as it sends: the end of the chain that it lacks forward, it lacks backward
         gathered = gathered + several * pipeline_messages(layout, stage=stage, micro_batches=micro_batches)
-    traffic.append(Traffic("tp", "all_gather", gathered * a, gathered))
-    return traffic
+    return [summed, Traffic("tp", "all_gather", gathered * a, gathered), *of_copies]
 
 
 class _ExpertTokens(NamedTuple):

@@ -15,11 +15,12 @@ from suite.predict.analytic.flop import (
     HARDWARE_CONVENTION,
     MODEL_CONVENTION,
     executed_flop,
-    model_flop,
+    executed_model_flop,
     rank_executed_flop,
     rank_model_flop,
 )
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, first_loss
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.executed_run.textbook_gap import textbook_differences
@@ -48,7 +49,7 @@ def job_figures(workload: Workload) -> list[Figure]:
     samples = recipe.global_batch
     figures = [
         Figure(Quantity.PARAMETERS, parameter_count(architecture)),
-        Figure(Quantity.MODEL_FLOP, model_flop(architecture, samples=samples), convention=MODEL_CONVENTION),
+        Figure(Quantity.MODEL_FLOP, executed_model_flop(workload, samples=samples), convention=MODEL_CONVENTION),
         Figure(Quantity.HARDWARE_FLOP, executed_flop(workload, samples=samples), convention=HARDWARE_CONVENTION),
     ]
     if architecture.norm.before and recipe.objective is Objective.CAUSAL_LM:
@@ -119,10 +120,11 @@ def _state(workload: Workload, position: RankPosition, averaging: Averaging) -> 
 
 def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -> list[Figure]:
     figures: list[Figure] = []
-    total = 0
+    total, tensor_parallel = 0, workload.layout.tensor_parallel
+    copies = key_value_copies(workload.architecture, tensor_parallel=tensor_parallel)
     traffic = executed_traffic(workload, options, stage=position.stage, replica=position.replica)
     for entry in traffic:
-        sent = sent_bytes(entry, workload.layout)
+        sent = sent_bytes(entry, workload.layout, head_copies=copies)
         total += sent
         figures += [
             Figure(quantity, value, axis=entry.axis, operation=entry.operation, convention=convention, why=why)

@@ -67,6 +67,8 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
             yield "what is outside the layers stays gathered"
     if axis == "cp":
         yield "keys and values are gathered whole, and their gradients reduced and dealt, in place of a ring"
+    if axis == "kv" and layout.zero_stage >= 2:
+        yield "each rank reduces its shard of the gradients"
     if axis != "tp":
         return
     if architecture.top_query_layer and operation == "all_reduce":

@@ -13,6 +13,7 @@ from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.parameters import active_parameter_count, padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
@@ -197,12 +198,13 @@ def _traffic_figures(workload: Workload) -> list[Figure]:
     recipe, layout = workload.recipe, workload.layout
     per_stage: list[Figure] = []
     micro_batches = accumulation(recipe, layout)
+    copies = key_value_copies(workload.architecture, tensor_parallel=layout.tensor_parallel)
     for stage in range(layout.pipeline_stages):
         for entry in step_traffic(workload, stage=stage, micro_batches=micro_batches):
             values = {
                 Quantity.PAYLOAD_BYTES: entry.payload_bytes,
                 Quantity.MESSAGES: entry.messages,
-                Quantity.SENT_BYTES: sent_bytes(entry, layout),
+                Quantity.SENT_BYTES: sent_bytes(entry, layout, head_copies=copies),
             }
             per_stage += [
                 Figure(quantity, value, axis=entry.axis, operation=entry.operation, stage=stage)

@@ -159,7 +159,8 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
     samples, keys_length, ranks = layout.micro_batch, architecture.sequence, layout.tensor_parallel
     length = keys_length // layout.context_parallel
     hidden, width = architecture.hidden, architecture.ffn_hidden // ranks
-    heads, kv_heads, head_dim = architecture.heads // ranks, architecture.kv_heads // ranks, architecture.head_dim
+    heads, head_dim = architecture.heads // ranks, architecture.head_dim
+    kv_heads = max(architecture.kv_heads // ranks, 1)
     tokens = samples * length
     local_tokens = tokens // (ranks if layout.sequence_parallel else 1)
     return ChunkSizes(

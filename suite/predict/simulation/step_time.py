@@ -9,6 +9,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes, Subject
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.simulation.cost_model import CostModel
 from suite.predict.simulation.operator_calls import (
@@ -221,12 +222,13 @@ def _communication(measured: MeasuredTimes, workload: Workload, options: StepOpt
     Each takes as long as if it were the mean of its axis, operation and element type. All-reduce and reduce-scatter add
     in that type; what only moves bytes takes as long in every type, and is measured in fp32.
     """
-    seconds = 0.0
+    seconds, tensor_parallel = 0.0, workload.layout.tensor_parallel
+    copies = key_value_copies(workload.architecture, tensor_parallel=tensor_parallel)
     typed = executed_traffic_of_dtypes(workload, options, stage=stage, replica=0)
     for element_type, traffic in typed.items():
         for axis, operation, payload, messages in traffic:
             dtype = element_type if operation in ("all_reduce", "reduce_scatter") else "fp32"
-            ranks, share = group_ranks(workload.layout, axis), 1.0
+            ranks, share = group_ranks(workload.layout, axis, head_copies=copies), 1.0
             if operation == "send":
                 ranks, share = 2, 0.5  # a call is a message and its answer
             subject = Subject(operation=operation, dtype=dtype, ranks=ranks)

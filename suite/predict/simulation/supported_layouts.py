@@ -50,10 +50,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             splits and layout.sequence_parallel and local_length % layout.tensor_parallel > 0,
         ),
         LayoutLimit(
-            f"tp{layout.tensor_parallel} with {architecture.kv_heads} kv_heads",
-            layout.tensor_parallel > architecture.kv_heads,
-        ),
-        LayoutLimit(
             f"tp{layout.tensor_parallel} with latent attention", split and architecture.key_value_rank is not None
         ),
         LayoutLimit(f"tp{layout.tensor_parallel} with experts", split and architecture.experts is not None),

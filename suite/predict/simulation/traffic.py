@@ -8,10 +8,12 @@ from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
 from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.machine.half_precision import WORK_DTYPES
+from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import groups_stopped_early, repeated_layers
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets, filled_buckets
+from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
-from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, key_width, total_elements
+from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.analytic.traffic import (
@@ -46,6 +48,7 @@ def executed_traffic(
         edp          the same of experts that ranks share out
         ep           `executed_expert_traffic`
         tp           `executed_tensor_traffic`
+        kv           `copied_head_traffic`
         cp           `executed_context_traffic`
         pp           `pipeline_traffic`
         embedding    `tied_embedding_traffic`
@@ -83,6 +86,7 @@ def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, repl
         *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
         *executed_expert_traffic(workload, stage=stage),
         *executed_tensor_traffic(workload, stage=stage, replica=replica, compiled=options.compiled),
+        copied_head_traffic(workload, stage=stage, replica=replica),
         *((weights, entry) for entry in executed_context_traffic(workload, stage=stage)),
         (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
         (gradients, tied_embedding_traffic(workload, stage=stage)),
@@ -348,17 +352,40 @@ def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]
 
 def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple[str, Traffic]:
     """The gradients of which ranks have parts, on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
-    architecture, recipe, layout = workload
+    architecture, _, layout = workload
     is_partial = _by_positions if layout.sequence_parallel else _by_heads
     tensors = [tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if is_partial(tensor)]
-    if layout.zero_stage <= 1:
-        element = reduced_gradient_element_bytes(recipe.precision)
-        elements = total_elements(tensors)
-    else:
-        element = stored_element_bytes(recipe.precision)
+    elements = total_elements(tensors)
+    if layout.fully_sharded:
         elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
-    dtype = "fp32" if element == FP32 else WORK_DTYPES[recipe.precision]
-    return dtype, Traffic("tp", "all_reduce", element * elements, 1 if tensors else 0)
+    return _summed_gradients("tp", elements, 1 if tensors else 0, workload)
+
+
+def copied_head_traffic(workload: Workload, *, stage: int, replica: int) -> tuple[str, Traffic]:
+    """The gradients of the one key-value head that a rank has a copy of, which it sums with the others' once a step.
+
+    2 d (h + [bias]) elements a layer, with heads of size d, in one message over the t / k ranks that store a head. With
+    ZeRO-2 and 3 those of its shards: a head's key and value are the last rows of the fused projection.
+    """
+    architecture, _, layout = workload
+    shards, index = (layout.state_ranks, replica) if layout.fully_sharded else (1, 0)
+    elements = 0
+    for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
+        if ".attention.query_key_value." in tensor.name or ".attention.key_value." in tensor.name:
+            first = index * ceil_division(tensor.rows, shards)
+            row = tensor.elements // tensor.rows
+            end = first + local_shard_elements(tensor, shards, replica=index) // row
+            elements += row * max(end - max(first, tensor.rows - 2 * architecture.head_dim), 0)
+    has_copies = layout.tensor_parallel > architecture.kv_heads
+    return _summed_gradients("kv", has_copies * elements, 1 if has_copies else 0, workload)
+
+
+def _summed_gradients(axis: str, elements: int, messages: int, workload: Workload) -> tuple[str, Traffic]:
+    """The message in which so many elements of a rank's gradients are summed with the other ranks' of an axis."""
+    precision, sharded = workload.recipe.precision, workload.layout.fully_sharded
+    element = stored_element_bytes(precision) if sharded else reduced_gradient_element_bytes(precision)
+    dtype = "fp32" if element == FP32 else WORK_DTYPES[precision]
+    return dtype, Traffic(axis, "all_reduce", element * elements, messages)
 
 
 def _by_positions(tensor: ParameterTensor) -> bool:

@@ -69,12 +69,20 @@ def differing_norms(executed: Executed, single: Executed) -> Iterator[str]:
 
 
 def differing_copies(executed: Executed) -> Iterator[str]:
-    """First gradients of parameters that ranks of one replica store whole, where they are not the same bits."""
+    """First gradients that ranks of one replica all have, where they are not the same bits: of parameters that each
+    stores whole, and of copies of key-value heads."""
     first: dict[tuple[int, int, str], Tensor] = {}
+    whole = executed.job.layout.zero_stage < 2
+    copies = max(executed.job.layout.tensor_parallel // executed.job.architecture.kv_heads, 1)
     for rank, (report, gradients) in enumerate(zip(executed.finished, executed.gradients, strict=True)):
         for name, (gradient, dim) in gradients.items():
             whose = copy_index(executed, report), report.coordinates["pp"], name
-            if dim is None and not torch.equal(first.setdefault(whose, gradient), gradient):
+            if whole and has_copied_heads(executed, name):
+                gradient = gradient[-2 * executed.job.architecture.head_dim :]
+                whose = (*whose[:2], f"{name} {report.coordinates['tp'] // copies}")
+            elif dim is not None:
+                continue
+            if not torch.equal(first.setdefault(whose, gradient), gradient):
                 yield f"gradient of {name} on rank {rank}: not that of the other ranks of its replica"
 
 
@@ -122,10 +130,27 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
             held = {(0, t): torch.cat([held[d, t] for d in data]) for t in tensor}
         if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
             held = {(0, t): torch.stack([held[d, t] for d in data]).sum(0) for t in tensor}
-        if (dim := dims[name]) is not None:
+        if has_copied_heads(executed, name):
+            held = {(d, 0): without_copies(executed, [held[d, t] for t in tensor]) for d in {d for d, _ in held}}
+        elif (dim := dims[name]) is not None:
             held = {(d, 0): torch.cat([held[d, t] for t in tensor], dim) for d in {d for d, _ in held}}
         for (d, t), whole in held.items():
             yield known, f"dp {d}, tp {t} ({name})", whole
+
+
+def has_copied_heads(executed: Executed, name: str) -> bool:
+    """Whether several tensor-parallel ranks have the same key-value head of a parameter."""
+    above = executed.job.layout.tensor_parallel > executed.job.architecture.kv_heads
+    return above and name.rpartition(".")[0].endswith(("attention.query_key_value", "attention.key_value"))
+
+
+def without_copies(executed: Executed, parts: list[Tensor]) -> Tensor:
+    """The whole of a fused projection's tensor, [G, R + 2, K] in rows, from the ranks' parts, each its queries and a
+    copy of a key and a value."""
+    shape = executed.job.architecture
+    rows, copies = 2 * shape.head_dim, len(parts) // shape.kv_heads
+    heads = [parts[first : first + copies] for first in range(0, len(parts), copies)]
+    return torch.cat([torch.cat([*(part[:-rows] for part in head), head[0][-rows:]]) for head in heads])
 
 
 def disagreements(executed: Executed, single: Executed | None) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Balancing, Gate, Mask, Position, QueryKeyNorm, Workload
+from reference_runs.run import Activation, Balancing, Gate, Mask, Norm, Position, QueryKeyNorm, Workload
 from suite.job.training_job import LEAST_STEPS
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, WHOLE_BATCHES
@@ -64,6 +64,7 @@ LAYOUTS = (
     "dp4,zero1,reduce-scatter",
     "dp4,zero2",
     "dp4,zero3",
+    "tp4",
     "tp4,sp",
     "pp4,1f1b",
     "cp4",
@@ -98,7 +99,7 @@ WITH_DROPOUT = (
 )
 
 
-# Mixtures of experts as variations of a miniature: what no recorded one combines, and small enough for many layouts
+# Variations of a miniature, in attention or experts: what no recorded one combines, and small enough for many layouts
 _SIGMOID_EXPERTS: dict[str, Any] = {
     "experts": 16,
     "experts_per_token": 4,
@@ -110,8 +111,20 @@ _SIGMOID_EXPERTS: dict[str, Any] = {
     "expert_groups": 4,
     "groups_per_token": 2,
 }
-MIXTURE_OF = "llama2-mini"
-MIXTURES: dict[str, dict[str, Any]] = {
+VARIED = "llama2-mini"
+VARIATIONS: dict[str, dict[str, Any]] = {
+    # one key-value head, learned positions, LayerNorms and biases everywhere
+    "starcoder": {
+        "kv_heads": 1,
+        "norm": Norm.PRE_LAYER_NORM,
+        "activation": Activation.GELU_TANH,
+        "position": Position.LEARNED,
+        "rotary_dim": None,
+        "rotary_base": None,
+        "biases": True,
+        "tied_embeddings": True,
+    },
+    "normed-heads": {"query_key_norm": QueryKeyNorm.HEAD},
     "mixtral": {"experts": 8, "experts_per_token": 2, "auxiliary_loss_weight": 0.02},
     "qwen3-moe": {
         "experts": 16,
@@ -139,7 +152,7 @@ class Case(NamedTuple):
     """One run in one layout.
 
     Args:
-        run: name of the miniature, or of a mixture of experts.
+        run: name of the miniature, or of a variation.
         arithmetic: "fp32" or, in the recorded precision, "16bit", both without dropout; "dropout": fp32 with dropout.
         layout: what it says, in the command line's grammar; ZeRO-0, no recomputation and 1F1B where it says nothing.
     """
@@ -168,7 +181,6 @@ def table() -> list[Case]:
         if (arithmetic != "dropout" or layout in WITH_DROPOUT)
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
-        and ("tp4" not in layout.split(",") or not has_groups(recorded))
         and not (is_mixture(recorded) and any(axis in layout for axis in ("tp", "cp")))
     ]
 
@@ -188,13 +200,6 @@ def has_dealt_positions(recorded: str) -> bool:
 
 
 @functools.cache
-def has_groups(recorded: str) -> bool:
-    """Whether heads of the recorded run share keys and values."""
-    shape = reference_run(recorded).architecture
-    return shape.kv_heads < shape.heads
-
-
-@functools.cache
 def is_mixture(recorded: str) -> bool:
     """Whether the recorded run has experts, which no tensor- or context-parallel layout executes."""
     return reference_run(recorded).architecture.experts is not None
@@ -207,7 +212,7 @@ def small_run(case: Case) -> Plan:
     The rest of the shape keeps its recorded ratio to the hidden size. On four ranks no table of 34 positions (OPT) and
     in no bucket of 60 kB do the parameters divide evenly.
     """
-    recorded = reference_run(miniatures()[MIXTURE_OF if case.run in MIXTURES else case.run])
+    recorded = reference_run(miniatures()[VARIED if case.run in VARIATIONS else case.run])
     mini = miniature(recorded, "cpu", ranks=1, steps=STEPS)
     shape = mini.architecture
     architecture = msgspec.structs.replace(
@@ -223,9 +228,10 @@ def small_run(case: Case) -> Plan:
         sequence=32,
         rotary_dim=shape.rotary_dim and 16 * shape.rotary_dim // shape.head_dim // 2 * 2,
     )
-    if case.run in MIXTURES:
-        usual = {"gate": Gate.SOFTMAX_OF_CHOSEN, "balancing": Balancing.AUXILIARY_LOSS}
-        architecture = msgspec.structs.replace(architecture, **(usual | MIXTURES[case.run]))
+    if case.run in VARIATIONS:
+        changed = VARIATIONS[case.run]
+        usual = {"gate": Gate.SOFTMAX_OF_CHOSEN, "balancing": Balancing.AUXILIARY_LOSS} if "experts" in changed else {}
+        architecture = msgspec.structs.replace(architecture, **(usual | changed))
     recipe = msgspec.structs.replace(
         mini.recipe,
         global_batch=GLOBAL_BATCH,

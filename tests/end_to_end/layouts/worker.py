@@ -26,8 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from suite.execute import rank as life
 from suite.execute.measure.peak_memory import AllocatedPeak
+from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
-from suite.execute.parallel.parallelize import LocalParameter, parallelize
+from suite.execute.parallel.parallelize import parallelize
 from suite.execute.parallel.scattered_gradients import ScatteredGradients
 from suite.execute.parallel.shared_device import communicate_through_host
 from suite.execute.precision import prepare_arithmetic
@@ -75,7 +76,8 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
     reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)
     events.append(reported)
-    for group in (training.embedding_group, training.context and training.context.get_group()):
+    contexts = training.context and training.context.get_group()
+    for group in (training.embedding_group, contexts, training.key_value_group):
         if group is not None:
             dist.destroy_process_group(group)
     return {"events": msgspec.json.encode(events), "gradients": noted.gradients}

@@ -77,7 +77,7 @@ def test_own_parts_and_whole_gradients_of_all_ranks_are_the_gradient(group: Any)
         model, _, scattered = _scattered(group, shard, Precision.FP32)
         model(torch.arange(30.0).view(6, 5) / 30).square().sum().backward()
         own = scattered.own()
-        squared += sum(part.square().sum().item() for part in own.values())
+        squared += sum(part.square().sum().item() for _, part in own.values())
         for name, leaf in model.named_parameters():
             assert leaf.grad is not None
             gradients[name] = leaf.grad

@@ -18,6 +18,7 @@ from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.flop import (
     executed_flop,
+    executed_model_flop,
     flop_conventions,
     groups_stopped_early,
     hardware_flop,
@@ -320,7 +321,7 @@ def rank_products(run: Run, place: Place, *, again: bool) -> int:
     """Flop of every product of one rank in a step of one sample, or of those that are computed again."""
     shape, layout, t = run.architecture, run.layout, run.layout.tensor_parallel
     tokens, f = shape.sequence // layout.context_parallel, shape.ffn_hidden // t
-    heads, kv_heads = shape.heads // t, shape.kv_heads // t
+    heads, kv_heads = shape.heads // t, max(shape.kv_heads // t, 1)
     scores = heads * [(tokens, shape.head_dim, shape.sequence)]
     context = heads * [(tokens, shape.sequence, shape.head_dim)]
     contraction = [(tokens, f, shape.hidden)]
@@ -364,7 +365,13 @@ def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
     stages, t = range(run.layout.pipeline_stages), run.layout.tensor_parallel * run.layout.context_parallel
     needed = sum(rank_model_flop(workload, stage=stage, samples=7) for stage in stages)
     executed = sum(rank_executed_flop(workload, stage=stage, samples=7) for stage in stages)
-    assert t * needed == model_flop(run.architecture, samples=7)
+    assert t * needed == executed_model_flop(workload, samples=7)
+    shape = run.architecture
+    more = max(run.layout.tensor_parallel - shape.kv_heads, 0) * shape.head_dim  # of all ranks
+    tokens = 7 * shape.sequence
+    assert executed_model_flop(workload, samples=7) - model_flop(shape, samples=7) == (
+        3 * shape.layers * 2 * (2 * tokens * shape.hidden * more)
+    )
     assert t * executed == executed_flop(workload, samples=7)
 
 

@@ -10,7 +10,9 @@ import pytest
 from reference_runs.architecture import Activation, Architecture, Mask, Norm, Position, QueryKeyNorm, Residual
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters
+from suite.predict.analytic.process_groups import Traffic, sent_bytes
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.strategies import BLOOM
@@ -135,14 +137,10 @@ def test_starcoders_published_layout_is_predicted_with_copies_in_memory_and_traf
     assert one.all == four.all  # a rank has a head of each either way
     states = [stage_memory(workload, stage=1, micro_batches=16) for workload in workloads]
     assert states[0].weights == states[1].weights == 2 * one.all
-    sums = [
-        next(
-            t
-            for t in step_traffic(workload, stage=1, micro_batches=16)
-            if (t.axis, t.operation) == ("tp", "all_reduce")
-        )
-        for workload in workloads
-    ]
-    # gradients of the copies are summed once a step, in fp32
-    assert sums[0].payload_bytes - sums[1].payload_bytes == 4 * one.copied
-    assert sums[0].messages - sums[1].messages == 1
+    traffic = [step_traffic(workload, stage=1, micro_batches=16) for workload in workloads]
+    # gradients of the copies are summed once a step, in fp32; the four ranks of a group have the same one
+    summed = Traffic("kv", "all_reduce", 4 * one.copied, 1)
+    assert [entry for entry in traffic[0] if entry not in traffic[1]] == [summed]
+    assert [entry for entry in traffic[0] if entry in traffic[1]] == traffic[1]
+    copies = key_value_copies(architecture("starcoder"), tensor_parallel=4)
+    assert sent_bytes(summed, layout, head_copies=copies) == 2 * 3 * summed.payload_bytes // 4

@@ -333,7 +333,7 @@ def messages_of_step(
 
     if t > architecture.kv_heads:
         # gradients of the key and value heads that several ranks have
-        yield "tp", "all_reduce", gradient * layers * 2 * architecture.head_dim * (h + architecture.bias.attention)
+        yield "kv", "all_reduce", gradient * layers * 2 * architecture.head_dim * (h + architecture.bias.attention)
     for _ in range(micro_batches):
         for chunk in range(p * v):
             # chunk `chunk` sends to the next one, and its gradient to the one before
@@ -420,7 +420,7 @@ def listed(messages: Iterator[Message], layout: Layout) -> tuple[Counter[tuple[s
     payload: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for axis, operation, size in messages:
-        if group_ranks(layout, axis) > 1 and size:
+        if (axis == "kv" or group_ranks(layout, axis) > 1) and size:
             payload[axis, operation] += size
             count[axis, operation] += 1
     return payload, count

@@ -13,6 +13,7 @@ from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignme
 from reference_runs.run import Architecture, FlopConvention, ReferenceRun, Workload
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
+from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.process_groups import sent_bytes
@@ -96,11 +97,13 @@ def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun
     traffic = {stage: step_traffic(run.workload, stage=stage, micro_batches=micro_batches) for stage in stages}
     assert all(prediction.traffic[stage] == traffic[stage] for stage in prediction.traffic)
     figures = predicted_figures(run, run.layout, None, prediction)
+    copies = key_value_copies(run.architecture, tensor_parallel=run.layout.tensor_parallel)
     largest: dict[tuple[str, str], int] = {}
     for entries in traffic.values():
         for entry in entries:
             key = (entry.axis, entry.operation)
-            largest[key] = max(largest.get(key, 0), sent_bytes(entry, run.layout))
+            sent = sent_bytes(entry, run.layout, head_copies=copies)
+            largest[key] = max(largest.get(key, 0), sent)
     shown = {
         (figure.axis, figure.operation): figure.value
         for figure in figures

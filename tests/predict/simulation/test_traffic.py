@@ -117,7 +117,7 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
     if sequence:  # of its own positions
         names += ["position", "embedding_norm", "attention_norm", "feed_forward_norm", "final_norm"]
     in_part = [tensor.shape for tensor in rank_parameters(run, place) if tensor.name.split(".")[0] in names]
-    if layout.zero_stage <= 1:
+    if not layout.fully_sharded:
         dtype = gradient_dtype(run)
         payload = gradient_element(run) * sum(math.prod(shape) for shape in in_part)
     else:
@@ -129,12 +129,30 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
         yield dtype, "tp", "all_reduce", payload
 
 
+def copied_head_messages(run: Run, place: Place) -> Iterator[Message]:
+    """Gradients of the key and value that other tensor-parallel ranks have too: the last rows of what projects them."""
+    layout, rows = run.layout, 2 * run.architecture.head_dim
+    if layout.tensor_parallel <= run.architecture.kv_heads:
+        return
+    elements = 0
+    for tensor in rank_parameters(run, place):
+        if tensor.name.startswith(("query_key_value", "key_value")):
+            copied = torch.zeros(tensor.shape)
+            copied[-rows:] = 1
+            shards = copied.chunk(copies(layout)) if layout.fully_sharded else [copied]
+            own = place.dp if layout.fully_sharded else 0
+            elements += int(shards[own].sum()) if own < len(shards) else 0
+    stored = layout.fully_sharded and run.recipe.precision is not Precision.FP16_NO_MASTER
+    dtype, element = ("fp32", 4) if stored else (gradient_dtype(run), gradient_element(run))
+    yield dtype, "kv", "all_reduce", element * elements
+
+
 def context_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
     """Keys and values of every layer, in the order of a step."""
     layout, shape = run.layout, run.architecture
     if layout.context_parallel == 1:
         return
-    keys = layout.micro_batch * shape.sequence * (shape.kv_heads // layout.tensor_parallel) * shape.head_dim
+    keys = layout.micro_batch * shape.sequence * max(shape.kv_heads // layout.tensor_parallel, 1) * shape.head_dim
 
     def both(operation: str, layers: list[int]) -> Iterator[Message]:
         for _ in layers:
@@ -238,6 +256,7 @@ def scalars(run: Run) -> Iterator[Message]:
 
 def messages(run: Run, place: Place) -> Iterator[Message]:
     yield from tensor_parallel_messages(run, place)
+    yield from copied_head_messages(run, place)
     yield from context_parallel_messages(run, place)
     yield from pipeline_messages(run, place)
     yield from gradient_messages(run, place)

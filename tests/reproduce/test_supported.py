@@ -1,0 +1,30 @@
+"""What goes with copies of key-value heads, and what does not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout
+from reference_runs.run import Workload
+from suite.job.options import Averaging
+from suite.reproduce.supported import check_averaging
+from tests.support.strategies import BLOOM
+
+
+def workload(kv_heads: int) -> Workload:
+    shape = msgspec.structs.replace(BLOOM.architecture, kv_heads=kv_heads)
+    return Workload(shape, BLOOM.recipe, Layout(data_parallel=2, tensor_parallel=4))
+
+
+@pytest.mark.parametrize("averaging", [Averaging.ONE_BIT, Averaging.POWER_SGD])
+def test_compression_by_rank_would_set_copies_apart(averaging: Averaging) -> None:
+    check_averaging(averaging, workload(4), "cuda")
+    with pytest.raises(InputError, match=r"copies of key-value heads.*tp4.*tp2"):
+        check_averaging(averaging, workload(2), "cuda")
+
+
+@pytest.mark.parametrize("averaging", [Averaging.EXACT, Averaging.FP16, Averaging.BF16])
+def test_rounding_by_element_keeps_them_equal(averaging: Averaging) -> None:
+    check_averaging(averaging, workload(2), "cuda")
