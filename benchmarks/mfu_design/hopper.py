@@ -8,7 +8,7 @@ import msgspec
 
 from benchmarks.mfu_design.launch_log import CountedStep
 from reference_runs.run import Workload
-from suite.predict.analytic.flop import palm_flop
+from suite.predict.analytic.flop_conventions import palm_flop
 from suite.predict.analytic.gemm import gemm_seconds
 from suite.predict.analytic.layer_time import fused_attention_seconds
 from suite.predict.analytic.machine import Machine

@@ -8,7 +8,7 @@ from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
-from suite.predict.analytic.flop import attended_share
+from suite.predict.analytic.flop_conventions import attended_share
 from suite.predict.analytic.gemm import product_seconds
 from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.layer_products import layer_products

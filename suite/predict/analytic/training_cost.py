@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suite.predict.analytic.elementwise import ceil_division
-from suite.predict.analytic.flop import six_n_flop
+from suite.predict.analytic.flop_conventions import six_n_flop
 
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_YEAR = 365.25 * 24 * SECONDS_PER_HOUR  # the Julian year
@@ -75,7 +75,7 @@ def energy_cost(*, energy_joules: float, price_per_kilowatt_hour: float) -> floa
 
 
 def six_n_seconds(*, parameters: float, tokens: float, flop_per_second: float) -> float:
-    """Seconds of 6 N D flop (see `suite.predict.analytic.flop.six_n_flop`) at a flop rate."""
+    """Seconds of 6 N D flop (see `suite.predict.analytic.flop_conventions.six_n_flop`) at a flop rate."""
     return six_n_flop(parameters=parameters, tokens=tokens) / flop_per_second
 
 

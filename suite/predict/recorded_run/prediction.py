@@ -9,7 +9,8 @@ from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Architecture, Recipe, Workload
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
-from suite.predict.analytic.flop import flop_conventions, hardware_flop, model_flop
+from suite.predict.analytic.flop import hardware_flop, model_flop
+from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.initial_loss import first_loss
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import parameter_counts

@@ -12,6 +12,7 @@ from reference_runs.run import FlopConvention, Precision
 from suite.predict.analytic import flop, limits
 from suite.predict.analytic.activations import approximate_activation_bytes, checkpoint_partitions, forty_s_h_l_bytes
 from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.flop_conventions import conventional_flop, six_n_flop
 from suite.predict.analytic.gemm import arithmetic_intensity, gemm_flop
 from suite.predict.analytic.memory import bytes_per_parameter, state_bytes, zero_saving
 from suite.predict.analytic.one_bit_compression import compression_ratio, training_saving
@@ -129,9 +130,7 @@ def _trained_tokens(*, run: str, claimed_tokens: int) -> Computed:
 
     def flop_of(tokens: int) -> float:
         samples = training_steps(tokens=tokens, global_batch=1, sequence=recorded.architecture.sequence)
-        return flop.conventional_flop(
-            recorded.architecture, samples=samples, convention=FlopConvention.MEGATRON_RECOMPUTED
-        )
+        return conventional_flop(recorded.architecture, samples=samples, convention=FlopConvention.MEGATRON_RECOMPUTED)
 
     return {
         "trained tokens": recorded.recipe.tokens,
@@ -163,7 +162,7 @@ def _selective_recomputation(*, run: str) -> Computed:
 
 # Example -> what computes it from the inputs as keywords: one value, or one for each result by its name.
 COMPUTATIONS: dict[str, Callable[..., Value | Computed]] = {
-    "training_flop_6nd": flop.six_n_flop,
+    "training_flop_6nd": six_n_flop,
     "head_per_gpu_flop_per_byte": limits.head_flop_per_byte,
     "head_per_gpu_bandwidth_4090": lambda *, peak_flop_per_second, flop_per_byte, flop_per_byte_both_ways: {
         "one way": limits.needed_link_bytes_per_second(

@@ -15,7 +15,8 @@ from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.analytic.flop import causal_half_flop, model_flop
+from suite.predict.analytic.flop import model_flop
+from suite.predict.analytic.flop_conventions import causal_half_flop
 from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
 from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.training_cost import implausible_share

@@ -15,13 +15,8 @@ from reference_runs.run import Architecture, FlopConvention, Mask, Recipe, Workl
 from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.collective_time import collective_seconds
-from suite.predict.analytic.flop import (
-    conventional_flop,
-    head_forward_flop,
-    layer_forward_flop,
-    model_flop,
-    recomputed_flop,
-)
+from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, model_flop, recomputed_flop
+from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.layer_time import fused_attention_seconds, layer_time
 from suite.predict.analytic.machine import Machine

@@ -10,7 +10,7 @@ import pytest
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.run import ReferenceRun, Workload
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.flop import causal_half_flop
+from suite.predict.analytic.flop_conventions import causal_half_flop
 from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.published import (

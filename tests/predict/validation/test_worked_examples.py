@@ -26,7 +26,7 @@ from reference_runs.worked_examples import WORKED_EXAMPLES, Agreement, ExampleRe
 from suite.__main__ import main
 from suite.commands.formulas import WORDS
 from suite.paths import ROOT
-from suite.predict.analytic.flop import six_n_flop
+from suite.predict.analytic.flop_conventions import six_n_flop
 from suite.predict.analytic.limits import fp16_spacing
 from suite.predict.validation import computations
 from suite.predict.validation import worked_examples as examples
@@ -104,7 +104,7 @@ def test_every_example_is_computed_by_functions_that_predict_calls(
 
 def test_the_proof_can_fail() -> None:
     alone = predict_functions(lambda: six_n_flop(parameters=1, tokens=1))
-    assert alone == {"flop.six_n_flop"}
+    assert alone == {"flop_conventions.six_n_flop"}
     assert not alone <= predict_functions(lambda: fp16_spacing(-3))
 
 

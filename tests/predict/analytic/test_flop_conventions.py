@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Architecture
+from suite.predict.analytic.flop import hardware_flop, model_flop
+from suite.predict.analytic.flop_conventions import flop_conventions, megatron_flop
+from suite.predict.analytic.parameters import parameter_count
+from tests.support.strategies import BLOOM
+
+
+def equation_3(architecture: Architecture, *, factor: int, samples: int) -> Fraction:
+    """Narayanan et al. 2021, equation 3: `factor` 96 with full recomputation (V / 16 L h), 72 without (V / 12)."""
+    h, s = architecture.hidden, architecture.sequence
+    layers, rows = architecture.layers, architecture.padded_vocabulary
+    return factor * (samples * s * layers * h**2) * (1 + Fraction(s, 6 * h) + Fraction(rows, factor // 6 * layers * h))
+
+
+def test_bloom_flop_equal_equation_3_exactly() -> None:
+    architecture, samples = BLOOM.architecture, BLOOM.recipe.global_batch
+    assert model_flop(architecture, samples=samples) == equation_3(architecture, factor=72, samples=samples)
+    full = hardware_flop(architecture, Layout(recomputation=Recomputation.FULL), samples=samples)
+    assert full == equation_3(architecture, factor=96, samples=samples)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_megatrons_convention_is_equation_3(name: str) -> None:
+    architecture = reference_run(name).architecture
+    for recomputed, factor in ((True, 96), (False, 72)):
+        flop = megatron_flop(architecture, samples=3, recomputed=recomputed)
+        assert flop == equation_3(architecture, factor=factor, samples=3)
+
+
+def test_the_conventions_differ_by_what_they_leave_out() -> None:
+    architecture = BLOOM.architecture
+    flop = flop_conventions(architecture, samples=1)
+    tokens, h = architecture.sequence, architecture.hidden
+    vectors = 70 * 13 * h + 4 * h  # biases and norms, which 6 N and PaLM count as multiplied
+    assert flop["palm"] - flop["6N"] == 12 * 70 * h * tokens * tokens
+    assert flop["palm"] - flop["megatron-eq3-model"] == 6 * vectors * tokens
+    assert flop["megatron-eq3-model"] - flop["causal-half"] == 3 * 70 * 2 * tokens * tokens * h
+    assert flop["megatron-eq3-model"] - flop["without head"] == 6 * tokens * h * 250880
+    assert flop["all-products"] == model_flop(architecture, samples=1)
+    assert flop["nanogpt"] == flop["palm"]  # its tables are tied, and there is no table of positions
+
+
+def test_nanogpts_convention_is_what_its_script_computes() -> None:
+    """model.py, get_num_params and estimate_mfu, for GPT-2 124M with the stored rows of nanoGPT."""
+    architecture = reference_run("gpt2-124m").architecture
+    n = parameter_count(architecture) - 1024 * 768
+    flop_per_token = 6 * n + 12 * 12 * 12 * 64 * 1024
+    assert flop_conventions(architecture, samples=480)["nanogpt"] == flop_per_token * 1024 * 480
+
+
+def test_torchtitans_count_of_a_llama_leaves_the_embedding_out() -> None:
+    llama = reference_run("llama2-70b").architecture
+    n = parameter_count(llama) - 32000 * 8192
+    assert flop_conventions(llama, samples=2)["nanogpt"] == (6 * n + 12 * 80 * 64 * 128 * 4096) * 2 * 4096
+
+
+def test_tinyllamas_published_mfu_counts_every_product() -> None:
+    """24,000 tokens a second on an A100 are 56 % in its README, by a count that it does not name."""
+    tiny = msgspec.structs.replace(
+        reference_run("llama2-70b").architecture,
+        **{"layers": 22, "hidden": 2048, "heads": 32, "head_dim": 64, "kv_heads": 4, "ffn_hidden": 5632},
+        **{"sequence": 2048, "rotary_dim": 64},
+    )
+    flop = flop_conventions(tiny, samples=1)
+    mfu = {name: value / 2048 * 24_000 / 312e12 for name, value in flop.items()}
+    # 24,000 and 56 are printed to two digits: 0.5 / 24 and 0.5 / 56
+    assert mfu["all-products"] == pytest.approx(0.56, rel=0.5 / 24 + 0.5 / 56)
