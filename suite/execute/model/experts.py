@@ -298,19 +298,25 @@ class Experts(nn.Module):
 
     Attributes:
         exchange: with the ranks that have the other experts; None where this one has all.
+        entered, left: what tensor-parallel ranks, which have parts of each expert, do to hidden states before and after
+            it; None where this one has them whole.
     """
 
     exchange: RowExchange | None
+    entered: Callable[[Tensor], Tensor] | None
+    left: Callable[[Tensor], Tensor] | None
 
     def __init__(self, architecture: Architecture, operations: Operations, shared: nn.Module | None) -> None:
         super().__init__()
         self.router = Router(architecture)
         self.experts = RoutedExperts(architecture, operations)
         self.shared_experts = shared
-        self.exchange = None
+        self.exchange = self.entered = self.left = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # sizes depend on the routing: it runs eagerly
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.entered is not None:
+            x_BTD = self.entered(x_BTD)
         x_ND = x_BTD.flatten(0, 1)
         gates_NC, dispatch = self.router(x_ND)
         order_R, inverse_R, ends_E = dispatch
@@ -322,4 +328,6 @@ class Experts(nn.Module):
         weighed_NCD = y_RD.unflatten(0, gates_NC.shape) * gates_NC.to(y_RD.dtype).unsqueeze(-1)
         out: Tensor = weighed_NCD.sum(1).view_as(x_BTD)
         del y_RD, weighed_NCD
-        return out if self.shared_experts is None else out + self.shared_experts(x_BTD)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x_BTD)
+        return out if self.left is None else self.left(out)

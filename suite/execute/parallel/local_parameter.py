@@ -22,6 +22,7 @@ class LocalParameter:
     Args:
         name: in the whole model.
         split_dim: the dim along which the tensor- or expert-parallel ranks hold its parts; None: each stores all of it.
+            Where both share out experts, the dim of each expert along which the first do.
         counted: whether this rank counts it. Of the ranks that store the same, one does.
         partial: whether each tensor-parallel rank has a part of its gradient.
         tied: whether it is the table that first and last pipeline stage share.
@@ -91,7 +92,7 @@ def local_parameters(chunk: Decoder, split: Split, experts: frozenset[str], plac
         yield LocalParameter(
             parameter,
             plain,
-            EXPERT_DIM if expert else split.dims.get(plain),
+            split.dims.get(plain, EXPERT_DIM if expert else None),
             counted=not copied and (place.counts_dense or expert) and (place.first or plain not in split.repeated),
             partial=plain in split.partial,
             tied=copied or (tied and plain == "embedding.weight"),

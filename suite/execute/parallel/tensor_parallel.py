@@ -26,7 +26,9 @@ from torch.distributed.tensor.parallel import (
 
 from suite.execute.model.attention import Attention
 from suite.execute.model.decoder import Decoder
+from suite.execute.model.experts import Experts
 from suite.execute.model.loss import CrossEntropy
+from suite.execute.parallel.tensor_parallel_experts import split_experts
 from suite.execute.precision import AsDTensor
 
 SEQUENCE_DIM = 1
@@ -34,8 +36,8 @@ SEQUENCE_DIM = 1
 _COMPLETE = {"query_position.weight"}
 # The fused projections of keys and values, last in the rows of each of their heads
 _KEY_VALUE = ("attention.query_key_value", "attention.key_value")
-# Vectors that every rank has whole and applies to its own heads
-_OF_HEADS = ("attention.query_norm.weight", "attention.key_norm.weight")
+# What every rank has whole and applies to its own heads, or to what its own parts of the experts give
+_OF_PARTS = ("attention.query_norm.weight", "attention.key_norm.weight", "feed_forward.router.weight")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,10 @@ class Split:
 
     Args:
         as_dtensor: id of the local parameter -> makes a DTensor of it.
-        dims: name of a split parameter -> the dim along which the ranks hold its parts, in order.
+        dims: name of a split parameter -> the dim along which the ranks hold its parts, in order; of experts' matrices,
+            which lie one below the other, the dim of each.
         repeated: names of the parameters that every rank stores.
-        partial: names of those of whose gradient each rank has a part: norms of its heads; all with sequence
+        partial: names of those of whose gradient each rank has a part: norms of its heads, routers; all with sequence
             parallelism.
         own_rows: name of a parameter that has a copy of a key-value head, which other ranks store too -> the rows on
             this rank that no other has: its first ones.
@@ -81,9 +84,12 @@ def _plan(decoder: Decoder, *, sequence_parallel: bool) -> dict[str, ParallelSty
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
         "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
     }
+    mixtures = tuple(f"{name}." for name, module in decoder.named_modules() if isinstance(module, Experts))
     plan: dict[str, ParallelStyle] = {}
     for name, module in decoder.named_modules():
         kind = name.rpartition(".")[2]
+        if name.startswith(mixtures):
+            continue
         if kind in styles:
             plan[name] = styles[kind]
         else:
@@ -103,6 +109,7 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     if has_copies:
         copy_key_value_heads(decoder, heads=ranks)
     plan = _plan(decoder, sequence_parallel=sequence_parallel)
+    of_experts = split_experts(decoder, mesh, sequence_parallel=sequence_parallel)
     parallelize_module(decoder, mesh, plan, src_data_rank=None)
     decoder.tie()  # parallelize_module makes two parameters of the one that embedding and head share
     heads = decoder.architecture.heads // ranks
@@ -112,7 +119,7 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     if decoder.head is not None:
         decoder.loss = LocalLoss(CrossEntropy())  # kernels of one rank's loss know no rows of others
         loss_parallel().__enter__()  # stays: the backward pass needs it too, and nothing else here reads DTensor logits
-    return _local(decoder, sequence_parallel=sequence_parallel, has_copies=has_copies)
+    return _local(decoder, of_experts, sequence_parallel=sequence_parallel, has_copies=has_copies)
 
 
 def copy_key_value_heads(decoder: Decoder, *, heads: int) -> None:
@@ -166,18 +173,19 @@ def wait_for_embedding(decoder: Decoder) -> None:
         decoder.embedding.register_forward_hook(lambda _module, _inputs, x: _Waited.apply(x))  # type: ignore[no-untyped-call]
 
 
-def _local(decoder: Decoder, *, sequence_parallel: bool, has_copies: bool) -> Split:
-    """Replace every DTensor parameter by its local tensor."""
+def _local(decoder: Decoder, of_experts: dict[str, int], *, sequence_parallel: bool, has_copies: bool) -> Split:
+    """Replace every DTensor parameter by its local tensor; `of_experts`: dims of those that are split already."""
     plain: dict[int, nn.Parameter] = {}
     as_dtensor: dict[int, AsDTensor] = {}
-    dims: dict[str, int] = {}
+    dims = dict(of_experts)
     repeated: set[str] = set()
     untouched: set[str] = set()
     for module_name, module in decoder.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             full_name = f"{module_name}.{name}" if module_name else name
             if not isinstance(parameter, DTensor):
-                untouched.add(full_name)
+                if full_name not in of_experts:
+                    untouched.add(full_name)
                 continue
             if id(parameter) not in plain:
                 local = nn.Parameter(parameter.to_local().detach().clone())
@@ -192,7 +200,7 @@ def _local(decoder: Decoder, *, sequence_parallel: bool, has_copies: bool) -> Sp
             else:
                 repeated.add(full_name)
             module.register_parameter(name, plain[id(parameter)])
-    partial = untouched - _COMPLETE if sequence_parallel else {name for name in untouched if name.endswith(_OF_HEADS)}
+    partial = untouched - _COMPLETE if sequence_parallel else {name for name in untouched if name.endswith(_OF_PARTS)}
     copies = 2 * decoder.architecture.head_dim
     own_rows = {
         name: len(parameter) - copies

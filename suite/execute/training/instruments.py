@@ -23,7 +23,7 @@ from suite.execute.measure.phases import Part
 from suite.execute.measure.profiler import ProfiledSteps
 from suite.execute.measure.system_load import SharedProcessors
 from suite.execute.measure.timeline import term_seconds
-from suite.execute.parallel.mesh import axis_of_group, slowest
+from suite.execute.parallel.mesh import TENSOR, axis_of_group, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
 from suite.job.events import ComputedRows, RoutedLayer, StepKind
@@ -34,7 +34,7 @@ class StepCounters:
 
     Attributes:
         gradient_bytes: storages of the gradients of the last counted step, before its update.
-        routed: what routers did in the step whose collectives were counted.
+        routed: what routers did in the step whose collectives were counted; of tensor-parallel ranks on the first.
         computed_rows: of this rank's experts in the steps whose payload and flop were counted.
     """
 
@@ -50,7 +50,8 @@ class StepCounters:
         self.computed_rows: dict[str, ComputedRows] = {}
         self._rows = steps.training.computed_rows
         self._leaves = steps.training.leaves
-        self._routers = {n: router for chunk in steps.training.chunks for n, router in chunk.routers.items()}
+        first = mesh.get_local_rank(TENSOR) == 0  # tensor-parallel ranks route the same rows
+        self._routers = {n: router for chunk in steps.training.chunks if first for n, router in chunk.routers.items()}
 
     @contextmanager
     def around(self, purpose: StepPurpose) -> Iterator[None]:

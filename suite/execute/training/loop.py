@@ -17,7 +17,7 @@ from suite.execute.measure.counters import KeptForBackward, LocalFlopCounter, ea
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.phases import Part
 from suite.execute.measure.system_load import environment
-from suite.execute.parallel.mesh import DATA, coordinates
+from suite.execute.parallel.mesh import DATA, TENSOR, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
@@ -94,7 +94,7 @@ def _finished(
     activations = activation_bytes(steps)
     computed_rows["activation_bytes"] = training.computed_rows.counted
     biases = sum(router.bias.numel() for router in training.routers if router.bias is not None)
-    first = mesh.get_local_rank(DATA) == 0  # every data-parallel rank has all of them
+    first = mesh.get_local_rank(DATA) == mesh.get_local_rank(TENSOR) == 0  # every other rank has all of them too
     return Finished(
         coordinates=coordinates(mesh, steps.job.layout),
         parameters=sum(leaf.local.numel() for leaf in training.leaves) + biases,
@@ -132,7 +132,6 @@ def model_flop(steps: Steps) -> int:
     It runs one sample at a time, because a whole micro-batch without recomputation may not fit where training does.
     """
     flop = LocalFlopCounter(recomputes=False)
-    steps.training.computed_rows.clear()
     layout = steps.job.layout
     for chunk in steps.training.chunks:
         chunk.recompute(Recomputation.NONE)
@@ -140,6 +139,7 @@ def model_flop(steps: Steps) -> int:
             context.pads = False
     # DTensor computes new shapes twice, to know their placements: count the second pass
     for mode in (nullcontext(), flop) if layout.tensor_parallel > 1 else (flop,):
+        steps.training.computed_rows.clear()
         with eagerly(), mode:
             for output in steps.chunk_outputs(samples=1):
                 output.backward(torch.ones_like(output))

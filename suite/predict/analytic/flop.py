@@ -208,48 +208,52 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
 
 
 def executed_flop(workload: Workload, *, samples: int) -> int:
-    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, and what a
-    fused attention adds, and key-value heads that several ranks have.
+    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, what a fused
+    attention adds, and what several ranks compute alike.
 
     Groups of recomputed layers end with the chunk of the model that has them.
     """
     architecture, layout = workload.architecture, workload.layout
     flop = hardware_flop(architecture, layout, samples=samples)
     flop += fused_attention_flop(workload, samples=samples, layers=architecture.layers)
-    passes = 3 * architecture.layers + repeated_layers(layout.recomputation, architecture.layers)
-    flop += passes * copied_head_flop(workload, samples=samples)
+    for kind, number in layer_kinds(architecture):
+        passes = 3 * number + repeated_layers(layout.recomputation, number)
+        flop += passes * copied_flop(kind, layout, samples=samples)
     for layers in chunk_layers(architecture.layers, layout):
         flop -= early_stop_flop(workload, samples=samples, layers=layers)
     return flop
 
 
-def copied_head_flop(workload: Workload, *, samples: int) -> int:
-    """Flop of a forward pass of `samples` sequences through a layer for keys and values that another rank computes too.
+def copied_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:
+    """Flop of a forward pass of `samples` sequences through a layer for what another tensor-parallel rank computes too.
 
-    4 T h d (t - k) over all t tensor-parallel ranks, where they are more than the k key-value heads of size d.
+    4 T h d (t - k) over all t ranks for keys and values, where there are more ranks than k key-value heads of size d;
+    2 T h E (t - 1) for the router of E experts, as each rank routes all tokens.
     """
-    architecture, layout = workload.architecture, workload.layout
-    copies: int = max(layout.tensor_parallel - architecture.kv_heads, 0)
-    return 4 * samples * architecture.sequence * architecture.hidden * architecture.head_dim * copies
+    t, tokens = layout.tensor_parallel, samples * architecture.sequence
+    columns: int = 2 * architecture.head_dim * max(t - architecture.kv_heads, 0) + (architecture.experts or 0) * (t - 1)
+    return 2 * tokens * architecture.hidden * columns
 
 
 def executed_model_flop(workload: Workload, *, samples: int) -> int:
-    """`model_flop` as ranks execute it: each one's keys and values, also where others compute them too."""
-    twice = 3 * workload.architecture.layers * copied_head_flop(workload, samples=samples)
-    return model_flop(workload.architecture, samples=samples) + twice
+    """`model_flop` as ranks execute it: with what several of them compute alike."""
+    architecture, layout = workload.architecture, workload.layout
+    return model_flop(architecture, samples=samples) + sum(
+        3 * layers * copied_flop(kind, layout, samples=samples) for kind, layers in layer_kinds(architecture)
+    )
 
 
 def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
     """Flop that PyTorch executes a second time for `samples` sequences in a chunk of these layers.
 
-    `recomputed_flop` less `early_stop_flop`, `fused_attention_flop`, and `copied_head_flop` where layers are repeated.
+    `recomputed_flop` less `early_stop_flop`, `fused_attention_flop`, and `copied_flop` where layers are repeated.
     """
-    recomputation = workload.layout.recomputation
+    layout, recomputation = workload.layout, workload.layout.recomputation
     flop = fused_attention_flop(workload, samples=samples, layers=len(layers))
     flop -= early_stop_flop(workload, samples=samples, layers=layers)
-    flop += repeated_layers(recomputation, len(layers)) * copied_head_flop(workload, samples=samples)
     return flop + sum(
         recomputed_flop(kind, samples=samples, recomputation=recomputation, layers=number)
+        + repeated_layers(recomputation, number) * copied_flop(kind, layout, samples=samples)
         for kind, number in chunk_layer_kinds(workload.architecture, layers)
     )
 
@@ -260,13 +264,14 @@ def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
     3 (l F + H) / t c, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
     Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows; context parallelism by
     positions, of queries in attention. With k < t key-value heads each rank computes one of them, t / k ranks the same.
+    Every tensor-parallel rank computes routers whole.
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
     architecture, layout = workload.architecture, workload.layout
-    twice = copied_head_flop(workload, samples=samples)
     forward = 0
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
-        forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + twice)
+        copied = copied_flop(kind, layout, samples=samples)
+        forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + copied)
     if stage == layout.pipeline_stages - 1:
         forward += head_forward_flop(architecture, samples=samples)
     return 3 * forward // (layout.tensor_parallel * layout.context_parallel)

@@ -27,8 +27,8 @@ def given_routing(
 ) -> list[Figure]:
     """`figures` with those of each rank as its rows say, and the largest over ranks of these.
 
-    With L layers of experts, h hidden, f the experts' width, p = 3 products if gated and 2 otherwise, e bytes of an
-    element, and rows that a rank computed, d of them forward and b backward, more than with equally busy experts:
+    With L layers of experts, h hidden, f the experts' width on a rank, p = 3 products if gated and 2 otherwise, e bytes
+    of an element, and rows that a rank computed, d of them forward and b backward, more than with equally busy experts:
         model flop          6 p h f times the rows of one sample, times the samples of a step
         hardware flop       2 p h f d + 4 p h f b
         payload of "ep"     h e (d + b)     what comes back from the experts, and the gradient of what went there
@@ -58,7 +58,7 @@ def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: Row
     micro_batches = accumulation(recipe, layout)
     step = layers * layout.micro_batch * micro_batches * sample
     products = 3 if architecture.activation.gated else 2
-    flop = 2 * products * architecture.hidden * architecture.expert_width
+    flop = 2 * products * architecture.hidden * architecture.expert_width // layout.tensor_parallel
     passes = 2 if layout.recomputation is Recomputation.FULL else 1
     forward, backward = computed.forward - passes * step, computed.backward - step
     more: float

@@ -9,7 +9,7 @@ from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, StepTerm
-from suite.predict.analytic.flop import executed_flop, model_flop
+from suite.predict.analytic.flop import executed_flop, executed_model_flop
 from suite.predict.simulation.step_time import DEFAULT_CONDITIONS, StepConditions, StepSeconds, step_seconds
 
 REASON = "from this machine's profile; one launch never judges a time"
@@ -58,13 +58,13 @@ def _rates(workload: Workload, step: float, why: str) -> list[Figure]:
     """The step of the job, and what it does in a second."""
     architecture, recipe, layout = workload
     samples = recipe.global_batch
-    hardware = executed_flop(workload, samples=samples)
+    model, hardware = executed_model_flop(workload, samples=samples), executed_flop(workload, samples=samples)
     return [
         Figure(quantity, value, why=why)
         for quantity, value in (
             (Quantity.STEP_SECONDS, step),
             (Quantity.TOKENS_PER_SECOND, samples * architecture.sequence / step),
-            (Quantity.MODEL_FLOP_PER_SECOND, model_flop(architecture, samples=samples) / (layout.ranks * step)),
+            (Quantity.MODEL_FLOP_PER_SECOND, model / (layout.ranks * step)),
             (Quantity.HARDWARE_FLOP_PER_SECOND, hardware / (layout.ranks * step)),
         )
     ]

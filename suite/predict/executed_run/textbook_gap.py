@@ -59,6 +59,8 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "rows of experts are summed, in place of gradients of their biases"
     if axis == "ep":
         yield "the numbers of rows of each expert are exchanged too"
+        if layout.sequence_parallel:
+            yield "every tensor-parallel rank sends the rows of all positions"
     if axis == "dp" and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
         if any(tensor.rows % layout.state_ranks for tensor in tensors):
@@ -78,6 +80,10 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     normed = architecture.query_key_norm is QueryKeyNorm.HEAD
     if normed and not layout.sequence_parallel and operation == "all_reduce" and layout.zero_stage >= 2:
         yield "each rank reduces its shard of the gradients"
+    if architecture.experts is not None and operation == "all_reduce" and not layout.sequence_parallel:
+        yield "each rank has a part of the gradients of routers"
+    if architecture.experts is not None and operation != "all_reduce":
+        yield "hidden states are gathered and summed, not the rows of their tokens"
     if layout.sequence_parallel and operation == "all_reduce":
         if architecture.bias.projection or architecture.bias.feed_forward:
             yield "gradients of biases after a sum are whole"

@@ -337,24 +337,32 @@ class Chunk:
     def _feed_forward(self, layer: LayerParameters, x: Value) -> Value:
         if isinstance(layer.feed_forward, FeedForwardParameters):
             return self._one_feed_forward(layer.feed_forward, x)
-        parameters, tokens, hidden = layer.feed_forward, self.sizes.tokens, self.sizes.hidden
+        parameters, sizes = layer.feed_forward, self.sizes
+        x = self.operators.for_columns(x, elements=sizes.states)
         experts = ExpertLayer(
             self.operators,
             self.architecture,
-            tokens=tokens,
+            tokens=sizes.tokens,
+            width=sizes.expert_width,
             ranks=self.layout.expert_parallel,
             computed=self.expert_rows,
         )
         out = experts.routed(x, parameters, self._activated)
-        if parameters.shared is None:
-            return out
-        return self.operators.sum(out, self._one_feed_forward(parameters.shared, x), elements=tokens * hidden)
+        if parameters.shared is not None:
+            out = self.operators.sum(out, self._own_feed_forward(parameters.shared, x), elements=sizes.states)
+        return self.operators.of_rows(out, elements=sizes.states)
 
     def _one_feed_forward(self, parameters: FeedForwardParameters, x: Value) -> Value:
-        gate = 2 if self.architecture.activation.gated else 1
-        x = self._by_columns(x, parameters.expansion, rows=gate * parameters.width)
-        x = self._activated(x, self.sizes.tokens * parameters.width)
-        return self._by_rows(x, parameters.contraction, columns=parameters.width)
+        x = self.operators.for_columns(x, elements=self.sizes.states)
+        return self.operators.of_rows(self._own_feed_forward(parameters, x), elements=self.sizes.states)
+
+    def _own_feed_forward(self, parameters: FeedForwardParameters, x: Value) -> Value:
+        """What this rank's columns of a feed-forward part give."""
+        tokens, hidden, width = self.sizes.tokens, self.sizes.hidden, parameters.width
+        rows = (2 if self.architecture.activation.gated else 1) * width
+        x = self.operators.linear(x, *parameters.expansion, tokens=tokens, columns=hidden, rows=rows)
+        x = self._activated(x, tokens * width)
+        return self.operators.linear(x, *parameters.contraction, tokens=tokens, columns=width, rows=hidden)
 
     def _activated(self, x: Value, elements: int) -> Value:
         """The activation of an expansion; of a gated one there are twice as many `elements` before."""

@@ -84,6 +84,7 @@ class ChunkSizes(NamedTuple):
     Args:
         length: positions of a sequence that this rank has; `keys_length` all of them, whose keys these see.
         heads, width, rows: of attention, feed-forward part and vocabulary, that this rank has.
+        expert_width: that it has of each expert.
         local_tokens, local_states: of hidden states between the matrices that are split.
         kv_heads: keys and values that this rank has, each of `group` heads.
         inner, keys_inner: columns of the queries, and of keys and values each; `queries`, `keys` all elements of them.
@@ -97,6 +98,7 @@ class ChunkSizes(NamedTuple):
     kv_heads: int
     head_dim: int
     width: int
+    expert_width: int
     rows: int
     tokens: int
     states: int
@@ -172,6 +174,7 @@ def chunk_sizes(workload: Workload) -> ChunkSizes:
         kv_heads=kv_heads,
         head_dim=head_dim,
         width=width,
+        expert_width=architecture.expert_width // ranks,
         rows=architecture.padded_vocabulary // ranks,
         tokens=tokens,
         states=tokens * hidden,
@@ -257,7 +260,7 @@ def _layer_parameters(
         return FeedForwardParameters(expansion, affine(hidden, width, bias=bias.feed_forward), width)
 
     def experts(number: int) -> ExpertParameters:
-        width, shared, apart = architecture.expert_width, architecture.shared_experts, expert_ranks > 1
+        width, shared, apart = sizes.expert_width, architecture.shared_experts, expert_ranks > 1
         return ExpertParameters(
             router=new_leaf(unit, number, hidden),
             expansion=new_leaf(unit, number // expert_ranks * gate * width, hidden, apart=apart),

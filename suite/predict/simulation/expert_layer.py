@@ -26,6 +26,7 @@ class ExpertLayer:
     """The experts of one layer, and N tokens of a micro-batch with C experts each: R = N C rows.
 
     Args:
+        width: of an expert on this rank.
         ranks: that share out the experts.
         computed: rows of all ranks that this one's experts compute; None: R, as where experts are equally busy.
 
@@ -38,11 +39,12 @@ class ExpertLayer:
         architecture: Architecture,
         *,
         tokens: int,
+        width: int,
         ranks: int = 1,
         computed: int | None = None,
     ) -> None:
         self._operators, self._tape, self._architecture = operators, operators.tape, architecture
-        self._tokens, self._hidden, self._width = tokens, architecture.hidden, architecture.expert_width
+        self._tokens, self._hidden, self._width = tokens, architecture.hidden, width
         self._experts, self._chosen = architecture.experts or 0, architecture.experts_per_token or 0
         self._rows, self._ranks = tokens * self._chosen, ranks
         self._computed = self._rows if computed is None else computed

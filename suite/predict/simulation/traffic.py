@@ -9,22 +9,20 @@ from reference_runs.run import Workload
 from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.elementwise import ceil_division
-from suite.predict.analytic.flop import groups_stopped_early, repeated_layers
+from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets, filled_buckets
 from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
 from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, total_elements
 from suite.predict.analytic.process_groups import Traffic
-from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
     activation_message_bytes,
-    expert_traffic,
     pipeline_traffic,
     reduced_gradient_element_bytes,
     tied_embedding_traffic,
 )
-from suite.predict.simulation.attention_inputs import INT64
+from suite.predict.simulation.expert_traffic import balancing_traffic, executed_expert_traffic
 from suite.predict.simulation.gradient_averaging import averaging_traffic
 from suite.predict.simulation.state import (
     local_shard_elements,
@@ -32,10 +30,7 @@ from suite.predict.simulation.state import (
     parameter_tensors_of_rank,
     sharded_units,
     stored_element_bytes,
-    unlearned_tensors_of_rank,
 )
-
-INT32 = 4
 
 
 def executed_traffic(
@@ -102,18 +97,6 @@ def _summed(entries: list[Traffic]) -> list[Traffic]:
             so_far = sums.get((axis, operation), (0, 0))
             sums[axis, operation] = (so_far[0] + payload, so_far[1] + messages)
     return [Traffic(*key, *counts) for key, counts in sums.items()]
-
-
-def balancing_traffic(workload: Workload, *, stage: int) -> Traffic:
-    """The rows of each expert in a step, int32, that a rank all-reduces where a bias balances experts, in one message.
-
-    4 E l bytes with E experts in l layers of the rank.
-    """
-    architecture, layout = workload.architecture, workload.layout
-    if layout.state_ranks == 1:
-        return Traffic("dp", "all_reduce", 0, 0)
-    experts = total_elements(unlearned_tensors_of_rank(architecture, layout, stage=stage))
-    return Traffic("dp", "all_reduce", INT32 * experts, 1 if experts else 0)
 
 
 def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> list[Traffic]:
@@ -204,32 +187,6 @@ def _is_shared_out(tensor: ParameterTensor, layout: Layout) -> bool:
     return layout.expert_parallel > 1 and tensor.spread is Spread.EXPERTS
 
 
-def executed_expert_traffic(workload: Workload, *, stage: int) -> list[tuple[str, Traffic]]:
-    """What one rank hands to all-to-alls in a step by element type, where experts are equally busy.
-
-    `expert_traffic`; and for each of its forward passes, repeated ones too, one of E int64: the rows of each expert.
-    Given the routing, two of four payloads are of the rows that the rank's experts compute, not of those that its
-    tokens have (see `suite.predict.executed_run.routing`).
-    """
-    architecture, recipe, layout = workload
-    if layout.expert_parallel == 1:
-        return []
-    rows = expert_traffic(workload, stage=stage, micro_batches=accumulation(recipe, layout))
-    passes = expert_passes(workload, stage=stage)
-    numbers = Traffic("ep", "all_to_all", INT64 * (architecture.experts or 0) * passes, passes)
-    return [(WORK_DTYPES[recipe.precision], rows), ("fp32", numbers)]
-
-
-def expert_passes(workload: Workload, *, stage: int) -> int:
-    """Forward passes through layers with experts that a rank of `stage` makes in a step, repeated ones too."""
-    architecture, recipe, layout = workload
-    passes = 0
-    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
-        if kind.experts is not None:
-            passes += layers + repeated_layers(layout.recomputation, layers)
-    return accumulation(recipe, layout) * passes
-
-
 def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> list[int]:
     """Buckets of every chunk of a rank of `stage`: each chunk has a reducer of its own.
 
@@ -281,8 +238,9 @@ def executed_tensor_traffic(
         all_gather         (o + i + 2 l) a, the last with full recomputation alone
         reduce_scatter     (o + i + r) a
         all_reduce         once a step, in one message, the gradients of norms and of the learned positions, of which
-                           each rank saw its own; without sequence parallelism those of norms of queries and keys,
-                           which see the rank's heads
+                           each rank saw its own, and of routers; without sequence parallelism those of norms of
+                           queries and keys, which see the rank's heads, and of routers, which see what its parts of
+                           experts give
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
     `groups_stopped_early` for e.
@@ -353,7 +311,7 @@ def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]
 def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple[str, Traffic]:
     """The gradients of which ranks have parts, on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
     architecture, _, layout = workload
-    is_partial = _by_positions if layout.sequence_parallel else _by_heads
+    is_partial = _by_positions if layout.sequence_parallel else _by_parts
     tensors = [tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if is_partial(tensor)]
     elements = total_elements(tensors)
     if layout.fully_sharded:
@@ -389,11 +347,12 @@ def _summed_gradients(axis: str, elements: int, messages: int, workload: Workloa
 
 
 def _by_positions(tensor: ParameterTensor) -> bool:
-    """Whether each rank has its gradient of its own positions alone: of a norm or a learned position."""
+    """Whether each rank has its gradient of its own positions alone, of a norm or a learned position; or a router's."""
     owner = tensor.name.split(".")[-2]
-    return owner == "position" or owner.endswith("norm")
+    return owner in ("position", "router") or owner.endswith("norm")
 
 
-def _by_heads(tensor: ParameterTensor) -> bool:
-    """Whether each rank has its gradient of its own heads alone: of a norm of queries or keys."""
-    return tensor.name.split(".")[-2] in ("query_norm", "key_norm")
+def _by_parts(tensor: ParameterTensor) -> bool:
+    """Whether each rank has its gradient of its own heads alone, of a norm of queries or keys; or of its parts of
+    experts, of a router."""
+    return tensor.name.split(".")[-2] in ("query_norm", "key_norm", "router")

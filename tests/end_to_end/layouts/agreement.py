@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 
 import torch
@@ -112,30 +113,42 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
 
     The last pipeline stage's copy of a tied table goes by the table's name.
     """
-    layout = executed.job.layout
-    parts: dict[str, dict[tuple[int, int], Tensor]] = {}
+    layout, shape = executed.job.layout, executed.job.architecture
+    parts: dict[str, dict[tuple[int, int, int], Tensor]] = {}
     dims: dict[str, int | None] = {}
     for report, gradients in zip(executed.finished, executed.gradients, strict=True):
         for name, (part, dim) in gradients.items():
-            place = copy_index(executed, report), report.coordinates["tp"] + report.coordinates.get("ep", 0)
+            place = copy_index(executed, report), report.coordinates.get("ep", 0), report.coordinates["tp"]
             parts.setdefault(name, {})[place] = part
             dims[name] = dim
     data = range(layout.data_parallel * layout.context_parallel)
-    tensor = range(layout.tensor_parallel * layout.expert_parallel)
+    expert, tensor = range(layout.expert_parallel), range(layout.tensor_parallel)
     for name, held in parts.items():
         known = name
         if name == "head.weight" and executed.job.architecture.tied_embeddings:
             known = "embedding.weight"
         if layout.zero_stage >= 2:
-            held = {(0, t): torch.cat([held[d, t] for d in data]) for t in tensor}
+            held = {(0, e, t): torch.cat([held[d, e, t] for d in data]) for e in expert for t in tensor}
         if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
-            held = {(0, t): torch.stack([held[d, t] for d in data]).sum(0) for t in tensor}
-        if has_copied_heads(executed, name):
-            held = {(d, 0): without_copies(executed, [held[d, t] for t in tensor]) for d in {d for d, _ in held}}
-        elif (dim := dims[name]) is not None:
-            held = {(d, 0): torch.cat([held[d, t] for t in tensor], dim) for d in {d for d, _ in held}}
-        for (d, t), whole in held.items():
-            yield known, f"dp {d}, tp {t} ({name})", whole
+            held = {(0, e, t): torch.stack([held[d, e, t] for d in data]).sum(0) for e in expert for t in tensor}
+        of_experts = ".feed_forward.experts." in name
+        stacked = (shape.experts or 1) // len(expert) if of_experts else 1
+        copied, dim = has_copied_heads(executed, name), dims[name]
+        if copied or dim is not None:
+            by_rank = {(d, e): [held[d, e, t] for t in tensor] for d, e, _ in held}
+            held = {
+                (d, e, 0): without_copies(executed, parts) if copied else joined(parts, dim or 0, stacked)
+                for (d, e), parts in by_rank.items()
+            }
+        if of_experts:
+            held = {(d, 0, 0): torch.cat([held[d, e, 0] for e in expert]) for d, _, t in held if t == 0}
+        for (d, e, t), whole in held.items():
+            yield known, f"dp {d}, ep {e}, tp {t} ({name})", whole
+
+
+def joined(parts: list[Tensor], dim: int, stacked: int) -> Tensor:
+    """Matrices, so many of which lie one below the other in each part, of whose `dim` every part has a part."""
+    return torch.cat([part.unflatten(0, (stacked, -1)) for part in parts], dim + 1).flatten(0, 1)
 
 
 def has_copied_heads(executed: Executed, name: str) -> bool:
@@ -188,9 +201,17 @@ def gradient_bound(executed: Executed) -> float:
     gradient in one of the two only; and one unit, for the chance of it. Half of the units pass one, so that of its norm
         sqrt(2 L (e / pi + 1 / (T F)))
     is different, with the error e of the forward pass.
+
+    In 16 bit tensor-parallel ranks round hidden states otherwise, so that some tokens choose another expert. Of E
+    normal scores, the C largest chosen, E phi(z) e / sqrt(2 pi) pass z, which C / E are above: a share c of that over C
+    of the rows has other experts, and sqrt(2 L c) of the norm is different.
     """
     job, a = executed.job, executed.job.architecture
     bound = relative_error(job, passes=2)
+    if a.experts is not None and job.layout.tensor_parallel > 1 and job.recipe.precision is not Precision.FP32:
+        chosen, normal = a.experts_per_token or 0, statistics.NormalDist()
+        passing = a.experts * normal.pdf(normal.inv_cdf(chosen / a.experts)) * relative_error(job, passes=1)
+        bound += math.sqrt(2 * a.layers * passing / math.sqrt(2 * math.pi) / chosen)
     if a.activation is Activation.RELU:
         turned = relative_error(job, passes=1) / math.pi + 1 / (tokens(job) * a.ffn_hidden)
         bound += math.sqrt(2 * a.layers * turned)

@@ -109,7 +109,7 @@ def test_what_differs_by_more_than_its_bound_is_told(case: Case, executed: Execu
         copies,
         "loss of step 3 on rank 1",
         "gradient norm of rank 1",
-        f"gradient of {name} on dp 0, tp 1 ({name})",
+        f"gradient of {name} on dp 0, ep 0, tp 1 ({name})",
     ]
 
 

@@ -34,6 +34,13 @@ CASES = [
     Case("shared-experts", "fp32", "ep2,recompute-full,every3"),
     Case("mixtral", "16bit", "ep2,dp2"),
     Case("shared-experts", "fp32", "ep2,dp2"),
+    Case("mixtral", "fp32", "tp2"),
+    Case("qwen3-moe", "fp32", "tp2,recompute-full"),
+    Case("shared-experts", "fp32", "tp2,sp,recompute-full,every3"),
+    Case("mixtral", "16bit", "tp2,sp"),
+    Case("shared-experts", "fp32", "ep2,tp2"),
+    Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
+    Case("mixtral", "16bit", "ep2,tp2,sp"),
 ]
 PEAK = 0.02  # of one rank: of several, what communication threads free late is several per cent of so small a run
 

@@ -45,6 +45,7 @@ from tests.support.strategies import (
     described_architectures,
     dropouts,
     recipes,
+    routed_architectures,
     varied_architectures,
 )
 
@@ -369,6 +370,25 @@ def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
         3 * shape.layers * 2 * (2 * tokens * shape.hidden * more)
     )
     assert t * executed == executed_flop(workload, samples=7)
+
+
+@given(
+    st.integers(1, 4).flatmap(lambda t: st.tuples(st.just(t), routed_architectures(tensor_parallel=t))),
+    st.sampled_from([Recomputation.NONE, Recomputation.FULL]),
+)
+def test_tensor_parallel_ranks_share_the_flop_of_a_mixture_but_for_its_routers(
+    drawn: tuple[int, Architecture], recomputation: Recomputation
+) -> None:
+    ranks, architecture = drawn
+    layout = Layout(micro_batch=1, tensor_parallel=ranks, recomputation=recomputation)
+    split = Workload(architecture, BLOOM.recipe, layout)
+    whole = split._replace(layout=msgspec.structs.replace(layout, tensor_parallel=1))
+    passes = 3 + (recomputation is Recomputation.FULL)
+    layers = architecture.layers - architecture.dense_layers
+    router = 2 * 7 * architecture.sequence * architecture.hidden * (architecture.experts or 0) * layers
+    assert executed_model_flop(split, samples=7) == model_flop(architecture, samples=7) + 3 * (ranks - 1) * router
+    again = executed_flop(split, samples=7) - executed_flop(whole, samples=7)
+    assert again == passes * (ranks - 1) * router
 
 
 def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:
