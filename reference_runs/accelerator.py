@@ -179,7 +179,7 @@ def product_peak_flop_per_second(device: Accelerator, product_format: ProductFor
     Raises:
         InputError: the accelerator has no such products; the line lists the accelerators of the catalog that do.
     """
-    if product_format is ProductFormat.NONE:
+    if not product_format.casts:
         return None
     peak = device.peak_flop_per_second.get(product_format.peak_dtype)
     if peak is None:

@@ -94,6 +94,11 @@ class ProductFormat(enum.StrEnum):
     NVFP4 = "nvfp4"
 
     @property
+    def casts(self) -> bool:
+        """Whether factors are cast for the products: in all formats but none."""
+        return self is not ProductFormat.NONE
+
+    @property
     def peak_dtype(self) -> str:
         """The key of an accelerator's `peak_flop_per_second` that tells the rate of these products."""
         return "fp8" if self.value.startswith("fp8") else self.value

@@ -56,6 +56,10 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         str,
         typer.Option(help="torch or triton: of norms, activations, rotation, softmax and loss; see docs/kernels.md."),
     ] = "torch",
+    products: Annotated[
+        str | None,
+        typer.Option(help="Of linear layers: none or fp8-current, instead of the run's own; see docs/predictions.md."),
+    ] = None,
     optimizer: Annotated[
         str, typer.Option(help="adam (Adam or AdamW, as recorded) or one-bit-adam; see docs/one_bit_adam.md.")
     ] = "adam",
@@ -133,6 +137,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         device=device,
         compiled=compiled,
         kernels=kernels,
+        products=products,
         optimizer=optimizer,
         gradient_compression=gradient_compression,
         exact_steps=exact_steps,

@@ -27,6 +27,7 @@ from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.system_load import bind_near_gpu
+from suite.execute.model import scaled_products
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.parallel.shared_device import communicate_through_host
@@ -104,6 +105,8 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         from suite.execute.model.triton_operations import how_computed  # needs Triton, which not every machine has
 
         arithmetic = "; ".join(words for words in (arithmetic, how_computed(device)) if words)
+    if job.recipe.product_format.casts:
+        arithmetic = f"{arithmetic}; {scaled_products.how_computed(device)}"
     training = parallelize(job, mesh=mesh, device=device)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)

@@ -1,4 +1,4 @@
-"""Options of a request that are checked by themselves: the global batch, and the trace's file."""
+"""Options of a request that are checked by themselves: the global batch, products, and the trace's file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.run import Recipe
+from reference_runs.run import ProductFormat, Recipe
 from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.training_job import LEAST_PROFILED
 
@@ -30,6 +30,17 @@ def of_global_batch(samples: int, recipe: Recipe, layout: Layout) -> tuple[Recip
         recipe, global_batch=samples, batch_rampup_start=None, batch_rampup_increment=None, batch_rampup_samples=None
     )
     return recipe, msgspec.structs.replace(layout, accumulation=None)
+
+
+def checked_products(words: str) -> ProductFormat:
+    """The format of a run's products that was asked for.
+
+    Raises:
+        InputError: an unknown word.
+    """
+    if words not in list(ProductFormat):
+        raise InputError("unknown products", got=repr(words), allowed=", ".join(ProductFormat), where="--products")
+    return ProductFormat(words)
 
 
 def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:

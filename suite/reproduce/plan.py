@@ -22,7 +22,7 @@ from suite.machine.devices import cuda_device_list, resolved_device, usable_core
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
-from suite.reproduce.checked_options import checked_trace, of_global_batch
+from suite.reproduce.checked_options import checked_products, checked_trace, of_global_batch
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
@@ -33,6 +33,7 @@ from suite.reproduce.supported import (
     check_fused_attention,
     check_grouped_queries,
     check_kernels,
+    check_products,
     check_ramp_up,
 )
 
@@ -62,6 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = DEFAULT_STEPS
     seed: int = 1
     kernels: str = KernelChoice.TORCH.value
+    products: str | None = None
     optimizer: str = OPTIMIZERS[0]
     gradient_compression: str = COMPRESSIONS[0]
     exact_steps: int | None = None
@@ -157,6 +159,8 @@ def plan(request: Request) -> Plan:
         recipe = in_batches(recipe, subject.run, device, layout, steps=request.steps)
     if request.global_batch is not None:
         recipe, layout = of_global_batch(request.global_batch, recipe, layout)
+    if request.products is not None:
+        recipe = msgspec.structs.replace(recipe, product_format=checked_products(request.products))
     workload = Workload(architecture, recipe, layout)
     _check_executable(request, subject, workload, device)
     shares_devices, shared = checked_sharing(
@@ -268,6 +272,8 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
         check_fused_attention(recipe, layout, device, where)
         check_grouped_queries(architecture, recipe, layout, device, where)
         check_ramp_up(recipe, layout, run.where)
+        gpus = [each.gpu for each in cuda_device_list()] if device == "cuda" else []
+        check_products(workload, device, gpus, "--products" if request.products else run.where)
     mistakes.refuse()
 
 

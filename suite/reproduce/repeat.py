@@ -28,6 +28,7 @@ def repeating_command(begin: Begin) -> str | None:
         "layout": layout_text(job.layout),
         "global-batch": job.recipe.global_batch,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
+        "products": job.recipe.product_format.value if job.recipe.product_format.casts else None,
         **_averaging(job.averaging),
         "exact-steps": job.exact_steps or None,
         "steps": job.steps,

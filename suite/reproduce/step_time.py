@@ -50,11 +50,15 @@ def check_timed(plan: Plan) -> None:
     """Refuse what no calibration has times of.
 
     Raises:
-        InputError: other kernels than PyTorch's, another averaging than the exact one, or ranks that share a GPU.
+        InputError: other kernels than PyTorch's, another averaging than the exact one, products in a format of their
+            own, or ranks that share a GPU.
     """
     if plan.shares_devices:
         what, got = "no times of ranks that share a GPU", f"{plan.layout.ranks} ranks"
         raise InputError(what, got=got, where="--share-devices")
+    if plan.recipe.product_format.casts:
+        what, got = "products without a measured time", plan.recipe.product_format.value
+        raise InputError(what, got=got, allowed="none", where="--products")
     if plan.kernels is not KernelChoice.TORCH:
         raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
     if plan.averaging is not Averaging.EXACT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from reference_runs.catalog import global_batch_at
@@ -26,7 +26,11 @@ from reference_runs.run import (
 )
 from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import WARM_UP_STEPS
+from suite.machine.gpu import Gpu
+from suite.predict.analytic.product_formats import products_in_format
 from suite.predict.simulation.supported_layouts import layout_limits
+
+FP8_CAPABILITY, FP8_MULTIPLE = (8, 9), 16  # torch._scaled_mm on CUDA: aten/src/ATen/native/cuda/ScaledBlas.cpp
 
 
 def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> None:
@@ -40,12 +44,13 @@ def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> 
 
 def _reasons(architecture: Architecture, recipe: Recipe, where: str) -> Iterator[InputError]:
     """Each reason for which an architecture or recipe is not executed."""
-    for wrong, what, got, allowed in (*_of_the_model(architecture), *_of_the_samples(architecture, recipe)):
+    for wrong, what, got, allowed in (
+        *_of_the_model(architecture),
+        *_of_the_products(architecture, recipe),
+        *_of_the_samples(architecture, recipe),
+    ):
         if wrong:
             yield InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
-    if recipe.product_format is not ProductFormat.NONE:
-        what, got = "this version does not execute products in a format of their own", recipe.product_format.value
-        yield InputError(what, got=f"{got} recipe.product_format", allowed="none", where=where)
     if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
         what = f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one"
         yield InputError(what, allowed="recipe.initial_loss_scale and recipe.loss_scale_window", where=where)
@@ -81,6 +86,17 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
         ),
         _Limit(unknown_block, f"{a.norm.value} in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
+    )
+
+
+def _of_the_products(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
+    product_format = recipe.product_format
+    executed = (ProductFormat.NONE, ProductFormat.FP8_CURRENT)
+    got = f"{product_format.value} recipe.product_format"
+    with_experts = a.experts is not None and product_format is ProductFormat.FP8_CURRENT
+    return (
+        _Limit(product_format not in executed, "products in that format", got, ", ".join(executed)),
+        _Limit(with_experts, "experts with products in a format of their own", got, ProductFormat.NONE.value),
     )
 
 
@@ -140,6 +156,24 @@ def check_grouped_queries(architecture: Architecture, recipe: Recipe, layout: La
     if grouped and layout.fused_attention and device == "cuda" and recipe.precision is Precision.FP32:
         what, got = "fused attention of grouped queries on CUDA", recipe.precision.value
         raise InputError(what, got=got, allowed="16 bit, or unfused", where=where)
+
+
+def check_products(workload: Workload, device: str, gpus: Sequence[Gpu], where: str) -> None:
+    """Refuse products in 8 bits on GPUs that have none, and of sizes that theirs do not take; CPUs compute them wider.
+
+    Raises:
+        InputError: an architecture before Ada (8.9), or a dimension of a product that is no multiple of 16.
+    """
+    if not workload.recipe.product_format.casts or device != "cuda":
+        return
+    if old := [gpu.capability for gpu in gpus if gpu.capability < FP8_CAPABILITY]:
+        what = "GPUs of this compute capability have no products in 8 bits"
+        allowed = f"{'.'.join(map(str, FP8_CAPABILITY))} or later: Ada, Hopper, Blackwell; or --products none"
+        raise InputError(what, got=".".join(map(str, old[0])), allowed=allowed, where=where)
+    sizes = {size for part in products_in_format(workload).values() for size in part[1:]}
+    if odd := sorted(size for size in sizes if size % FP8_MULTIPLE):
+        what = f"products in 8 bits of sizes that are no multiples of {FP8_MULTIPLE}"
+        raise InputError(what, got=", ".join(map(str, odd)), allowed="--products none", where=where)
 
 
 def check_kernels(architecture: Architecture, layout: Layout, kernels: KernelChoice, where: str = "--kernels") -> None:

@@ -456,11 +456,17 @@ NOT_EXECUTED = {
         'norm = { value = "deep-norm"',
         "latent attention with deep-norm; got 512 architecture.key_value_rank, allowed: another norm",
     ),
-    "products-in-8-bit": (
+    "products-in-4-bit": (
         "gpt2_124m",
         "optimizer = {",
-        'product_format = { value = "fp8-current", kind = "stated", source = "llmc" }\noptimizer = {',
-        "products in a format of their own; got fp8-current recipe.product_format, allowed: none",
+        'product_format = { value = "nvfp4", kind = "stated", source = "llmc" }\noptimizer = {',
+        "products in that format; got nvfp4 recipe.product_format, allowed: none, fp8-current",
+    ),
+    "experts-with-products-in-8-bit": (
+        "mixtral_8x7b",
+        "optimizer = {",
+        'product_format = { value = "fp8-current", kind = "stated", source = "paper" }\noptimizer = {',
+        "experts with products in a format of their own; got fp8-current recipe.product_format, allowed: none",
     ),
     "blanks-in-short-windows": (
         "glm_130b",

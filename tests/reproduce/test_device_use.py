@@ -8,12 +8,16 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
+from reference_runs.run import ProductFormat
 from suite.__main__ import main
 from suite.job.corpus import Corpus
+from suite.machine.devices import CudaDevice
+from suite.machine.gpu import Gpu
 from suite.records.record import policy
 from suite.reproduce import device_use
 from suite.reproduce.plan import Plan, Request, job_for, plan
 from suite.reproduce.step_time import check_timed
+from suite.reproduce.supported import check_products
 
 MISSING = "no C compiler (gcc or clang on the PATH, or CC)"
 CORPUS = Corpus(source="", sha256="", text_bytes=0, files=0, tokens_file="", tokens=0, vocabulary=0)
@@ -91,3 +95,41 @@ def test_ranks_with_a_gpu_each_share_nothing() -> None:
 def test_there_must_be_gpus_to_share(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "gpt2-mini", "--device", "cpu", "--share-devices"]) == 2
     assert "--share-devices: no GPUs to share" in capsys.readouterr().err
+
+
+def test_products_in_8_bits_have_no_predicted_time() -> None:
+    made = planned(device="cpu", products="fp8-current")
+    assert made.recipe.product_format is ProductFormat.FP8_CURRENT
+    with pytest.raises(InputError, match="--products: products without a measured time; got fp8-current"):
+        check_timed(made)
+    check_timed(planned(device="cpu"))
+
+
+def gpu_of(capability: tuple[int, int]) -> tuple[CudaDevice, ...]:
+    return (CudaDevice(name="", uuid="", pci="", memory_bytes=80 * 2**30, gpu=Gpu(capability=capability)),)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_products_in_8_bits_need_ada_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability in ((8, 9), (9, 0), (10, 0)):
+        monkeypatch.setattr("suite.reproduce.plan.cuda_device_list", lambda gpu=capability: gpu_of(gpu))
+        assert planned(device="cuda", products="fp8-current").recipe.product_format is ProductFormat.FP8_CURRENT
+    monkeypatch.setattr("suite.reproduce.plan.cuda_device_list", lambda: gpu_of((8, 0)))
+    with pytest.raises(InputError) as refusal:
+        planned(device="cuda", products="fp8-current")
+    assert str(refusal.value) == (
+        "--products: GPUs of this compute capability have no products in 8 bits; got 8.0, "
+        "allowed: 8.9 or later: Ada, Hopper, Blackwell; or --products none"
+    )
+    assert planned(device="cuda").recipe.product_format is ProductFormat.NONE
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_products_in_8_bits_of_odd_sizes_are_refused_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.reproduce.plan.cuda_device_list", lambda: gpu_of((9, 0)))
+    workload = planned(device="cuda", products="fp8-current").workload
+    shape = msgspec.structs.replace(workload.architecture, ffn_hidden=1000)
+    odd = workload._replace(architecture=shape)
+    check_products(odd, "cpu", [], "here")
+    with pytest.raises(InputError, match="sizes that are no multiples of 16; got 1000, allowed: --products none"):
+        check_products(odd, "cuda", [Gpu()], "here")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from reference_runs.catalog import RUNS
 from reference_runs.errors import InputError
+from reference_runs.run import ProductFormat
 from suite.__main__ import main
 from suite.reproduce.plan import Request, plan
 
@@ -77,3 +79,28 @@ def test_a_miniature_that_would_have_the_name_of_a_recorded_one_is_refused(tmp_p
     path.write_text((RUNS / "bloom_176b.toml").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(InputError, match="would be called bloom-mini, as that of bloom-176b"):
         plan(Request(name=str(path), mini=True, device="cpu", results=Path()))
+
+
+def test_a_miniature_multiplies_in_another_format_where_that_is_asked_for() -> None:
+    usual, asked = (
+        plan(Request(name="llama3-mini", device="cpu", products=products, results=Path()))
+        for products in (None, "fp8-current")
+    )
+    assert usual.recipe.product_format is ProductFormat.NONE
+    assert asked.recipe == msgspec.structs.replace(usual.recipe, product_format=ProductFormat.FP8_CURRENT)
+    assert (asked.architecture, asked.layout) == (usual.architecture, usual.layout)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"products": "fp9"}, "--products: unknown products; got 'fp9', allowed: none, fp8-delayed, fp8-current"),
+        ({"products": "mxfp8"}, "this version does not execute products in that format; got mxfp8"),
+        ({"products": "fp8-current", "layout": "tp2"}, "that layout; got tp2 with fp8-current products"),
+        ({"products": "fp8-current", "name": "mixtral-mini"}, "experts with products in a format of their own"),
+    ],
+)
+def test_products_that_are_not_executed_are_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        changes(**options)
+    assert words in str(refusal.value)

@@ -11,6 +11,7 @@ import pytest
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
+from reference_runs.run import ProductFormat
 from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, TrainingOptions
 from suite.paths import RECORDED
@@ -93,6 +94,16 @@ def test_what_is_not_the_default_is_said(changed, words) -> None:
     assert words in command
     assert ("--exact-steps 5" in command) == ("exact_steps" in changed)
     assert command.endswith("--renew-second-moment") == ("renewal" in changed)
+
+
+def test_a_format_of_products_that_was_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+    begin = recorded()[0]
+    recipe = msgspec.structs.replace(begin.job.recipe, product_format=ProductFormat.FP8_CURRENT)
+    job = msgspec.structs.replace(begin.job, recipe=recipe)
+    command = repeating_command(msgspec.structs.replace(begin, job=job))
+    assert command is not None
+    assert "--products fp8-current" in command
+    assert planned_again(command, tmp_path).recipe == recipe
 
 
 def test_a_corpus_is_named_and_quoted() -> None:

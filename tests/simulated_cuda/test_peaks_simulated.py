@@ -37,7 +37,7 @@ pytestmark = pytest.mark.ranks
 PEAK, ACTIVATIONS = 0.02, 0.001  # largest relative differences
 MICRO_BATCHES = 2
 MESSAGE_BYTES = 1 << 14  # of stages that say which tensors they will send
-CHOSEN = {("gpt2-mini", "dp1"), ("mt-nlg-mini", "dp1,fused"), ("opt-mini", "dp2,zero3")}
+CHOSEN = {("gpt2-mini", "dp1"), ("gpt2-mini", "dp1,fp8"), ("mt-nlg-mini", "dp1,fused"), ("opt-mini", "dp2,zero3")}
 FUSED = ("codegeex-mini", "gpt-neox-mini", "gpt2-mini", "llama2-mini", "mt-nlg-mini", "opt-mini")
 
 
@@ -49,6 +49,9 @@ CASES = [
     *((name, "dp1") for name in miniatures()),
     *((name, "dp1,fused") for name in FUSED),
     ("gpt2-mini", "dp1,compiled"),
+    ("gpt2-mini", "dp1,fp8"),
+    ("gpt2-mini", "dp1,fp8,compiled"),
+    ("llama2-mini", "dp1,fused,fp8,recompute-full"),
     *((name, "dp1,triton") for name, run in miniatures().items() if has_kernels(run)),
     ("gpt2-mini", "tp2,triton"),
     ("opt-mini", "dp1,recompute-selective"),
@@ -59,11 +62,23 @@ CASES = [
 
 
 def job_of(name: str, words: str, directory: Path) -> Job:
-    """A job of `MICRO_BATCHES` micro-batches a step; `words` are those of --layout, and "compiled" or "triton"."""
-    layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton"))
-    compiled, kernels = "compiled" in words, "triton" if "triton" in words else "torch"
+    """A job of `MICRO_BATCHES` micro-batches a step.
+
+    Args:
+        words: those of --layout, and "compiled", "triton" or "fp8".
+    """
+    layout = ",".join(word for word in words.split(",") if word not in ("compiled", "triton", "fp8"))
     planned = plan(
-        Request(name=name, layout=layout, device="cuda", compiled=compiled, kernels=kernels, steps=6, results=directory)
+        Request(
+            name=name,
+            layout=layout,
+            device="cuda",
+            compiled="compiled" in words,
+            kernels="triton" if "triton" in words else "torch",
+            products="fp8-current" if "fp8" in words else None,
+            steps=6,
+            results=directory,
+        )
     )
     samples = MICRO_BATCHES * planned.layout.data_parallel * planned.layout.micro_batch
     whole_from_the_start = dict.fromkeys(("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples"))

@@ -19,6 +19,7 @@ from suite.execute.model.block import BLOCKS, norm
 from suite.execute.model.experts import Experts
 from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.position import DealtPositions, dealt_positions, rotation
+from suite.execute.model.scaled_products import scale_products
 from suite.execute.model.torch_operations import Operations, TorchOperations
 
 
@@ -79,6 +80,8 @@ class Decoder(nn.Module):
         for n in numbers:
             is_top, shape = n == top, architecture.of_dense_layers if n < architecture.dense_layers else architecture
             self.blocks[str(n)] = block(shape, recipe, self.operations, fused=fused_attention, top_query=is_top)
+        if recipe.product_format.casts:
+            scale_products(self.blocks)
         self.final_norm = norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=architecture.bias.head) if last else None

@@ -118,14 +118,15 @@ def groups_stopped_early(workload: Workload, *, layers: int) -> int:
     """Groups of full recomputation in a chunk of `layers` layers whose last product PyTorch leaves out.
 
     torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed: all groups,
-    ceil(l / c) of c layers, without hidden dropout. None where a dropout mask is drawn after the product, or where a
-    norm after it keeps its input (deep-norm).
+    ceil(l / c) of c layers, without hidden dropout. None where a dropout mask is drawn after the product, where a norm
+    after it keeps its input (deep-norm), or where the product is of a function that keeps its cast input at its end.
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
     architecture, recipe, layout = workload
     keeps_input = recipe.hidden_dropout > 0 or not architecture.norm.before
-    if layout.recomputation is not Recomputation.FULL or keeps_input:
+    casts = recipe.product_format.casts
+    if layout.recomputation is not Recomputation.FULL or keeps_input or casts:
         return 0
     return ceil_division(layers, layout.checkpoint_layers)
 

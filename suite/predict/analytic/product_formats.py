@@ -88,7 +88,7 @@ def cast_kernels(product_format: ProductFormat) -> int:
 
 def products_in_format(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
     """Of `layer_products`, those that are computed in the recipe's product format; none where it is "none"."""
-    if workload.recipe.product_format is ProductFormat.NONE:
+    if not workload.recipe.product_format.casts:
         return {}
     return {part: sizes for part, sizes in layer_products(workload).items() if part not in WIDER}
 
@@ -176,7 +176,7 @@ def kept_in_format(workload: Workload, kinds: dict[str, int], *, tokens: int, se
         shards: u, ranks that split what lies between the split matrices.
     """
     a, layout, product_format = workload.architecture, workload.layout, workload.recipe.product_format
-    if product_format is ProductFormat.NONE:
+    if not product_format.casts:
         return kinds
     t, compressed = layout.tensor_parallel, (a.query_rank, a.key_value_rank)
     relu = a.activation is Activation.RELU

@@ -136,6 +136,8 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
             return "cuDNN's workspace"
         padded = layout.fused_attention and workload.architecture.fused_head_dim % HEAD_DIM_STEP > 0
         return "attention padded by PyTorch" if padded else None
+    if recipe.product_format.casts:
+        return "what this CPU takes for products in 8 bits"
     if layout.zero_stage >= 2 and layout.state_ranks > 1:
         return "fully sharded state"
     if layout.scatters_gradients:

@@ -11,7 +11,7 @@ from reference_runs.accelerator import Accelerator, Board, dense_peak_flop_per_s
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
-from reference_runs.run import Activation, ProductFormat, ReferenceRun, Workload
+from reference_runs.run import Activation, ReferenceRun, Workload
 from reference_runs.stack import RecordedStack, stack, stack_of
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.profile import Profile
@@ -71,7 +71,7 @@ def profiled_machine(
     Raises:
         InputError: something that the run needs was not measured, or the profile has no memory size.
     """
-    if run.recipe.product_format is not ProductFormat.NONE:
+    if run.recipe.product_format.casts:
         what, got = "products in recipe.product_format are not calibrated", run.recipe.product_format.value
         raise InputError(what, got=got, allowed="none, or --on with an accelerator's name", where="--machine")
     software = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)

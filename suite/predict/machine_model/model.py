@@ -177,7 +177,7 @@ def run_machine(
     model = machine_model()
     family_name, measured = family_of(model, device.name)
     of_family = 0.0 if measured else model.families[family_name].uncertainty
-    of_products = 0.0 if product_format is ProductFormat.NONE else model.unfitted_products
+    of_products = model.unfitted_products if product_format.casts else 0.0
     uncertainty = expected_error([of_family, of_products, 0.0 if recorded.measured else model.unmeasured_stack])
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
@@ -199,7 +199,7 @@ def run_machine(
     notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
     like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
     notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {uncertainty:.0%}")
-    if product_format is not ProductFormat.NONE:
+    if product_format.casts:
         words = f"products in {product_format.value} at the 16-bit products' share of their peak, which was not fitted"
         notes.append(f"{words}: that adds {of_products:.0%}")
     if not recorded.measured:

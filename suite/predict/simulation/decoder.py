@@ -116,7 +116,7 @@ class Chunk:
                 chunks=self.training_options.loss_chunks,
             )
             return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
-        logits = self._by_columns(normed, self.parameters.head, rows=self.sizes.rows)
+        logits = self._by_columns(normed, self.parameters.head, rows=self.sizes.rows, of_layer=False)
         del normed
         targets = batch.targets
         if targets is batch.tokens and self.sizes.samples > 1:
@@ -127,10 +127,13 @@ class Chunk:
     def _norm(self, x: Value, norm: NormVectors) -> Value:
         return self.operators.norm(x, *norm, tokens=self.sizes.local_tokens, hidden=self.sizes.hidden)
 
-    def _by_columns(self, x: Value, matrix: Affine, *, rows: int) -> Value:
+    def _by_columns(self, x: Value, matrix: Affine, *, rows: int, of_layer: bool = True) -> Value:
         """The rank's part of the output of a matrix whose columns are split."""
-        x = self.operators.for_columns(x, elements=self.sizes.states)
-        return self.operators.linear(x, *matrix, tokens=self.sizes.tokens, columns=self.sizes.hidden, rows=rows)
+        sizes = self.sizes
+        x = self.operators.for_columns(x, elements=sizes.states)
+        return self.operators.linear(
+            x, *matrix, tokens=sizes.tokens, columns=sizes.hidden, rows=rows, of_layer=of_layer
+        )
 
     def _by_rows(self, x: Value, matrix: Affine, *, columns: int) -> Value:
         """The output of a matrix whose rows are split."""

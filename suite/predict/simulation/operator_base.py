@@ -22,6 +22,7 @@ class OperatorBase:
         element: bytes of an element of weights and hidden states.
         dtype: of these, in a calibration's words.
         ranks: of the tensor-parallel axis.
+        scales_products: whether layers multiply in 8 bits.
     """
 
     def __init__(self, tape: Tape, workload: Workload, options: StepOptions, *, reads: bool) -> None:
@@ -30,6 +31,7 @@ class OperatorBase:
         self.dtype = WORK_DTYPES[precision]
         self.element = WEIGHT_ELEMENT_BYTES[precision]
         self.half = self.element < FP32
+        self.scales_products = workload.recipe.product_format.casts
         self.ranks = layout.tensor_parallel
         self._by_sequence = layout.sequence_parallel
         self._reads = reads

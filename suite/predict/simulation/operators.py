@@ -17,11 +17,14 @@ from suite.predict.simulation.latent_operators import LatentOperators
 from suite.predict.simulation.loss_operators import LossOperators
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.norm_operators import NormOperators
+from suite.predict.simulation.scaled_linear import ScaledOperators
 
 Vectors = tuple[ParameterLeaf | None, ParameterLeaf | None]  # gain and bias of a norm
 
 
-class Operators(AttentionOperators, LatentOperators, ElementWiseOperators, NormOperators, LossOperators):
+class Operators(
+    AttentionOperators, LatentOperators, ElementWiseOperators, NormOperators, LossOperators, ScaledOperators
+):
     """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks, and what Triton
     has one kernel for."""
 
@@ -70,9 +73,23 @@ class Operators(AttentionOperators, LatentOperators, ElementWiseOperators, NormO
         return first, self.rotated(k, turn, elements=elements[1], turned=turned[1], turns=turns)
 
     def linear(
-        self, x: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, columns: int, rows: int
+        self,
+        x: Value,
+        weight: ParameterLeaf,
+        bias: ParameterLeaf | None,
+        *,
+        tokens: int,
+        columns: int,
+        rows: int,
+        of_layer: bool = True,
     ) -> Value:
-        """Keeps its input. Backward: gradients of input, weight and bias; without bias the weight's comes first."""
+        """Keeps its input. Backward: gradients of input, weight and bias; without bias the weight's comes first.
+
+        Args:
+            of_layer: whether it is a layer's, which may multiply in a format of its own.
+        """
+        if of_layer and self.scales_products:
+            return self.scaled_linear(x, weight, bias, tokens=tokens, columns=columns, rows=rows)
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("product", tokens, columns, rows, variant="NN")

@@ -52,6 +52,9 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         LayoutLimit(
             f"tp{layout.tensor_parallel} with latent attention", split and architecture.key_value_rank is not None
         ),
+        LayoutLimit(
+            f"tp{layout.tensor_parallel} with {recipe.product_format} products", split and recipe.product_format.casts
+        ),
         *_of_expert_parallelism(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
         LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),

@@ -101,8 +101,9 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         return about
     begin, end = record.begin, record.end
     recipe, software = begin.job.recipe, begin.software
+    products = f", products in {recipe.product_format.value}" if recipe.product_format.casts else ""
     about += [
-        ("precision and batch", f"{recipe.precision.value}, {recipe.global_batch} samples"),
+        ("precision and batch", f"{recipe.precision.value}{products}, {recipe.global_batch} samples"),
         ("steps", str(begin.job.steps)),
         ("software", f"suite {software.get('suite', '-')}; torch {software.get('torch', '-')}"),
     ]

@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Activation, Balancing, Gate, Mask, Norm, Position, QueryKeyNorm, Workload
+from reference_runs.run import Activation, Balancing, Gate, Mask, Norm, Position, ProductFormat, QueryKeyNorm, Workload
 from suite.job.training_job import LEAST_STEPS
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, WHOLE_BATCHES
@@ -97,6 +97,19 @@ WITH_DROPOUT = (
     "tp2,sp,recompute-full,every2",
     "pp2,1f1b,recompute-full,every2",
 )
+# Products in 8 bits: where scales, casts and what is kept could differ
+WITH_FP8 = (
+    SINGLE,
+    "dp1,recompute-selective",
+    "dp1,recompute-full,every3",
+    "dp1,fused",
+    "dp2,zero1",
+    "dp2,zero3,recompute-full",
+    "pp2,1f1b,interleave2",
+    "cp2",
+    "dp2,pp2,1f1b,zero1",
+)
+ONLY_SOME = {"dropout": WITH_DROPOUT, "fp8": WITH_FP8}
 
 
 # Variations of a miniature, in attention or experts: what no recorded one combines, and small enough for many layouts
@@ -153,7 +166,8 @@ class Case(NamedTuple):
 
     Args:
         run: name of the miniature, or of a variation.
-        arithmetic: "fp32" or, in the recorded precision, "16bit", both without dropout; "dropout": fp32 with dropout.
+        arithmetic: "fp32" or, in the recorded precision, "16bit", both without dropout; "dropout": fp32 with dropout;
+            "fp8": as "16bit", with products in 8 bits.
         layout: what it says, in the command line's grammar; ZeRO-0, no recomputation and 1F1B where it says nothing.
     """
 
@@ -164,6 +178,15 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.run}:{self.arithmetic}:{self.layout.replace(',', '+')}"
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether one process computes the same: not with masks or scales that each rank has of its own.
+
+        In 8 bits, other roundings of what is cast are others by 2^-4 of an element: fused attention has such.
+        """
+        rounds_otherwise = self.arithmetic == "fp8" and any(word in self.layout for word in ("cp", "fused"))
+        return self.arithmetic != "dropout" and not rounds_otherwise
 
     @property
     def single(self) -> Case:
@@ -177,8 +200,9 @@ def table() -> list[Case]:
         Case(run, arithmetic, layout)
         for layout in LAYOUTS
         for run, recorded in miniatures().items()
-        for arithmetic in ("fp32", "16bit", "dropout")
-        if (arithmetic != "dropout" or layout in WITH_DROPOUT)
+        for arithmetic in ("fp32", "16bit", "dropout", "fp8")
+        if layout in ONLY_SOME.get(arithmetic, LAYOUTS)
+        and not (arithmetic == "fp8" and is_mixture(recorded))
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
         and not (is_mixture(recorded) and any(axis in layout for axis in ("tp", "cp")))
@@ -244,11 +268,13 @@ def small_run(case: Case) -> Plan:
         recipe = msgspec.structs.replace(
             recipe, embedding_dropout=DROPOUT, hidden_dropout=DROPOUT, attention_dropout=DROPOUT
         )
-    if case.arithmetic == "16bit":
+    if case.arithmetic in ("16bit", "fp8"):
         precision = mini.recipe.precision
         recipe = msgspec.structs.replace(recipe, precision=precision)
         if precision.scaled:
             recipe = msgspec.structs.replace(recipe, initial_loss_scale=1024.0)  # no step is skipped
+    if case.arithmetic == "fp8":
+        recipe = msgspec.structs.replace(recipe, product_format=ProductFormat.FP8_CURRENT)
     layout = parse_layout(
         case.layout,
         base=Layout(
