@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
@@ -155,7 +157,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         gate_scale: factor of the gates.
         balancing_rate: by which a step moves the bias that balances experts, up or down.
         expert_groups: equal groups of experts, of which a token may use `groups_per_token`.
-        capacity_factor: tokens that an expert takes over those of an equal share; None: all that come (dropless).
+        capacity_factor: rows that an expert takes over those of an equal share; None: all that come (dropless).
     """
 
     layers: Count
@@ -239,6 +241,23 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def expert_width(self) -> int:
         """Width of an expert after the activation."""
         return self.expert_ffn_hidden or self.ffn_hidden
+
+    def expert_places(self, *, tokens: int) -> int | None:
+        """Rows that an expert takes of so many tokens at once; None where it takes all that come.
+
+        min(ceil(f T k / E), T) with capacity factor f, read in decimals, and k of E experts a token.
+        Source: Lepikhin et al. 2020, arXiv 2006.16668, section 2.2; rounded up as by Megatron-LM,
+        core/transformer/moe/moe_utils.py, get_capacity (Switch's and GShard's code round down). No token comes twice.
+        """
+        if self.capacity_factor is None:
+            return None
+        share = Fraction(str(self.capacity_factor)) * tokens * (self.experts_per_token or 0) / (self.experts or 1)
+        return min(math.ceil(share), tokens)
+
+    def expert_rows(self, *, tokens: int) -> int:
+        """Rows that all experts of a layer compute of so many tokens at once: T k, or with a capacity all places."""
+        places = self.expert_places(tokens=tokens)
+        return tokens * (self.experts_per_token or 0) if places is None else places * (self.experts or 0)
 
     @property
     def of_dense_layers(self) -> Architecture:

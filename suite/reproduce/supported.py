@@ -78,12 +78,6 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
             "another norm",
         ),
         _Limit(without_rate, "experts that a bias balances", "no architecture.balancing_rate", "one"),
-        _Limit(
-            a.capacity_factor is not None,
-            "experts with a capacity",
-            f"{a.capacity_factor} architecture.capacity_factor",
-            "none",
-        ),
         _Limit(unknown_block, f"{a.norm.value} in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear
 
 from reference_runs.run import Architecture, Balancing, Gate
+from suite.execute.model.expert_capacity import Places, collected, placed
 from suite.execute.model.torch_operations import Operations
 
 ALIGNED_BYTES = 16  # rows of what CUDA's grouped product reads begin at multiples of it
@@ -32,25 +33,39 @@ class RouterStatistics:
 
     def clear(self) -> None:
         self._loads: Tensor | None = None
+        self._dropped: Tensor | None = None
         self._auxiliary: Tensor | None = None
         self._micro_batches = 0
 
     @property
     def rows(self) -> Tensor:
-        """Rows of each expert, [E], int32, after a backward pass."""
+        """Rows that came to each expert, dropped ones too, [E], int32, after a backward pass."""
         assert self._loads is not None
         return self._loads
 
-    def add(self, loads_E: Tensor, auxiliary: Tensor) -> None:
-        """The rows of each expert in one micro-batch, and its auxiliary loss, unweighted."""
+    def add(self, loads_E: Tensor, auxiliary: Tensor, places: int | None = None) -> None:
+        """The rows that come to each expert in one micro-batch, and its auxiliary loss, unweighted.
+
+        Args:
+            places: that each expert has; None: as many as come.
+        """
+        over_E = torch.zeros_like(loads_E) if places is None else (loads_E - places).clamp(min=0)
         self._loads = loads_E if self._loads is None else self._loads + loads_E
+        self._dropped = over_E if self._dropped is None else self._dropped + over_E
         self._auxiliary = auxiliary if self._auxiliary is None else self._auxiliary + auxiliary
         self._micro_batches += 1
 
     @property
     def loads(self) -> list[int]:
-        """Rows of each expert; none before the first backward pass."""
-        return [] if self._loads is None else [int(load) for load in self._loads.tolist()]
+        """Rows that each expert computed; none before the first backward pass."""
+        if self._loads is None or self._dropped is None:
+            return []
+        return [int(load) for load in (self._loads - self._dropped).tolist()]
+
+    @property
+    def dropped(self) -> int:
+        """Rows that no expert computed."""
+        return 0 if self._dropped is None else int(self._dropped.sum())
 
     @property
     def auxiliary_loss(self) -> float:
@@ -163,27 +178,29 @@ def _grouped(x_RK: Tensor, columns: int) -> bool:
 class _Balanced(torch.autograd.Function):
     """The router's scores [N, E]; backward, the auxiliary loss adds its gradient, and statistics count.
 
-    With f_i the share of N tokens that expert i computes and P_i its mean probability, the loss is
+    With f_i the share of N tokens that choose expert i, computed or dropped, and P_i its mean probability, the loss is
         weight E sum_i f_i P_i,   whose gradient of each token's probability of expert i is weight E f_i / N
     where f does not depend on the scores. Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6.
     """
 
     @staticmethod
-    def forward(ctx: Any, scores_NE: Tensor, ends_E: Tensor, statistics: RouterStatistics, weight: float) -> Tensor:
+    def forward(
+        ctx: Any, scores_NE: Tensor, ends_E: Tensor, statistics: RouterStatistics, weight: float, places: int | None
+    ) -> Tensor:
         ctx.save_for_backward(ends_E, scores_NE.mean(0))
-        ctx.statistics, ctx.weight, ctx.tokens = statistics, weight, len(scores_NE)
+        ctx.statistics, ctx.weight, ctx.tokens, ctx.places = statistics, weight, len(scores_NE), places
         return scores_NE.view_as(scores_NE)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         ends_E, mean_E = ctx.saved_tensors
         loads_E = ends_E.diff(prepend=ends_E.new_zeros(1))
         share_E = loads_E / ctx.tokens * len(loads_E)
-        ctx.statistics.add(loads_E, share_E @ mean_E)
+        ctx.statistics.add(loads_E, share_E @ mean_E, ctx.places)
         if not ctx.weight:
-            return gradients[0], None, None, None
+            return gradients[0], None, None, None, None
         factor = ctx.weight * ctx.statistics.upstream / ctx.tokens
-        return gradients[0] + share_E * factor, None, None, None
+        return gradients[0] + share_E * factor, None, None, None, None
 
 
 class Router(nn.Module):
@@ -218,9 +235,11 @@ class Router(nn.Module):
         balanced = architecture.balancing is Balancing.BIAS
         self.register_buffer("bias", torch.zeros(architecture.experts) if balanced else None)
         self.statistics = RouterStatistics()
+        self._architecture = architecture
 
-    def forward(self, x_ND: Tensor) -> tuple[Tensor, Dispatch]:
-        """Gates [N, C], and where the rows go."""
+    def forward(self, x_ND: Tensor) -> tuple[Tensor, Dispatch | Places]:
+        """Gates [N, C], and where the rows go: with a capacity to places, and gates of dropped ones are 0."""
+        each = self._architecture.expert_places(tokens=len(x_ND))
         scores_NE = linear(x_ND.float(), self.weight.float())
         scores_NE = scores_NE.sigmoid() if self.sigmoid else scores_NE.softmax(-1)
         with torch.no_grad():
@@ -228,11 +247,13 @@ class Router(nn.Module):
             chosen_NC = self._within_groups(ranked_NE).topk(self.chosen, dim=-1).indices
             del ranked_NE
             dispatch = Dispatch.of(chosen_NC, scores_NE.shape[1])
-        balanced: Tensor = _Balanced.apply(scores_NE, dispatch.ends, self.statistics, self.loss_weight)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            places = None if each is None else Places.of(chosen_NC, scores_NE.shape[1], each)
+        balanced: Tensor = _Balanced.apply(scores_NE, dispatch.ends, self.statistics, self.loss_weight, each)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         gates_NC = balanced.gather(1, chosen_NC)
         if self.renormalises:
             gates_NC = gates_NC / gates_NC.sum(-1, keepdim=True)
-        return gates_NC if self.scale is None else gates_NC * self.scale, dispatch
+        gates_NC = gates_NC if self.scale is None else gates_NC * self.scale
+        return (gates_NC, dispatch) if places is None else (gates_NC * places.kept, places)
 
     def balance(self, rows_E: Tensor) -> None:
         """Move the bias of each expert by the rate: up where it had fewer rows than the mean in a step, else down.
@@ -291,7 +312,7 @@ class RowExchange(Protocol):
 
 
 class Experts(nn.Module):
-    """Feed-forward part of experts that a router chooses, without a capacity: none drops a token.
+    """Feed-forward part of experts that a router chooses.
 
     Args:
         shared: what every token passes besides.
@@ -319,15 +340,24 @@ class Experts(nn.Module):
             x_BTD = self.entered(x_BTD)
         x_ND = x_BTD.flatten(0, 1)
         gates_NC, dispatch = self.router(x_ND)
-        order_R, inverse_R, ends_E = dispatch
-        rows_RD: Tensor = _Copied.apply(x_ND, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
-        exchange = self.exchange
-        y_RD = self.experts(rows_RD, ends_E) if exchange is None else exchange(rows_RD, ends_E, self.experts)
-        del rows_RD
-        y_RD = Returned.apply(y_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
+        y_RD = self._at_places(x_ND, dispatch) if isinstance(dispatch, Places) else self._dropless(x_ND, dispatch)
         weighed_NCD = y_RD.unflatten(0, gates_NC.shape) * gates_NC.to(y_RD.dtype).unsqueeze(-1)
         out: Tensor = weighed_NCD.sum(1).view_as(x_BTD)
         del y_RD, weighed_NCD
         if self.shared_experts is not None:
             out = out + self.shared_experts(x_BTD)
         return out if self.left is None else self.left(out)
+
+    def _dropless(self, x_ND: Tensor, dispatch: Dispatch) -> Tensor:
+        """What the experts make of each row, [R, D], in the order of the tokens."""
+        order_R, inverse_R, ends_E = dispatch
+        rows_RD: Tensor = _Copied.apply(x_ND, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
+        exchange = self.exchange
+        y_RD = self.experts(rows_RD, ends_E) if exchange is None else exchange(rows_RD, ends_E, self.experts)
+        del rows_RD
+        returned: Tensor = Returned.apply(y_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
+        return returned
+
+    def _at_places(self, x_ND: Tensor, places: Places) -> Tensor:
+        """The same of experts with a capacity."""
+        return collected(self.experts(placed(x_ND, places), places.ends), places)

@@ -76,8 +76,8 @@ class StepCounters:
     def after(self, purpose: StepPurpose, following: StepPurpose, *, skipped: bool) -> None:
         if purpose is StepPurpose.COLLECTIVES:
             self.routed = [
-                RoutedLayer(n, router.statistics.loads, 0, router.statistics.auxiliary_loss)
-                for n, router in sorted(self._routers.items())
+                RoutedLayer(n, each.loads, each.dropped, each.auxiliary_loss)
+                for n, each in sorted((n, router.statistics) for n, router in self._routers.items())
             ]
             self.computed_rows["payload_bytes"] = self._rows.counted
         if purpose is StepPurpose.FLOP:

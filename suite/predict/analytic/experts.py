@@ -3,7 +3,8 @@
 Symbols: T tokens of a micro-batch on a rank, h hidden, E experts of width f, k of them a token, n expert-parallel and
 t tensor-parallel ranks, u = t with sequence parallelism and 1 otherwise, e bytes of an element, g = 2 for a gated
 activation and 1 otherwise. Balance: each expert takes k / E of all tokens. With a capacity factor below 1 it takes
-that part of them, and the others pass it by; from 1 on nothing is dropped, and no place stays empty.
+that part of them, and the others pass it by; from 1 on nothing is dropped, and no place stays empty. What is executed
+computes empty places too (see `flop.redundant_flop`).
 """
 
 from __future__ import annotations

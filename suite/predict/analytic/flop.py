@@ -210,7 +210,7 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
 
 def executed_flop(workload: Workload, *, samples: int) -> int:
     """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, what a fused
-    attention adds, and what several ranks compute alike.
+    attention adds, and `redundant_flop`.
 
     Groups of recomputed layers end with the chunk of the model that has them.
     """
@@ -219,60 +219,69 @@ def executed_flop(workload: Workload, *, samples: int) -> int:
     flop += fused_attention_flop(workload, samples=samples, layers=architecture.layers)
     for kind, number in layer_kinds(architecture):
         passes = 3 * number + repeated_layers(layout.recomputation, number)
-        flop += passes * copied_flop(kind, layout, samples=samples)
+        flop += passes * redundant_flop(kind, layout, samples=samples, at_once=layout.micro_batch)
     for layers in chunk_layers(architecture.layers, layout):
         flop -= early_stop_flop(workload, samples=samples, layers=layers)
     return flop
 
 
-def copied_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:
-    """Flop of a forward pass of `samples` sequences through a layer for what another tensor-parallel rank computes too.
+def redundant_flop(architecture: Architecture, layout: Layout, *, samples: int, at_once: int) -> int:
+    """Flop that no token needs of a layer's forward pass of `samples` sequences, over all t tensor-parallel ranks.
 
-    4 T h d (t - k) over all t ranks for keys and values, where there are more ranks than k key-value heads of size d;
-    2 T h E (t - 1) for the router of E experts, as each rank routes all tokens.
+    keys, values    4 T h d (t - k)           where there are more ranks than k key-value heads of size d
+    router          2 T h E (t - 1)           of E experts, as each rank routes all tokens
+    experts         2 (g + 1) h f (P - R)     where they have a capacity: P places of all experts for every
+                                              `at_once` sequences, less the rows R that the tokens have; less than 0
+                                              where more rows are dropped than places stay empty
     """
-    t, tokens = layout.tensor_parallel, samples * architecture.sequence
-    columns: int = 2 * architecture.head_dim * max(t - architecture.kv_heads, 0) + (architecture.experts or 0) * (t - 1)
-    return 2 * tokens * architecture.hidden * columns
+    a, t, tokens = architecture, layout.tensor_parallel, samples * architecture.sequence
+    columns: int = 2 * a.head_dim * max(t - a.kv_heads, 0) + (a.experts or 0) * (t - 1)
+    each = at_once * a.sequence
+    more = samples * (a.expert_rows(tokens=each) - each * (a.experts_per_token or 0)) // at_once
+    return 2 * a.hidden * (tokens * columns + (3 if a.activation.gated else 2) * a.expert_width * more)
 
 
 def executed_model_flop(workload: Workload, *, samples: int) -> int:
-    """`model_flop` as ranks execute it: with what several of them compute alike."""
+    """`model_flop` as ranks execute it, sample by sample: with `redundant_flop`."""
     architecture, layout = workload.architecture, workload.layout
     return model_flop(architecture, samples=samples) + sum(
-        3 * layers * copied_flop(kind, layout, samples=samples) for kind, layers in layer_kinds(architecture)
+        3 * layers * redundant_flop(kind, layout, samples=samples, at_once=1)
+        for kind, layers in layer_kinds(architecture)
     )
 
 
 def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
     """Flop that PyTorch executes a second time for `samples` sequences in a chunk of these layers.
 
-    `recomputed_flop` less `early_stop_flop`, `fused_attention_flop`, and `copied_flop` where layers are repeated.
+    `recomputed_flop` less `early_stop_flop`, `fused_attention_flop`, and `redundant_flop` where layers are repeated.
     """
     layout, recomputation = workload.layout, workload.layout.recomputation
     flop = fused_attention_flop(workload, samples=samples, layers=len(layers))
     flop -= early_stop_flop(workload, samples=samples, layers=layers)
     return flop + sum(
         recomputed_flop(kind, samples=samples, recomputation=recomputation, layers=number)
-        + repeated_layers(recomputation, number) * copied_flop(kind, layout, samples=samples)
+        + repeated_layers(recomputation, number)
+        * redundant_flop(kind, layout, samples=samples, at_once=layout.micro_batch)
         for kind, number in chunk_layer_kinds(workload.architecture, layers)
     )
 
 
-def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
+def rank_model_flop(workload: Workload, *, stage: int, samples: int, at_once: int = 1) -> int:
     """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t c.
 
     3 (l F + H) / t c, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
     Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows; context parallelism by
-    positions, of queries in attention. With k < t key-value heads each rank computes one of them, t / k ranks the same.
-    Every tensor-parallel rank computes routers whole.
+    positions, of queries in attention. F has the layer's `redundant_flop`.
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+
+    Args:
+        at_once: sequences of which experts have a capacity together.
     """
     architecture, layout = workload.architecture, workload.layout
     forward = 0
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
-        copied = copied_flop(kind, layout, samples=samples)
-        forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + copied)
+        more = redundant_flop(kind, layout, samples=samples, at_once=at_once)
+        forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + more)
     if stage == layout.pipeline_stages - 1:
         forward += head_forward_flop(architecture, samples=samples)
     return 3 * forward // (layout.tensor_parallel * layout.context_parallel)
@@ -287,4 +296,4 @@ def rank_executed_flop(workload: Workload, *, stage: int, samples: int) -> int:
     chunks = chunk_layers(workload.architecture.layers, layout)[stage :: layout.pipeline_stages]
     again = sum(repeated_flop(workload, samples=samples, layers=layers) for layers in chunks)
     again //= layout.tensor_parallel * layout.context_parallel
-    return rank_model_flop(workload, stage=stage, samples=samples) + again
+    return rank_model_flop(workload, stage=stage, samples=samples, at_once=layout.micro_batch) + again

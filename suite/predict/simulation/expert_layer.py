@@ -1,12 +1,13 @@
 """Router and experts of a layer as suite/execute/model/experts.py executes them, with blocks in place of tensors.
 
-Without a capacity every token has a row for each expert that it chooses, so that what the rows take together does not
-depend on the routing.
+Without a capacity every token has a row for each expert that it chooses, with one all places are computed: what the
+rows take together does not depend on the routing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from reference_runs.run import Architecture, Balancing, Gate
 from suite.predict.analytic.elementwise import ceil_division
@@ -22,13 +23,24 @@ Blocks = list[MemoryBlock]
 Gradients = list[MemoryBlock | None]
 
 
+class _PlaceBlocks(NamedTuple):
+    """As in suite/execute/model/expert_capacity.py."""
+
+    rows: MemoryBlock
+    filled: MemoryBlock
+    of_rows: MemoryBlock
+    kept: MemoryBlock
+    ends: MemoryBlock
+
+
 class ExpertLayer:
     """The experts of one layer, and N tokens of a micro-batch with C experts each: R = N C rows.
 
     Args:
         width: of an expert on this rank.
         ranks: that share out the experts.
-        computed: rows of all ranks that this one's experts compute; None: R, as where experts are equally busy.
+        computed: rows of all ranks that this one's experts compute; None: R, as where experts are equally busy, and
+            with a capacity all places.
 
     Of calls it counts the products, R / E rows in each, which the routing shifts between experts, and what copies rows.
     """
@@ -47,7 +59,8 @@ class ExpertLayer:
         self._tokens, self._hidden, self._width = tokens, architecture.hidden, width
         self._experts, self._chosen = architecture.experts or 0, architecture.experts_per_token or 0
         self._rows, self._ranks = tokens * self._chosen, ranks
-        self._computed = self._rows if computed is None else computed
+        self._has_capacity = architecture.capacity_factor is not None
+        self._computed = architecture.expert_rows(tokens=tokens) if computed is None else computed
         self._scores = FP32 * tokens * self._experts
 
     def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
@@ -57,10 +70,16 @@ class ExpertLayer:
         by_token = Value(x.block, self._tape.record([x], [], lambda _, gradients: list(gradients)))
         scores = self._router_scores(by_token, parameters.router)
         chosen, order, inverse, ends = self._choice()
+        places = self._places() if self._has_capacity else None
         gates = self._gates(self._balanced(scores, ends), chosen)
         del scores, chosen
-        copied = self._copied(by_token, inverse)
-        del by_token
+        there, back = [inverse], [order]
+        if places is not None:
+            there, back, ends = [places.of_rows, places.kept], [places.rows, places.filled], places.ends
+            gates = self._masked(gates, places.kept)
+        del order, inverse, places
+        copied = self._copied(by_token, there)
+        del by_token, there
         if self._ranks > 1:
             copied, own_order, own_inverse, ends = self._sent_to_experts(copied)
         expanded = self._product(copied, parameters.expansion, ends, columns=hidden, out=gate * width)
@@ -70,16 +89,31 @@ class ExpertLayer:
         out = self._product(active, parameters.contraction, ends, columns=width, out=hidden)
         del active
         if self._ranks > 1:
-            out = self._sent(self._ordered(out, own_order, self._computed), sent=self._computed, received=rows)
+            out = self._sent(self._reordered(out, own_order), sent=self._computed, received=rows)
             del own_order, own_inverse
-        return self._weighed(self._ordered(out, order, rows), gates)
+        return self._weighed(self._ordered(out, back, given=self._computed if self._has_capacity else rows), gates)
 
-    def _ordered(self, x: Value, keeps: MemoryBlock, rows: int) -> Value:
-        """So many rows in another order: keeps one that leads back."""
-        operators, elements = self._operators, rows * self._hidden
-        node = self._tape.record([x], [keeps], self._passing(operators.element * elements))
+    def _ordered(self, x: Value, keeps: Blocks, *, given: int, rows: int | None = None) -> Value:
+        """Of so many given rows, so many (None: those of the tokens) in another order: keeps what leads back."""
+        operators, elements = self._operators, (self._rows if rows is None else rows) * self._hidden
+        node = self._tape.record([x], keeps, self._passing(operators.element * given * self._hidden))
         operators.tape.count("permuted", elements, variant="forward", dtype=operators.dtype)
         return Value(operators.block(elements), node)
+
+    def _places(self) -> _PlaceBlocks:
+        """Where rows go that experts with a capacity take, one place more than there are; then what leads there."""
+        tape, each, places = self._tape, INT64 * self._rows, self._computed + 1
+        by_expert, order, within, row = (tape.block(each) for _ in range(4))
+        is_kept, place = tape.block(self._rows), tape.block(each)
+        rows, filled = tape.block(INT64 * places), tape.block(places)
+        of_rows, kept, ends = tape.block(each), tape.block(self._rows), tape.block(INT32 * self._experts)
+        del by_expert, order, within, row, is_kept, place
+        return _PlaceBlocks(rows, filled, of_rows, kept, ends)
+
+    def _masked(self, gates: Value, kept: MemoryBlock) -> Value:
+        """The gates times whether a row is kept."""
+        node = self._tape.record([gates], [kept], self._passing(FP32 * self._rows))
+        return Value(self._tape.block(FP32 * self._rows), node)
 
     def _sent_to_experts(self, x: Value) -> tuple[Value, MemoryBlock, MemoryBlock, MemoryBlock]:
         """The rows of this rank's experts in their order, that order, the way back, and the ends of each expert."""
@@ -89,7 +123,11 @@ class ExpertLayer:
         ends = tape.block(INT32 * (self._experts // self._ranks))
         del numbers
         received = self._sent(x, sent=self._rows, received=self._computed)
-        return self._ordered(received, inverse, self._computed), order, inverse, ends
+        return self._reordered(received, inverse), order, inverse, ends
+
+    def _reordered(self, x: Value, keeps: MemoryBlock) -> Value:
+        """The rows of this rank's experts in another order."""
+        return self._ordered(x, [keeps], given=self._computed, rows=self._computed)
 
     def _sent(self, x: Value, *, sent: int, received: int) -> Value:
         """An all-to-all: keeps nothing, and gradients go back."""
@@ -169,7 +207,7 @@ class ExpertLayer:
     def _of_quotient(self, _kept: Blocks, _gradients: Gradients) -> Gradients:
         return [self._tape.block(FP32 * self._rows), self._tape.block(FP32 * self._tokens)]
 
-    def _copied(self, x: Value, inverse: MemoryBlock) -> Value:
+    def _copied(self, x: Value, keeps: Blocks) -> Value:
         """A row for each expert of a token: keeps where they went. Backward: they come back, and are summed."""
         operators, tape, rows, hidden = self._operators, self._tape, self._rows, self._hidden
 
@@ -180,10 +218,11 @@ class ExpertLayer:
             del returned
             return [summed]
 
-        tape.count("permuted", rows * hidden, variant="forward", dtype=operators.dtype)
-        node = tape.record([x], [inverse], rule)
-        indices = tape.block(INT64 * rows)
-        out = operators.block(rows * hidden)
+        places = self._computed if self._has_capacity else rows
+        tape.count("permuted", places * hidden, variant="forward", dtype=operators.dtype)
+        node = tape.record([x], keeps, rule)
+        indices = tape.block(INT64 * places)
+        out = operators.block(places * hidden)
         del indices
         return Value(out, node)
 

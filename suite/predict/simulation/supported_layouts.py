@@ -89,6 +89,7 @@ def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     ranks, stages = layout.expert_parallel, layout.pipeline_stages
     others = {
         "a bias that balances experts": architecture.balancing is Balancing.BIAS,
+        "a capacity of experts": architecture.capacity_factor is not None,
         f"zero{layout.zero_stage}": layout.zero_stage > 0,
         "reduce-scatter": layout.scatters_gradients,
         f"pp{stages}": stages > 1,

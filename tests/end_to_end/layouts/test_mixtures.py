@@ -29,6 +29,13 @@ CASES = [
     Case("deepseek", "fp32", "dp2,zero3,fused"),
     Case("deepseek", "fp32", "dp2,zero1"),
     Case("deepseek", "16bit", "pp2,1f1b,recompute-full"),
+    Case("capacity", "fp32", "dp1"),
+    Case("capacity", "16bit", "dp1,recompute-full"),
+    Case("few-places", "16bit", "dp1"),
+    Case("few-places", "fp32", "dp2,zero3"),
+    Case("capacity", "fp32", "dp2,zero1"),
+    Case("capacity", "fp32", "tp2"),
+    Case("capacity", "16bit", "pp2,1f1b,interleave2,recompute-full"),
     Case("mixtral", "fp32", "ep2"),
     Case("qwen3-moe", "16bit", "ep2,recompute-full"),
     Case("shared-experts", "fp32", "ep2,recompute-full,every3"),
@@ -67,7 +74,7 @@ def test_every_router_reports_a_row_for_each_choice_of_the_counted_step(case: Ca
     for report in done.finished:
         for layer in report.routed:
             assert len(layer.rows) == shape.experts
-            assert sum(layer.rows) == tokens * (shape.experts_per_token or 0)
-            assert layer.dropped == 0
+            assert sum(layer.rows) + layer.dropped == tokens * (shape.experts_per_token or 0)
+            assert (layer.dropped > 0) == (shape.capacity_factor is not None)
             # k where experts or probabilities are equal, and E k where one expert has all
             assert 0 < layer.auxiliary_loss <= (shape.experts or 0) * (shape.experts_per_token or 0)
