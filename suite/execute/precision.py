@@ -11,7 +11,8 @@ through `ReadWeight`, whose backward pass widens the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +38,16 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights with one weight decay: the flat buffer (padded to a multiple of the shards) and the leaves in it."""
+    """Weights with one weight decay: the flat buffer (padded to a multiple of the shards) and the leaves in it.
+
+    Args:
+        apart: whether they are of experts that ranks share out, so that other ranks have the same than of the rest.
+    """
 
     weight_decay: float
     flat: Tensor
     leaves: list[nn.Parameter]
+    apart: bool = False
 
 
 class ReadWeight(torch.autograd.Function):
@@ -91,6 +97,8 @@ def store_weights(
     device: torch.device,
     as_dtensor: Mapping[int, AsDTensor] | None = None,
     reduced: bool = False,
+    apart: Set[int] = frozenset(),
+    apart_shards: int = 1,
 ) -> list[WeightGroup]:
     """Move the weights of `models`, in order, into flat buffers of the recipe's precision on `device`.
 
@@ -99,8 +107,10 @@ def store_weights(
     Args:
         as_dtensor: id of a parameter -> makes a DTensor of its stored weight.
         reduced: whether DistributedDataParallel reduces the gradients.
+        apart: ids of parameters of experts that ranks share out, which have so many shards.
 
-    Returns the groups: weights that decay, then those that do not; an empty group is left out.
+    Returns the groups: weights that decay, those apart after the others, then those that do not; an empty group is left
+    out.
     """
     dtype = DTYPES[recipe.precision]
     stand_in = reduced and GRADIENT_DTYPES[dtype] != dtype
@@ -110,12 +120,16 @@ def store_weights(
             for name, parameter in module.named_parameters(recurse=False):
                 readers.setdefault(parameter, []).append((module, name))
     groups: list[WeightGroup] = []
-    for decaying in (True, False):
-        members = [parameter for parameter in readers if (parameter.dim() > 1 or recipe.decay_of_vectors) == decaying]
+    for decaying, is_apart in itertools.product((True, False), (False, True)):
+        members = [
+            parameter
+            for parameter in readers
+            if (parameter.dim() > 1 or recipe.decay_of_vectors) == decaying and (id(parameter) in apart) == is_apart
+        ]
         if not members:
             continue
-        elements = sum(parameter.numel() for parameter in members)
-        flat = torch.zeros(-(-elements // shards) * shards, dtype=dtype, device=device)
+        elements, parts = sum(parameter.numel() for parameter in members), apart_shards if is_apart else shards
+        flat = torch.zeros(-(-elements // parts) * parts, dtype=dtype, device=device)
         leaves: list[nn.Parameter] = []
         offset = 0
         for parameter in members:
@@ -124,7 +138,7 @@ def store_weights(
             offset += parameter.numel()
             distribute = (as_dtensor or {}).get(id(parameter))
             leaves.append(_leaf(readers[parameter], stored, distribute, stand_in=stand_in))
-        groups.append(WeightGroup(recipe.weight_decay if decaying else 0.0, flat, leaves))
+        groups.append(WeightGroup(recipe.weight_decay if decaying else 0.0, flat, leaves, is_apart))
     for model in models:
         share_classes(model)
     return groups

@@ -27,12 +27,22 @@ from suite.execute.parallel import context_parallel, tensor_parallel
 from suite.execute.parallel.expert_parallel import RowCounter, share_experts
 from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.parallel.local_parameter import LocalParameter, Place, local_parameters, plain_name
-from suite.execute.parallel.mesh import DATA, EXPERT, PIPELINE, TENSOR, context_mesh, embedding_group, key_value_group
+from suite.execute.parallel.mesh import (
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    PIPELINE,
+    TENSOR,
+    context_mesh,
+    embedding_group,
+    key_value_group,
+)
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.scattered_gradients import ScatteredGradients, scattered_gradients
 from suite.execute.parallel.sharded_adamw import (
     ShardedAdamW,
+    Share,
     TensorAdamW,
     fully_sharded_adamw,
     sharded_adamw,
@@ -108,7 +118,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     if context is not None:
         for chunk in chunks:
             context_parallel.deal(chunk, context)
-    groups = _stored(job, chunks, splits, mesh, device)
+    groups = _stored(job, chunks, splits, experts, mesh, device)
     sums = GradientSums(chunks[0].blocks.values()) if sums_in_blocks(job, device) else None
     if job.compiled:
         compile_blocks(chunks, dtype, device)
@@ -205,9 +215,18 @@ def _split_chunks(
 
 
 def _stored(
-    job: Job, chunks: list[Decoder], splits: list[tensor_parallel.Split], mesh: DeviceMesh, device: torch.device
+    job: Job,
+    chunks: list[Decoder],
+    splits: list[tensor_parallel.Split],
+    experts: frozenset[str],
+    mesh: DeviceMesh,
+    device: torch.device,
 ) -> list[WeightGroup] | None:
-    """Store the weights of `chunks` on the device: their flat groups, or None where they are fully sharded."""
+    """Store the weights of `chunks` on the device: their flat groups, or None where they are fully sharded.
+
+    Args:
+        experts: names of those that ranks share out.
+    """
     layout = job.layout
     as_dtensor = {key: make for split in splits for key, make in split.as_dtensor.items()}
     if layout.fully_sharded:
@@ -215,8 +234,16 @@ def _stored(
         _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=mesh[DATA], as_dtensor=as_dtensor)
         return None
     shards, reduced = _shards(layout), layout.state_ranks > 1 and not layout.scatters_gradients
+    shared = _share_of_experts(layout, mesh)
     groups = store_weights(
-        list(chunks), job.recipe, shards=shards, device=device, as_dtensor=as_dtensor, reduced=reduced
+        list(chunks),
+        job.recipe,
+        shards=shards,
+        device=device,
+        as_dtensor=as_dtensor,
+        reduced=reduced,
+        apart={id(p) for chunk in chunks for name, p in chunk.named_parameters() if name in experts},
+        apart_shards=1 if shared is None else shared.shards,
     )
     for chunk in chunks:
         chunk.to(device)
@@ -255,6 +282,16 @@ def _shards(layout: Layout) -> int:
     return layout.state_ranks if layout.zero_stage == 1 else 1
 
 
+def _share_of_experts(layout: Layout, mesh: DeviceMesh) -> Share | None:
+    """Which shard of its experts' state is this rank's with ZeRO-1; None where ranks do not share experts out."""
+    if layout.expert_parallel == 1:
+        return None
+    ranks = mesh[EXPERT_DATA].size() if layout.zero_stage == 1 else 1
+    if ranks == 1:
+        return Share(0, 1, None)
+    return Share(mesh.get_local_rank(EXPERT_DATA), ranks, mesh.get_group(EXPERT_DATA))
+
+
 def _optimizer(
     job: Job,
     mesh: DeviceMesh,
@@ -280,8 +317,9 @@ def _optimizer(
     _compress_gradients(modules, job, data)
     if _shards(layout) > 1:
         shard = mesh.get_local_rank(DATA)
+        apart = _share_of_experts(layout, mesh)
         return sharded_adamw(
-            groups, recipe, shards=_shards(layout), shard=shard, process_group=data, scattered=scattered
+            groups, recipe, shards=_shards(layout), shard=shard, process_group=data, apart=apart, scattered=scattered
         )
     return whole_adamw(groups, recipe, job.training_options.update)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,21 +18,27 @@ from suite.execute.precision import WeightGroup, stored_weights
 from suite.job.options import Update
 
 
+class Share(NamedTuple):
+    """Which of so many equal shards is this rank's; `process_group` joins the ranks with the others, None with one."""
+
+    number: int
+    shards: int
+    process_group: dist.ProcessGroup | None
+
+
 @dataclass(frozen=True)
 class ShardedAdamW:
     """ZeRO-1: Adam over one flat fp32 shard of each weight group.
 
     Args:
         masters: of this rank's shard of each group; in fp32 they are slices of the weights themselves.
-        shard: index of this rank's shard.
-        process_group: of the ranks that hold the others; None where one shard is everything.
+        shares: of each group.
         scattered: the gradients of the shard, where they are reduce-scattered; None where every rank has whole ones.
     """
 
     groups: list[WeightGroup]
     masters: MasterWeights
-    shard: int
-    process_group: dist.ProcessGroup | None
+    shares: list[Share]
     scattered: ScatteredGradients | None = None
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
@@ -41,17 +48,17 @@ class ShardedAdamW:
         `gradient_bytes` does not count.
         """
         self.masters.update(learning_rate, self._gradient_shards(), gradient_factor)
-        if self.process_group is not None:
-            for group, weight in zip(self.groups, self.masters.weights, strict=True):
-                all_gather(group.flat, weight, group=self.process_group)
+        for group, weight, share in zip(self.groups, self.masters.weights, self.shares, strict=True):
+            if share.process_group is not None:
+                all_gather(group.flat, weight, group=share.process_group)
 
     def _gradient_shards(self) -> list[Tensor]:
         if self.scattered is not None:
             return self.scattered.shards
         shards = self.masters.gradient_copies
         shards = shards or [torch.empty_like(w, dtype=torch.float32) for w in self.masters.weights]
-        for group, shard in zip(self.groups, shards, strict=True):
-            write_flat_gradient(group, start=self.shard * shard.numel(), shard=shard)
+        for group, shard, share in zip(self.groups, shards, self.shares, strict=True):
+            write_flat_gradient(group, start=share.number * shard.numel(), shard=shard)
         return shards
 
     @property
@@ -66,12 +73,21 @@ def sharded_adamw(
     shards: int,
     shard: int,
     process_group: dist.ProcessGroup | None,
+    apart: Share | None = None,
     scattered: ScatteredGradients | None = None,
 ) -> ShardedAdamW:
-    """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others."""
-    local_groups = [(group.weight_decay, [group.flat.chunk(shards)[shard]]) for group in groups]
-    group = process_group if shards > 1 else None
-    return ShardedAdamW(groups, master_weights(local_groups, recipe), shard, group, scattered)
+    """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others.
+
+    Args:
+        apart: that of groups apart.
+    """
+    usual = Share(shard, shards, process_group if shards > 1 else None)
+    shares = [apart if group.apart and apart is not None else usual for group in groups]
+    local_groups = [
+        (group.weight_decay, [group.flat.chunk(share.shards)[share.number]])
+        for group, share in zip(groups, shares, strict=True)
+    ]
+    return ShardedAdamW(groups, master_weights(local_groups, recipe), shares, scattered)
 
 
 def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> None:

@@ -8,7 +8,8 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Objective, Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions, Update
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.analytic.memory import optimizer_shards, shard_elements
+from suite.predict.analytic.memory import optimizer_shards
+from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape
@@ -16,6 +17,7 @@ from suite.predict.simulation.memory_blocks import Allocator
 from suite.predict.simulation.simulated_rank import SimulatedRank
 from suite.predict.simulation.state import (
     RankPosition,
+    is_shared_out,
     local_shard_elements,
     optimizer_groups,
     parameter_tensors_of_rank,
@@ -142,18 +144,19 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
 
 def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int) -> None:
     architecture, recipe, layout = workload
-    reduced, shards = timed_dtype(reduced_gradient_element_bytes(recipe.precision)), optimizer_shards(layout)
+    reduced = timed_dtype(reduced_gradient_element_bytes(recipe.precision))
     in_passing, scattered = recipe.precision is Precision.FP16_NO_MASTER, layout.scatters_gradients
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
+        shards = group_ranks(layout, "edp" if is_shared_out(tensor, layout) else "dp")
         _count(tape, "vector_norm", tensor.elements // shards if scattered else tensor.elements, reduced)
         tape.count("view", times=VIEWS_OF_FLAT_TENSOR)
         if not scattered:
             _count(tape, "scale" if reduced == "fp32" else "to_fp32", tensor.elements // shards, reduced)
     for group in optimizer_groups(workload, stage=stage):
-        elements = shard_elements(group, shards)
-        _count(tape, "zeros", shards * elements if scattered else elements)
+        elements = group.share
+        _count(tape, "zeros", group.padded if scattered else elements)
         if scattered:
-            _count(tape, "scale", shards * elements, reduced)
+            _count(tape, "scale", group.padded, reduced)
             if reduced != "fp32":
                 _count(tape, "to_fp32", elements, reduced)
         _count_masters(tape, elements, WORK_DTYPES[recipe.precision], in_passing=in_passing)

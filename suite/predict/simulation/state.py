@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
@@ -17,7 +18,8 @@ from suite.predict.analytic.memory import (
     optimizer_shards,
     shard_elements,
 )
-from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
+from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, total_elements
+from suite.predict.analytic.process_groups import group_ranks
 
 
 class RankPosition(NamedTuple):
@@ -37,6 +39,30 @@ def rank_position(layout: Layout, rank: int) -> RankPosition:
     return RankPosition(index["pp"], replica if layout.zero_stage >= 2 else 0)
 
 
+class OptimizerGroup(NamedTuple):
+    """What a rank updates together.
+
+    Args:
+        elements: of its weights, all chunks together.
+        axis: of the ranks that have the same.
+        shards: in which these have its state; with reduce-scatter its gradients too.
+    """
+
+    elements: int
+    axis: str
+    shards: int
+
+    @property
+    def share(self) -> int:
+        """Elements of one shard."""
+        return shard_elements(self.elements, self.shards)
+
+    @property
+    def padded(self) -> int:
+        """Elements of all of them."""
+        return self.shards * self.share
+
+
 class ExecutedState(NamedTuple):
     """What one rank stores: elements of its parameters without padding, and bytes of those that are learned."""
 
@@ -50,7 +76,7 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
     """What one rank of pipeline stage `stage` stores, at index `replica` of the ranks with the same weights.
 
     ZeRO-0 and 1, and every stage where no other rank has them, with N elements in an optimizer group of the rank, all
-    its chunks together, and n shards (1 with ZeRO-0):
+    its chunks together, and n shards (1 with ZeRO-0; of experts that ranks share out as many as have the same ones):
         weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`
         gradients    g N               g of `BYTES_PER_PARAMETER`; g n ceil(N / n) where they are reduce-scattered
         optimizer    ceil(N / n) elements of moments, masters and gradient copies
@@ -73,19 +99,18 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
     tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
     unlearned = total_elements(unlearned_tensors_of_rank(architecture, layout, stage=stage))
     if not layout.fully_sharded:
-        shards = optimizer_shards(layout)
         groups = optimizer_groups(workload, stage=stage)
-        parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
+        parameters, padded = sum(group.elements for group in groups), sum(group.padded for group in groups)
         weight = WEIGHT_ELEMENT_BYTES[recipe.precision]
         element = int(each.gradient_copy + each.master_weights)
-        gradient_bytes = int(each.gradients) * (shards * padded if layout.scatters_gradients else parameters)
+        gradient_bytes = int(each.gradients) * (padded if layout.scatters_gradients else parameters)
         if update is Update.ADAFACTOR:
             moments = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
             optimizer_bytes = element * parameters + moments + STEP_COUNTER_BYTES * len(tensors)
             return ExecutedState(parameters + unlearned, weight * parameters, gradient_bytes, optimizer_bytes)
-        counters = STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors)
-        optimizer_bytes = (element + int(each.moments)) * padded + counters
-        return ExecutedState(parameters + unlearned, weight * shards * padded, gradient_bytes, optimizer_bytes)
+        counters = STEP_COUNTER_BYTES * len(groups if optimizer_shards(layout) > 1 else tensors)
+        optimizer_bytes = (element + int(each.moments)) * sum(group.share for group in groups) + counters
+        return ExecutedState(parameters + unlearned, weight * padded, gradient_bytes, optimizer_bytes)
     elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
     padded = sum(padded_shard_elements(tensor, layout.state_ranks) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)
@@ -121,12 +146,22 @@ def _all_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: i
     return [tensor for chunk in chunks for tensor in chunk_tensors(architecture, layout, chunk=chunk)]
 
 
-def optimizer_groups(workload: Workload, *, stage: int) -> list[int]:
-    """Elements of each optimizer group of a rank of `stage`: that decay, then that do not; empty ones left out."""
-    tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
-    decaying = sum(tensor.elements for tensor in tensors if tensor.matrix or workload.recipe.decay_of_vectors)
-    groups = (decaying, total_elements(tensors) - decaying)
-    return [elements for elements in groups if elements]
+def is_shared_out(tensor: ParameterTensor, layout: Layout) -> bool:
+    """Whether ranks have different parts of a matrix of experts."""
+    return layout.expert_parallel > 1 and tensor.spread is Spread.EXPERTS
+
+
+def optimizer_groups(workload: Workload, *, stage: int) -> list[OptimizerGroup]:
+    """The groups of a rank of `stage`: of what decays, with experts that ranks share out after the rest, then of what
+    does not; empty ones left out.
+    """
+    architecture, recipe, layout = workload
+    sizes: dict[tuple[bool, bool], int] = dict.fromkeys(itertools.product((True, False), (False, True)), 0)
+    for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
+        sizes[tensor.matrix or recipe.decay_of_vectors, is_shared_out(tensor, layout)] += tensor.elements
+    axes = {apart: "edp" if apart else "dp" for apart in (False, True)}
+    shards = {apart: group_ranks(layout, axis) if layout.zero_stage >= 1 else 1 for apart, axis in axes.items()}
+    return [OptimizerGroup(size, axes[apart], shards[apart]) for (_, apart), size in sizes.items() if size]
 
 
 def stored_element_bytes(precision: Precision) -> int:
@@ -181,7 +216,7 @@ def update_bytes(workload: Workload, training: TrainingOptions, *, stage: int) -
     if training.synchronises:
         sizes.append(FP32 * largest)
     if training.update is Update.FOREACH:
-        sizes.append(FP32 * max(optimizer_groups(workload, stage=stage)))
+        sizes.append(FP32 * max(group.elements for group in optimizer_groups(workload, stage=stage)))
     elif training.update is Update.LOOP:
         sizes.append(2 * FP32 * largest)
     elif training.update is Update.ADAFACTOR:

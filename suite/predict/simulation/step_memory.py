@@ -12,13 +12,7 @@ from reference_runs.layout import Schedule
 from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
 from suite.machine.gpu import cublas_workspace_bytes
-from suite.predict.analytic.memory import (
-    BYTES_PER_PARAMETER,
-    FP32,
-    WEIGHT_ELEMENT_BYTES,
-    optimizer_shards,
-    shard_elements,
-)
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, optimizer_shards
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
 from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
 from suite.predict.simulation.pipeline_schedule import passes
@@ -152,11 +146,10 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
     """
     recipe, layout = workload.recipe, workload.layout
     groups = optimizer_groups(workload, stage=stage)
-    padded = [layout.state_ranks * shard_elements(elements, layout.state_ranks) for elements in groups]
     if layout.scatters_gradients and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
-        for elements in padded:
-            tape.block(int(BYTES_PER_PARAMETER[recipe.precision].gradients) * elements)
+        for group in groups:
+            tape.block(int(BYTES_PER_PARAMETER[recipe.precision].gradients) * group.padded)
     tape.enter(StepPhase.UPDATE, Category.UPDATE)
     in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage)]
     in_passing.clear()
@@ -164,8 +157,8 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
         tape.block(size)
     if layout.zero_stage == 1 and layout.state_ranks > 1 and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
-        for elements in padded:
-            tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * elements)
+        for group in groups:
+            tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * group.padded * (group.shards > 1))
 
 
 class _Arrived:
@@ -191,8 +184,7 @@ def _passing_bytes(workload: Workload, *, stage: int) -> list[int]:
         elements = executed_state(workload, stage=stage, replica=0).parameters
         return [2 * FP32 * elements] if no_master else []
     shards = optimizer_shards(layout)
-    groups = optimizer_groups(workload, stage=stage)
-    elements = sum(shard_elements(group, shards) for group in groups)
+    elements = sum(group.share for group in optimizer_groups(workload, stage=stage))
     each = BYTES_PER_PARAMETER[recipe.precision]
     copied = not each.gradient_copy and ((shards > 1 and not layout.scatters_gradients) or each.gradients < FP32)
     return [FP32 * elements * (copied + no_master)]

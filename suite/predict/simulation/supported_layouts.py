@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Balancing, Mask, Position, Workload
+from reference_runs.run import Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 
 
@@ -88,9 +88,8 @@ def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     architecture, _, layout = workload
     ranks, stages = layout.expert_parallel, layout.pipeline_stages
     others = {
-        "a bias that balances experts": architecture.balancing is Balancing.BIAS,
         "a capacity of experts": architecture.capacity_factor is not None,
-        f"zero{layout.zero_stage}": layout.zero_stage > 0,
+        f"zero{layout.zero_stage}": layout.zero_stage > 1,
         "reduce-scatter": layout.scatters_gradients,
         f"pp{stages}": stages > 1,
     }

@@ -12,8 +12,8 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets, filled_buckets
 from suite.predict.analytic.key_value_heads import key_width
-from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
-from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, total_elements
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
@@ -25,6 +25,7 @@ from suite.predict.analytic.traffic import (
 from suite.predict.simulation.expert_traffic import balancing_traffic, executed_expert_traffic
 from suite.predict.simulation.gradient_averaging import averaging_traffic
 from suite.predict.simulation.state import (
+    is_shared_out,
     local_shard_elements,
     optimizer_groups,
     parameter_tensors_of_rank,
@@ -139,6 +140,7 @@ def executed_gradient_traffic(
 
     Of experts that ranks share out, N_e elements in all their matrices, over the dp ranks with the same ones, "edp":
         stage 0   all_reduce       g N_e  once a step, a message a matrix, after the backward pass
+        stage 1   all_gather       w n ceil(N_e / n)    with n = dp, in a message
 
     Stages 2 and 3 are fully_shard's: each layer is a unit, and all tensors outside the layers are one; P are the
     elements of its padded shards on a rank (see `sharded_units`).
@@ -154,19 +156,20 @@ def executed_gradient_traffic(
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
     if layout.zero_stage <= 1:
         groups = optimizer_groups(workload, stage=stage)
-        padded = sum(n * shard_elements(elements, n) for elements in groups)
         if layout.scatters_gradients:
+            padded = sum(group.padded for group in groups)
             traffic = [Traffic("dp", "reduce_scatter", gradient * padded, len(groups))]
         else:
             buckets = _stage_buckets(workload, stage=stage, element_bytes=gradient)
             traffic = averaging_traffic(
                 workload, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient
             )
-        if layout.zero_stage == 1:
-            traffic.append(Traffic("dp", "all_gather", weight * padded, len(groups)))
+        for group in groups:
+            if group.shards > 1:
+                traffic.append(Traffic(group.axis, "all_gather", weight * group.padded, 1))
         if layout.data_parallel > 1:
             tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
-            shared = [gradient * tensor.elements for tensor in tensors if _is_shared_out(tensor, layout)]
+            shared = [gradient * tensor.elements for tensor in tensors if is_shared_out(tensor, layout)]
             traffic.append(Traffic("edp", "all_reduce", sum(shared), len(shared)))
         return traffic
     layers, micro_batches = architecture.layers, accumulation(recipe, layout)
@@ -182,11 +185,6 @@ def executed_gradient_traffic(
     ]
 
 
-def _is_shared_out(tensor: ParameterTensor, layout: Layout) -> bool:
-    """Whether ranks have different parts of a matrix of experts."""
-    return layout.expert_parallel > 1 and tensor.spread is Spread.EXPERTS
-
-
 def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> list[int]:
     """Buckets of every chunk of a rank of `stage`: each chunk has a reducer of its own.
 
@@ -198,7 +196,7 @@ def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> lis
         buckets: list[int] = []
         for chunk in chunks:
             tensors = chunk_tensors(architecture, layout, chunk=chunk)
-            reduced = [each for each in reversed(tensors) if each.learned and not _is_shared_out(each, layout)]
+            reduced = [each for each in reversed(tensors) if each.learned and not is_shared_out(each, layout)]
             buckets += filled_buckets([element_bytes * each.elements for each in reduced], layout.bucket_bytes)
         return buckets
     dealt = chunk_layers(architecture.layers, layout)

@@ -17,6 +17,7 @@ from suite.execute.measure.counters import storage_bytes
 from suite.execute.model.decoder import Decoder
 from suite.execute.parallel.sharded_adamw import (
     ShardedAdamW,
+    Share,
     TensorAdamW,
     fully_sharded_adamw,
     sharded_adamw,
@@ -277,3 +278,28 @@ def test_gradient_shards_concatenate_to_the_whole_gradient(sizes: list[int], sha
     assert together.dtype is torch.float32
     assert torch.equal(together[: sum(sizes)], whole)
     assert not together[sum(sizes) :].any()
+
+
+def test_experts_that_ranks_share_out_are_updated_in_shards_of_their_own() -> None:
+    recipe = _recipe(precision=Precision.BF16)
+    models = [_model() for _ in range(4)]
+    whole, *parts = (
+        store_weights([model], recipe, shards=3, device=CPU, apart={id(model[2].weight)}, apart_shards=2)
+        for model in models
+    )
+    assert [(group.apart, group.flat.numel()) for group in whole] == [(False, 36), (True, 22), (False, 24)]
+    one = sharded_adamw(whole, recipe, shards=1, shard=0, process_group=None)
+    several = [
+        sharded_adamw(groups, recipe, shards=3, shard=rank, process_group=None, apart=Share(rank % 2, 2, None))
+        for rank, groups in enumerate(parts)
+    ]
+    for groups in (whole, *parts):
+        _set_gradients(groups, 0)
+    for optimizer in (one, *several):
+        optimizer.step(1e-2, 2.0**-10)
+    for index, group in enumerate(whole):
+        held = [optimizer.masters.weights[index] for optimizer in several]
+        if group.apart:
+            assert torch.equal(held[0], held[2])  # both are the first of two
+        together = torch.cat(held[:2] if group.apart else held)
+        assert torch.allclose(together.float(), group.flat.float(), rtol=2**-7, atol=3 * 16 * 2**-24)

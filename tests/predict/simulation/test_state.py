@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, StageAssignment
-from reference_runs.run import Precision, Workload
+from reference_runs.run import Architecture, Precision, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Update
 from suite.predict.analytic.memory import STEP_COUNTER_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, parameter_count
@@ -19,12 +19,14 @@ from suite.predict.simulation.state import (
     ExecutedState,
     executed_state,
     local_shard_elements,
+    optimizer_groups,
     padded_shard_elements,
+    parameter_tensors_of_rank,
     sharded_units,
     update_bytes,
 )
 from tests.support.executed_runs import MANY, Place, Run, copies, executed_runs, places, rank_parameters
-from tests.support.strategies import BLOOM
+from tests.support.strategies import BLOOM, recipes, routed_architectures
 
 # What an element of a parameter costs: read weight, gradient, and copies for the optimizer besides two moments of 4.
 WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "fp16-gradient-copy": 2, "fp16-no-master": 2}
@@ -173,3 +175,32 @@ def test_a_large_model_needs_the_known_bytes_an_element(
     # counters are 4 bytes of 10^5 elements and more
     elements = parameter_count(opt.architecture)
     assert sum(state[1:]) == pytest.approx(bytes_of_an_element * elements, rel=1e-6)
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
+        lambda sizes: st.tuples(
+            st.just(sizes), routed_architectures(tensor_parallel=sizes[0], expert_parallel=sizes[1])
+        )
+    ),
+    recipes(),
+    st.integers(1, 3),
+    st.integers(0, 1),
+)
+def test_expert_parallel_ranks_share_out_experts_and_the_state_of_all_else(
+    drawn: tuple[tuple[int, int], Architecture], recipe: Recipe, data_parallel: int, zero_stage: int
+) -> None:
+    (t, n), architecture = drawn
+    layout = Layout(tensor_parallel=t, data_parallel=data_parallel, expert_parallel=n, zero_stage=zero_stage)
+    groups = optimizer_groups(Workload(architecture, recipe, layout), stage=0)
+    alone = msgspec.structs.replace(layout, expert_parallel=1)
+    whole = optimizer_groups(Workload(architecture, recipe, alone), stage=0)
+    assert [group.axis for group in whole] == ["dp"] * len(whole)
+    of_axis = {axis: sum(group.elements for group in groups if group.axis == axis) for axis in ("dp", "edp")}
+    experts = sum(t.elements for t in parameter_tensors_of_rank(architecture, alone, stage=0) if ".experts." in t.name)
+    assert of_axis["edp"] == (experts // n if n > 1 else 0)
+    assert of_axis["dp"] + (n * of_axis["edp"] if n > 1 else 0) == sum(group.elements for group in whole)
+    for group in groups:
+        copies = data_parallel * (1 if group.axis == "edp" else n)
+        assert group.shards == (copies if zero_stage else 1)
+        assert 0 <= group.padded - group.elements < group.shards
