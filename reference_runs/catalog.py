@@ -231,6 +231,7 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         if layout.recomputation is Recomputation.FROM_INPUT and architecture.dense_layers:
             what = "layout.recomputation from-input with dense layers before those of experts: not described"
             yield InputError(what, got=layout.recomputation.value, where=where)
+    yield from _shard_mistakes(layout, where)
     yield from _stage_mistakes(architecture, layout, where)
     if sorted(axis for axis in layout.axis_order if axis != "ep") != sorted(AXES) or layout.axis_order.count("ep") > 1:
         allowed = f"{'-'.join(AXES)} in any order"
@@ -248,6 +249,22 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         yield mistake
     elif layout.virtual_stages > 1:
         yield from _interleaving_mistakes(workload, where)
+
+
+def _shard_mistakes(layout: Layout, where: str) -> Iterator[InputError]:
+    if (shards := layout.shard_ranks) is None:
+        return
+    if layout.zero_stage < 2:
+        what = "layout.shard_ranks belongs to zero2 and zero3"
+        yield InputError(what, got=f"shard{shards} with zero{layout.zero_stage}", where=where)
+    if layout.expert_parallel > 1:
+        what = "layout.shard_ranks with experts that ranks share out: not described"
+        yield InputError(what, got=f"shard{shards} with ep{layout.expert_parallel}", where=where)
+    contexts, ranks = layout.context_parallel, layout.data_parallel * layout.context_parallel
+    if shards < 2 or shards % contexts or ranks % shards:
+        allowed = [n for n in range(contexts, ranks + 1, contexts) if ranks % n == 0 and n > 1]
+        names = ", ".join(map(str, allowed)) or "none, on one rank"
+        yield InputError("layout.shard_ranks: groups of dp x cp ranks", got=shards, allowed=names, where=where)
 
 
 def _stage_mistakes(architecture: Architecture, layout: Layout, where: str) -> Iterator[InputError]:

@@ -78,6 +78,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Args:
         micro_batch: samples of one forward and backward pass of a model replica.
         accumulation: micro-batches a rank and step; None: global batch / (replicas * micro-batch).
+        shard_ranks: with ZeRO-2 and 3, ranks of a group that shards, of those with the same weights; groups hold copies
+            of each other's shards (hybrid sharding). None: all.
         bucket_bytes: gradient bytes that one data-parallel all-reduce waits for.
         expert_parallel: ranks that share out the experts of a layer. Each has samples of its own and the rest of the
             model whole, so that dense parts are replicated over data_parallel * expert_parallel ranks, an expert over
@@ -103,6 +105,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     expert_parallel: Count = 1
     sequence_parallel: bool = False
     zero_stage: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    shard_ranks: Count | None = None
     virtual_stages: Count = 1
     schedule: Schedule = Schedule.ONE_F_ONE_B
     recomputation: Recomputation = Recomputation.NONE
@@ -133,10 +136,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def state_ranks(self) -> int:
         """Ranks that hold the same weights, experts aside: replicas * context_parallel, which split their samples.
 
-        Gradients are averaged over them, and ZeRO shards over them.
+        Gradients are averaged over them, and ZeRO shards over them, or over groups of them (`sharding_ranks`).
         Source: Megatron-LM, core/parallel_state.py, get_data_parallel_group(with_context_parallel=True).
         """
         return self.replicas * self.context_parallel
+
+    @property
+    def sharding_ranks(self) -> int:
+        """Ranks over which ZeRO shards: `shard_ranks` neighbours of `state_ranks`, or all of these."""
+        return self.state_ranks if self.shard_ranks is None or self.zero_stage < 2 else self.shard_ranks
+
+    @property
+    def shard_copies(self) -> int:
+        """Groups of `sharding_ranks`, each of which has all of the state: 1 without hybrid sharding."""
+        return self.state_ranks // self.sharding_ranks
 
     @property
     def axis_order(self) -> tuple[str, ...]:
@@ -161,9 +174,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _GRAMMAR = (
-    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, reduce-scatter/all-reduce, reshard/noreshard, offload, interleaveN, "
-    + "/".join(Schedule)
-    + ", "
+    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, offload, "
+    "interleaveN, " + "/".join(Schedule) + ", "
     "recompute-" + "/".join(Recomputation) + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
     "separated by commas"
 )
@@ -186,6 +198,7 @@ _COUNTS = {
     "pp": "pipeline_stages",
     "cp": "context_parallel",
     "ep": "expert_parallel",
+    "shard": "shard_ranks",
     "interleave": "virtual_stages",
     "accumulate": "accumulation",
     "micro": "micro_batch",
@@ -195,7 +208,7 @@ _COUNTS = {
 
 
 def parse_layout(text: str, *, base: Layout) -> Layout:
-    """The layout that `text` asks for; axes that it omits are 1, the rest is taken from `base`.
+    """The layout that `text` asks for; axes that it omits are 1, shards over all ranks, the rest is from `base`.
 
     Raises:
         InputError: a word outside the grammar, a word given twice, or a count of 0.
@@ -203,6 +216,7 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
     changes: dict[str, object] = dict.fromkeys((*axes, "virtual_stages"), 1) | {
         "sequence_parallel": False,
+        "shard_ranks": None,
         "accumulation": None,
     }
     seen: set[str] = set()
@@ -242,6 +256,7 @@ def layout_text(layout: Layout) -> str:
         f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
         "sp": layout.sequence_parallel,
         f"zero{layout.zero_stage}": True,
+        f"shard{layout.shard_ranks}": layout.shard_ranks is not None,
         "reduce-scatter": layout.zero_stage == 1 and layout.reduce_scatter,
         "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,

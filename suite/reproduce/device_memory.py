@@ -79,6 +79,7 @@ def _fits(workload: Workload, layout: Layout, options: StepOptions, memory_bytes
 
 def _outside(layout: Layout) -> int:
     replicated = (layout.state_ranks, layout.expert_parallel, layout.context_parallel)
-    axes = (*replicated, layout.tensor_parallel, layout.pipeline_stages)
+    hybrid = (layout.sharding_ranks, layout.shard_copies) if layout.shard_copies > 1 else ()
+    axes = (*replicated, *hybrid, layout.tensor_parallel, layout.pipeline_stages)
     # one communicator of all ranks, and one an axis
     return bytes_outside_allocator(0 if layout.ranks == 1 else 1 + sum(ranks > 1 for ranks in axes))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from reference_runs.layout import Layout
 from suite.job.events import Finished, Step, StepKind
 from suite.job.training_job import Job
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, StepTerm, with_maximum_over_ranks
@@ -29,8 +30,8 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     model_flop = sum(report.model_flop for report in finished)
     hardware_flop = sum(report.hardware_flop for report in finished)
     per_accelerator = job.layout.ranks * step_seconds
-    sharded = job.layout.zero_stage >= 2
-    counting = [report for report in finished if sharded or _is_first_copy(report)]
+    sharded, shards = job.layout.zero_stage >= 2, job.layout.sharding_ranks
+    counting = [report for report in finished if _copy_index(report, job.layout) < (shards if sharded else 1)]
     job_figures = [
         Figure(quantity=Quantity.PARAMETERS, value=sum(report.own_parameters for report in counting)),
         Figure(quantity=Quantity.MODEL_FLOP, value=model_flop),
@@ -88,9 +89,9 @@ def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]
     ]
 
 
-def _is_first_copy(report: Finished) -> bool:
-    """Whether no rank before this one has the same weights."""
-    return report.coordinates["dp"] == 0 and report.coordinates.get("cp", 0) == 0
+def _copy_index(report: Finished, layout: Layout) -> int:
+    """The rank's index among those with the same weights."""
+    return report.coordinates["dp"] * layout.context_parallel + report.coordinates.get("cp", 0)
 
 
 def _idle_fraction(finished: list[Finished]) -> float:

@@ -27,7 +27,7 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN with zero0/1 and without ppN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
-    "1f1b, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
+    "1f1b, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
@@ -517,6 +517,16 @@ OPTIONS = {
     "layout-resharding-twice": (["--layout", "dp2,reshard,noreshard"], ["--layout: given twice", "got 'noreshard'"]),
     "layout-kind-without-prefix": (["--layout", "dp2,from-input"], ["--layout: not a layout", "got 'from-input'"]),
     "layout-offload": (["--layout", "dp2,offload"], ["--layout: ", "got offload state with zero1"]),
+    "layout-shards-of-no-zero": (
+        ["--layout", "dp4,zero1,shard2"],
+        ["belongs to zero2 and zero3", "got shard2 with zero1"],
+    ),
+    "layout-shards-of-no-group": (["--layout", "dp6,zero3,shard4"], ["groups of dp x cp", "got 4", "allowed: 2, 3, 6"]),
+    "layout-shards-within-a-sample": (
+        ["--layout", "dp2,cp2,zero3,shard3"],
+        ["layout.shard_ranks: groups of dp x cp ranks", "got 3", "allowed: 2, 4"],
+    ),
+    "layout-one-shard": (["--layout", "dp2,zero3,shard1"], ["layout.shard_ranks", "got 1", "allowed: 2"]),
     "ranks-and-layout": (["--ranks", "3", "--layout", "dp2"], ["--layout dp2 is 2 ranks", "got --ranks 3"]),
     "ranks-and-axes": (
         ["--ranks", "4", "--layout", "dp2,tp2,pp2"],

@@ -22,6 +22,7 @@ CHOSEN = {  # of each mesh and each way of sharding, one run: each run has featu
     Case("gpt2-mini", "16bit", "dp2,zero1,reduce-scatter"),
     Case("codegeex-mini", "fp32", "dp2,zero2,recompute-selective"),
     Case("glm-mini", "fp32", "dp2,zero3,recompute-full"),
+    Case("gpt-neox-mini", "fp32", "dp4,zero3,shard2,micro1"),
     Case("bloom-mini", "fp32", "tp2,recompute-full"),
     Case("gpt-neox-mini", "fp32", "tp2,sp,fused"),
     Case("bloom-mini", "fp32", "pp2,1f1b"),

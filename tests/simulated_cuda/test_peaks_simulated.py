@@ -55,9 +55,12 @@ CASES = [
     *((name, "dp1,triton") for name, run in miniatures().items() if has_kernels(run)),
     ("gpt2-mini", "tp2,triton"),
     ("opt-mini", "dp1,recompute-selective"),
-    *(("gpt2-mini", layout) for layout in ("dp2,zero0", "dp2,zero1", "dp2,zero2", "tp2", "tp2,sp", "pp2,1f1b")),
+    *(
+        ("gpt2-mini", layout)
+        for layout in ("dp2,zero0", "dp2,zero1", "dp2,zero2", "dp2,zero1,reduce-scatter", "tp2", "tp2,sp", "pp2,1f1b")
+    ),
     *(("opt-mini", layout) for layout in ("dp2,tp2", "pp2,1f1b,interleave3,zero0")),
-    *(("opt-mini", layout) for layout in ("dp2,zero3", "dp4,zero3", "dp8,zero3,fused")),
+    *(("opt-mini", layout) for layout in ("dp2,zero3", "dp4,zero3", "dp4,zero3,shard2", "dp8,zero3,fused")),
 ]
 
 

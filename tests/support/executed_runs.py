@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
 from reference_runs.run import Architecture, Mask, Norm, Position, Precision, QueryKeyNorm, Recipe, Workload
-from tests.support.strategies import recipes, varied_architectures
+from tests.support.strategies import recipes, shard_groups, varied_architectures
 
 MANY = 400  # examples where choices meet, such as fp16 without masters, sequence parallelism and ZeRO-2
 AXES = ["tp", "cp", "dp", "pp"]
@@ -56,9 +56,10 @@ def executed_runs(draw: st.DrawFn) -> Run:
     zero_stage = draw(st.integers(0, 3))
     stages = draw(st.integers(1, 3)) if zero_stage <= 1 else 1
     virtual_stages = draw(st.integers(1, 3)) if stages > 1 else 1
+    replicas = draw(st.integers(1, 4))
     layout = Layout(
         micro_batch=draw(st.integers(1, 2)),
-        data_parallel=draw(st.integers(1, 4)),
+        data_parallel=replicas,
         tensor_parallel=tensor_parallel,
         pipeline_stages=stages,
         context_parallel=contexts,
@@ -73,6 +74,7 @@ def executed_runs(draw: st.DrawFn) -> Run:
         stage_assignment=draw(st.sampled_from(StageAssignment)),
         reshard_after_forward=draw(st.booleans()),
         reduce_scatter=draw(st.booleans()),
+        shard_ranks=draw(st.sampled_from([None, *shard_groups(replicas, contexts)])) if zero_stage >= 2 else None,
     )
     architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, stages * virtual_stages))
     recipe = msgspec.structs.replace(

@@ -12,7 +12,7 @@ from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignme
 from reference_runs.run import Activation, Architecture, Mask, Position, Precision, Recipe, Residual
 from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable
 from suite.predict.analytic.machine import Machine
-from tests.support.strategies import BLOOM
+from tests.support.strategies import BLOOM, shard_groups
 
 
 def flat_efficiency(efficiency: float) -> EfficiencyTable:
@@ -148,14 +148,17 @@ def cases(draw: st.DrawFn) -> Case:
         tied_embeddings=draw(st.booleans()),
     )
     micro_batches = stages * draw(st.integers(1, 5))
+    replicas, zero_stage = draw(st.sampled_from([1, 2, 3, 16])), draw(st.integers(0, 3))
+    groups = [None, *shard_groups(replicas, context)]
     layout = Layout(
         micro_batch=draw(st.integers(1, 3)),
-        data_parallel=draw(st.sampled_from([1, 2, 3, 16])),
+        data_parallel=replicas,
         tensor_parallel=tensor,
         pipeline_stages=stages,
         context_parallel=context,
         sequence_parallel=draw(st.booleans()),
-        zero_stage=draw(st.integers(0, 3)),
+        zero_stage=zero_stage,
+        shard_ranks=draw(st.sampled_from(groups)) if zero_stage >= 2 else None,
         reduce_scatter=draw(st.booleans()),
         virtual_stages=virtual,
         schedule=draw(st.sampled_from(Schedule)) if virtual == 1 else Schedule.ONE_F_ONE_B,

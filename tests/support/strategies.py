@@ -201,6 +201,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         zero_stage=zero_stage,
         # the text says how gradients are reduced only where there is a choice
         reduce_scatter=zero_stage == 1 and draw(st.booleans()),
+        shard_ranks=draw(st.none() | counts),
         virtual_stages=draw(counts),
         # the text of a layout names the schedule only where there are stages to order
         schedule=draw(st.sampled_from(Schedule)) if pipeline_stages > 1 else Schedule.ONE_F_ONE_B,
@@ -208,6 +209,12 @@ def layouts(draw: st.DrawFn) -> Layout:
         accumulation=draw(st.none() | counts),
         bucket_bytes=draw(st.just(Layout().bucket_bytes) | st.integers(1, 2000).map(lambda number: number * 10**6)),
     )
+
+
+def shard_groups(data_parallel: int, context_parallel: int = 1) -> list[int]:
+    """Every number of ranks that a group of hybrid sharding may have."""
+    samples = [number for number in range(1, data_parallel + 1) if data_parallel % number == 0]
+    return [context_parallel * number for number in samples if context_parallel * number > 1]
 
 
 def data_parallel_layouts(most_ranks: int = 16) -> st.SearchStrategy[Layout]:

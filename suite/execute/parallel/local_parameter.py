@@ -106,6 +106,7 @@ def _own_rows(parameter: nn.Parameter, rows: int | None) -> int | None:
     """Of the first so many rows of a parameter, those in the shard that this rank has of it."""
     if rows is None or not isinstance(parameter, DTensor):
         return rows
-    (ranks,), shard = parameter.device_mesh.shape, len(local(parameter))
-    each = -(-len(parameter) // ranks)  # fully_shard's, as torch.chunk has them
-    return min(max(rows - parameter.device_mesh.get_local_rank() * each, 0), shard)
+    mesh, shard = parameter.device_mesh, len(local(parameter))
+    axis = mesh.ndim - 1  # of hybrid sharding, the ranks that shard
+    each = -(-len(parameter) // mesh.size(axis))  # fully_shard's, as torch.chunk has them
+    return min(max(rows - mesh.get_local_rank(axis) * each, 0), shard)

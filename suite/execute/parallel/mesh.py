@@ -12,6 +12,7 @@ DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
 CONTEXT = "cp"  # within "dp": its ranks hold the same weights
 EXPERT, EXPERT_DATA = "ep", "edp"  # with experts shared out: the ranks that do, and those with the same experts
 KEY_VALUE = "kv"  # tensor-parallel ranks with the same key-value head, where there are fewer heads than ranks
+SHARD, REPLICATE = "shard", "replicate"  # of hybrid sharding, within "dp": ranks with other shards, and with the same
 EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
 
 
@@ -72,6 +73,25 @@ def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
     return DeviceMesh.from_group(group, mesh.device_type, mesh_dim_names=(CONTEXT,))
 
 
+def sharding_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
+    """Hybrid sharding's two axes over this rank's "dp", whose neighbours shard; None where all of its ranks do.
+
+    All ranks of the job must call it together.
+    """
+    if layout.shard_copies == 1:
+        return None
+    names = mesh.mesh_dim_names or ()
+    blocks = mesh.mesh.movedim(names.index(DATA), -1).reshape(-1, layout.shard_copies, layout.sharding_ranks)
+    own: list[dist.ProcessGroup] = []
+    for groups in (blocks.transpose(1, 2).reshape(-1, layout.shard_copies), blocks.reshape(-1, layout.sharding_ranks)):
+        for ranks in groups.tolist():
+            group = dist.new_group(ranks)  # not the mesh's own: messages are counted by their group
+            if dist.get_rank() in ranks:
+                own.append(group)
+    block = next(ranks for ranks in blocks if dist.get_rank() in ranks)
+    return DeviceMesh.from_group(own, mesh.device_type, mesh=block, mesh_dim_names=(REPLICATE, SHARD))
+
+
 def coordinates(mesh: DeviceMesh, layout: Layout) -> dict[str, int]:
     """Axis -> this rank's coordinate on it; of context parallelism where it has several ranks."""
     names = mesh.mesh_dim_names or ()
@@ -128,6 +148,7 @@ def axis_of_group(
     embedding: dist.ProcessGroup | None,
     context: DeviceMesh | None,
     key_value: dist.ProcessGroup | None,
+    sharding: DeviceMesh | None,
 ) -> dict[str, str]:
     """Process group name -> axis. The group of all ranks belongs to the axis that spans them."""
     axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in (*(mesh.mesh_dim_names or ()), DATA)}
@@ -137,6 +158,8 @@ def axis_of_group(
         axes[key_value.group_name] = KEY_VALUE
     if context is not None:
         axes[context.get_group().group_name] = CONTEXT
+    if sharding is not None:
+        axes |= {sharding.get_group(axis).group_name: axis for axis in (REPLICATE, SHARD)}
     axes.setdefault(dist.group.WORLD.group_name, DATA)  # type: ignore[union-attr]  # the group is initialised
     return axes
 

@@ -36,6 +36,7 @@ from suite.execute.parallel.mesh import (
     context_mesh,
     embedding_group,
     key_value_group,
+    sharding_mesh,
 )
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
@@ -75,6 +76,7 @@ class Training:
         embedding_group: joins the ranks that store a tied table twice.
         context: the ranks that sequences are dealt to.
         key_value_group: joins the tensor-parallel ranks with copies of one key-value head.
+        sharding: hybrid sharding's axes.
         computed_rows: of this rank's experts, where ranks share them out.
     """
 
@@ -89,6 +91,7 @@ class Training:
     embedding_group: dist.ProcessGroup | None
     context: DeviceMesh | None
     key_value_group: dist.ProcessGroup | None
+    sharding: DeviceMesh | None
     computed_rows: RowCounter
 
     @property
@@ -118,7 +121,8 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     if context is not None:
         for chunk in chunks:
             context_parallel.deal(chunk, context)
-    groups = _stored(job, chunks, splits, experts, mesh, device)
+    sharding = sharding_mesh(mesh, layout)
+    groups = _stored(job, chunks, splits, experts, mesh, sharding, device)
     sums = GradientSums(chunks[0].blocks.values()) if sums_in_blocks(job, device) else None
     if job.compiled:
         compile_blocks(chunks, dtype, device)
@@ -157,7 +161,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     tables = embedding_group(mesh) if tied else None
     heads = key_value_group(mesh, copies=copies)
     return Training(
-        chunks, modules, leaves, weights, optimizer, pipeline, sums, scattered, tables, context, heads, rows
+        chunks, modules, leaves, weights, optimizer, pipeline, sums, scattered, tables, context, heads, sharding, rows
     )
 
 
@@ -220,6 +224,7 @@ def _stored(
     splits: list[tensor_parallel.Split],
     experts: frozenset[str],
     mesh: DeviceMesh,
+    sharding: DeviceMesh | None,
     device: torch.device,
 ) -> list[WeightGroup] | None:
     """Store the weights of `chunks` on the device: their flat groups, or None where they are fully sharded.
@@ -231,7 +236,8 @@ def _stored(
     as_dtensor = {key: make for split in splits for key, make in split.as_dtensor.items()}
     if layout.fully_sharded:
         (chunk,) = chunks
-        _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=mesh[DATA], as_dtensor=as_dtensor)
+        over = mesh[DATA] if sharding is None else sharding
+        _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=over, as_dtensor=as_dtensor)
         return None
     shards, reduced = _shards(layout), layout.state_ranks > 1 and not layout.scatters_gradients
     shared = _share_of_experts(layout, mesh)

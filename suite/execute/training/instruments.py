@@ -40,7 +40,13 @@ class StepCounters:
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
         self.collectives = CollectiveCounter(
-            axis_of_group(mesh, steps.training.embedding_group, steps.training.context, steps.training.key_value_group)
+            axis_of_group(
+                mesh,
+                steps.training.embedding_group,
+                steps.training.context,
+                steps.training.key_value_group,
+                steps.training.sharding,
+            )
         )
         self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
         self.peak = peak

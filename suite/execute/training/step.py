@@ -285,8 +285,7 @@ class Steps:
             differing = both if sharded or differ else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
             both[0] /= layout.state_ranks
-            if differ:
-                both[1] /= layout.state_ranks
+            both[1] /= layout.state_ranks if differ else layout.shard_copies
         return both
 
     def _own_gradients(self) -> bool:
@@ -300,9 +299,11 @@ class Steps:
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
         (module,) = self.training.modules
-        if self.job.layout.fully_sharded and self.job.layout.zero_stage == 2:
+        if self.job.layout.fully_sharded:
             assert isinstance(module, FSDPModule)
-            module.set_reshard_after_backward(last)  # ZeRO-2 gathers once a step
+            if self.job.layout.zero_stage == 2:
+                module.set_reshard_after_backward(last)  # ZeRO-2 gathers once a step
+            module.set_requires_all_reduce(last)  # hybrid sharding sums over groups once a step
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return nullcontext()

@@ -110,7 +110,7 @@ def shard_elements(elements: int, shards: int) -> int:
 
 
 def state_ranks(layout: Layout) -> int:
-    """Ranks that hold the same parameters, over which ZeRO shards: data, expert and context parallel ones.
+    """Ranks that hold the same parameters: data, expert and context parallel ones.
 
     Experts are the same on data and context parallel ranks alone, see `expert_state_ranks`.
     """
@@ -118,13 +118,18 @@ def state_ranks(layout: Layout) -> int:
 
 
 def expert_state_ranks(layout: Layout) -> int:
-    """Ranks that hold the same experts, over which ZeRO shards these: data times context parallel."""
+    """Ranks that hold the same experts: data times context parallel."""
     return layout.data_parallel * layout.context_parallel
 
 
+def expert_shards(layout: Layout) -> int:
+    """Ranks over which ZeRO shards experts: those that hold the same ones, of a group with hybrid sharding."""
+    return expert_state_ranks(layout) if layout.shard_ranks is None else layout.sharding_ranks
+
+
 def optimizer_shards(layout: Layout) -> int:
-    """Ranks that share one copy of the optimizer state: `state_ranks` from ZeRO-1 on, otherwise 1."""
-    return state_ranks(layout) if layout.zero_stage >= 1 else 1
+    """Ranks that share one copy of the optimizer state: `sharding_ranks` from ZeRO-1 on, otherwise 1."""
+    return layout.sharding_ranks if layout.zero_stage >= 1 else 1
 
 
 def stored_elements(groups: tuple[int, int], layout: Layout, *, shards: int) -> tuple[int, int, int]:

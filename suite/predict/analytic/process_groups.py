@@ -20,7 +20,8 @@ class Traffic(NamedTuple):
 def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
     """Ranks of the group in which an axis communicates: the axis's size, but 2 for "embedding".
 
-    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts. Of tp
+    The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts. Hybrid
+    sharding divides them into groups: "shard" are the ranks of one, "replicate" those with the same shard in all. Of tp
     ranks, `head_copies` hold the same key-value head, "kv" (see `key_value_copies`).
 
     Raises:
@@ -29,6 +30,7 @@ def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
     sizes = _axis_sizes(layout)
     sizes |= {"edp": sizes["dp"] * sizes["cp"], "embedding": 2, "kv": head_copies}
     sizes["dp"] = sizes["edp"] * sizes["ep"]
+    sizes |= {"shard": layout.sharding_ranks, "replicate": layout.shard_copies}
     return sizes[axis]
 
 
@@ -84,6 +86,8 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int
     distance of neighbours. Exact where strides and node divide one another; otherwise some groups are cut further.
         dp, edp     times those of cp, and dp times those of ep, which the groups span
         kv          of those of tp, at most the `head_copies` that hold one key-value head
+        shard       with hybrid sharding, of dp the first n neighbours, all cp ranks of a sample among them
+        replicate   with hybrid sharding, every n-th of dp's
         embedding   2 where all stages stand in the node, else 1
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 3.2 (tensor parallelism inside a node first).
@@ -102,6 +106,11 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int
     inside.setdefault("ep", 1)
     inside["edp"] = inside["dp"] * inside["cp"]
     inside["dp"] = inside["edp"] * inside["ep"]
+    if layout.shard_ranks is not None:
+        samples = layout.sharding_ranks // layout.context_parallel
+        of_group = smaller(inside["dp"] // inside["cp"], samples)
+        inside["shard"] = inside["cp"] * of_group
+        inside["replicate"] = larger(inside["dp"] // inside["cp"] // samples, 1)
     return inside
 
 

@@ -21,7 +21,7 @@ from suite.predict.analytic.memory import (
     FP32,
     WEIGHT_ELEMENT_BYTES,
     StateBytes,
-    expert_state_ranks,
+    expert_shards,
     group_parameters,
     state_bytes,
     state_ranks,
@@ -193,8 +193,8 @@ def _before_passes(
     architecture, recipe, layout = workload
     unit = shared.kinds[-1]
     rank = rank_parameters(architecture, layout, stage=stage)
-    dense = stored_elements(group_parameters(rank, recipe), layout, shards=state_ranks(layout))
-    of_experts = stored_elements((rank.experts, 0), layout, shards=expert_state_ranks(layout))
+    dense = stored_elements(group_parameters(rank, recipe), layout, shards=layout.sharding_ranks)
+    of_experts = stored_elements((rank.experts, 0), layout, shards=expert_shards(layout))
     stored, kept_gradients, share = (sum(pair) for pair in zip(dense, of_experts, strict=True))
     if layout.schedule in NO_FLUSH:
         stored = stored * weight_versions(layout, stage=stage)

@@ -20,12 +20,7 @@ from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import (
-    BYTES_PER_PARAMETER,
-    WEIGHT_ELEMENT_BYTES,
-    expert_state_ranks,
-    optimizer_shards,
-)
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
 from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
@@ -213,7 +208,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     recipe, layout, stack = workload.recipe, workload.layout, machine.stack
     bandwidth = machine.achievable_memory_bytes_per_second
     rank = rank_parameters(workload.architecture, layout, stage=stage)
-    of_experts = expert_state_ranks(layout) if layout.zero_stage >= 1 else 1
+    of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
     updated = (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
     computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
     seconds = _messages_seconds(step.groups, entries)
@@ -259,7 +254,7 @@ def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[st
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
         key = "tp" if axis == "kv" else axis
-        if axis in ("dp", "edp"):
+        if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
         seconds[key] = seconds[key] + spent
     return seconds

@@ -24,7 +24,8 @@ def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     """What one rank of pipeline stage `stage` (from 0) hands to collectives in a step of `micro_batches`.
 
     One entry for each axis and operation; of plain numbers, entries without messages are left out.
-        dp, edp     `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together
+        dp, edp     `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together; with
+                    hybrid sharding axes shard and replicate, within groups of them and between groups
         ep          `expert_traffic`
         tp          `tensor_parallel_traffic`
         kv          of the latter, gradients of key-value heads that several ranks have
@@ -65,6 +66,9 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
                                                  gathered between them (reshard_after_forward = false)
                   reduce_scatter   m g Psi'      as stage 2; both in a message for each layer, and one for the tables
                                                  and norms outside
+    Hybrid sharding, stages 2 and 3: n ranks of the group that shards, axis "shard", and over R groups, "replicate":
+                  all_reduce       g Psi' / n    once a step, the summed gradients of the shard, in the messages of one
+                                                 micro-batch's reduce-scatters
     Full recomputation finds the weights gathered for the backward pass. The group spans context parallelism too: its
     ranks have the same weights and see different tokens, so n = dp * cp. Expert-parallel ranks have the same weights
     but for their experts: n = dp * ep * cp for all else, and experts in groups of dp * cp ranks, axis "edp". Gradients
@@ -94,6 +98,8 @@ def _group_traffic(
 ) -> list[Traffic]:
     """`zero_traffic` of matrices and vectors that the ranks of `axis` have in common, in so many units of ZeRO-3."""
     architecture, recipe, layout = workload
+    if layout.zero_stage >= 2 and layout.shard_ranks is not None and layout.shard_copies > 1:
+        axis = "shard"
     n, elements = group_ranks(layout, axis), sum(groups)
     several = n > 1
     gradient = several * reduced_gradient_element_bytes(recipe.precision)
@@ -106,6 +112,7 @@ def _group_traffic(
         return [
             Traffic(axis, "all_gather", gathers * micro_batches * weight * padded, gathers * units),
             Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, units),
+            *([Traffic("replicate", "all_reduce", gradient * padded // n, units // micro_batches)] * (axis == "shard")),
         ]
     gathered = Traffic(axis, "all_gather", weight * padded, several * messages)
     if layout.zero_stage == 1 and layout.reduce_scatter:
@@ -118,7 +125,8 @@ def _group_traffic(
         buckets = ceil_division(gradient * elements, layout.bucket_bytes)
     if layout.zero_stage == 2:
         scattered = Traffic(axis, "reduce_scatter", micro_batches * gradient * padded, micro_batches * buckets)
-        return [scattered, gathered]
+        between = Traffic("replicate", "all_reduce", gradient * padded // n, buckets)
+        return [scattered, gathered, *([between] * (axis == "shard"))]
     reduced = Traffic(axis, "all_reduce", gradient * elements, buckets)
     return [reduced, gathered] if layout.zero_stage == 1 else [reduced]
 

@@ -61,9 +61,9 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "the numbers of rows of each expert are exchanged too"
         if layout.sequence_parallel:
             yield "every tensor-parallel rank sends the rows of all positions"
-    if axis == "dp" and layout.zero_stage >= 2:
+    if axis in ("dp", "shard", "replicate") and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
-        if any(tensor.rows % layout.state_ranks for tensor in tensors):
+        if any(tensor.rows % layout.sharding_ranks for tensor in tensors):
             yield "fully_shard pads the rows of each tensor"
         if operation == "all_gather" and layout.zero_stage == 3 and layout.reshard_after_forward:
             yield "what is outside the layers stays gathered"

@@ -35,8 +35,9 @@ class LayoutFigures(NamedTuple):
 def layout_figures(workload: Workload, machine: Machine) -> LayoutFigures:
     """Peak memory, flop, traffic and time under `layout`, whose counts are numbers or NumPy arrays of float64.
 
-    The axes, virtual stages, micro-batch and accumulation may be arrays of one length; schedule, recomputation, ZeRO
-    stage and other choices hold for all of them. Layouts that `check_layout` refuses give numbers without a meaning.
+    The axes, virtual stages, micro-batch and accumulation may be arrays of one length, without hybrid sharding;
+    schedule, recomputation, ZeRO stage and other choices hold for all of them. Layouts that `check_layout` refuses give
+    numbers without a meaning.
     """
     architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)

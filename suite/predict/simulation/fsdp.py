@@ -22,6 +22,8 @@ class Unit:
         self.message: MemoryBlock | None = None
         self.gradients: dict[int, MemoryBlock] = {}
         self.reduced: MemoryBlock | None = None
+        self.summed: MemoryBlock | None = None
+        self.between_groups: MemoryBlock | None = None
 
 
 class FullySharding:
@@ -33,6 +35,8 @@ class FullySharding:
                     w n P        the gathered weights, until they are resharded
         reducing    r n P        the message, until the next unit reduces; twice while gloo works
                     r P, s P     the shards of the gradients as reduced and, where that is another dtype, as stored
+                                 with hybrid sharding r P alone until the last micro-batch; then, until its end, r P of
+                                 what groups reduced
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather, foreach_all_gather_copy_out,
     foreach_reduce; _fsdp_param_group.py, wait_for_unshard, pre_backward, post_backward.
@@ -43,7 +47,8 @@ class FullySharding:
 
     def __init__(self, tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> None:
         self._tape = tape
-        self._ranks = layout.state_ranks
+        self._ranks = layout.sharding_ranks
+        self._sums = layout.shard_copies > 1
         self._dtype = WORK_DTYPES[recipe.precision]
         self._computed = WEIGHT_ELEMENT_BYTES[recipe.precision]
         self._stored = stored_element_bytes(recipe.precision)
@@ -104,6 +109,8 @@ class FullySharding:
         """End the backward pass of a micro-batch."""
         self._leave_backward(self.root)
         self._reduce_message = None
+        for unit in (self.root, *self.layers):
+            unit.between_groups = None
 
     def _entered_backward(self, unit: Unit, gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
         self._gather(unit)
@@ -163,8 +170,19 @@ class FullySharding:
         reduced = self._tape.block(self._reduced * elements)
         if self._copies:
             self._tape.block(self._reduced * self._ranks * elements)
+        if self._sums:
+            if unit.summed is not None:
+                self._tape.count("accumulate", elements, variant="forward", dtype=timed_dtype(self._reduced))
+            if not self.last:
+                if unit.summed is None:
+                    reduced.move(Category.GRADIENTS)
+                    unit.summed = reduced
+                self._reduce_message = message
+                return
+            unit.between_groups = reduced
         if self._reduced != self._stored:
             reduced = self._tape.block(self._stored * elements)
+        unit.summed = None
         if unit.reduced is None:
             reduced.move(Category.GRADIENTS)
             unit.reduced = reduced

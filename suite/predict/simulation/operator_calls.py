@@ -121,7 +121,7 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
     tensors = parameter_tensors_of_rank(architecture, layout, stage=position.stage)
     elements = [tensor.elements for tensor in tensors]
     if layout.fully_sharded and layout.state_ranks > 1:
-        elements = [local_shard_elements(tensor, layout.state_ranks, replica=position.replica) for tensor in tensors]
+        elements = [local_shard_elements(tensor, layout.sharding_ranks, replica=position.replica) for tensor in tensors]
     for size in elements:
         if reduced != "fp32":
             _count(tape, "to_fp32", size, reduced)

@@ -36,7 +36,7 @@ def rank_position(layout: Layout, rank: int) -> RankPosition:
     """
     index = coordinates(layout, rank)
     replica = index["dp"] * layout.context_parallel + index["cp"]
-    return RankPosition(index["pp"], replica if layout.zero_stage >= 2 else 0)
+    return RankPosition(index["pp"], replica % layout.sharding_ranks if layout.zero_stage >= 2 else 0)
 
 
 class OptimizerGroup(NamedTuple):
@@ -83,7 +83,7 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
                      4                 a step counter for each group; with n = 1 for each tensor
 
     ZeRO-2 and 3 over several ranks (fully_shard), with R rows of C columns in a tensor, k = ceil(R / n), of which this
-    rank has r = min(max(R - i k, 0), k) at index i:
+    rank has r = min(max(R - i k, 0), k) at index i among the n that shard:
         weights      s k C         they are the fp32 masters, s = 4; s = 2 where no master is kept
         gradients    s k C
         optimizer    8 r C         moments; 4 r C more where a copy of the gradients is kept
@@ -111,8 +111,8 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         counters = STEP_COUNTER_BYTES * len(groups if optimizer_shards(layout) > 1 else tensors)
         optimizer_bytes = (element + int(each.moments)) * sum(group.share for group in groups) + counters
         return ExecutedState(parameters + unlearned, weight * padded, gradient_bytes, optimizer_bytes)
-    elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
-    padded = sum(padded_shard_elements(tensor, layout.state_ranks) for tensor in tensors)
+    elements = sum(local_shard_elements(tensor, layout.sharding_ranks, replica=replica) for tensor in tensors)
+    padded = sum(padded_shard_elements(tensor, layout.sharding_ranks) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)
     element_bytes = int(each.gradient_copy + each.moments)
     return ExecutedState(
@@ -180,9 +180,12 @@ def padded_shard_elements(tensor: ParameterTensor, ranks: int) -> int:
 
 
 def local_shard_elements(tensor: ParameterTensor, ranks: int, *, replica: int) -> int:
-    """Elements of the rank at index `replica` of a tensor that is split by rows over `ranks`, without padding."""
+    """Elements of the rank at index `replica` of a tensor that is split by rows over `ranks`, without padding.
+
+    Groups of `ranks` follow each other.
+    """
     most = ceil_division(tensor.rows, ranks)
-    rows = min(max(tensor.rows - replica * most, 0), most)
+    rows = min(max(tensor.rows - replica % ranks * most, 0), most)
     return rows * (tensor.elements // tensor.rows)
 
 
@@ -190,7 +193,7 @@ def sharded_units(architecture: Architecture, layout: Layout) -> tuple[int, int]
     """Elements that a rank's padded shards have of all layers, each a unit of fully_shard, and of the unit outside."""
     outside = layers = 0
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=0):
-        elements = padded_shard_elements(tensor, layout.state_ranks)
+        elements = padded_shard_elements(tensor, layout.sharding_ranks)
         if tensor.name.startswith("blocks."):
             layers += elements
         else:

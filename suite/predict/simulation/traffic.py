@@ -40,7 +40,8 @@ def executed_traffic(
     """What one rank of `stage`, at index `replica` of those with its weights, hands to collectives in a step.
 
     One entry for each axis and operation that has messages:
-        dp           `executed_gradient_traffic`, over data- and context-parallel ranks together
+        dp           `executed_gradient_traffic`, over data- and context-parallel ranks together; with hybrid sharding
+                     on axes shard and replicate
         edp          the same of experts that ranks share out
         ep           `executed_expert_traffic`
         tp           `executed_tensor_traffic`
@@ -137,6 +138,8 @@ def executed_gradient_traffic(
                                    m w n P         of the unit outside them, which stays gathered; of all units where
                                                    weights are not dropped after the forward pass
                   reduce_scatter   m g n P         as stage 2
+        hybrid    the same over the n ranks of a group, axis "shard"; over all groups, axis "replicate":
+                  all_reduce       g P             once a step, a message for each unit: what m micro-batches summed up
 
     Of experts that ranks share out, N_e elements in all their matrices, over the dp ranks with the same ones, "edp":
         stage 0   all_reduce       g N_e  once a step, a message a matrix, after the backward pass
@@ -174,15 +177,19 @@ def executed_gradient_traffic(
         return traffic
     layers, micro_batches = architecture.layers, accumulation(recipe, layout)
     in_layers, outside = sharded_units(architecture, layout)
+    n, axis = layout.sharding_ranks, "dp" if layout.shard_copies == 1 else "shard"
     of_layers = of_outside = 1
     if layout.zero_stage == 3:
         of_layers, of_outside = (2 if layout.reshard_after_forward else 1) * micro_batches, micro_batches
     gathered = weight * n * (of_layers * in_layers + of_outside * outside)
     scattered = gradient * n * micro_batches * (in_layers + outside)
-    return [
-        Traffic("dp", "all_gather", gathered, of_layers * layers + of_outside),
-        Traffic("dp", "reduce_scatter", scattered, micro_batches * (layers + 1)),
+    traffic = [
+        Traffic(axis, "all_gather", gathered, of_layers * layers + of_outside),
+        Traffic(axis, "reduce_scatter", scattered, micro_batches * (layers + 1)),
     ]
+    if layout.shard_copies > 1:
+        traffic.append(Traffic("replicate", "all_reduce", gradient * (in_layers + outside), layers + 1))
+    return traffic
 
 
 def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> list[int]:
@@ -313,7 +320,7 @@ def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple
     tensors = [tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if is_partial(tensor)]
     elements = total_elements(tensors)
     if layout.fully_sharded:
-        elements = sum(local_shard_elements(tensor, layout.state_ranks, replica=replica) for tensor in tensors)
+        elements = sum(local_shard_elements(tensor, layout.sharding_ranks, replica=replica) for tensor in tensors)
     return _summed_gradients("tp", elements, 1 if tensors else 0, workload)
 
 
@@ -324,7 +331,7 @@ def copied_head_traffic(workload: Workload, *, stage: int, replica: int) -> tupl
     ZeRO-2 and 3 those of its shards: a head's key and value are the last rows of the fused projection.
     """
     architecture, _, layout = workload
-    shards, index = (layout.state_ranks, replica) if layout.fully_sharded else (1, 0)
+    shards, index = (layout.sharding_ranks, replica % layout.sharding_ranks) if layout.fully_sharded else (1, 0)
     elements = 0
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
         if ".attention.query_key_value." in tensor.name or ".attention.key_value." in tensor.name:

@@ -128,7 +128,13 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
         if name == "head.weight" and executed.job.architecture.tied_embeddings:
             known = "embedding.weight"
         if layout.zero_stage >= 2:
-            held = {(0, e, t): torch.cat([held[d, e, t] for d in data]) for e in expert for t in tensor}
+            shards = layout.sharding_ranks
+            held = {
+                (g, e, t): torch.cat([held[d, e, t] for d in data[g : g + shards]])
+                for g in range(0, len(data), shards)
+                for e in expert
+                for t in tensor
+            }
         if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
             held = {(0, e, t): torch.stack([held[d, e, t] for d in data]).sum(0) for e in expert for t in tensor}
         of_experts = ".feed_forward.experts." in name

@@ -16,6 +16,9 @@ SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 RARE = [
     Case("llama3-mini", "16bit", "cp2,zero1,recompute-full,every3"),
     Case("gpt-neox-mini", "fp32", "cp4"),
+    Case("opt-mini", "16bit", "dp4,zero2,shard2,micro1"),
+    Case("llama3-mini", "fp32", "cp2,dp2,zero3,shard2"),
+    Case("deepseek-v3-mini", "fp32", "dp4,zero3,shard2"),
     Case("gpt2-mini", "16bit", "dp2,pp2,1f1b,zero1,reduce-scatter"),
     Case("glm-mini", "16bit", "dp4,zero1,reduce-scatter"),
     Case("deepseek-v3-mini", "fp32", "dp2,zero1,reduce-scatter"),
@@ -62,6 +65,7 @@ CHOSEN = [
     Case("llama3-mini", "16bit", "dp2,zero1,reduce-scatter"),
     Case("opt-mini", "fp32", "dp2,tp2,sp,zero1,reduce-scatter"),
     Case("codegeex-mini", "16bit", "dp2,zero2"),
+    Case("llama2-mini", "16bit", "dp4,zero3,shard2,micro1"),
     Case("opt-mini", "16bit", "dp2,zero3"),
     Case("glm-mini", "dropout", "dp2,zero3,recompute-full"),
     Case("bloom-mini", "dropout", "tp2,recompute-full"),

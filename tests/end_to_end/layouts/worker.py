@@ -76,8 +76,9 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
     reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)
     events.append(reported)
+    hybrid = training.sharding.get_all_groups() if training.sharding else ()
     contexts = training.context and training.context.get_group()
-    for group in (training.embedding_group, contexts, training.key_value_group):
+    for group in (training.embedding_group, contexts, training.key_value_group, *hybrid):
         if group is not None:
             dist.destroy_process_group(group)
     return {"events": msgspec.json.encode(events), "gradients": noted.gradients}

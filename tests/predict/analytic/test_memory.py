@@ -446,6 +446,18 @@ def test_a_stage_keeps_the_activations_in_flight_and_the_last_one_its_logits(ran
     assert memory.waiting == (0 if flushed else (in_flight - 1) * (each - behind))
 
 
+@given(ranks(), st.integers(1, 3), st.integers(2, 3), st.integers(1, 4))
+def test_a_rank_of_hybrid_sharding_holds_what_it_would_in_its_group_alone(
+    rank: Rank, zero_stage: int, groups: int, micro_batches: int
+) -> None:
+    alone = with_layout(rank, zero_stage=max(zero_stage, 2))
+    n = alone[2].state_ranks
+    many = with_layout(alone, data_parallel=groups * alone[2].data_parallel)
+    assert memory_of(with_layout(many, shard_ranks=many[2].state_ranks)) == memory_of(many)
+    if n > 1:
+        assert memory_of(with_layout(many, shard_ranks=n), micro_batches) == memory_of(alone, micro_batches)
+
+
 @given(ranks())
 def test_buffers_without_sharding_are_a_bucket_and_what_the_neighbours_send(rank: Rank) -> None:
     rank = with_layout(rank, zero_stage=1, offload=Offload.NONE)

@@ -252,10 +252,12 @@ def test_communication_terms_are_the_seconds_of_the_collectives_of_their_axis(ca
         for axis, operation, payload, messages in step_traffic(
             Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches
         ):
-            hidden = axis == "dp" and (operation != "all_gather" or layout.zero_stage == 3)
+            of_data = axis in ("dp", "shard", "replicate")
+            hidden = of_data and (operation != "all_gather" or layout.zero_stage == 3)
             if not hidden:
                 members = axis_groups(layout, machine)[axis]
-                seconds[axis] += collective_seconds(operation, members, payload_bytes=payload, messages=messages)
+                spent = collective_seconds(operation, members, payload_bytes=payload, messages=messages)
+                seconds["dp" if of_data else axis] += spent
         assert (
             time.tensor_parallel_seconds,
             time.context_parallel_seconds,
@@ -366,7 +368,7 @@ def test_state_in_the_hosts_memory_is_refused() -> None:
 def test_arrays_of_layouts_give_what_each_layout_gives(case: Case, machine: Machine, data: st.DataObject) -> None:
     machine = msgspec.structs.replace(machine, matrix_efficiency=flat_efficiency(0.75))
     architecture, recipe, layout, micro_batches = changed(
-        case, virtual_stages=1, tensor_parallel=1, pipeline_stages=1, stage_assignment="layers"
+        case, virtual_stages=1, tensor_parallel=1, pipeline_stages=1, stage_assignment="layers", shard_ranks=None
     )
     rows = [
         {

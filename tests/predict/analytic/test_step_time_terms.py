@@ -203,7 +203,7 @@ def test_a_stack_that_does_not_overlap_exposes_all_data_parallel_traffic(case: C
         seconds = math.fsum(
             collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
             for axis, operation, payload, messages in entries
-            if axis == "dp"
+            if axis in ("dp", "shard", "replicate")
         )
         assert time.data_parallel_seconds == pytest.approx(seconds, rel=ROUNDING, abs=0)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
+from reference_runs.placement import coordinates
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual, Workload
 from suite.predict.analytic.gradient_buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
 from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, total_elements
@@ -36,6 +37,7 @@ from tests.support.strategies import (
     parameter_tensors,
     recipes,
     routed_architectures,
+    shard_groups,
 )
 
 CAPS = st.integers(1, 20_000)
@@ -239,15 +241,18 @@ def runs(draw: st.DrawFn, *, stages: int = 4) -> tuple[Architecture, Recipe, Lay
     """A described shape on all axes, each count dividing what it splits; small enough to list every message."""
     tensor_parallel, context_parallel = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     architecture = draw(described_architectures(tensor_parallel=tensor_parallel * context_parallel))
+    replicas, zero_stage = draw(st.integers(1, 4)), draw(st.integers(0, 3))
+    groups = shard_groups(replicas, context_parallel)
     layout = Layout(
         micro_batch=draw(st.integers(1, 2)),
-        data_parallel=draw(st.integers(1, 4)),
+        data_parallel=replicas,
         tensor_parallel=tensor_parallel,
         context_parallel=context_parallel,
         pipeline_stages=draw(st.integers(1, stages)),
         virtual_stages=draw(st.integers(1, 3)),
         sequence_parallel=draw(st.booleans()),
-        zero_stage=draw(st.integers(0, 3)),
+        zero_stage=zero_stage,
+        shard_ranks=draw(st.sampled_from([None, *groups])) if zero_stage >= 2 else None,
         reduce_scatter=draw(st.booleans()),
         recomputation=draw(st.sampled_from(Recomputation)),
         reshard_after_forward=draw(st.booleans()),
@@ -396,6 +401,11 @@ def gradient_messages(
     groups = [rank.all] if recipe.decay_of_vectors else [rank.matrices, rank.vectors]
     padded = [elements + -elements % n for elements in groups if elements]
     scatters = layout.zero_stage == 1 and layout.reduce_scatter
+    axis = "dp"
+    if layout.zero_stage >= 2 and layout.shard_ranks not in (None, n):
+        axis, n = "shard", layout.shard_ranks
+        padded = [elements + -elements % n for elements in groups if elements]
+        yield "replicate", "all_reduce", gradient * sum(padded) // n
     if scatters:
         left = gradient * sum(padded)
         while left > 0:
@@ -407,12 +417,12 @@ def gradient_messages(
             yield "dp", "all_reduce", bucket
     if layout.zero_stage in (1, 2):
         for elements in padded:
-            yield "dp", "all_gather", element * elements
+            yield axis, "all_gather", element * elements
     for _ in range(micro_batches if layout.zero_stage >= 2 else 0):
-        yield "dp", "reduce_scatter", gradient * sum(padded)
+        yield axis, "reduce_scatter", gradient * sum(padded)
         if layout.zero_stage == 3:
             for _ in ("forward", "backward") if layout.reshard_after_forward else ("forward",):
-                yield "dp", "all_gather", element * sum(padded)
+                yield axis, "all_gather", element * sum(padded)
 
 
 def listed(messages: Iterator[Message], layout: Layout) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
@@ -436,7 +446,7 @@ def test_a_step_equals_the_list_of_its_messages(run: tuple[Architecture, Recipe,
         assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
         assert {(t.axis, t.operation): t.payload_bytes for t in traffic} == payload
         for entry in traffic:
-            if entry.axis != "dp" or layout.zero_stage <= 1:
+            if entry.axis not in ("dp", "shard", "replicate") or layout.zero_stage <= 1:
                 assert entry.messages == messages[entry.axis, entry.operation]
 
 
@@ -460,7 +470,7 @@ def test_sharded_gradients_and_weights_come_in_buckets_and_layers(
     run: tuple[Architecture, Recipe, Layout], micro_batches: int
 ) -> None:
     architecture, recipe, layout = run
-    layout = msgspec.structs.replace(layout, data_parallel=2, pipeline_stages=1)
+    layout = msgspec.structs.replace(layout, data_parallel=2, pipeline_stages=1, shard_ranks=None)
     second, third = (msgspec.structs.replace(layout, zero_stage=zero) for zero in (2, 3))
     messages = {
         (zero, entry.operation): entry.messages
@@ -713,6 +723,7 @@ def test_arrays_of_layouts_equal_one_layout_after_the_other(
     micro_batches = [data.draw(counts) for _ in rows]
     stages = [data.draw(st.integers(0, row["pipeline_stages"] - 1)) for row in rows]
     columns = {name: numpy.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+    layout = msgspec.structs.replace(layout, shard_ranks=None)  # of arrays of layouts none
     swept = msgspec.structs.replace(layout, **columns)
     together = by_key(
         step_traffic(
@@ -781,6 +792,62 @@ def test_ranks_in_a_node_equal_ranks_counted_one_by_one(
     ends = [(group[0] // node, group[-1] // node) for group in groups_of_axis(layout, {"pp"})]
     together = {2 if first == last else 1 for first, last in ends}
     assert together == {axes_in_node(layout, accelerators_per_node=node)["embedding"]}
+
+
+@given(POWERS, POWERS, POWERS, POWERS, POWERS, st.permutations(["tp", "cp", "dp", "pp"]), st.data())
+def test_ranks_of_hybrid_sharding_in_a_node_equal_ranks_counted_one_by_one(
+    dp: int, tp: int, cp: int, pp: int, node: int, order: list[str], data: st.DataObject
+) -> None:
+    layout = Layout(
+        data_parallel=dp, tensor_parallel=tp, context_parallel=cp, pipeline_stages=pp, rank_order="-".join(order)
+    )
+    shards = data.draw(st.sampled_from([*shard_groups(dp, cp), None]))
+    if shards is None:
+        return
+    layout = msgspec.structs.replace(layout, zero_stage=3, shard_ranks=shards)
+    members: dict[tuple[object, ...], list[int]] = {}
+    for rank in range(layout.ranks):
+        index = coordinates(layout, rank)
+        place = index["dp"] * cp + index["cp"]
+        others = index["tp"], index["pp"]
+        members.setdefault(("shard", *others, place // shards), []).append(rank)
+        members.setdefault(("replicate", *others, place % shards), []).append(rank)
+    inside = axes_in_node(layout, accelerators_per_node=node)
+    for (axis, *_), ranks in members.items():
+        assert group_ranks(layout, str(axis)) == len(ranks)
+        assert set(Counter(rank // node for rank in ranks).values()) == {inside[str(axis)]}
+
+
+@given(runs(), st.integers(1, 3), st.data())
+def test_groups_of_hybrid_sharding_send_what_so_many_ranks_alone_do_and_their_shards_once(
+    run: tuple[Architecture, Recipe, Layout], micro_batches: int, data: st.DataObject
+) -> None:
+    architecture, recipe, layout = run
+    zero, groups = data.draw(st.sampled_from([2, 3])), data.draw(st.integers(2, 3))
+    alone = msgspec.structs.replace(layout, zero_stage=zero, shard_ranks=None)
+    n = alone.state_ranks
+    if n == 1:
+        return
+    many = msgspec.structs.replace(alone, data_parallel=groups * layout.data_parallel)
+    hybrid = msgspec.structs.replace(many, shard_ranks=n)
+    for stage in range(layout.pipeline_stages):
+        plain, grouped, all_of_them, as_many = (
+            by_key(step_traffic(Workload(architecture, recipe, each), stage=stage, micro_batches=micro_batches))
+            for each in (alone, hybrid, msgspec.structs.replace(many, shard_ranks=many.state_ranks), many)
+        )
+        assert all_of_them == as_many
+        if not plain.get(("dp", "reduce_scatter")):
+            continue  # a stage without weights
+        scattered = plain["dp", "reduce_scatter"]
+        assert grouped.pop(("replicate", "all_reduce")) == Traffic(
+            "replicate",
+            "all_reduce",
+            scattered.payload_bytes // (micro_batches * n),
+            scattered.messages // micro_batches,
+        )
+        assert {
+            (axis.replace("shard", "dp"), operation): entry[2:] for (axis, operation), entry in grouped.items()
+        } == {key: entry[2:] for key, entry in plain.items()}
 
 
 def test_an_unknown_axis_is_refused() -> None:

@@ -48,6 +48,8 @@ def test_every_rank_has_its_own_figures(run: Run) -> None:
     group = {"dp": copies(run.layout), "cp": run.layout.context_parallel}
     group |= {"tp": run.layout.tensor_parallel, "pp": run.layout.pipeline_stages}
     group["embedding"], group["kv"] = 2, run.layout.tensor_parallel  # executed_runs have one key-value head or enough
+    group["shard"] = run.layout.shard_ranks or group["dp"]
+    group["replicate"] = group["dp"] // group["shard"]
     samples = micro_batches(run) * run.layout.micro_batch
     for rank, place in enumerate(places(run.layout)):
         own = of_rank(figures, rank)

@@ -73,25 +73,32 @@ def _shape(tensor: ParameterTensor) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def rank_of(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    rank, ranks = request.param
+def rank_of(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, int | None]]:
+    """Rank, ranks, and with hybrid sharding those of a group."""
+    rank, ranks, shard_ranks = request.param
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    yield rank, ranks
+    yield rank, ranks, shard_ranks
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("rank_of", [(0, 1), (0, 2), (1, 2), (3, 4), (7, 8)], indirect=True, ids=str)
+@pytest.mark.parametrize(
+    "rank_of",
+    [(0, 1, None), (0, 2, None), (1, 2, None), (3, 4, None), (7, 8, None), (3, 4, 4), (2, 4, 2), (7, 8, 4), (6, 9, 3)],
+    indirect=True,
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("zero_stage", "reshard", "recompute"),
     [(2, True, False), (2, True, True), (3, True, False), (3, True, True), (3, False, True)],
 )
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
 def test_fully_shard_stores_and_hands_over_what_is_predicted(
-    rank_of: tuple[int, int], zero_stage: int, reshard: bool, recompute: bool, precision: Precision
+    rank_of: tuple[int, int, int | None], zero_stage: int, reshard: bool, recompute: bool, precision: Precision
 ) -> None:
-    rank, ranks = rank_of
+    rank, ranks, shard_ranks = rank_of
     layout = Layout(
         data_parallel=ranks,
+        shard_ranks=shard_ranks,
         zero_stage=zero_stage,
         offload=Offload.STATE if ranks == 1 else Offload.NONE,  # or one rank shards nothing
         reshard_after_forward=reshard,
@@ -102,16 +109,21 @@ def test_fully_shard_stores_and_hands_over_what_is_predicted(
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32 if precision is Precision.BF16 else dtype
     )
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    shape, axes = ((ranks,), ("dp",))
+    if shard_ranks not in (None, ranks):
+        shape, axes = (ranks // shard_ranks, shard_ranks), ("replicate", "shard")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=axes)
     model = Model(recompute=recompute)
     dropped = zero_stage == 3 and reshard
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=dropped)
     root = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with CollectiveCounter({mesh.get_group("dp").group_name: "dp"}) as counter:
+    with CollectiveCounter({mesh.get_group(axis).group_name: axis for axis in axes}) as counter:
         for micro_batch in range(MICRO_BATCHES):
-            root.set_reshard_after_backward(zero_stage == 3 or micro_batch == MICRO_BATCHES - 1)
+            last = micro_batch == MICRO_BATCHES - 1
+            root.set_reshard_after_backward(zero_stage == 3 or last)
+            root.set_requires_all_reduce(last)
             model(torch.ones(2, dtype=dtype, requires_grad=True)).sum().backward()
     local = [parameter.to_local() for parameter in model.parameters()]
     gradients = [parameter.grad.to_local() for parameter in model.parameters()]

@@ -42,10 +42,11 @@ def stored(run: Run, place: Place) -> ExecutedState:
     if run.layout.zero_stage >= 2 and n > 1:
         element = 2 if precision is Precision.FP16_NO_MASTER else 4
         own = padded = 0
+        n = run.layout.shard_ranks or n
         for tensor in tensors:
             shards = torch.empty(tensor.shape, device="meta").chunk(n)
             padded += shards[0].numel()
-            own += shards[place.dp].numel() if place.dp < len(shards) else 0
+            own += shards[place.dp % n].numel() if place.dp % n < len(shards) else 0
         moments = (4 + 4 + COPY[precision]) * own
         return ExecutedState(own, element * padded, element * padded, moments + 4 * len(tensors))
     groups: dict[bool, int] = {}
@@ -97,11 +98,13 @@ def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -
 @given(executed_runs())
 def test_the_shards_of_all_ranks_are_the_model(run: Run) -> None:
     layout = msgspec.structs.replace(run.layout, tensor_parallel=1, pipeline_stages=1, virtual_stages=1, zero_stage=3)
+    n = layout.shard_ranks or copies(layout)
     states = [
         executed_state(Workload(run.architecture, run.recipe, layout), stage=0, replica=replica)
         for replica in range(copies(layout))
     ]
-    assert sum(state.parameters for state in states) == parameter_count(run.architecture)
+    assert sum(state.parameters for state in states[:n]) == parameter_count(run.architecture)
+    assert states == states[:n] * (copies(layout) // n)
     assert len({state.weight_bytes for state in states}) == 1
     assert states[0].parameters == max(state.parameters for state in states)
 
@@ -142,7 +145,7 @@ def test_rows_are_sharded_like_torch_chunks(rows: int, columns: int, ranks: int)
 def test_units_are_the_layers_and_the_rest(run: Run) -> None:
     layout = msgspec.structs.replace(run.layout, pipeline_stages=1, virtual_stages=1)
     one = run._replace(layout=layout)
-    n = copies(layout)
+    n = layout.shard_ranks or copies(layout)
 
     def padded(shapes: list[tuple[int, ...]]) -> int:
         return sum(torch.empty(shape, device="meta").chunk(n)[0].numel() for shape in shapes)

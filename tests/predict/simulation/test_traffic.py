@@ -121,8 +121,9 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
         dtype = gradient_dtype(run)
         payload = gradient_element(run) * sum(math.prod(shape) for shape in in_part)
     else:
-        shards = [torch.empty(shape, device="meta").chunk(copies(layout)) for shape in in_part]
-        own = sum(chunks[place.dp].numel() for chunks in shards if place.dp < len(chunks))
+        n = layout.shard_ranks or copies(layout)
+        shards = [torch.empty(shape, device="meta").chunk(n) for shape in in_part]
+        own = sum(chunks[place.dp % n].numel() for chunks in shards if place.dp % n < len(chunks))
         stored = run.recipe.precision is Precision.FP16_NO_MASTER
         dtype, payload = ("fp16", 2 * own) if stored else ("fp32", 4 * own)
     if in_part:  # also where this rank's shards of them are empty
@@ -139,8 +140,9 @@ def copied_head_messages(run: Run, place: Place) -> Iterator[Message]:
         if tensor.name.startswith(("query_key_value", "key_value")):
             copied = torch.zeros(tensor.shape)
             copied[-rows:] = 1
-            shards = copied.chunk(copies(layout)) if layout.fully_sharded else [copied]
-            own = place.dp if layout.fully_sharded else 0
+            n = layout.shard_ranks or copies(layout)
+            shards = copied.chunk(n) if layout.fully_sharded else [copied]
+            own = place.dp % n if layout.fully_sharded else 0
             elements += int(shards[own].sum()) if own < len(shards) else 0
     stored = layout.fully_sharded and run.recipe.precision is not Precision.FP16_NO_MASTER
     dtype, element = ("fp32", 4) if stored else (gradient_dtype(run), gradient_element(run))
@@ -217,7 +219,9 @@ def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
 
 def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
     """Units of fully_shard: what is gathered when it is needed and not there, and dropped as the stage says."""
-    layout, n = run.layout, copies(run.layout)
+    layout, n = run.layout, run.layout.shard_ranks or copies(run.layout)
+    several_groups = n < copies(layout)
+    axis = "shard" if several_groups else "dp"
     elements: Counter[int] = Counter()
     for tensor in rank_parameters(run, place):
         elements[tensor.unit] += n * torch.empty(tensor.shape, device="meta").chunk(n)[0].numel()
@@ -227,7 +231,7 @@ def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
     def needed(unit: int) -> Iterator[Message]:
         if unit not in gathered:
             gathered.add(unit)
-            yield weight_dtype(run), "dp", "all_gather", weight_element(run) * elements[unit]
+            yield weight_dtype(run), axis, "all_gather", weight_element(run) * elements[unit]
 
     for micro_batch in range(micro_batches(run)):
         for unit in [-1, *layers]:
@@ -236,7 +240,9 @@ def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
                 gathered.remove(unit)
         for unit in [*reversed(layers), -1]:
             yield from needed(unit)
-            yield gradient_dtype(run), "dp", "reduce_scatter", gradient_element(run) * elements[unit]
+            yield gradient_dtype(run), axis, "reduce_scatter", gradient_element(run) * elements[unit]
+            if several_groups and micro_batch == micro_batches(run) - 1:
+                yield gradient_dtype(run), "replicate", "all_reduce", gradient_element(run) * elements[unit] // n
             if layout.zero_stage == 3 or micro_batch == micro_batches(run) - 1:
                 gathered.remove(unit)
     assert not gathered
