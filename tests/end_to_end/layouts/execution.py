@@ -93,8 +93,7 @@ class Executions:
         return Executed(job, finished, steps, gradients)
 
     def _launch(self, cases: list[Case]) -> None:
-        sizes = mesh_of(cases[0])
-        directory = self._directory / "dp{}-tp{}-pp{}-cp{}-ep{}".format(*sizes)
+        directory = self._directory / mesh_of(cases[0])
         directory.mkdir()
         corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
         plans = [msgspec.structs.replace(small_run(case), **self._where) for case in cases]

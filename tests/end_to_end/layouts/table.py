@@ -327,8 +327,14 @@ def small_run(case: Case) -> Plan:
     )
 
 
-def mesh_of(case: Case) -> tuple[int, int, int, int, int]:
-    """Sizes of the data-, tensor-, pipeline-, context- and expert-parallel axes."""
+def mesh_of(case: Case) -> str:
+    """Axes with several ranks and their sizes, from the innermost out: runs may have them in another order."""
     layout = small_run(case).layout
-    dense = layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages
-    return *dense, layout.context_parallel, layout.expert_parallel
+    sizes = {
+        "dp": layout.data_parallel,
+        "tp": layout.tensor_parallel,
+        "pp": layout.pipeline_stages,
+        "cp": layout.context_parallel,
+        "ep": layout.expert_parallel,
+    }
+    return "-".join(f"{axis}{sizes[axis]}" for axis in layout.axis_order if sizes[axis] > 1) or SINGLE
