@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
@@ -38,7 +39,8 @@ OPTIONAL = (
     *("source", "model", "kv_heads", "ffn_hidden", "gpus_per_node", "inter_link", "dtype"),
     *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
     *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
-    *("dropout", "precision", "stage_assignment", "fused_attention", "scatter_gather", "network_bytes_per_second"),
+    *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
+    "network_bytes_per_second",
 )
 
 
@@ -178,6 +180,8 @@ def _row(
     architecture, recipe, layout = base_of(run_name or tables.rest_as)
     architecture = architecture_of(cells, architecture, recorded=run_name is not None)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
+    if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
+        raise UnusableError(f"{device} computes no products in {recipe.product_format.value}")
     layout = layout_of(cells, layout if run_name else Layout(), recorded=run_name is not None)
     accelerators = cells.count("gpus")
     if layout.ranks != accelerators:

@@ -17,7 +17,17 @@ from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_tables import Assumption, TableFacts, load_tables
-from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual, Workload
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    Norm,
+    Position,
+    Precision,
+    ProductFormat,
+    Recipe,
+    Residual,
+    Workload,
+)
 from reference_runs.stack import matches, stack, stack_of
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
@@ -200,22 +210,29 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
     """The row's batch, precision and dropout; the rest is the recorded run's."""
     batch = cells.count("global_batch")
     if recorded:
-        return msgspec.structs.replace(base, global_batch=batch)
+        stated = {"product_format": _products_of(cells)} if cells.stated.get("product_format") else {}
+        return msgspec.structs.replace(base, global_batch=batch, **stated)
     dropout = cells.number("dropout")
     if dropout >= 1:
         raise UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
     if not cells.stated.get("precision"):
         dtype = cells.text("dtype")
         if not cells.said("precision"):
-            raise UnusableError(f"dtype: {dtype!r} is none of bf16, fp16, fp32, and precision is blank")
+            raise UnusableError(f"dtype: {dtype!r} is none of bf16, fp16, fp32, fp8, and precision is blank")
     return msgspec.structs.replace(
         base,
         global_batch=batch,
         precision=cells.choice("precision", Precision),
+        product_format=_products_of(cells),
         embedding_dropout=dropout,
         hidden_dropout=dropout,
         attention_dropout=dropout,
     )
+
+
+def _products_of(cells: Cells) -> ProductFormat:
+    """The format of the row's products: none where nothing is said of it."""
+    return cells.choice("product_format", ProductFormat) if cells.said("product_format") else ProductFormat.NONE
 
 
 def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
@@ -264,10 +281,11 @@ def network_of(cells: Cells) -> float | None:
 def worded_bytes_per_second(text: str) -> float | None:
     """Bytes per second out of a node in words such as "8x HDR InfiniBand 200Gb/s per node"; None: no rate in them.
 
-    A count in front multiplies; b is a bit and B a byte.
+    A count in front multiplies; b is a bit and B a byte. Of several rates the highest: the others are of storage and
+    management.
     """
-    rate_text = _RATE.search(text)
-    if rate_text is None:
-        return None
-    count, rate, prefix, unit = rate_text.groups()
-    return int(count or 1) * float(rate) * {"G": 1e9, "T": 1e12}[prefix] / (1 if unit.startswith("B") else 8) or None
+    rates = [
+        int(count or 1) * float(rate) * {"G": 1e9, "T": 1e12}[prefix] / (1 if unit.startswith("B") else 8)
+        for count, rate, prefix, unit in _RATE.findall(text)
+    ]
+    return max(rates, default=0.0) or None

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.published import STEP
+from reference_runs.published import STEP, load_table
 from reference_runs.published_tables import PUBLISHED, shipped_tables
+from reference_runs.run import Precision, ProductFormat
 from suite.__main__ import main
-from suite.predict.validation.published_tables import best_constant
+from suite.predict.validation.published_tables import best_constant, row_prediction
 
 KEYS = ["table", "rows", "used", "skipped", "step_seconds_mape", "constant_mfu_mape", "peak_bytes_mape", "worst"]
 
@@ -110,12 +111,26 @@ def test_no_published_row_is_implausible(capsys) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "reason"),
-    {"fp8": "dtype: 'fp8' is none of bf16, fp16, fp32, and precision is blank", "": "dtype is blank"}.items(),
+    {"fp9": "dtype: 'fp9' is none of bf16, fp16, fp32, fp8, and precision is blank", "": "dtype is blank"}.items(),
 )
 def test_a_dtype_that_is_not_described_is_named(dtype: str, reason: str, capsys, tmp_path) -> None:
     path = written(tmp_path / "own.csv", [OWN | {"dtype": dtype, STEP: "0.95"}])
     (score,) = scores(capsys, path, code=3)
     assert score["skipped_rows"] == [{"line": 2, "reason": reason}]
+
+
+def test_fp8_is_a_format_of_products_and_not_of_weights(capsys, tmp_path) -> None:
+    rows = [OWN | {"gpu": "h100-sxm", "dtype": dtype, STEP: "0.5"} for dtype in ("bf16", "fp8", "amp_fp8")]
+    path = written(tmp_path / "own.csv", [*rows, OWN | {"dtype": "fp8", STEP: "0.5"}])
+    (score,) = scores(capsys, path)
+    assert score["used"] == 3
+    assert score["skipped_rows"] == [{"line": 5, "reason": "a100-sxm-80gb computes no products in fp8-delayed"}]
+    wide, fp8, amp = load_table(Path(path)).rows
+    assert (wide.recipe.product_format, wide.recipe.precision) == (ProductFormat.NONE, Precision.BF16)
+    assert (fp8.recipe.product_format, fp8.recipe.precision) == (ProductFormat.FP8_DELAYED, Precision.BF16)
+    assert amp.recipe == fp8.recipe
+    assert "product_format = fp8-delayed" in fp8.assumed
+    assert row_prediction(fp8).step_seconds < row_prediction(wide).step_seconds
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator import dense_peak_flop_per_second
+from reference_runs.accelerator import dense_peak_flop_per_second, product_peak_flop_per_second
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
@@ -182,7 +182,7 @@ def _implausible(rows: Sequence[PublishedRow]) -> Iterator[SkippedLine]:
             flop=causal_half_flop(row.architecture, samples=row.recipe.global_batch),
             step_seconds=row.step_seconds or 0.0,
             accelerators=row.layout.ranks,
-            peak=_peak(row),
+            peak=product_peak_flop_per_second(catalogued(row.accelerator), row.recipe.product_format) or _peak(row),
         )
         if words is not None:
             yield SkippedLine(line=row.line, reason=words)
