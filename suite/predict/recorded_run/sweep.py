@@ -61,19 +61,22 @@ def layout_figures(workload: Workload, machine: Machine) -> LayoutFigures:
 
 
 def alternatives(workload: Workload, machine: Machine) -> list[tuple[Layout, LayoutFigures]]:
-    """Layouts of the same ranks that fit into memory, the fastest first: other tp, pp, dp and micro-batch."""
+    """Layouts of the same ranks that fit into memory, the fastest first: other tp, pp, dp and micro-batch.
+
+    Expert parallelism stays.
+    """
     architecture, recipe, layout = workload
     found: list[tuple[Layout, LayoutFigures]] = []
-    node = machine.accelerators_per_node
+    node, ranks = machine.accelerators_per_node, layout.ranks // layout.expert_parallel
     for tensor_parallel in [size for size in range(1, node + 1) if node % size == 0]:
-        for stages in [p for p in range(1, architecture.layers + 1) if layout.ranks % (tensor_parallel * p) == 0]:
+        for stages in [p for p in range(1, architecture.layers + 1) if ranks % (tensor_parallel * p) == 0]:
             for micro_batch in MICRO_BATCHES:
                 other = msgspec.structs.replace(
                     layout,
                     tensor_parallel=tensor_parallel,
                     pipeline_stages=stages,
                     context_parallel=1,
-                    data_parallel=layout.ranks // (tensor_parallel * stages),
+                    data_parallel=ranks // (tensor_parallel * stages),
                     virtual_stages=1,
                     micro_batch=micro_batch,
                     accumulation=None,
