@@ -71,9 +71,11 @@ class Residual(enum.StrEnum):
 
 
 class Mask(enum.StrEnum):
-    """Which positions a position attends to: earlier ones; with a prefix also all of the uncorrupted part."""
+    """Which positions a position attends to: earlier ones, or those of its document alone; with a prefix also all of
+    the uncorrupted part."""
 
     CAUSAL = "causal"
+    DOCUMENTS = "causal-documents"
     PREFIX = "prefix"
 
 
@@ -145,6 +147,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rotary_scaling_factor: how much slower than `rotary_base` says angles of long wavelength turn; those of
             wavelengths below rotary_scaling_sequence / rotary_scaling_high stay, those above rotary_scaling_sequence /
             rotary_scaling_low are divided by it, between them it is interpolated (Llama 3.1).
+        mean_document: tokens of a document, its end included, where sequences are packed with several that do not see
+            each other.
         sliding_window: positions, its own included, that a token attends to.
         query_rank: width to which latent attention compresses queries; None: they are not compressed.
         key_value_rank: width to which latent attention compresses keys and values together. Of a head's `head_dim`,
@@ -195,6 +199,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rotary_scaling_high: Positive | None = None
     rotary_scaling_sequence: Tokens | None = None
     sliding_window: Tokens | None = None
+    mean_document: Tokens | None = None
     query_rank: Count | None = None
     key_value_rank: Count | None = None
     value_head_dim: Count | None = None
@@ -289,6 +294,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         yield from self._rotary_scaling_mistakes(where)
         yield from self._latent_mistakes(where)
         yield from self._expert_mistakes(where)
+        documents = self.mask is Mask.DOCUMENTS
+        to = "mask causal-documents"
+        yield from belonging_mistakes("architecture", self, ("mean_document",), to, is_needed=documents, where=where)
         for wrong, name, needed in (
             (self.norm_bias and not self.norm_gain, "norm_bias", "norm_gain"),
             (self.norm_bias and self.norm.root_mean_square, "norm_bias", f"a LayerNorm, not {self.norm.value}"),

@@ -242,6 +242,7 @@ def _rules(architecture: Architecture, w: int, scale: Scale) -> dict[str, str]:
         "architecture.value_head_dim": f"/ {scale.head_dim}, as head_dim",
         "architecture.sequence": f"{shorter}: {scale.sequence}, doubled until at most {scale.most_sequence:,} are left",
         "architecture.sliding_window": f"{shorter}, as sequence",
+        "architecture.mean_document": f"{shorter}, as sequence",
         "architecture.rotary_scaling_sequence": f"{shorter}, as sequence",
         "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}, where steps have one "
         f"{scale.most_samples_alone}",

@@ -127,6 +127,7 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         vocabulary=min(padded, round(architecture.vocabulary / w)),
         padded_vocabulary=padded,
         sequence=architecture.sequence // shorter,
+        mean_document=architecture.mean_document and -(-architecture.mean_document // shorter),
         sliding_window=architecture.sliding_window and -(-architecture.sliding_window // shorter),
         rotary_scaling_sequence=architecture.rotary_scaling_sequence
         and -(-architecture.rotary_scaling_sequence // shorter),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+END_TOKEN = 0  # its number: special tokens come first in an encoding
 STANDARD_LIBRARY = "Python standard library"  # the source of the corpus where no path is given
 DOCUMENT_BYTES = 16 * 1024
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
@@ -207,6 +208,7 @@ def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:
 def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], list[int]]:
     """The tokens of all texts, each followed by an end-of-text token, and the index of each text's first token."""
     (end,) = tokenizer.encode(END_OF_TEXT).ids
+    assert end == END_TOKEN
     tokens = array.array("i")
     starts = []
     for encoding in tokenizer.encode_batch(texts):

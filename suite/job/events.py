@@ -91,6 +91,21 @@ class RoutedLayer(msgspec.Struct, frozen=True):
     auxiliary_loss: float
 
 
+class PackedDocuments(msgspec.Struct, frozen=True):
+    """The documents in a rank's samples of the first step.
+
+    Args:
+        sequences: of `tokens` each.
+        documents: in all of them, cut ones too.
+        attended: pairs of a token and one that it sees, itself included.
+    """
+
+    sequences: int
+    tokens: int
+    documents: int
+    attended: int
+
+
 class ComputedRows(msgspec.Struct, frozen=True):
     """Rows of all layers together that the experts of a rank computed, of every rank's tokens.
 
@@ -157,6 +172,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     synchronisations: int | None = None
     routed: list[RoutedLayer] = []
     computed_rows: dict[str, ComputedRows] = {}
+    packed: PackedDocuments | None = None
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

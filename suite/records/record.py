@@ -15,7 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
-from suite.job.events import ComputedRows, Event, Failed, Finished, Phase, RoutedLayer, Status, Step
+from suite.job.events import ComputedRows, Event, Failed, Finished, PackedDocuments, Phase, RoutedLayer, Status, Step
 from suite.job.options import DEFAULT_OPTIONS
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
@@ -105,6 +105,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     synchronisations: int | None = None
     routed: list[RoutedLayer] = []
     computed_rows: dict[str, ComputedRows] = {}
+    packed: PackedDocuments | None = None
 
 
 _OF_FINISHED = shared_fields(RankOutcome, Finished)

@@ -78,6 +78,12 @@ def _of_the_model(a: Architecture) -> tuple[_Limit, ...]:
             "another norm",
         ),
         _Limit(without_rate, "experts that a bias balances", "no architecture.balancing_rate", "one"),
+        _Limit(
+            a.mask is Mask.DOCUMENTS and a.position is Position.LEARNED,
+            "learned positions of packed documents, which would have to begin anew in each",
+            f"{a.position.value} with {a.mask.value}",
+            "rotary, alibi",
+        ),
         _Limit(unknown_block, f"{a.norm.value} in that block", block, "sequential, False"),
         _Limit(unknown_top, "a top-query layer with those positions", a.position, Position.LEARNED.value),
     )
@@ -192,6 +198,7 @@ def without_triton_kernel(architecture: Architecture) -> list[str]:
         "norms without gain": not architecture.norm_gain,
         "norms of queries and keys that do not rotate": normed and architecture.rotary_dim is None,
         "a bias of the head": architecture.head_bias,
+        "packed documents that do not see each other": architecture.mask is Mask.DOCUMENTS,
         "a sliding window": (architecture.sliding_window or architecture.sequence) < architecture.sequence,
     }
     return [name for name, lacks in lacking.items() if lacks]

@@ -48,6 +48,7 @@ def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
         "reserved_bytes",
         "synchronisations",
         "routed",
+        "packed",
         "computed_rows",
     } == {*names}
     counts = {field.name: 0 for field in msgspec.structs.fields(Finished) if field.required}

@@ -13,10 +13,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reference_runs.run import Objective
+from reference_runs.run import Mask, Objective
 from suite.execute.data.blank_infilling import BlankInfilling
 from suite.execute.model.position import dealt
-from suite.job.corpus import END_OF_TEXT
+from suite.job.corpus import END_OF_TEXT, END_TOKEN
 from suite.job.options import Documents, Texts
 from suite.job.training_job import Job
 
@@ -67,6 +67,7 @@ class TokenStream:
     Args:
         path: of the tokens.
         documents: to tokenise again; None: the tokens of the file are used.
+        has_documents: whether samples say which document each token belongs to.
         context_part: index and number of the context-parallel ranks that every sample is dealt to.
         blanks: makes the samples; None: each token's target is the next one.
     """
@@ -80,6 +81,7 @@ class TokenStream:
         seed: int,
         blanks: BlankInfilling | None = None,
         documents: TokenisedDocuments | None = None,
+        has_documents: bool = False,
         context_part: tuple[int, int] = (0, 1),
     ) -> None:
         # through NumPy, as the order below: the peak of PyTorch's allocator is measured, without the data
@@ -90,6 +92,7 @@ class TokenStream:
         self._seed = seed
         self._blanks = blanks
         self._context_part = context_part
+        self._has_documents = has_documents
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def micro_batch(self, first: int, samples: int) -> TokenBatch:
@@ -102,7 +105,10 @@ class TokenStream:
         rank, ranks = self._context_part
         if ranks > 1:
             tokens_BT, targets_BT = (dealt(x, rank=rank, ranks=ranks) for x in (tokens_BT, targets_BT))
-        return TokenBatch(tokens_BT, {"targets_BT": targets_BT})
+        arguments = {"targets_BT": targets_BT}
+        if self._has_documents:
+            arguments["documents_BT"] = documents_of(tokens_BT)
+        return TokenBatch(tokens_BT, arguments)
 
     def _text(self, number: int) -> Tensor:
         epoch, index = divmod(number, self._samples)
@@ -112,6 +118,12 @@ class TokenStream:
             self._order = (epoch, torch.from_numpy(order.numpy().copy()))
         start = int(self._order[1][index]) * self._sequence
         return self._tokens[start : start + self._sequence + 1]
+
+
+def documents_of(tokens_BT: Tensor) -> Tensor:
+    """The number of each token's document in its sample, int64 [B, T]; the end of a text belongs to it."""
+    ends_BT = (tokens_BT == END_TOKEN).long()
+    return ends_BT.cumsum(1).sub_(ends_BT)
 
 
 def _infilled(blanks: BlankInfilling, texts: list[Tensor], first: int) -> TokenBatch:
@@ -139,5 +151,6 @@ def token_stream(job: Job, *, context_rank: int = 0) -> TokenStream:
         seed=job.seed,
         blanks=blanks,
         documents=documents,
+        has_documents=job.architecture.mask is Mask.DOCUMENTS,
         context_part=(context_rank, job.layout.context_parallel),
     )

@@ -28,8 +28,8 @@ class Decoder(nn.Module):
 
     A chunk has some of the layers, under their numbers in the whole model. Without the `first` one it takes hidden
     states [B, T, D] in place of tokens; without the `last` one it returns hidden states. Where the mask has a prefix,
-    the forward pass takes positions_BT and seen_B2S (see `prefix_bias`). A top-query layer comes after the final norm,
-    and takes its queries from a table of its own.
+    the forward pass takes positions_BT and seen_B2S (see `prefix_bias`); where it has documents, documents_BT (see
+    `score_bias`). A top-query layer comes after the final norm, and takes its queries from a table of its own.
 
     Args:
         operations: what computes everything but matrix products; None: PyTorch's own operators.
@@ -125,6 +125,7 @@ class Decoder(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         seen_B2S: Tensor | None = None,
+        documents_BT: Tensor | None = None,
     ) -> Tensor:
         rank, ranks = self.context_part
         length = self.architecture.sequence if self.embedding is None else x.shape[1] * ranks
@@ -135,7 +136,12 @@ class Decoder(nn.Module):
             mask = torch.empty(0, device=x.device)
         else:
             mask = self.operations.mask(
-                heads=self.heads, length=length, device=x.device, seen_B2S=seen_B2S, positions=dealt
+                heads=self.heads,
+                length=length,
+                device=x.device,
+                seen_B2S=seen_B2S,
+                documents_BT=documents_BT,
+                positions=dealt,
             )
         if dealt is not None:
             positions = dealt.queries_T

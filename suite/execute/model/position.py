@@ -38,8 +38,12 @@ def score_bias(
     length: int,
     device: torch.device,
     positions: DealtPositions | None = None,
+    documents_BT: Tensor | None = None,
 ) -> Tensor:
     """What a causal mask adds to the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
+
+    With documents [B, H or 1, T, S]: a token attends to its own alone. Positions go on from one to the next, which no
+    score of rotary positions or ALiBi tells: both depend on distances.
 
     ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row: softmax
     removes it. A token attends to the last `sliding_window` positions, its own included.
@@ -47,6 +51,7 @@ def score_bias(
     Args:
         length: of the sequence.
         positions: of queries and keys; None: all, in order.
+        documents_BT: the document of each token; None: it sees all before it.
     """
     if positions is None:
         in_order = torch.arange(length, device=device)
@@ -59,6 +64,9 @@ def score_bias(
     unseen_TS = distance_TS < 0
     if architecture.sliding_window is not None and architecture.sliding_window < length:
         unseen_TS = unseen_TS | (distance_TS >= architecture.sliding_window)
+    if documents_BT is not None:
+        unseen_BTS = unseen_TS | (documents_BT[:, :, None] != documents_BT[:, None, :])
+        return bias_HTS.masked_fill(unseen_BTS[:, None], float("-inf"))
     return bias_HTS.masked_fill(unseen_TS, float("-inf"))
 
 

@@ -28,6 +28,7 @@ class Operations(Protocol):
         length: int,
         device: torch.device,
         seen_B2S: Tensor | None,
+        documents_BT: Tensor | None,
         positions: DealtPositions | None,
     ) -> Tensor:
         """The mask that `attention_weights` takes, for the `heads` and positions that are computed here."""
@@ -112,12 +113,20 @@ class TorchOperations:
         length: int,
         device: torch.device,
         seen_B2S: Tensor | None,
+        documents_BT: Tensor | None,
         positions: DealtPositions | None,
     ) -> Tensor:
         if self._architecture.mask is Mask.PREFIX:
             assert seen_B2S is not None
             return prefix_bias(seen_B2S)
-        return score_bias(self._architecture, heads=heads, length=length, device=device, positions=positions)
+        return score_bias(
+            self._architecture,
+            heads=heads,
+            length=length,
+            device=device,
+            positions=positions,
+            documents_BT=documents_BT,
+        )
 
     def normalised(self, norm: NormModule, x: Tensor) -> Tensor:
         out: Tensor = norm(x)

@@ -68,9 +68,11 @@ class TritonOperations:
         length: int,  # noqa: ARG002  # the protocol's
         device: torch.device,
         seen_B2S: Tensor | None,
+        documents_BT: Tensor | None,
         positions: DealtPositions | None,
     ) -> Tensor:
         assert positions is None
+        assert documents_BT is None
         if self._prefix:
             assert seen_B2S is not None
             return seen_B2S

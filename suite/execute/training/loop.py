@@ -121,6 +121,7 @@ def _finished(
         reserved_bytes=counters.peak.reserved_bytes,
         routed=counters.routed,
         computed_rows=computed_rows if steps.job.layout.expert_parallel > 1 else {},
+        packed=steps.packed_documents(),
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )

@@ -29,6 +29,7 @@ from suite.execute.parallel.parallelize import Training
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
+from suite.job.events import PackedDocuments
 from suite.job.options import Averaging
 from suite.job.training_job import Job
 
@@ -136,6 +137,18 @@ class Steps:
             batch = self._stream.micro_batch(first, samples)
         with self.phases.phase(Part.HOST_DEVICE_COPY):
             return batch.to(self.device)
+
+    def packed_documents(self) -> PackedDocuments | None:
+        """Of this rank's samples of the first whole step; None where samples do not say which documents they have."""
+        samples = self.micro_batches * self.job.layout.micro_batch
+        batch = self._stream.micro_batch(self._replica * samples, samples)
+        if (documents_BT := batch.arguments.get("documents_BT")) is None:
+            return None
+        lengths = [row.bincount() for row in documents_BT]
+        lengths_D = torch.cat([of_row[of_row > 0] for of_row in lengths])
+        attended = int((lengths_D * (lengths_D + 1) // 2).sum())
+        sequences, tokens = documents_BT.shape
+        return PackedDocuments(sequences, tokens, len(lengths_D), attended)
 
     def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
         """The output of each of this rank's chunks for `samples` samples. No chunk gets another one's output."""

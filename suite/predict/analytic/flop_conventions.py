@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from reference_runs.run import Architecture, FlopConvention
@@ -69,10 +70,17 @@ def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool)
 def attended_share(architecture: Architecture) -> Fraction:
     """Share of the attention square that a causal mask leaves: w / s - w^2 / 2 s^2 with a window of w positions.
 
-    1/2 without a window, w = s. Counted as areas: the diagonal, s of the s^2 pairs, counts half.
+    1/2 without a window, w = s. Counted as areas: the diagonal, s of the s^2 pairs, counts half. With documents of m
+    tokens on average, where each token may be its document's last with equal chance, the expected share:
+        (m (s - (m - 1) (1 - (1 - 1 / m)^s)) - s / 2) / s^2
+    as the token at place i sees m (1 - (1 - 1 / m)^i) tokens, itself included.
 
     Source: Dao 2023, arXiv 2307.08691, section 4.1 (FlashAttention-2 halves attention flop for a causal mask).
     """
+    if architecture.mean_document is not None:
+        s, m = architecture.sequence, architecture.mean_document
+        others = 0.0 if m == 1 else (m - 1) * -math.expm1(s * math.log1p(-1 / m))
+        return (Fraction(m * (s - others)) - Fraction(s, 2)) / s**2
     window = Fraction(min(architecture.sliding_window or architecture.sequence, architecture.sequence))
     part = window / architecture.sequence
     return part - part * part / 2

@@ -278,6 +278,8 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     loss = 0.0
     for positions, share in _sampled_positions(architecture.sequence):
         seen = min(positions, architecture.sliding_window or positions)
+        if (mean := architecture.mean_document) is not None and mean > 1:
+            seen = mean * -math.expm1(positions * math.log1p(-1 / mean))  # on average
         first, last = _concentrations(slopes, seen, of_first.scores, of_last.scores)
         attention = _line(at_first * first, at_zero * last, taken)
         variance = _variance_after_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)

@@ -61,7 +61,7 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     s, t = architecture.sequence, layout.tensor_parallel
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = micro_batch_tokens(workload)
-    computed = float(attended_share(architecture)) if architecture.mask is Mask.CAUSAL else 1.0
+    computed = float(attended_share(architecture)) if architecture.mask is not Mask.PREFIX else 1.0
     widths = architecture.query_width + architecture.context_width
     flop = computed * (2 * tokens * s * widths / t)
     keys = key_width(architecture, tensor_parallel=t) * layout.context_parallel

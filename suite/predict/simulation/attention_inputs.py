@@ -20,7 +20,7 @@ class AttentionInputs:
     def score_bias(self) -> Value:
         """The penalty of distance and the mask, fp32; on the way there int64 distances and two copies.
 
-        A window has a comparison more, and what either of both leaves out.
+        A window has a comparison more, and what either of both leaves out; documents likewise, of every sample.
         """
         square, heads = self.sizes.length * self.sizes.keys_length, 1
         self._count_mask(square * (self.sizes.heads if self.architecture.position is Position.ALIBI else 1))
@@ -40,6 +40,12 @@ class AttentionInputs:
             far = self.tape.block(square)
             masked = self.tape.block(square)
             del far
+        if self.architecture.mask is Mask.DOCUMENTS:
+            self._count_mask((self.sizes.samples - 1) * square)
+            square = self.sizes.samples * square
+            apart = self.tape.block(square)
+            masked = self.tape.block(square)
+            del apart
         bias = self.tape.block(FP32 * heads * square)
         del masked, distance, penalty
         return Value(bias)

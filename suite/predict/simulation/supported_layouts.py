@@ -41,6 +41,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             splits and architecture.sequence % (2 * contexts) > 0,
         ),
         LayoutLimit(f"cp{contexts} with a prefix mask", splits and architecture.mask is Mask.PREFIX),
+        LayoutLimit(f"cp{contexts} with a mask of documents", splits and architecture.mask is Mask.DOCUMENTS),
         LayoutLimit(f"cp{contexts} with fused attention", splits and fused),
         LayoutLimit(f"cp{contexts} with experts", splits and architecture.experts is not None),
         LayoutLimit(f"cp{contexts} with latent attention", splits and architecture.key_value_rank is not None),
@@ -63,6 +64,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         LayoutLimit(f"zero{layout.zero_stage} with pp{stages}", layout.zero_stage > 1 and stages > 1),
         # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
         LayoutLimit("fused attention with ALiBi", fused and architecture.position is Position.ALIBI),
+        LayoutLimit("fused attention with a mask of documents", fused and architecture.mask is Mask.DOCUMENTS),
         LayoutLimit("fused attention with a prefix mask", fused and architecture.mask is Mask.PREFIX),
         LayoutLimit(
             f"fused attention with a sliding window of {architecture.sliding_window}",

@@ -17,6 +17,7 @@ from suite.report.html.plot import Plot, utc
 from suite.report.html.setups import Setup
 from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import JudgedSetup
+from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import difference
@@ -121,6 +122,9 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         if arithmetic:
             about.append(("arithmetic", arithmetic))
         about += [("experts", line.removeprefix("experts of ")) for line in routing_lines(r.routed for r in end.ranks)]
+        about += [
+            ("documents", each.removeprefix("documents: ")) for each in packing_lines(r.packed for r in end.ranks)
+        ]
     about.append(("see all of it", f"python -m suite results show {begin.id}"))
     if command := repeating_command(begin):
         about.append(("launch it again", command))

@@ -12,6 +12,7 @@ from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
+from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines, routing_summary
 from suite.report.terminal.tables import (
     NOT_JUDGED,
@@ -73,8 +74,8 @@ def _verdict(result: LaunchResult) -> str:
 def _print_all(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     print_comparison(out, result.rows, left="predicted", right="measured")
-    routed = [rank.routed for rank in result.finished]
-    for line in (_loss_line(result), *_loss_scale_lines(result), *routing_lines(routed)):
+    routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
+    for line in (_loss_line(result), *_loss_scale_lines(result), *routing_lines(routed), *packing_lines(packed)):
         print_folded(out, line, "")
     _print_time(out, result)
     if result.time is not None:
@@ -105,8 +106,8 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         throughput = [f"throughput: {_both_sides(rate)}"] if rate else []
         for line in (*_speed_lines(result), *_others_lines(result, least_share=DISTURBING_SHARE), *throughput):
             print_folded(out, line, "")
-    routed = [rank.routed for rank in result.finished]
-    for line in (_loss_line(result), *_loss_scale_lines(result), *routing_summary(routed)):
+    routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
+    for line in (_loss_line(result), *_loss_scale_lines(result), *routing_summary(routed), *packing_lines(packed)):
         print_folded(out, line, "")
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
 

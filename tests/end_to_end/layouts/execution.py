@@ -17,12 +17,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from reference_runs.run import Mask
+from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Step
 from suite.job.training_job import Job
 from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all
 from suite.paths import ROOT
 from suite.records import store
-from suite.reproduce.plan import corpus_for, job_for
+from suite.reproduce.plan import Plan, corpus_for, job_for
 from tests.end_to_end.layouts.table import Case, mesh_of, small_run
 from tests.support.launches import TEXT
 
@@ -71,6 +73,7 @@ class Executions:
         self._directory = directory
         self._places: dict[Case, tuple[Path, int, Job]] = {}
         self._failures: dict[Case, str] = {}
+        self._corpora: dict[bool, Corpus] = {}
 
     def __call__(self, case: Case) -> Executed:
         """What the ranks reported of `case`.
@@ -95,9 +98,8 @@ class Executions:
     def _launch(self, cases: list[Case]) -> None:
         directory = self._directory / mesh_of(cases[0])
         directory.mkdir()
-        corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
         plans = [msgspec.structs.replace(small_run(case), **self._where) for case in cases]
-        jobs = [job_for(plan, corpus, str(directory)) for plan in plans]
+        jobs = [job_for(plan, self._corpus(plan), str(directory)) for plan in plans]
         jobs = [msgspec.structs.replace(job, threads=1) for job in jobs]  # products are too small to be shared
         (directory / "jobs.json").write_bytes(msgspec.json.encode(jobs))
         self._places |= {case: (directory, number, jobs[number]) for number, case in enumerate(cases)}
@@ -105,6 +107,13 @@ class Executions:
         while first < len(cases):
             log = _launched(directory, first, jobs, self._environment)
             first = self._first_unfinished(cases, directory, jobs, first, log)
+
+    def _corpus(self, plan: Plan) -> Corpus:
+        """One text; for a mask of documents many short ones. The vocabulary and the batch are the same in all plans."""
+        packed = plan.architecture.mask is Mask.DOCUMENTS
+        if packed not in self._corpora:
+            self._corpora[packed] = corpus_for(plan, short_texts(self._directory / "texts") if packed else TEXT)
+        return self._corpora[packed]
 
     def _first_unfinished(self, cases: list[Case], directory: Path, jobs: list[Job], first: int, log: str) -> int:
         """The first case that a new launch must execute; the one before it, if it ended this launch, has failed."""
@@ -120,6 +129,17 @@ class Executions:
             self._failures |= dict.fromkeys(cases[number:], f"the launch failed: {log}")
             break
         return len(cases)
+
+
+def short_texts(directory: Path) -> Path:
+    """Makes `directory` one of a thousand texts of 10 to 60 bytes, several of which lie in a sequence of 32 tokens."""
+    directory.mkdir()
+    text, first = TEXT.read_bytes().decode("ascii", errors="ignore"), 0
+    for number in range(1000):
+        size = 10 + 17 * number % 51
+        (directory / f"{number:04}").write_text(text[first : first + size])
+        first += size
+    return directory
 
 
 def _launched(directory: Path, first: int, jobs: list[Job], base: Mapping[str, str]) -> str:

@@ -152,6 +152,15 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "biases": True,
         "tied_embeddings": True,
     },
+    "documents": {"mask": Mask.DOCUMENTS, "mean_document": 8},
+    "documents-alibi": {
+        "mask": Mask.DOCUMENTS,
+        "mean_document": 8,
+        "position": Position.ALIBI,
+        "rotary_dim": None,
+        "rotary_base": None,
+        "kv_heads": 4,
+    },
     "normed-heads": {"query_key_norm": QueryKeyNorm.HEAD},
     "mixtral": {"experts": 8, "experts_per_token": 2, "auxiliary_loss_weight": 0.02},
     "qwen3-moe": {

@@ -581,3 +581,30 @@ def test_one_key_a_head_is_multi_head_attention() -> None:
             weight.copy_(torch.stack([queries, keys, values], dim=1).reshape(72, 24))
     tokens = torch.randint(0, 51, (2, 13))
     torch.testing.assert_close(shared(tokens), apart(tokens))
+
+
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize("position", [Position.ROTARY, Position.ALIBI])
+def test_a_packed_document_has_the_logits_that_it_has_alone(position: Position, kv_heads: int) -> None:
+    rotary = {"rotary_dim": 6, "rotary_base": 100.0} if position is Position.ROTARY else {}
+    architecture, recipe = _variant(
+        position=position, kv_heads=kv_heads, mask=Mask.DOCUMENTS, mean_document=4, embedding_norm=False, **rotary
+    )
+    decoder = _decoder(architecture, recipe).eval()
+    alone = _decoder(msgspec.structs.replace(architecture, mask=Mask.CAUSAL, mean_document=None), recipe).eval()
+    tokens_BT = torch.randint(1, architecture.vocabulary, (2, architecture.sequence))
+    lengths = [[4, 1, 8], [13]]
+    documents_BT = torch.tensor([[n for n, size in enumerate(row) for _ in range(size)] for row in lengths])
+    with torch.no_grad():
+        packed = decoder(tokens_BT, documents_BT=documents_BT)
+        for sample, row in enumerate(lengths):
+            first = 0
+            for size in row:
+                text = tokens_BT[sample : sample + 1, first : first + size]
+                padded = torch.nn.functional.pad(text, (0, architecture.sequence - size))  # what comes later is unseen
+                own = alone(padded)[:, :size]
+                assert torch.allclose(packed[sample : sample + 1, first : first + size], own, rtol=1e-4, atol=1e-5)
+                first += size
+        everything = alone(tokens_BT)
+    assert not torch.allclose(packed[0], everything[0], rtol=1e-2, atol=1e-2)
+    assert torch.allclose(packed[1], everything[1], rtol=1e-4, atol=1e-5)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture
+from reference_runs.run import Architecture, Mask
 from suite.predict.analytic.flop import hardware_flop, model_flop
-from suite.predict.analytic.flop_conventions import flop_conventions, megatron_flop
+from suite.predict.analytic.flop_conventions import attended_share, causal_half_flop, flop_conventions, megatron_flop
 from suite.predict.analytic.parameters import parameter_count
 from tests.support.strategies import BLOOM
 
@@ -74,3 +77,31 @@ def test_tinyllamas_published_mfu_counts_every_product() -> None:
     mfu = {name: value / 2048 * 24_000 / 312e12 for name, value in flop.items()}
     # 24,000 and 56 are printed to two digits: 0.5 / 24 and 0.5 / 56
     assert mfu["all-products"] == pytest.approx(0.56, rel=0.5 / 24 + 0.5 / 56)
+
+
+def packed(*, sequence: int, mean_document: int) -> Architecture:
+    return msgspec.structs.replace(
+        BLOOM.architecture, sequence=sequence, mask=Mask.DOCUMENTS, mean_document=mean_document
+    )
+
+
+@given(st.integers(1, 9), st.integers(1, 40))
+def test_documents_leave_the_expected_share_of_every_way_to_cut_a_sequence(sequence: int, mean: int) -> None:
+    """Each token but the last may end its document, with chance 1 / m: all 2^(s - 1) ways, by their chances."""
+    expected = Fraction(0)
+    for ends in itertools.product((True, False), repeat=sequence - 1):
+        chance, lengths = Fraction(1), [1]
+        for is_end in ends:
+            chance *= Fraction(1, mean) if is_end else 1 - Fraction(1, mean)
+            lengths = [*lengths, 1] if is_end else [*lengths[:-1], lengths[-1] + 1]
+        expected += chance * Fraction(sum(length * length for length in lengths), 2)
+    share = attended_share(packed(sequence=sequence, mean_document=mean))
+    assert float(share) == pytest.approx(float(expected / sequence**2), rel=1e-9)
+
+
+def test_one_endless_document_leaves_half_of_the_square() -> None:
+    assert float(attended_share(packed(sequence=8192, mean_document=10**9))) == pytest.approx(0.5, rel=1e-4)
+    llama = packed(sequence=8192, mean_document=1000)
+    assert causal_half_flop(llama, samples=1) < causal_half_flop(
+        msgspec.structs.replace(llama, mask=Mask.CAUSAL, mean_document=None), samples=1
+    )
