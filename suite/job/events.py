@@ -111,10 +111,12 @@ class ComputedRows(msgspec.Struct, frozen=True):
 
     Args:
         forward: with those that recomputation repeats.
+        layers: of each layer with experts in each micro-batch, where memory depends on them: of the peak.
     """
 
     forward: int
     backward: int
+    layers: list[list[int]] = []
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):

@@ -51,17 +51,24 @@ class RowCounter:
         self.clear()
 
     def clear(self) -> None:
-        self._forward = self._backward = 0
+        self._forward: list[int] = []
+        self._backward = 0
 
     def add(self, rows: int, *, backward: bool) -> None:
         if backward:
             self._backward += rows
         else:
-            self._forward += rows
+            self._forward.append(rows)
 
     @property
     def counted(self) -> ComputedRows:
-        return ComputedRows(self._forward, self._backward)
+        return ComputedRows(sum(self._forward), self._backward)
+
+    def of_layers(self, layers: int, micro_batches: int) -> ComputedRows:
+        """`counted`, and those of each of so many layers in each micro-batch, whose repeated passes come after."""
+        passes = len(self._forward) // micro_batches
+        first = [self._forward[start : start + layers] for start in range(0, passes * micro_batches, passes or 1)]
+        return ComputedRows(sum(self._forward), self._backward, first)
 
 
 class ExpertExchange:

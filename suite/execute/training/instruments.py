@@ -35,7 +35,7 @@ class StepCounters:
     Attributes:
         gradient_bytes: storages of the gradients of the last counted step, before its update.
         routed: what routers did in the step whose collectives were counted; of tensor-parallel ranks on the first.
-        computed_rows: of this rank's experts in the steps whose payload and flop were counted.
+        computed_rows: of this rank's experts in the steps whose payload, peak and flop were counted.
     """
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
@@ -54,7 +54,8 @@ class StepCounters:
         self.gradient_bytes = 0
         self.routed: list[RoutedLayer] = []
         self.computed_rows: dict[str, ComputedRows] = {}
-        self._rows = steps.training.computed_rows
+        self._steps, self._rows = steps, steps.training.computed_rows
+        self._expert_layers = len(steps.training.routers)
         self._leaves = steps.training.leaves
         first = mesh.get_local_rank(TENSOR) == 0  # tensor-parallel ranks route the same rows
         self._routers = {n: router for chunk in steps.training.chunks if first for n, router in chunk.routers.items()}
@@ -88,8 +89,10 @@ class StepCounters:
             self.computed_rows["payload_bytes"] = self._rows.counted
         if purpose is StepPurpose.FLOP:
             self.computed_rows["hardware_flop"] = self._rows.counted
-        if purpose is StepPurpose.PEAK and not skipped:
-            self.peak.finish()
+        if purpose is StepPurpose.PEAK:
+            self.computed_rows["peak_bytes"] = self._rows.of_layers(self._expert_layers, self._steps.micro_batches)
+            if not skipped:
+                self.peak.finish()
         if purpose is StepPurpose.WARM_UP and following is not StepPurpose.WARM_UP:
             self.peak.settle()
 

@@ -119,12 +119,10 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
     Compared on CPUs: the miniatures on one rank and on two of each axis. Not ZeRO-2 and 3 over several ranks, nor
     gradients that are reduce-scattered: most measurements agree to 0.1 %, but gloo's threads free messages as large as
     a layer unseen by the profiler, which then counts up to 11 % too much (2 ranks, 250,000 parameters, 2026-11-26).
-    Compared on simulated GPUs, where PyTorch's caching allocator is the real one: the same, and ZeRO-3. Not where ranks
-    share out experts: rows differ from step to step. What cuDNN's attention takes only a GPU will show.
+    Compared on simulated GPUs, where PyTorch's caching allocator is the real one: the same, and ZeRO-3. What
+    cuDNN's attention takes only a GPU will show.
     """
     recipe, layout = workload.recipe, workload.layout
-    if layout.expert_parallel > 1:
-        return "that experts on all ranks are equally busy"
     if kernels.cuda:
         backend = sdpa_backend(
             kernels.gpu,

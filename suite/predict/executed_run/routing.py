@@ -17,7 +17,8 @@ from suite.job.events import ComputedRows
 from suite.job.options import StepOptions
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
-from suite.predict.simulation.step_memory import executed_activation_bytes
+from suite.predict.simulation.state import rank_position
+from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
 
 RowsOfRank = Mapping[str, ComputedRows]
 
@@ -33,6 +34,7 @@ def given_routing(
         hardware flop       2 p h f d + 4 p h f b
         payload of "ep"     h e (d + b)     what comes back from the experts, and the gradient of what went there
         activation bytes    as the simulation keeps a row more
+        peak bytes          the simulation's with the rows of each layer in each micro-batch
 
     Bytes sent stay those of equally busy experts: a payload has what stays on the rank too.
 
@@ -68,6 +70,13 @@ def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: Row
         more = flop * forward + 2 * flop * backward
     elif figure.quantity == Quantity.PAYLOAD_BYTES:
         more = architecture.hidden * WEIGHT_ELEMENT_BYTES[recipe.precision] * (forward + backward)
+    elif figure.quantity == Quantity.PEAK_BYTES:
+        layers_of_micro_batches = tuple(map(tuple, computed.layers))
+        position = rank_position(layout, figure.rank or 0)
+        peak = executed_peak_bytes(
+            workload, options, stage=0, replica=position.replica, expert_rows=layers_of_micro_batches
+        )
+        more = peak - figure.value
     else:
         equal = layout.micro_batch * sample
         of_one = executed_activation_bytes(workload, options, stage=0, expert_rows=equal + 1) - figure.value
@@ -82,7 +91,7 @@ def _of_experts(figure: Figure) -> bool:
 def _is_maximum(figure: Figure) -> bool:
     of_all = figure.rank is None and figure.term is None
     is_payload = figure.quantity == Quantity.PAYLOAD_BYTES and _of_experts(figure)
-    return of_all and (is_payload or figure.quantity == Quantity.ACTIVATION_BYTES)
+    return of_all and (is_payload or figure.quantity in (Quantity.ACTIVATION_BYTES, Quantity.PEAK_BYTES))
 
 
 def _largest(figure: Figure, figures: list[Figure]) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
@@ -15,6 +15,7 @@ from suite.predict.simulation.batch_blocks import BatchBlocks
 from suite.predict.simulation.decoder_parameters import (
     Affine,
     ChunkParameters,
+    ExpertParameters,
     FeedForwardParameters,
     LatentParameters,
     LayerParameters,
@@ -42,7 +43,7 @@ class Chunk:
 
     Attributes:
         embeds: whether this is the model's first chunk, which is given tokens.
-        expert_rows: that the rank's experts of each layer compute; None: as many as its tokens have.
+        expert_rows: that the rank's experts compute, of each layer with experts; None: as many as its tokens have.
     """
 
     def __init__(  # what a chunk has of the model, and how it is executed
@@ -67,7 +68,9 @@ class Chunk:
         self.inputs = AttentionInputs(tape, self.architecture, self.sizes)
         self.context = AttentionContext(self.operators, workload, self.sizes)
         self.embeds = parameters.embedding is not None
-        self.expert_rows: int | None = None
+        self.expert_rows: Sequence[int] | None = None
+        mixtures = [layer for layer in parameters.layers if isinstance(layer.feed_forward, ExpertParameters)]
+        self._number_of_mixture = {id(layer): number for number, layer in enumerate(mixtures)}
 
     def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:
         """The loss where this is the last chunk, else hidden states.
@@ -348,7 +351,7 @@ class Chunk:
             tokens=sizes.tokens,
             width=sizes.expert_width,
             ranks=self.layout.expert_parallel,
-            computed=self.expert_rows,
+            computed=None if self.expert_rows is None else self.expert_rows[self._number_of_mixture[id(layer)]],
         )
         out = experts.routed(x, parameters, self._activated)
         if parameters.shared is not None:

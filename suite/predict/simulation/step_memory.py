@@ -21,6 +21,7 @@ from suite.predict.simulation.state import executed_state, optimizer_groups, upd
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
 CUDA_GRANULARITY = 512  # bytes that PyTorch's allocator rounds every block up to
+ExpertRows = tuple[tuple[int, ...], ...]
 MULTIPLYING_THREADS = 2  # Python's, and autograd's for the backward pass: cuBLAS has a workspace for each
 
 
@@ -36,7 +37,7 @@ def executed_activation_bytes(
     rank = SimulatedRank(tape, workload, _eager(options), stage=stage)
     batch = rank.batch()
     for chunk in rank.chunks:
-        chunk.expert_rows = expert_rows
+        chunk.expert_rows = None if expert_rows is None else [expert_rows] * workload.architecture.layers
     outputs = [chunk.forward(batch, rank.received()) for chunk in rank.chunks]
     assert outputs
     return tape.kept_bytes
@@ -47,19 +48,25 @@ def _eager(options: StepOptions) -> StepOptions:
     return msgspec.structs.replace(options, compiled=False)
 
 
-def executed_peak_bytes(workload: Workload, options: StepOptions, *, stage: int, replica: int) -> int:
+def executed_peak_bytes(
+    workload: Workload, options: StepOptions, *, stage: int, replica: int, expert_rows: ExpertRows | None = None
+) -> int:
     """The most bytes that are allocated at a time in a step of a rank of `stage`."""
-    peaks = executed_peaks(workload, options, stage=stage, replica=replica)
+    peaks = executed_peaks(workload, options, stage=stage, replica=replica, expert_rows=expert_rows)
     return max(sum(parts.values()) for parts in peaks.values())
 
 
 @lru_cache(maxsize=1024)
 def executed_peaks(
-    workload: Workload, options: StepOptions, *, stage: int, replica: int
+    workload: Workload, options: StepOptions, *, stage: int, replica: int, expert_rows: ExpertRows | None = None
 ) -> Mapping[str, Mapping[str, int]]:
     """The most bytes that are allocated at a time in each `StepPhase` of a rank of `stage`, by `Category`.
 
     Of a pipeline, whose passes alternate, the fullest of all forward passes and the fullest of all backward passes.
+
+    Args:
+        expert_rows: that the rank's experts compute, in each micro-batch in each layer with experts; None: as many as
+            the rank's tokens have.
     """
     layout, cuda = workload.layout, options.kernels.cuda
     allocator = Allocator(CUDA_GRANULARITY if cuda else 1)
@@ -79,17 +86,18 @@ def executed_peaks(
     if cuda:
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
-    stored += _run_pipeline(rank) if layout.pipeline_stages > 1 else _run(rank)
+    stored += _run_pipeline(rank) if layout.pipeline_stages > 1 else _run(rank, expert_rows)
     _update(tape, workload, options, stage=stage)
     stored.clear()
     return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
 
 
-def _run(rank: SimulatedRank) -> list[MemoryBlock]:
+def _run(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBlock]:
     """Run the micro-batches of a step one after the other; only gradients remain allocated."""
     (chunk,) = rank.chunks
     micro_batches = accumulation(rank.workload.recipe, rank.workload.layout)
     for number in range(micro_batches):
+        chunk.expert_rows = None if expert_rows is None else expert_rows[number]
         loss = rank.forward(chunk)
         rank.backward(loss, last=number == micro_batches - 1)
     return []

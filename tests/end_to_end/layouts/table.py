@@ -70,6 +70,10 @@ LAYOUTS = (
     "cp2,recompute-selective",
     "cp2,zero1,recompute-full,every3",
     "cp2,zero3",
+    "ep2",
+    "ep2,recompute-selective",
+    "ep2,recompute-full,every3",
+    "ep2,zero1",
     "dp4",
     "dp4,zero1",
     "dp4,zero1,reduce-scatter",
@@ -89,6 +93,11 @@ LAYOUTS = (
     "cp2,tp2",
     "cp2,tp2,sp,recompute-full,every2",
     "cp2,pp2,1f1b,interleave2",
+    "ep4",
+    "ep2,dp2",
+    "ep2,dp2,zero1",
+    "ep2,tp2",
+    "ep2,tp2,sp,recompute-full,every2",
     "dp2,tp2",
     "dp2,tp2,sp,zero1",
     "dp2,tp2,sp,zero1,reduce-scatter",
@@ -232,7 +241,9 @@ def table() -> list[Case]:
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
         and ("micro1" not in layout or has_equal_micro_batches(recorded))
-        and not (is_mixture(recorded) and any(axis in layout for axis in ("tp", "cp")))
+        and not ("cp" in layout and is_mixture(recorded))
+        and not ("tp" in layout and has_latent_attention(recorded))
+        and (not layout.startswith("ep") or is_mixture(recorded))
     ]
 
 
@@ -261,8 +272,14 @@ def has_equal_micro_batches(recorded: str) -> bool:
 
 @functools.cache
 def is_mixture(recorded: str) -> bool:
-    """Whether the recorded run has experts, which no tensor- or context-parallel layout executes."""
+    """Whether the recorded run has experts, which ranks can share out, and no context-parallel layout executes."""
     return reference_run(recorded).architecture.experts is not None
+
+
+@functools.cache
+def has_latent_attention(recorded: str) -> bool:
+    """Whether the recorded run has latent attention, which no tensor-parallel layout executes."""
+    return reference_run(recorded).architecture.key_value_rank is not None
 
 
 @functools.cache
