@@ -204,19 +204,25 @@ class _LocalFlopMode(_FlopCounterMode):
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # as above
 
 
-def _attention_flop(q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
+def _attention_flop(q_BHTK: Any, k_BGSK: Any, v_BGSK: Any, *_: Any, **_out: Any) -> int:
     """Both products of the forward pass, over the full square."""
-    return int(sdpa_flop_count(q_BHTK, k_BHSK, v_BHSK))
+    return int(sdpa_flop_count(q_BHTK, _of_all_heads(k_BGSK, q_BHTK), _of_all_heads(v_BGSK, q_BHTK)))
 
 
-def _attention_backward_flop(gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
+def _attention_backward_flop(gradient_BHTK: Any, q_BHTK: Any, k_BGSK: Any, v_BGSK: Any, *_: Any, **_out: Any) -> int:
     """Five products: the scores once more, and the gradients of both factors of both products."""
+    k_BHSK, v_BHSK = _of_all_heads(k_BGSK, q_BHTK), _of_all_heads(v_BGSK, q_BHTK)
     return int(sdpa_backward_flop_count(gradient_BHTK, q_BHTK, k_BHSK, v_BHSK))
 
 
-def _attention_gradient_flop(_gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
+def _attention_gradient_flop(_gradient_BHTK: Any, q_BHTK: Any, k_BGSK: Any, v_BGSK: Any, *_: Any, **_out: Any) -> int:
     """The same without the scores: recomputation is no model flop."""
-    return 2 * int(sdpa_flop_count(q_BHTK, k_BHSK, v_BHSK))
+    return 2 * _attention_flop(q_BHTK, k_BGSK, v_BGSK)
+
+
+def _of_all_heads(x_BGSK: Sequence[int], q_BHTK: Sequence[int]) -> tuple[int, ...]:
+    """The shape of keys or values with those of each query: PyTorch's own count knows no groups before torch 2.13."""
+    return (x_BGSK[0], q_BHTK[1], *x_BGSK[2:])
 
 
 def _product_flop(_added_MN: Any, a_MK: Any, b_KN: Any, *_: Any, **_out: Any) -> int:
@@ -233,22 +239,26 @@ def _grouped_flop(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int
 
 
 _aten = torch.ops.aten
-# PyTorch's table has all attention of CUDA and none of the CPU, and no grouped products
+_FORWARD = (
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+    _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_efficient_attention,
+    _aten._scaled_dot_product_cudnn_attention,
+)
+_BACKWARD = (
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    _aten._scaled_dot_product_flash_attention_backward,
+    _aten._scaled_dot_product_efficient_attention_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward,
+)
+# PyTorch's table has no attention of the CPU, and no grouped products
 _OWN = {
     _aten.addmm: _product_flop,
     _aten._grouped_mm: _grouped_flop,
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flop,
+    **dict.fromkeys(_FORWARD, _attention_flop),
+    **dict.fromkeys(_BACKWARD, _attention_backward_flop),
 }
-_WITHOUT_SCORES = dict.fromkeys(
-    (
-        _aten._scaled_dot_product_flash_attention_for_cpu_backward,
-        _aten._scaled_dot_product_flash_attention_backward,
-        _aten._scaled_dot_product_efficient_attention_backward,
-        _aten._scaled_dot_product_cudnn_attention_backward,
-    ),
-    _attention_gradient_flop,
-)
+_WITHOUT_SCORES = dict.fromkeys(_BACKWARD, _attention_gradient_flop)
 
 
 class LocalFlopCounter(FlopCounterMode):

@@ -78,6 +78,18 @@ def test_under_the_flop_counter_what_a_checkpoint_recomputes_is_freed() -> None:
     assert counter.get_total_flops() == 3 * 7 * 2 * 4 * 8 * 8
 
 
+@pytest.mark.parametrize("recomputes", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_fused_attention_of_grouped_queries_counts_as_of_as_many_keys_as_queries(groups: int, recomputes: bool) -> None:
+    batch, heads, length, width = 2, 6, 5, 8
+    q = torch.ones(batch, heads, length, width, requires_grad=True)
+    k, v = (torch.ones(batch, groups, length, width, requires_grad=True) for _ in range(2))
+    with LocalFlopCounter(recomputes=recomputes) as counter:
+        scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups < heads).sum().backward()
+    product = 2 * batch * heads * length * length * width
+    assert counter.get_total_flops() == (2 + 4 + recomputes) * product
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_region_that_computes_attention_again_runs_under_the_counters() -> None:
     def attention(x: Tensor) -> Tensor:
