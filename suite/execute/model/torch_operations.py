@@ -156,11 +156,11 @@ class TorchOperations:
     def attention_weights(self, scores_BHTS: Tensor, head_dim: int, mask: Tensor) -> Tensor:
         if self._fused_weights is not None:
             return self._fused_weights(scores_BHTS, mask, 1 / math.sqrt(head_dim))
-        wide = scores_BHTS.float()
+        # no name for the wide scores: it would keep them beside the scaled ones, the biased ones and the weights
         if self._in_place:
-            weights = torch.softmax(wide.div_(math.sqrt(head_dim)).add_(mask), dim=-1)
+            weights = torch.softmax(scores_BHTS.float().div_(math.sqrt(head_dim)).add_(mask), dim=-1)
         else:
-            weights = torch.softmax(wide / math.sqrt(head_dim) + mask, dim=-1)
+            weights = torch.softmax(scores_BHTS.float() / math.sqrt(head_dim) + mask, dim=-1)
         return weights.to(scores_BHTS.dtype)
 
     def loss(self) -> nn.Module:
