@@ -48,6 +48,7 @@ COMMANDS = {
     "fit": ("suite.commands.fit", "fit_command"),
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
+    "dry-run": ("suite.commands.dry_run", "dry_run_command"),
     "calibrate": ("suite.commands.calibrate", "calibrate_command"),
     "results": ("suite.commands.results", "results_commands"),
     "regress": ("suite.commands.regress", "regress_command"),

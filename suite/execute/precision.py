@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ DTYPES = {
 }
 GRADIENT_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float16}
 AsDTensor = Callable[[Tensor], Tensor]  # makes a DTensor of this rank's part of a weight
+Model = TypeVar("Model", bound=nn.Module)
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -165,6 +166,12 @@ def _leaf(
                 reader = LeafReader(as_dtensor=as_dtensor)
                 parametrize.register_parametrization(module, name, reader, unsafe=True)
     return leaf
+
+
+def on_device(model: Model, device: torch.device) -> Model:
+    """`model` on `device`. One that is there stays as it is: tensors without memory cannot be replaced."""
+    is_there = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
+    return model if is_there else model.to(device)
 
 
 _SHARED: dict[tuple[type, tuple[str, ...]], type] = {}

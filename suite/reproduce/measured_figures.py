@@ -45,17 +45,24 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     ]
     if job.layout.pipeline_stages > 1:
         job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=_idle_fraction(finished)))
-    work = [
-        Figure(quantity=quantity, value=getattr(report, quantity), rank=rank)
-        for rank, report in enumerate(finished)
-        for quantity in (Quantity.PARAMETERS, Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP)
-    ]  # of parameters with those that several ranks store
+    work = [figure for rank, report in enumerate(finished) for figure in _work_figures(rank, report)]
     kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(rank, report)]
     return (
         job_figures
         + [_on_stage(job, finished, figure) for figure in work]
         + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
     )
+
+
+def counted_figures_of_rank(rank: int, report: Finished) -> list[Figure]:
+    """Figures of one rank that need no clock, without its stage."""
+    return _work_figures(rank, report) + _rank_figures(rank, report)
+
+
+def _work_figures(rank: int, report: Finished) -> list[Figure]:
+    """What a rank has of the job's sums; of parameters with those that several ranks store."""
+    quantities = (Quantity.PARAMETERS, Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP)
+    return [Figure(quantity=quantity, value=getattr(report, quantity), rank=rank) for quantity in quantities]
 
 
 _MEASURED_BY = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -69,7 +69,12 @@ def _contiguous(batch: Any) -> TokenBatch:
     return TokenBatch(batch.tokens_BT.contiguous(), contiguous)
 
 
-Batches = TokenStream | PrefetchedBatches
+class Batches(Protocol):
+    """Makes micro-batches."""
+
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
+        """The samples numbered from `first` over the whole run."""
+        ...
 
 
 def batches(job: Job, *, replica: int, context_rank: int = 0) -> Batches:

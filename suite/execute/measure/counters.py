@@ -308,7 +308,7 @@ def runs_eagerly() -> bool:
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the storages of `tensors`, each storage once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 
@@ -329,8 +329,8 @@ class KeptForBackward:
 
     def _pack(self, tensor: Tensor) -> Tensor:
         local = _local(tensor.detach())
-        storages = {_local(weight.detach()).untyped_storage().data_ptr() for weight in self._weights()}
-        if local.untyped_storage().data_ptr() not in storages:
+        storages = {_local(weight.detach()).untyped_storage()._cdata for weight in self._weights()}
+        if local.untyped_storage()._cdata not in storages:
             self._kept.append(local)
         return tensor
 

@@ -66,8 +66,8 @@ class MasterWeights:
     @property
     def state_tensors(self) -> list[Tensor]:
         """What is kept from step to step: masters other than the weights, gradient copies, moments, step counters."""
-        stored = {weight.untyped_storage().data_ptr() for weight in self.weights}
-        masters = [m.detach() for m in self.masters if m.untyped_storage().data_ptr() not in stored]
+        stored = {weight.untyped_storage()._cdata for weight in self.weights}
+        masters = [m.detach() for m in self.masters if m.untyped_storage()._cdata not in stored]
         states = self.optimizer.state.values()
         state = [value for values in states for value in values.values() if isinstance(value, Tensor)]
         return [*masters, *self.gradient_copies, *state]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from reference_runs.layout import Layout
@@ -59,6 +60,7 @@ def _sharing_experts(layout: Layout, device_type: str) -> DeviceMesh:
     return mesh
 
 
+@unset_fake_temporarily()  # ranks are numbers that Python reads
 def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
     """This rank's context-parallel ranks; None where there are no others.
 
@@ -73,6 +75,7 @@ def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
     return DeviceMesh.from_group(group, mesh.device_type, mesh_dim_names=(CONTEXT,))
 
 
+@unset_fake_temporarily()  # ranks are numbers that Python reads
 def sharding_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
     """Hybrid sharding's two axes over this rank's "dp", whose neighbours shard; None where all of its ranks do.
 
@@ -112,6 +115,7 @@ def dropout_seed(seed: int, mesh: DeviceMesh, layout: Layout) -> int:
     return seed + 1 + index
 
 
+@unset_fake_temporarily()  # ranks are numbers that Python reads
 def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """This rank's group of first and last pipeline stage; None on other stages and without a pipeline.
 
@@ -127,6 +131,7 @@ def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     return next((group for group, pair in zip(groups, ends, strict=True) if dist.get_rank() in pair), None)
 
 
+@unset_fake_temporarily()  # ranks are numbers that Python reads
 def key_value_group(mesh: DeviceMesh, *, copies: int) -> dist.ProcessGroup | None:
     """The tensor-parallel ranks that have the same key-value head as this one; None where no other has.
 

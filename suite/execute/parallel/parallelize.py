@@ -33,6 +33,7 @@ from suite.execute.parallel.mesh import (
     EXPERT_DATA,
     PIPELINE,
     TENSOR,
+    axis_of_group,
     context_mesh,
     embedding_group,
     key_value_group,
@@ -54,6 +55,7 @@ from suite.execute.precision import (
     AsDTensor,
     LeafReader,
     WeightGroup,
+    on_device,
     sharded_policy,
     share_classes,
     store_weights,
@@ -98,6 +100,10 @@ class Training:
     def routers(self) -> list[Router]:
         """Of all layers with experts that are here."""
         return [router for chunk in self.chunks for router in chunk.routers.values()]
+
+    def axis_of_group(self, mesh: DeviceMesh) -> dict[str, str]:
+        """Process group name -> axis, see `suite.execute.parallel.mesh`."""
+        return axis_of_group(mesh, self.embedding_group, self.context, self.key_value_group, self.sharding)
 
 
 def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training:
@@ -237,7 +243,7 @@ def _stored(
     if layout.fully_sharded:
         (chunk,) = chunks
         over = mesh[DATA] if sharding is None else sharding
-        _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=over, as_dtensor=as_dtensor)
+        _fully_shard(on_device(chunk, device), layout, job.recipe.precision, mesh=over, as_dtensor=as_dtensor)
         return None
     shards, reduced = _shards(layout), layout.state_ranks > 1 and not layout.scatters_gradients
     shared = _share_of_experts(layout, mesh)
@@ -252,7 +258,7 @@ def _stored(
         apart_shards=1 if shared is None else shared.shards,
     )
     for chunk in chunks:
-        chunk.to(device)
+        on_device(chunk, device)
     return groups
 
 
@@ -265,9 +271,9 @@ def _fully_shard(
     fp32, in fp16 recipes in fp16. Without master weights the shards are fp16 themselves.
     """
     # round once, so that all layouts begin with the same weights
-    decoder.to(DTYPES[precision])
-    if precision is not Precision.FP16_NO_MASTER:
-        decoder.float()
+    for parameter in decoder.parameters():
+        rounded = parameter.data.to(DTYPES[precision])
+        parameter.data = rounded if precision is Precision.FP16_NO_MASTER else rounded.float()
     for module in list(decoder.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) in as_dtensor:

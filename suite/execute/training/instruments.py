@@ -23,7 +23,7 @@ from suite.execute.measure.phases import Part
 from suite.execute.measure.profiler import ProfiledSteps
 from suite.execute.measure.system_load import SharedProcessors
 from suite.execute.measure.timeline import term_seconds
-from suite.execute.parallel.mesh import TENSOR, axis_of_group, slowest
+from suite.execute.parallel.mesh import TENSOR, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
 from suite.job.events import ComputedRows, RoutedLayer, StepKind
@@ -39,15 +39,7 @@ class StepCounters:
     """
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
-        self.collectives = CollectiveCounter(
-            axis_of_group(
-                mesh,
-                steps.training.embedding_group,
-                steps.training.context,
-                steps.training.key_value_group,
-                steps.training.sharding,
-            )
-        )
+        self.collectives = CollectiveCounter(steps.training.axis_of_group(mesh))
         self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
         self.peak = peak
         self.flop = LocalFlopCounter()

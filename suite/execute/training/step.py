@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.catalog import global_batch_at
 from reference_runs.layout import Offload
-from suite.execute.data.loader import CopiedAhead, batches
+from suite.execute.data.loader import Batches, CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
@@ -60,7 +60,9 @@ class Steps:
             its warm-up; skipped steps prolong it.
     """
 
-    def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
+    def __init__(
+        self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device, stream: Batches | None = None
+    ) -> None:
         self.job = job
         self.training = training
         self.device = device
@@ -73,7 +75,7 @@ class Steps:
         self._samples_trained = 0
         index = coordinates(mesh, job.layout)
         self._replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
-        self._stream = batches(job, replica=self._replica, context_rank=index.get(CONTEXT, 0))
+        self._stream = stream or batches(job, replica=self._replica, context_rank=index.get(CONTEXT, 0))
         self._ahead = CopiedAhead(self._stream, device, self.phases) if job.training_options.pinned else None
         self._scale = loss_scale(job.recipe)
         self.averages_as_asked = job.averaging is not Averaging.ONE_BIT
@@ -150,18 +152,23 @@ class Steps:
         sequences, tokens = documents_BT.shape
         return PackedDocuments(sequences, tokens, len(lengths_D), attended)
 
-    def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
-        """The output of each of this rank's chunks for `samples` samples. No chunk gets another one's output."""
+    def chunk_outputs(self, *, samples: int, through_modules: bool = False) -> Iterator[Tensor]:
+        """The output of each of this rank's chunks for `samples` samples. No chunk gets another one's output.
+
+        Args:
+            through_modules: by what is called in their place, so that gradients are reduced.
+        """
         batch = self._stream.micro_batch(0, samples).to(self.device)
         layout, architecture = self.job.layout, self.job.architecture
         length = architecture.sequence // layout.context_parallel
         length //= layout.tensor_parallel if layout.sequence_parallel else 1
-        for chunk in self.training.chunks:
+        modules = self.training.modules if through_modules else self.training.chunks
+        for chunk, module in zip(self.training.chunks, modules, strict=True):
             x = batch.tokens_BT
             if chunk.embedding is None:
                 shape = (samples, length, architecture.hidden)
                 x = torch.ones(shape, dtype=DTYPES[self.job.recipe.precision], device=self.device, requires_grad=True)
-            yield chunk(x, **batch.arguments)
+            yield module(x, **batch.arguments)
 
     def update(self, loss: Tensor) -> StepOutcome:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.

@@ -170,22 +170,18 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     """
     t = layout.tensor_parallel
     first, last = (stage == 0) * 1, (stage == layout.pipeline_stages - 1) * 1
-    of_layer, outer = _layer_sums, _outer_sums
-    if t.__class__ is int:
-        of_layer, outer = _known_layer_sums, _known_outer_sums
+    of_layer, outer = (_known_layer_sums, _known_outer_sums) if t.__class__ is int else (_layer_sums, _outer_sums)
     stored = list(zip(outer(architecture, t), (first, last, last * (1 - first)), strict=True))
     kinds = stage_layer_kinds(architecture, layout, stage=stage)
     stored += [(of_layer(kind, t, layout.expert_parallel), layers) for kind, layers in kinds]
-    shared_head = t > architecture.kv_heads
     copied = 0
-    if shared_head is not False:  # a bool of one layout, or one a row of many
+    if (shared_head := t > architecture.kv_heads) is not False:  # a bool of one layout, or one a row of many
         of_head = 2 * architecture.head_dim * (architecture.hidden + architecture.bias.attention)
         copied = sum(layers for _, layers in kinds) * (shared_head * of_head)
     matrices = vectors = replicated = experts = 0
     for sums, times in stored:
         matrices, vectors = matrices + times * sums[0], vectors + times * sums[1]
-        replicated = replicated + times * sums[2]
-        experts = experts + times * sums[3]
+        replicated, experts = replicated + times * sums[2], experts + times * sums[3]
     return RankParameters(matrices, vectors, replicated, copied, experts)
 
 

@@ -77,6 +77,12 @@ def rank_figures(workload: Workload, options: StepOptions = DEFAULT_STEP) -> lis
     return shares + with_maximum_over_ranks(of_every_rank(workload.layout, state_and_traffic))
 
 
+def figures_at(workload: Workload, position: RankPosition, options: StepOptions = DEFAULT_STEP) -> list[Figure]:
+    """Those of `rank_figures` of a rank at one position, without its number."""
+    state = _state(workload, position, options.averaging)
+    return _shares(workload, position) + state + _traffic(workload, position, options)
+
+
 def of_every_rank(layout: Layout, figures_at: Callable[[RankPosition], list[Figure]]) -> list[Figure]:
     """The figures of each rank, with its pipeline stage where there are several; ranks alike are computed once."""
     known: dict[RankPosition, list[Figure]] = {}

@@ -88,29 +88,32 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
     """
     unproven = unproven_peak(workload, options.kernels)
+    tolerance, why = (None, UNPROVEN.format(unproven)) if unproven else (MEMORY_TOLERANCE, PEAK_REASON)
     has_state_elsewhere = options.kernels.cuda and workload.layout.offload is not Offload.NONE
+    without_peak = options.training_options.offloads_activations or has_state_elsewhere
 
     def figures_at(position: RankPosition) -> list[Figure]:
-        stage, replica = position
-        activations = Figure(
-            Quantity.ACTIVATION_BYTES,
-            executed_activation_bytes(workload, options, stage=stage),
-            convention=ACTIVATIONS,
-            tolerance=MEMORY_TOLERANCE,
-            why=ACTIVATION_REASON,
-        )
-        if options.training_options.offloads_activations or has_state_elsewhere:
+        activations = activation_figure(workload, position, options)
+        if without_peak:
             return [activations]
-        peak = Figure(
-            Quantity.PEAK_BYTES,
-            executed_peak_bytes(workload, options, stage=stage, replica=replica),
-            convention=ALLOCATED,
-            tolerance=None if unproven else MEMORY_TOLERANCE,
-            why=UNPROVEN.format(unproven) if unproven else PEAK_REASON,
-        )
-        return [activations, peak]
+        return [activations, peak_figure(workload, position, options, tolerance=tolerance, why=why)]
 
     return with_maximum_over_ranks(of_every_rank(workload.layout, figures_at))
+
+
+def activation_figure(workload: Workload, position: RankPosition, options: StepOptions) -> Figure:
+    """Activation bytes of a rank at one position, without its number."""
+    kept = executed_activation_bytes(workload, options, stage=position.stage)
+    tolerance, why = MEMORY_TOLERANCE, ACTIVATION_REASON
+    return Figure(Quantity.ACTIVATION_BYTES, kept, convention=ACTIVATIONS, tolerance=tolerance, why=why)
+
+
+def peak_figure(
+    workload: Workload, position: RankPosition, options: StepOptions, *, tolerance: float | None, why: str
+) -> Figure:
+    """Peak bytes of a rank at one position, without its number."""
+    peak = executed_peak_bytes(workload, options, stage=position.stage, replica=position.replica)
+    return Figure(Quantity.PEAK_BYTES, peak, convention=ALLOCATED, tolerance=tolerance, why=why)
 
 
 def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:

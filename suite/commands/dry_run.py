@@ -1,0 +1,154 @@
+"""Execute every rank of a layout without its memory: does it fit, and does it do what arithmetic says?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference_runs.accelerator import Accelerator, accelerator
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text
+from suite.commands import exit_codes
+from suite.commands.options import check_writable, print_json
+from suite.job.dry_run_job import CountedRank
+from suite.launch.interruption import end_as_interrupted
+from suite.metrics.comparison import Verdict
+from suite.paths import ROOT
+from suite.report.terminal.dry_run import print_dry_run, print_side_by_side
+from suite.report.terminal.tables import console
+from suite.reproduce.dry_run.comparison import DryRun, dry_run, peak_parts
+from suite.reproduce.dry_run.plan import DryPlan, dry_plan
+
+ALL = "all"
+
+
+def dry_run_command(
+    name: Annotated[str, typer.Argument(help="A recorded run such as bloom-176b, a miniature, or a run file.")],
+    mini: Annotated[bool, typer.Option("--mini", help="The miniature of the run or run file.")] = False,
+    layout: Annotated[str | None, typer.Option(help="For instance dp8,tp4,pp12,zero1; default: as recorded.")] = None,
+    compare: Annotated[
+        list[str] | None, typer.Option(help="Another layout, beside the first; may be given several times.")
+    ] = None,
+    on: Annotated[str | None, typer.Option(help="Accelerator whose memory counts; default: the recorded one.")] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="all, or numbers such as 0,32; default: one of each class of equal ranks.")
+    ] = None,
+    whole_step: Annotated[
+        bool, typer.Option("--whole-step", help="Execute all micro-batches, rather than few from which they follow.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(readable=False, help="FILE.png: the fullest rank's memory over a step.")
+    ] = None,
+    every_figure: Annotated[bool, typer.Option("--all", help="Print every figure with its reason.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a layout; progress goes to stderr.")] = False,
+) -> None:
+    """Build every rank of a layout as a launch would, and execute a step of it on tensors without memory.
+
+    No GPU, no network and no memory of that size is needed: PyTorch computes shapes alone, and a process group of the
+    real size answers at once. Parameters, flop, state, payload and messages of every rank are compared with `predict`,
+    and so is the most memory that its tensors hold at a time.
+
+    Examples: python -m suite dry-run bloom-176b; python -m suite dry-run gpt-neox-20b --compare dp24,tp4,pp1;
+    python -m suite dry-run my_run.toml --layout dp8,tp8,pp2,zero1 --on h100-sxm --plot memory.png
+
+    Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 a rank could not be executed, 128 + n ended by
+    signal n.
+    """
+    end_as_interrupted()
+    check_writable(plot, "--plot")
+    plans = [dry_plan(name, text, mini=mini, results=ROOT / "results") for text in (layout, *(compare or []))]
+    chosen = [_ranks(ranks, each) for each in plans]
+    board = _board(on or plans[0].accelerator, "--on" if on else name)
+    done: list[DryRun] = []
+    for each, numbers in zip(plans, chosen, strict=True):
+        done.append(_executed(each, numbers, whole_step=whole_step, every_rank=ranks == ALL))
+        _print(done[-1], board, json=json, complete=every_figure)
+        if done[-1].failure:
+            raise typer.Exit(exit_codes.EXECUTION_FAILED)
+    if len(done) > 1 and not json:
+        print_side_by_side(console(), done)
+    if plot is not None:
+        from suite.report.plots.memory import draw_memory  # needs matplotlib
+
+        draw_memory(plot, done)
+    passed = all(run.verdict is Verdict.PASS for run in done)
+    raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
+
+
+def _board(name: str | None, where: str) -> Accelerator | None:
+    if name is None:
+        return None
+    try:
+        return accelerator(name)
+    except InputError:
+        if where == "--on":
+            raise
+        return None
+
+
+def _ranks(text: str | None, plan: DryPlan) -> list[int]:
+    """The numbers that are asked for; none for all, or for one of each class.
+
+    Raises:
+        InputError: no numbers, or of ranks that the layout has not.
+    """
+    if text is None or text == ALL:
+        return []
+    most = plan.workload.layout.ranks - 1
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if not all(0 <= number <= most for number in numbers):
+        raise InputError("ranks", got=repr(text), allowed=f"all, or numbers from 0 to {most}", where="--ranks")
+    return numbers
+
+
+def _executed(plan: DryPlan, ranks: list[int], *, whole_step: bool, every_rank: bool) -> DryRun:
+    messages = console(stderr=True)
+    start, done = time.monotonic(), 0
+
+    def counted(answer: CountedRank) -> None:
+        nonlocal done
+        done += 1
+        if not messages.is_terminal:
+            messages.print(f"[dim]rank {answer.rank} counted, {time.monotonic() - start:.0f} s[/]")
+        status.update(f"{layout_text(plan.workload.layout)}: {done} ranks counted, {time.monotonic() - start:.0f} s")
+
+    with messages.status(f"{plan.name}: {plan.workload.layout.ranks} ranks") as status:
+        return dry_run(plan, counted, every_rank=every_rank, ranks=ranks, every_micro_batch=whole_step)
+
+
+def _print(run: DryRun, board: Accelerator | None, *, json: bool, complete: bool) -> None:
+    if run.failure:
+        messages = console(stderr=True)
+        messages.print(run.failure, style="bold red", markup=False, soft_wrap=True)
+        messages.print(run.traceback, markup=False, soft_wrap=True)
+    elif json:
+        print_json(_entry(run))
+    else:
+        print_dry_run(console(), run, board, complete=complete)
+
+
+def _entry(run: DryRun) -> dict[str, object]:
+    return {
+        "run": run.name,
+        "layout": layout_text(run.workload.layout),
+        "verdict": run.verdict,
+        "micro_batches": run.micro_batches,
+        "executed_micro_batches": run.executed,
+        "classes": [
+            {
+                "rank": each.of.rank,
+                "stage": each.of.stage,
+                "ranks": each.of.ranks,
+                "seconds": each.seconds,
+                "peak": peak_parts(each.step),
+            }
+            for each in run.counted
+        ],
+        "figures": run.rows,
+    }

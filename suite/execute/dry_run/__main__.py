@@ -1,0 +1,53 @@
+"""A worker of a dry run: python -m suite.execute.dry_run JOB.json; a rank's number a line in, an answer a line out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import msgspec
+
+from suite.execute import rank as life
+
+life.die_with_parent()
+
+from suite.execute.dry_run.rank import count  # after die_with_parent: it takes seconds
+from suite.job.dry_run_job import Answer, CountedRank, DryRunJob, NotCounted
+
+
+def main() -> None:
+    """Count every rank that is asked for, until the input ends: each in a child, as DTensor remembers one's mesh."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DryRunJob)
+    for line in sys.stdin:
+        rank = int(line)
+        child = os.fork()
+        if child == 0:
+            life.die_with_parent()
+            _tell(_answer(job, rank))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if code := os.waitstatus_to_exitcode(status):
+            _tell(NotCounted(rank=rank, message=f"the process of rank {rank} ended with {code}", traceback=""))
+
+
+def _answer(job: DryRunJob, rank: int) -> Answer:
+    start = time.perf_counter()
+    try:
+        steps = count(job.job, rank, job.micro_batches)
+    except BaseException as error:  # whatever it is, it is reported
+        message = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        return NotCounted(rank=rank, message=message, traceback=traceback.format_exc())
+    return CountedRank(rank=rank, seconds=time.perf_counter() - start, steps=steps)
+
+
+def _tell(answer: Answer) -> None:
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+    sys.stdout.flush()
+
+
+main()

@@ -1,0 +1,129 @@
+"""A step of any PyTorch model, by one rank of a cluster of any size, without its memory.
+
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from suite.execute.dry_run.any_model import dry_run
+
+def model(mesh):
+    layers = [nn.TransformerEncoderLayer(8192, 64, 32768, batch_first=True) for _ in range(80)]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    return fully_shard(nn.Sequential(*layers), mesh=mesh["dp"])
+
+def loss(model):
+    return model(torch.randn(1, 4096, 8192)).square().mean()
+
+counted = dry_run(model, loss, mesh={"dp": 256})
+print(counted.peak_bytes / 2**30, counted.flop, counted.collectives)
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.execute.dry_run.allocations import Allocations
+from suite.execute.dry_run.fake_tensors import fake_group, fake_tensors
+from suite.execute.dry_run.rank import StepCollectives, complete_reductions
+from suite.execute.measure.counters import LocalFlopCounter
+from suite.execute.parallel.one_bit.buckets import local
+from suite.job.dry_run_job import Moment
+from suite.job.events import CountedCollective
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class CountedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank counts in a step after the first.
+
+    Args:
+        parameters: elements that the rank stores.
+        flop: of its matrix products, 2 M N K each, recomputed ones too; of fused attention the full square.
+        collectives: calls and payload bytes by mesh axis and collective.
+        peak_bytes: the most that its tensors hold at a time; what kernels need inside is not in it.
+        at_peak: bytes by category then.
+        history: at most some hundred moments of the step, in order.
+    """
+
+    parameters: int
+    flop: int
+    collectives: list[CountedCollective]
+    peak_bytes: int
+    at_peak: Moment
+    history: list[Moment]
+
+
+def dry_run(
+    model: Callable[[DeviceMesh], nn.Module],
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    mesh: Mapping[str, int],
+    rank: int = 0,
+    optimizer: MakeOptimizer = torch.optim.AdamW,
+) -> CountedModel:
+    """Build a model and execute two steps of it as `rank` of a mesh; return what the second one counts.
+
+    Call it once in a process for each mesh: PyTorch's DTensor remembers the first one's groups.
+
+    Args:
+        model: makes the model on a mesh of CPU ranks, sharded and split as it is to be (fully_shard,
+            parallelize_module, DistributedDataParallel over `mesh.get_group()`). No tensor in it has memory.
+        loss: a forward pass to the loss, whose backward pass and update follow. Every number is 1: the model must not
+            choose by its values.
+        mesh: axis -> ranks, the last axis with consecutive ranks.
+        optimizer: of the parameters.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    ranks = math.prod(mesh.values())
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks}")
+    phase = ["weights"]
+    allocations = Allocations(lambda: phase[0])
+    with fake_group(rank, ranks):
+        device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        axes: dict[str, str] = {device_mesh.get_group(axis).group_name: axis for axis in mesh}
+        with fake_tensors(allocations):
+            built = model(device_mesh)
+            for module in built.modules():
+                if isinstance(module, DistributedDataParallel):
+                    complete_reductions([module], module.process_group)
+            updates = optimizer(built.parameters())
+
+            def step() -> None:
+                phase[0] = "forward pass"
+                output = loss(built)
+                phase[0] = "backward pass"
+                output.backward()
+                gradients = (local(p.grad) for p in built.parameters() if p.grad is not None)
+                allocations.name("gradients", gradients)
+                phase[0] = "update"
+                updates.step()
+                updates.zero_grad()
+
+            step()
+            state = (value for values in updates.state.values() for value in values.values())
+            allocations.name("optimizer state", (local(value) for value in state if isinstance(value, Tensor)))
+            collectives, flop = StepCollectives(axes), LocalFlopCounter()
+            gc.collect()
+            allocations.record()
+            with collectives, flop:
+                step()
+            fullest, history = allocations.history()
+            parameters = sum(local(parameter.detach()).numel() for parameter in built.parameters())
+    return CountedModel(
+        parameters=parameters,
+        flop=int(flop.get_total_flops()),
+        collectives=collectives.collectives(),
+        peak_bytes=allocations.peak,
+        at_peak=max(fullest, key=lambda moment: moment.total),
+        history=history,
+    )

@@ -1,0 +1,142 @@
+"""Tensors without memory, and a process group without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from suite.execute.data.loader import Batches
+from suite.execute.data.token_stream import TokenBatch
+from suite.execute.dry_run.allocations import Allocations
+
+_aten = torch.ops.aten
+_NONE: Mapping[str, Any] = {}
+_OF_ONE_TENSOR = 2  # uses of a storage: by the tensor, and by Python's object for the storage
+
+
+class FakeTensors(FakeTensorMode):
+    """PyTorch's mode in which operators compute shapes alone. A number that Python reads is 1.
+
+    Args:
+        allocations: that follow what operators return.
+    """
+
+    def __init__(self, allocations: Allocations) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._allocations = allocations
+        self._within = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NONE
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        if func is _aten.empty.memory_format and kwargs.get("dtype") is torch.int32:
+            # DistributedDataParallel's bucket numbers, which its C++ reads
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if self._within:  # an operator that another one is made of
+            returned = super().__torch_dispatch__(func, types, args, kwargs)
+        elif func is _aten.add.Tensor and not torch.is_grad_enabled() and _added_in_place(*args, **kwargs):
+            return args[0]
+        else:
+            self._within = True
+            try:
+                returned = super().__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                self._within = False
+        self._allocations.see(returned)
+        if func is torch.ops.c10d._allgather_base_.default:  # gloo gathers in a buffer of its own
+            self._allocations.pass_through(args[0].nbytes, "message buffers")
+        return returned
+
+
+def _added_in_place(sum_: Any, other: Any, *, alpha: float = 1) -> bool:
+    """Whether autograd would add `other` to the gradient `sum_` in place, which it does not under a mode.
+
+    It does where nothing else refers to the storage of `sum_`.
+    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+    """
+    if not isinstance(sum_, Tensor) or not isinstance(other, Tensor) or alpha != 1 or sum_.shape != other.shape:
+        return False
+    storage = sum_.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) == _OF_ONE_TENSOR and storage.nbytes() == sum_.nbytes
+
+
+class _Sent(NamedTuple):
+    """A message on its way. Like a real one it holds what is sent for as long as someone holds it."""
+
+    work: dist.Work
+    tensors: list[Tensor]
+
+    def wait(self) -> bool:
+        return self.work.wait()
+
+
+@contextmanager
+def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
+    """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
+    send = dist.ProcessGroup.send
+    tolist, resize, propagate = (
+        Tensor.tolist,
+        UntypedStorage.resize_,
+        ShardingPropagator._propagate_tensor_meta_non_cached,
+    )
+
+    def ones(tensor: Tensor) -> Any:
+        return [1.0] * tensor.numel() if isinstance(tensor, FakeTensor) else tolist(tensor)
+
+    def resized(storage: UntypedStorage, size: int) -> Any:  # how FSDP frees gathered weights
+        returned = resize(storage, size)
+        allocations.resized(storage)
+        return returned
+
+    def apart(propagator: ShardingPropagator, schema: Any) -> Any:  # DTensor's own fake tensors take no memory either
+        with unset_fake_temporarily():
+            return propagate(propagator, schema)
+
+    def sent(group: dist.ProcessGroup, tensors: list[Tensor], *args: Any) -> _Sent:
+        return _Sent(send(group, tensors, *args), tensors)
+
+    with (
+        mock.patch.object(dist.ProcessGroup, "send", sent),
+        mock.patch.object(Tensor, "tolist", ones),
+        mock.patch.object(UntypedStorage, "resize_", resized),
+        mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", apart),
+        FakeTensors(allocations) as mode,
+    ):
+        yield mode
+
+
+@contextmanager
+def fake_group(rank: int, ranks: int) -> Iterator[None]:
+    """Within this the process is `rank` of so many, and a collective returns at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class FakedBatches:
+    """Real micro-batches, made as they are for training, as tensors without memory."""
+
+    def __init__(self, batches: Batches, mode: FakeTensors, allocations: Allocations) -> None:
+        self._batches, self._mode, self._allocations = batches, mode, allocations
+
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
+        with unset_fake_temporarily():
+            batch = self._batches.micro_batch(first, samples)
+        tokens_BT, *others = (self._mode.from_tensor(x) for x in (batch.tokens_BT, *batch.arguments.values()))
+        self._allocations.see((tokens_BT, others))
+        return TokenBatch(tokens_BT, dict(zip(batch.arguments, others, strict=True)))

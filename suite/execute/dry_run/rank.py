@@ -1,0 +1,175 @@
+"""Counts what one rank of a job executes in a step, without its memory and without the other ranks."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from suite.execute.data.loader import batches
+from suite.execute.dry_run.allocations import Allocations
+from suite.execute.dry_run.fake_tensors import FakedBatches, fake_group, fake_tensors
+from suite.execute.measure.counters import CollectiveCounter, LocalFlopCounter, storage_bytes
+from suite.execute.measure.phases import Part
+from suite.execute.parallel.mesh import CONTEXT, DATA, coordinates, device_mesh
+from suite.execute.parallel.one_bit.buckets import local
+from suite.execute.parallel.parallelize import Training, parallelize
+from suite.execute.training.loop import activation_bytes, model_flop
+from suite.execute.training.step import Steps
+from suite.job.dry_run_job import StepCounts
+from suite.job.events import Finished
+from suite.job.training_job import Job
+
+CPU = torch.device("cpu")
+# what blocks are for that a phase of a step allocates
+CATEGORIES = {
+    Part.DATA_LOADING: "samples",
+    Part.FORWARD: "forward pass",
+    Part.BACKWARD: "backward pass",
+    Part.PIPELINE: "message buffers",
+    Part.UPDATE: "update",
+}
+
+
+class StepCollectives(CollectiveCounter):
+    """Counts a step's own collectives: without the integers by which a pipeline's new schedule begins (torch 2.13)."""
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not any(isinstance(leaf, Tensor) and leaf.dtype is torch.int32 for leaf in tree_leaves(args)):
+            super()._count(func, args, kwargs)
+
+
+class DryRank:
+    """One rank of a job, as its launch would build it.
+
+    Within `fake_group`, and for as long as `fake_tensors` of its allocations lasts.
+    """
+
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
+        self.job = job
+        self.mesh = mesh
+        self.allocations = Allocations(self._phase)
+        self._steps: Steps | None = None
+
+    def _phase(self) -> str:
+        now = None if self._steps is None else self._steps.phases.now
+        if now is Part.BACKWARD and torch.is_grad_enabled():
+            return "computed again"
+        return "other" if now is None else CATEGORIES.get(now, now.value)
+
+    def counted(self, micro_batches: tuple[int, ...]) -> list[StepCounts]:
+        """What it counts in a step of each number of micro-batches."""
+        job, mesh = self.job, self.mesh
+        index = coordinates(mesh, job.layout)
+        replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
+        stream = batches(job, replica=replica, context_rank=index.get(CONTEXT, 0))
+        gc.disable()  # what is in cycles is freed before a step, not somewhere within it
+        with fake_tensors(self.allocations) as mode:
+            training = parallelize(job, mesh=mesh, device=CPU)
+            complete_reductions(training.modules, mesh.get_group(DATA))
+            self._name_state(training)
+            self._steps = steps = Steps(job, training, mesh, CPU, FakedBatches(stream, mode, self.allocations))
+            self._warm_up()
+            self._name_state(training)
+            counted = [self._counted(number, index) for number in micro_batches]
+            of_one = model_flop(steps) // steps.micro_batches
+            kept = activation_bytes(steps)
+        return [
+            msgspec.structs.replace(
+                step,
+                counts=msgspec.structs.replace(
+                    step.counts, model_flop=step.micro_batches * of_one, activation_bytes=kept
+                ),
+            )
+            for step in counted
+        ]
+
+    def _warm_up(self) -> None:
+        """A pass of one micro-batch and an update: DTensor learns its shapes, the optimizer makes its state."""
+        assert self._steps is not None
+        steps, training = self._steps, self._steps.training
+        for output in steps.chunk_outputs(samples=self.job.layout.micro_batch, through_modules=True):
+            output.backward(torch.ones_like(output))
+        steps.update(torch.ones(()))
+        for module in training.modules:
+            if isinstance(module, DistributedDataParallel):
+                module.reducer._rebuild_buckets()  # now, not at the beginning of the next step
+
+    def _name_state(self, training: Training) -> None:
+        parameters = (local(parameter) for chunk in training.chunks for parameter in chunk.parameters())
+        self.allocations.name("weights", parameters)
+        self.allocations.name("weights", training.weights)
+        self.allocations.name("optimizer state", training.optimizer.state_tensors)
+
+    def _counted(self, micro_batches: int, index: dict[str, int]) -> StepCounts:
+        """A step of so many micro-batches; without model flop and activations, which need passes of their own."""
+        assert self._steps is not None
+        steps, training, job = self._steps, self._steps.training, self.job
+        batch = micro_batches * job.layout.replicas * job.layout.micro_batch
+        steps.job = msgspec.structs.replace(job, recipe=msgspec.structs.replace(job.recipe, global_batch=batch))
+        collectives = StepCollectives(training.axis_of_group(self.mesh))
+        flop = LocalFlopCounter()
+        gc.collect()
+        self.allocations.record()
+        with collectives, flop:
+            loss = steps.forward_and_backward()
+            gradients = [leaf.gradient for leaf in training.leaves]
+            self.allocations.name("gradients", gradients)
+            gradient_bytes = storage_bytes(gradients)
+            del gradients
+            steps.update(loss)
+        fullest, history = self.allocations.history()
+        leaves = training.leaves
+        counts = Finished(
+            coordinates=index,
+            parameters=sum(leaf.local.numel() for leaf in leaves),
+            own_parameters=sum(leaf.local.numel() for leaf in leaves if leaf.counted),
+            model_flop=0,
+            hardware_flop=int(flop.get_total_flops()),
+            weight_bytes=storage_bytes(training.weights),
+            gradient_bytes=gradient_bytes,
+            optimizer_bytes=storage_bytes(training.optimizer.state_tensors),
+            collectives=collectives.collectives(),
+            activation_bytes=0,
+            peak_bytes=self.allocations.peak,
+            worked_seconds=[],
+            pipeline_seconds=[],
+            interface_sent_bytes=None,
+            arithmetic="",
+            environment={},
+            time=time.time(),
+        )
+        repeated = sum(leaf.local.numel() for leaf in leaves if leaf.counted and leaf.split_dim is None)
+        return StepCounts(
+            micro_batches=micro_batches, counts=counts, repeated_parameters=repeated, fullest=fullest, history=history
+        )
+
+
+def count(job: Job, rank: int, micro_batches: tuple[int, ...]) -> list[StepCounts]:
+    """What `rank` of a job counts in a step of each number of micro-batches."""
+    with fake_group(rank, job.layout.ranks):
+        return DryRank(job, device_mesh(job.layout, job.device)).counted(micro_batches)
+
+
+def complete_reductions(modules: list[nn.Module], group: dist.ProcessGroup) -> None:
+    """Have DistributedDataParallel see its all-reduces end: those of a fake group have no result (torch 2.13)."""
+
+    def hook(_state: Any, bucket: Any) -> Any:
+        dist.all_reduce(bucket.buffer(), group=group)
+        reduced: Future[Tensor] = Future()
+        reduced.set_result(bucket.buffer())
+        return reduced
+
+    hook.__annotations__.clear()  # which PyTorch refuses as texts
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            module.register_comm_hook(None, hook)

@@ -1,0 +1,72 @@
+"""The input of a dry run's worker, and what it answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from suite.job.events import Finished
+from suite.job.training_job import Job
+
+
+class Moment(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes by category after some allocation or free of a step, and the phase that it happened in."""
+
+    phase: str
+    bytes: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Of all categories."""
+        return sum(self.bytes.values())
+
+
+class DryRunJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker counts, for every rank whose number it reads from its input.
+
+    Args:
+        micro_batches: numbers of micro-batches of the steps that are counted, one step after the other.
+    """
+
+    job: Job
+    micro_batches: tuple[int, ...]
+
+
+class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank executes in a step of so many micro-batches.
+
+    Args:
+        counts: as a launched rank reports them; nothing that needs a clock.
+        repeated_parameters: those among `counts.own_parameters` that every tensor-parallel rank stores.
+        fullest: the moment of each phase of the step in which its sum is the largest.
+        history: at most some hundred moments of the step, in order, the peak among them.
+    """
+
+    micro_batches: int
+    counts: Finished
+    repeated_parameters: int
+    fullest: list[Moment]
+    history: list[Moment]
+
+    @property
+    def at_peak(self) -> Moment:
+        """The fullest moment of all."""
+        return max(self.fullest, key=lambda moment: moment.total)
+
+
+class CountedRank(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """A worker's answer to one rank's number."""
+
+    rank: int
+    seconds: float
+    steps: list[StepCounts]
+
+
+class NotCounted(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Why a worker has no counts."""
+
+    rank: int
+    message: str
+    traceback: str
+
+
+Answer = CountedRank | NotCounted

@@ -1,0 +1,195 @@
+"""A dry run: every class of ranks is executed without memory, and compared with what arithmetic expects of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.catalog import accumulation
+from reference_runs.run import Workload
+from suite.job.dry_run_job import CountedRank, DryRunJob, Moment, StepCounts
+from suite.job.options import StepOptions
+from suite.job.training_job import Job
+from suite.machine.devices import usable_cores
+from suite.machine.half_precision import Kernels
+from suite.metrics.comparison import Row, Verdict, compare, overall
+from suite.metrics.figures import Figure, Quantity
+from suite.predict.analytic.parameters import parameter_count
+from suite.predict.executed_run.counts import figures_at
+from suite.predict.executed_run.figures import MEMORY_TOLERANCE, PEAK_REASON, activation_figure, peak_figure
+from suite.predict.simulation.state import rank_position
+from suite.reproduce.dry_run.plan import DryPlan
+from suite.reproduce.dry_run.rank_classes import RankClass, executed_micro_batches, of_whole_step, rank_classes
+from suite.reproduce.dry_run.workers import answers
+from suite.reproduce.measured_figures import counted_figures_of_rank
+
+OPTIONS = StepOptions(kernels=Kernels(), compiled=False)
+# A launched miniature on 4 tensor-parallel ranks holds 6 % more at its peak (gpt2-mini, tp4,pp2): DTensor's loss keeps
+# an argument of its backward pass longer where no mode watches its operators.
+SPLIT_TOLERANCE = 0.08
+SPLIT_REASON = "DTensor's loss frees an argument earlier while a mode of PyTorch's watches its operators"
+BYTES_OF_TOKEN = 4
+
+
+class CountedClass(msgspec.Struct, frozen=True, kw_only=True):
+    """A class of ranks, and what the first of them counts in a step.
+
+    Args:
+        step: of all micro-batches.
+    """
+
+    of: RankClass
+    seconds: float
+    step: StepCounts
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted of a layout, and its comparison with the prediction.
+
+    Args:
+        executed: numbers of micro-batches of the steps that were executed.
+        micro_batches: of a whole step.
+        failure: why not every class was counted; empty where each was.
+        traceback: of that.
+    """
+
+    name: str
+    workload: Workload
+    classes: list[RankClass]
+    executed: tuple[int, ...]
+    micro_batches: int
+    counted: list[CountedClass]
+    rows: list[Row]
+    failure: str = ""
+    traceback: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of all rows; fail where not every class was counted."""
+        return Verdict.FAIL if self.failure else overall(self.rows)
+
+    @property
+    def fullest(self) -> CountedClass:
+        """The class with the highest peak."""
+        return max(self.counted, key=lambda each: each.step.counts.peak_bytes)
+
+
+def dry_run(
+    plan: DryPlan,
+    on_counted: Callable[[CountedRank], None],
+    *,
+    every_rank: bool = False,
+    ranks: Sequence[int] = (),
+    every_micro_batch: bool = False,
+) -> DryRun:
+    """Execute the layout's ranks, one of each class, and compare them with the prediction.
+
+    Args:
+        every_rank: execute the others too.
+        ranks: execute these alone.
+        every_micro_batch: execute a whole step, rather than two from which it follows.
+    """
+    workload = plan.workload
+    classes = rank_classes(workload)
+    if every_rank or ranks:
+        stages = {rank: rank_position(workload.layout, rank).stage for rank in ranks or range(workload.layout.ranks)}
+        classes = [RankClass(rank, stage, 1) for rank, stage in stages.items()]
+    whole = accumulation(workload.recipe, workload.layout)
+    executed = (whole,) if every_micro_batch else executed_micro_batches(workload)
+    counted: list[CountedClass] = []
+    failure = traceback = ""
+    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+        job = DryRunJob(job=dry_run_job(plan, scratch), micro_batches=executed)
+        by_rank = {each.rank: each for each in classes}
+        for answer in answers(job, list(by_rank), workers=usable_cores()):
+            if not isinstance(answer, CountedRank):
+                failure, traceback = f"rank {answer.rank}: {answer.message}", answer.traceback
+                break
+            on_counted(answer)
+            step = of_whole_step(answer.steps, whole)
+            counted.append(CountedClass(of=by_rank[answer.rank], seconds=answer.seconds, step=step))
+    counted.sort(key=lambda each: each.of.rank)
+    return DryRun(
+        name=plan.name,
+        workload=workload,
+        classes=classes,
+        executed=executed,
+        micro_batches=whole,
+        counted=counted,
+        rows=[] if failure else compared(workload, counted, whole_job=not ranks),
+        failure=failure,
+        traceback=traceback,
+    )
+
+
+def dry_run_job(plan: DryPlan, scratch: str) -> Job:
+    """The job that a launch would run, on tokens of a file that takes no room: 0 of every sample."""
+    architecture, recipe, layout = plan.workload
+    tokens = 2 * architecture.sequence + 1
+    file = Path(scratch) / "tokens"
+    file.touch()
+    os.truncate(file, BYTES_OF_TOKEN * tokens)
+    return Job(
+        name=plan.name,
+        architecture=architecture,
+        recipe=recipe,
+        layout=layout,
+        device="cpu",
+        compiled=False,
+        seed=1,
+        steps=1,
+        tokens_file=str(file),
+        tokens=tokens,
+        directory=scratch,
+        threads=1,
+        collective_timeout_seconds=1.0,
+    )
+
+
+def compared(workload: Workload, counted: Sequence[CountedClass], *, whole_job: bool) -> list[Row]:
+    """Of each counted rank what arithmetic expects of it beside what it counted; parameters of the whole model."""
+    expected, found = [], []
+    if whole_job and workload.layout.tensor_parallel <= workload.architecture.kv_heads:
+        expected.append(Figure(Quantity.PARAMETERS, parameter_count(workload.architecture)))
+        found.append(Figure(Quantity.PARAMETERS, _all_parameters(workload, counted)))
+    for each in counted:
+        rank, stage = each.of.rank, each.of.stage if workload.layout.pipeline_stages > 1 else None
+        expected += [msgspec.structs.replace(f, rank=rank, stage=stage) for f in _expected(workload, rank)]
+        figures = counted_figures_of_rank(rank, each.step.counts)
+        found += [msgspec.structs.replace(figure, stage=stage) for figure in figures]
+    return compare(expected, found, left_name="predicted", right_name="counted", judge=True)
+
+
+def _expected(workload: Workload, rank: int) -> list[Figure]:
+    position = rank_position(workload.layout, rank)
+    split = workload.layout.tensor_parallel > 1
+    tolerance, why = (SPLIT_TOLERANCE, SPLIT_REASON) if split else (MEMORY_TOLERANCE, PEAK_REASON)
+    return [
+        *(f for f in figures_at(workload, position, OPTIONS) if f.quantity is not Quantity.SENT_BYTES),
+        activation_figure(workload, position, OPTIONS),
+        peak_figure(workload, position, OPTIONS, tolerance=tolerance, why=why),
+    ]
+
+
+def _all_parameters(workload: Workload, counted: Sequence[CountedClass]) -> int:
+    """Of the model: what each rank alone has to count, of every class once for each of its ranks that do.
+
+    Of ranks with the same weights one counts them, and of tensor-parallel ranks the first counts what all repeat.
+    """
+    layout, total = workload.layout, 0.0
+    copies = layout.shard_copies if layout.fully_sharded else layout.state_ranks
+    for each in counted:
+        repeated = each.step.repeated_parameters
+        split = each.step.counts.own_parameters - repeated
+        total += each.of.ranks / copies * (split + repeated / layout.tensor_parallel)
+    return round(total)
+
+
+def peak_parts(step: StepCounts) -> Moment:
+    """What is in the peak, the largest part first."""
+    parts = sorted(step.at_peak.bytes.items(), key=lambda part: -part[1])
+    return Moment(step.at_peak.phase, {name: size for name, size in parts if size > 0})

@@ -1,0 +1,78 @@
+"""What is asked of a dry run, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
+from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.incomplete import check_whole
+from reference_runs.layout import Layout, Offload, parse_layout
+from reference_runs.run import Workload
+from suite.reproduce.plan import Request, plan
+from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
+
+
+class DryPlan(NamedTuple):
+    """A run that is not launched: its name, the step of a rank, and the accelerator that it was recorded on."""
+
+    name: str
+    workload: Workload
+    accelerator: str | None
+
+
+def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> DryPlan:
+    """The checked plan for a recorded run, a run file or a miniature, in its own layout or the one asked for.
+
+    A ramp-up of the batch is left out: steps of the whole batch are counted.
+
+    Raises:
+        InputError: unknown name, damaged file, a bad layout, or what is not executed without memory.
+    """
+    is_whole = (name.endswith(".toml") or name in run_names()) and not mini
+    if not is_whole:
+        if name not in miniatures() and not mini:
+            allowed = "a run or miniature of `runs`, or a run file ending in .toml"
+            meant = nearest(name, [*miniatures(), *run_names()])
+            raise InputError("unknown run", got=repr(name), meant=meant, allowed=allowed)
+        request = Request(name=name, mini=mini, layout=layout, device="cpu", compiled=False, results=results)
+        planned = plan(request)
+        _check(planned.workload, planned.name)
+        return DryPlan(planned.name, _in_whole_batches(planned.workload), None)
+    run = reference_run(name)
+    check_whole(run, needs_layout=layout is None)
+    recorded = run.recorded_layout or Layout()
+    chosen = recorded if layout is None else parse_layout(layout, base=recorded)
+    workload = _in_whole_batches(Workload(run.architecture, run.recipe, chosen))
+    recipe = workload.recipe
+    where = "--layout" if layout else run.where
+    mistakes = Mistakes()
+    with mistakes.collected():
+        check_executable(run.architecture, recipe, run.where)
+    with mistakes.collected():
+        check_layout(workload, where)
+        check_executable_layout(workload, where)
+        check_fused_attention(recipe, chosen, "cpu", where)
+        _check(workload, where)
+    mistakes.refuse()
+    return DryPlan(run.name, workload, None if run.cluster is None else run.cluster.accelerator)
+
+
+def _in_whole_batches(workload: Workload) -> Workload:
+    """The same without a ramp-up of the batch."""
+    none = dict.fromkeys(("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples"))
+    return workload._replace(recipe=msgspec.structs.replace(workload.recipe, **none))
+
+
+def _check(workload: Workload, where: str) -> None:
+    """Refuse what needs numbers, or a device."""
+    architecture, _, layout = workload
+    for wrong, got, allowed in (
+        (architecture.experts is not None, "experts, whose rows the numbers decide", "a dense model"),
+        (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator"),
+    ):
+        if wrong:
+            raise InputError("not executed without memory", got=got, allowed=allowed, where=where)

@@ -1,0 +1,101 @@
+"""Processes that count ranks without their memory, side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TextIO
+
+import msgspec
+
+from suite.job.dry_run_job import Answer, DryRunJob, NotCounted
+from suite.launch.interruption import check_interrupted, held
+from suite.machine.processes import die_with_parent
+from suite.paths import ROOT
+
+TAIL = 2000  # characters of a worker's messages that are kept
+
+
+def answers(job: DryRunJob, ranks: Sequence[int], *, workers: int) -> Iterator[Answer]:
+    """What each of `ranks` counts, as answers come. The first failure is the last answer.
+
+    No worker outlives the iterator; if this process is killed, the kernel kills them.
+    """
+    waiting, answered = SimpleQueue[int](), SimpleQueue[Answer]()
+    for rank in ranks:
+        waiting.put(rank)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
+        (scratch / "job.json").write_bytes(msgspec.json.encode(job))
+        processes: list[subprocess.Popen[str]] = []
+        conversations: list[threading.Thread] = []
+        stack.callback(_end, processes, conversations)
+        for number in range(min(workers, len(ranks))):
+            log = stack.enter_context((scratch / f"{number}.log").open("w"))
+            with held():
+                processes.append(_worker(scratch / "job.json", log))
+            talk = (processes[-1], Path(log.name), waiting, answered)
+            conversations.append(threading.Thread(target=_converse, args=talk, daemon=True))
+            conversations[-1].start()
+        for _ in ranks:
+            answer = answered.get()
+            check_interrupted()
+            yield answer
+            if isinstance(answer, NotCounted):
+                return
+
+
+def _worker(job: Path, log: TextIO) -> subprocess.Popen[str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    needed = {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "suite.execute.dry_run", str(job)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=os.environ | needed,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
+        preexec_fn=die_with_parent,
+    )
+
+
+def _converse(
+    process: subprocess.Popen[str], log: Path, waiting: SimpleQueue[int], answered: SimpleQueue[Answer]
+) -> None:
+    """Give a worker one rank after the other, until none is left or it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    while True:
+        try:
+            rank = waiting.get_nowait()
+        except Empty:
+            break
+        try:
+            os.write(process.stdin.fileno(), f"{rank}\n".encode())  # not buffered: a broken pipe leaves nothing behind
+            line = process.stdout.readline()
+        except OSError:  # it has ended
+            line = ""
+        if not line:
+            said = log.read_text(errors="replace")[-TAIL:]
+            message = f"the worker of rank {rank} ended with {process.wait()}"
+            answered.put(NotCounted(rank=rank, message=message, traceback=said))
+            return
+        answered.put(msgspec.json.decode(line, type=Answer))
+    process.stdin.close()
+
+
+def _end(processes: Sequence[subprocess.Popen[str]], conversations: Sequence[threading.Thread]) -> None:
+    for process in processes:
+        process.kill()
+    for process, conversation in zip(processes, conversations, strict=False):
+        conversation.join()
+        with process, suppress(OSError):  # waits for it, and closes what is left of the pipes
+            pass

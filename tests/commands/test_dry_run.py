@@ -1,0 +1,74 @@
+"""Execute a layout without its memory, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from suite.reproduce.dry_run import comparison
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["bloom-176"], "unknown run"),
+        (["mixtral-mini"], "not executed without memory; got experts"),
+        (["bloom-176b", "--layout", "dp8,tp3,pp12"], "layout.tensor_parallel does not divide architecture.heads = 112"),
+        (["bloom-176b", "--layout", "dp2,zero3,pp12"], "this version does not execute that layout"),
+        (["bloom-176b", "--ranks", "384"], "all, or numbers from 0 to 383"),
+        (["bloom-176b", "--ranks", "first"], "ranks; got 'first'"),
+        (["bloom-176b", "--on", "a1000"], "unknown accelerator"),
+        (["bloom-176b", "--plot", "/nowhere/memory.png"], "--plot"),
+        (["opt-175b", "--layout", "dp124,tp8,zero3,offload-state"], "offload"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_executed(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "answers", None)
+    assert main(["dry-run", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert line in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.ranks
+def test_two_layouts_beside_each_other_and_their_memory_as_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "memory.png"
+    layouts = ["--layout", "dp2,zero1", "--compare", "dp2,zero3", "--on", "a100-sxm-80gb"]
+    assert main(["dry-run", "gpt2-mini", *layouts, "--plot", str(picture)]) == 0
+    out, _ = capsys.readouterr()
+    assert out.count("exact figures agree") == 2
+    assert "fits a100-sxm-80gb: 0% of its 80 GiB" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000
+
+
+@pytest.mark.ranks
+def test_json_has_every_class_and_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dry-run", "gpt2-mini", "--layout", "dp1,pp2,zero0", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    entry = json.loads(line)
+    assert [each["ranks"] for each in entry["classes"]] == [1, 1]
+    assert entry["verdict"] == "pass"
+    assert {row["quantity"] for row in entry["figures"]} >= {"parameters", "peak_bytes", "payload_bytes"}
+    for each in entry["classes"]:
+        peak = next(r for r in entry["figures"] if r["quantity"] == "peak_bytes" and r["rank"] == each["rank"])
+        assert sum(each["peak"][1].values()) == peak["right"]
+
+
+@pytest.mark.ranks
+def test_a_rank_that_cannot_be_executed_ends_the_command_with_4(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("suite.reproduce.dry_run.workers.sys.executable", "/bin/false")
+    assert main(["dry-run", "gpt2-mini", "--layout", "dp1"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the worker of rank 0 ended with 1" in err

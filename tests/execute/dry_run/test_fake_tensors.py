@@ -1,0 +1,49 @@
+"""Tensors without memory: numbers are 1, and what real tensors would free or keep is freed or kept."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from suite.execute.dry_run.allocations import Allocations
+from suite.execute.dry_run.fake_tensors import fake_group, fake_tensors
+
+TIB = 2**40
+
+
+def test_no_tensor_has_memory_and_every_number_is_1() -> None:
+    allocations = Allocations(lambda: "")
+    with fake_tensors(allocations):
+        allocations.record()
+        x = torch.randn(TIB // 4) * 2
+        assert x[:2].tolist() == [1.0, 1.0]
+        assert x.sum().item() == 1.0
+        assert int(torch.zeros((), dtype=torch.long)) == 1
+    assert allocations.peak == 2 * TIB
+    assert torch.tensor([2.0, 3.0]).tolist() == [2.0, 3.0]
+
+
+def test_gradients_of_two_readers_are_added_in_place_as_without_a_mode() -> None:
+    allocations = Allocations(lambda: "")
+    size = 4 * 1000 * 1000
+    with fake_tensors(allocations):
+        weight = nn.Parameter(torch.zeros(1000, 1000))
+        total = weight.exp().sum() + weight.sin().sum()
+        allocations.record()
+        before = allocations.peak
+        total.backward()
+    # both gradients are products of kept and expanded ones: the second is added to the first
+    assert allocations.peak - before <= 3 * size
+
+
+def test_a_message_holds_what_it_sends() -> None:
+    allocations = Allocations(lambda: "")
+    with fake_group(0, 2), fake_tensors(allocations):
+        work = dist.isend(torch.zeros(1000), 1)
+        allocations.record()
+        assert allocations.peak == 4000
+        assert work is not None
+        del work
+        allocations.record()
+    assert allocations.peak == 0

@@ -1,0 +1,102 @@
+"""Classes of equal ranks, and a step's counts from those of two shorter steps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import reference_run
+from reference_runs.layout import parse_layout
+from reference_runs.run import Workload
+from suite.job.dry_run_job import Moment, StepCounts
+from suite.job.events import CountedCollective, Finished
+from suite.predict.simulation.state import executed_state, rank_position
+from suite.reproduce.dry_run.rank_classes import executed_micro_batches, of_whole_step, rank_classes
+
+
+def workload(layout: str, run: str = "bloom-176b") -> Workload:
+    recorded = reference_run(run)
+    return recorded.workload._replace(layout=parse_layout(layout, base=recorded.layout))
+
+
+def counted(micro_batches: int, fixed: int, each: int) -> StepCounts:
+    """Every count of a step is `fixed` and `each` for each micro-batch."""
+    value = fixed + each * micro_batches
+    counts = Finished(
+        coordinates={"dp": 0, "tp": 0, "pp": 0},
+        parameters=7,
+        own_parameters=7,
+        model_flop=value,
+        hardware_flop=value,
+        weight_bytes=7,
+        gradient_bytes=7,
+        optimizer_bytes=7,
+        collectives=[CountedCollective("tp", "all_reduce", value, value)],
+        activation_bytes=7,
+        peak_bytes=value,
+        worked_seconds=[],
+        pipeline_seconds=[],
+        interface_sent_bytes=None,
+        arithmetic="",
+        environment={},
+        time=0.0,
+    )
+    at_peak = Moment("backward pass", {"weights": fixed, "message buffers": each * micro_batches})
+    return StepCounts(
+        micro_batches=micro_batches, counts=counts, repeated_parameters=0, fullest=[at_peak], history=[at_peak]
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "classes"),
+    [
+        ("dp8,tp4,pp12,zero1", 12),
+        ("dp384,tp1,pp1,zero0", 1),
+        ("dp48,tp8,pp1,zero3", 2),  # 14,336 rows and more do not divide by 48: the last shards are shorter
+    ],
+)
+def test_every_rank_is_in_one_class_with_the_ranks_that_store_as_much(layout: str, classes: int) -> None:
+    of = workload(layout)
+    found = rank_classes(of)
+    assert sum(each.ranks for each in found) == of.layout.ranks == 384
+    assert len(found) >= classes
+    states = set()
+    for each in found:
+        position = rank_position(of.layout, each.rank)
+        assert position.stage == each.stage
+        states.add((each.stage, executed_state(of, stage=position.stage, replica=position.replica)))
+    assert len(states) == len(found)
+
+
+@given(fixed=st.integers(0, 10**12), each=st.integers(0, 10**12), least=st.integers(1, 40), more=st.integers(1, 500))
+def test_the_line_through_two_steps_is_exact(fixed: int, each: int, least: int, more: int) -> None:
+    steps = [counted(least, fixed, each), counted(least + 1, fixed, each)]
+    whole = of_whole_step(steps, least + more)
+    assert msgspec.structs.replace(whole, history=[]) == msgspec.structs.replace(
+        counted(least + more, fixed, each), history=[]
+    )
+
+
+def test_a_step_that_was_executed_whole_stands_for_itself() -> None:
+    step = counted(3, 5, 7)
+    assert of_whole_step([step], 3) is step
+
+
+@pytest.mark.parametrize(
+    ("layout", "executed"),
+    [
+        ("dp8,tp4,pp12", (13, 14)),
+        ("dp8,tp4,pp12,accumulate14", (14,)),
+        ("dp8,tp4,pp12,accumulate15", (13, 14)),
+        ("dp32,tp4,pp3,interleave2", (6, 9)),
+        ("dp384,tp1,pp1,accumulate1", (1,)),
+        ("dp384,tp1,pp1,accumulate9", (3, 4)),
+    ],
+)
+def test_a_step_is_executed_whole_where_it_is_short(layout: str, executed: tuple[int, ...]) -> None:
+    of = workload(layout)
+    batch = of.layout.replicas * of.layout.micro_batch * (of.layout.accumulation or 128)
+    recipe = msgspec.structs.replace(of.recipe, global_batch=batch)
+    assert executed_micro_batches(of._replace(recipe=recipe)) == executed
