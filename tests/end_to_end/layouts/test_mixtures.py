@@ -45,6 +45,8 @@ CASES = [
     Case("mixtral", "16bit", "ep2,zero1"),
     Case("deepseek", "fp32", "ep2,dp2,zero1"),
     Case("mixtral", "16bit", "ep2,dp2,zero1"),
+    Case("shared-experts", "fp32", "cp2"),
+    Case("shared-experts", "16bit", "cp2,zero1,recompute-full"),
     Case("mixtral", "fp32", "tp2"),
     Case("qwen3-moe", "fp32", "tp2,recompute-full"),
     Case("shared-experts", "fp32", "tp2,sp,recompute-full,every3"),
@@ -72,9 +74,10 @@ def test_a_mixture_computes_what_one_process_does_at_the_predicted_cost(case: Ca
 def test_every_router_reports_a_row_for_each_choice_of_the_counted_step(case: Case, executed: Executions) -> None:
     done = executed(case)
     shape, layout = done.job.architecture, done.job.layout
-    tokens = GLOBAL_BATCH // layout.replicas * shape.sequence
+    routing = layout.replicas * layout.context_parallel  # ranks that have tokens of their own
+    tokens = GLOBAL_BATCH * shape.sequence // routing
     layers = [layer.layer for report in done.finished for layer in report.routed]
-    assert sorted(layers) == sorted([*range(shape.dense_layers, shape.layers)] * layout.replicas)
+    assert sorted(layers) == sorted([*range(shape.dense_layers, shape.layers)] * routing)
     for report in done.finished:
         for layer in report.routed:
             assert len(layer.rows) == shape.experts
