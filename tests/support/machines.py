@@ -142,7 +142,7 @@ def cases(draw: st.DrawFn) -> Case:
         rotary_dim=2 if position is Position.ROTARY else None,
         activation=draw(st.sampled_from(Activation)),
         residual=draw(st.sampled_from(Residual)),
-        mask=draw(st.sampled_from(Mask)),
+        mask=draw(st.sampled_from([Mask.CAUSAL, Mask.PREFIX])),
         biases=draw(st.booleans()),
         embedding_norm=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
