@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
-from reference_runs.layout import parse_layout
+from reference_runs.layout import Recomputation, parse_layout
 from suite.job.options import KernelChoice
 from suite.machine.devices import CudaDevice
 from suite.predict.analytic.cuda_temporaries import bytes_outside_allocator
@@ -88,5 +88,6 @@ def test_triton_s_kernels_fit_where_pytorch_s_do_not_and_layouts_that_are_not_de
     check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=needed // 2, where=where)
     with pytest.raises(InputError, match="does not fit"):
         check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=needed // 4, where=where)
-    split = planned.workload._replace(layout=msgspec.structs.replace(planned.layout, expert_parallel=2))
-    check_device_memory(split, options, KernelChoice.TORCH, memory_bytes=1, where=where)
+    layout = msgspec.structs.replace(planned.layout, recomputation=Recomputation.FROM_INPUT)
+    unknown = planned.workload._replace(layout=layout)
+    check_device_memory(unknown, options, KernelChoice.TORCH, memory_bytes=1, where=where)
