@@ -138,6 +138,7 @@ def _entry(run: DryRun) -> dict[str, object]:
         "run": run.name,
         "layout": layout_text(run.workload.layout),
         "verdict": run.verdict,
+        "changes": run.changes,
         "micro_batches": run.micro_batches,
         "executed_micro_batches": run.executed,
         "classes": [

@@ -30,6 +30,7 @@ from suite.job.events import Finished
 from suite.job.training_job import Job
 
 CPU = torch.device("cpu")
+AGAIN, GATHERED, OTHER = "computed again", "gathered weights", "other"
 # what blocks are for that a phase of a step allocates
 CATEGORIES = {
     Part.DATA_LOADING: "samples",
@@ -63,8 +64,10 @@ class DryRank:
     def _phase(self) -> str:
         now = None if self._steps is None else self._steps.phases.now
         if now is Part.BACKWARD and torch.is_grad_enabled():
-            return "computed again"
-        return "other" if now is None else CATEGORIES.get(now, now.value)
+            return AGAIN
+        if now is None:  # the first pass, after which fully sharded weights keep their places
+            return GATHERED if self.job.layout.fully_sharded else OTHER
+        return CATEGORIES.get(now, now.value)
 
     def counted(self, micro_batches: tuple[int, ...]) -> list[StepCounts]:
         """What it counts in a step of each number of micro-batches."""
@@ -128,6 +131,9 @@ class DryRank:
             del gradients
             steps.update(loss)
         fullest, history = self.allocations.history()
+        # before its passes a new pipeline has made its buffers in part, and that of the last step has left its own
+        computing = (CATEGORIES[Part.FORWARD], CATEGORIES[Part.BACKWARD], CATEGORIES[Part.UPDATE], AGAIN)
+        fullest = [moment for moment in fullest if moment.phase in computing]
         leaves = training.leaves
         counts = Finished(
             coordinates=index,
@@ -140,7 +146,7 @@ class DryRank:
             optimizer_bytes=storage_bytes(training.optimizer.state_tensors),
             collectives=collectives.collectives(),
             activation_bytes=0,
-            peak_bytes=self.allocations.peak,
+            peak_bytes=max(moment.total for moment in fullest),
             worked_seconds=[],
             pipeline_seconds=[],
             interface_sent_bytes=None,

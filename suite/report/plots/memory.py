@@ -14,6 +14,7 @@ GIB = 2**30
 COLOURS = {
     "weights": "#0072b2",
     "optimizer state": "#56b4e9",
+    "gathered weights": "#003c5f",
     "gradients": "#009e73",
     "message buffers": "#999999",
     "samples": "#cccccc",

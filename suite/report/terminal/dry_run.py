@@ -30,6 +30,8 @@ def print_dry_run(out: Console, run: DryRun, board: Accelerator | None, *, compl
     layout = run.workload.layout
     out.print(f"{escape(run.name)}, {layout_text(layout)}: [{VERDICT_COLOURS[run.verdict]}]{run.verdict.value}[/]")
     print_folded(out, how_executed(run), "")
+    for change in run.changes:
+        print_folded(out, f"changed: {change}")
     if complete:
         print_comparison(out, run.rows, left="predicted", right="counted")
     print_table(out, [_class_cells(run, each) for each in run.counted], _TITLES, right=_TITLES)

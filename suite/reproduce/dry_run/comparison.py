@@ -53,6 +53,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         executed: numbers of micro-batches of the steps that were executed.
         micro_batches: of a whole step.
+        changes: what is executed in another way than recorded, in words.
         failure: why not every class was counted; empty where each was.
         traceback: of that.
     """
@@ -64,6 +65,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int
     counted: list[CountedClass]
     rows: list[Row]
+    changes: tuple[str, ...] = ()
     failure: str = ""
     traceback: str = ""
 
@@ -121,6 +123,7 @@ def dry_run(
         micro_batches=whole,
         counted=counted,
         rows=[] if failure else compared(workload, counted, whole_job=not ranks),
+        changes=plan.changes,
         failure=failure,
         traceback=traceback,
     )

@@ -15,13 +15,20 @@ from reference_runs.run import Workload
 from suite.reproduce.plan import Request, plan
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 
+LOSS_SCALE, LOSS_SCALE_WINDOW = 2.0**16, 1000  # where none is recorded: no number is computed
+
 
 class DryPlan(NamedTuple):
-    """A run that is not launched: its name, the step of a rank, and the accelerator that it was recorded on."""
+    """A run that is not launched: its name, the step of a rank, and the accelerator that it was recorded on.
+
+    Args:
+        changes: what is executed in another way than recorded, in words.
+    """
 
     name: str
     workload: Workload
     accelerator: str | None
+    changes: tuple[str, ...] = ()
 
 
 def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> DryPlan:
@@ -46,8 +53,8 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> Dry
     check_whole(run, needs_layout=layout is None)
     recorded = run.recorded_layout or Layout()
     chosen = recorded if layout is None else parse_layout(layout, base=recorded)
-    workload = _in_whole_batches(Workload(run.architecture, run.recipe, chosen))
-    recipe = workload.recipe
+    workload, changes = _as_executed(_in_whole_batches(Workload(run.architecture, run.recipe, chosen)))
+    _, recipe, chosen = workload
     where = "--layout" if layout else run.where
     mistakes = Mistakes()
     with mistakes.collected():
@@ -58,13 +65,29 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> Dry
         check_fused_attention(recipe, chosen, "cpu", where)
         _check(workload, where)
     mistakes.refuse()
-    return DryPlan(run.name, workload, None if run.cluster is None else run.cluster.accelerator)
+    return DryPlan(run.name, workload, None if run.cluster is None else run.cluster.accelerator, changes)
 
 
 def _in_whole_batches(workload: Workload) -> Workload:
     """The same without a ramp-up of the batch."""
     none = dict.fromkeys(("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples"))
     return workload._replace(recipe=msgspec.structs.replace(workload.recipe, **none))
+
+
+def _as_executed(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+    """A recorded run as it can be executed: without what only its own framework does, and what that changes."""
+    architecture, recipe, layout = workload
+    changes = []
+    if layout.partitioned_checkpoints and layout.tensor_parallel > 1:
+        layout = msgspec.structs.replace(layout, partitioned_checkpoints=False)
+        changes.append("every tensor-parallel rank keeps the inputs of recomputed groups whole, not its share")
+    if layout.scatter_gather and layout.tensor_parallel > 1:
+        layout = msgspec.structs.replace(layout, scatter_gather=False)
+        changes.append("every tensor-parallel rank sends its hidden states whole to the next stage, not its share")
+    if recipe.precision.scaled and recipe.initial_loss_scale is None:
+        recipe = msgspec.structs.replace(recipe, initial_loss_scale=LOSS_SCALE, loss_scale_window=LOSS_SCALE_WINDOW)
+        changes.append("a dynamic loss scale, which the file does not record; it changes no count")
+    return Workload(architecture, recipe, layout), tuple(changes)
 
 
 def _check(workload: Workload, where: str) -> None:
