@@ -712,9 +712,9 @@ def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
 def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
     line = refused("nonsense")
     allowed = (
-        "runs, show, import, predict, validate, fit, formulas, reproduce, calibrate, results, regress, accept, ladder"
+        "runs, show, import, predict, validate, fit, formulas, reproduce, dry-run, calibrate, results, regress, accept"
     )
-    assert line == f"unknown command; got 'nonsense', allowed: {allowed}, report, first-hour"
+    assert line == f"unknown command; got 'nonsense', allowed: {allowed}, ladder, report, first-hour"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_recorded_profile_is_written_again_with_the_names_that_it_has() -> Non
     assert recorded["trials"]
     written = json.loads(encode(read(path)))["profile"]
     for again, before in zip(written["trials"], recorded["trials"], strict=True):
-        for name, kind in (("architecture", Architecture), ("layout", Layout)):
+        for name, kind in (("architecture", Architecture), ("recipe", Recipe), ("layout", Layout)):
             defaults = {field.name: field.default for field in msgspec.structs.fields(kind) if not field.required}
             for key in again["trial"][name].keys() - before["trial"][name].keys():
                 assert again["trial"][name].pop(key) == defaults[key]

@@ -1,4 +1,7 @@
-"""A worker of a dry run: python -m suite.execute.dry_run JOB.json; a rank's number a line in, an answer a line out."""
+"""A worker of a dry run: python -m suite.execute.dry_run JOB.json.
+
+A line of its input has a rank and a number of steps, a line of its output the answer.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,21 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DryRunJob)
     for line in sys.stdin:
-        rank = int(line)
+        rank, steps = (int(number) for number in line.split())
         child = os.fork()
         if child == 0:
             life.die_with_parent()
-            _tell(_answer(job, rank))
+            _tell(_answer(job, rank, steps))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if code := os.waitstatus_to_exitcode(status):
             _tell(NotCounted(rank=rank, message=f"the process of rank {rank} ended with {code}", traceback=""))
 
 
-def _answer(job: DryRunJob, rank: int) -> Answer:
+def _answer(job: DryRunJob, rank: int, executed: int) -> Answer:
     start = time.perf_counter()
     try:
-        steps = count(job.job, rank, job.micro_batches)
+        steps = count(job.job, rank, job.micro_batches[:executed])
     except BaseException as error:  # whatever it is, it is reported
         message = f"{type(error).__name__}: {error}".splitlines()[0][:500]
         return NotCounted(rank=rank, message=message, traceback=traceback.format_exc())

@@ -99,22 +99,25 @@ def dry_run(
     classes = rank_classes(workload)
     if every_rank or ranks:
         stages = {rank: rank_position(workload.layout, rank).stage for rank in ranks or range(workload.layout.ranks)}
-        classes = [RankClass(rank, stage, 1) for rank, stage in stages.items()]
+        classes = [RankClass(rank, stage, 1, rank) for rank, stage in stages.items()]
     whole = accumulation(workload.recipe, workload.layout)
     executed = (whole,) if every_micro_batch else executed_micro_batches(workload)
-    counted: list[CountedClass] = []
+    steps: dict[int, list[StepCounts]] = {}
+    seconds: dict[int, float] = {}
     failure = traceback = ""
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
         job = DryRunJob(job=dry_run_job(plan, scratch), micro_batches=executed)
-        by_rank = {each.rank: each for each in classes}
-        for answer in answers(job, list(by_rank), workers=usable_cores()):
+        asked = {each.rank: len(executed) if each.alike == each.rank else 1 for each in classes}
+        for answer in answers(job, asked, workers=usable_cores()):
             if not isinstance(answer, CountedRank):
                 failure, traceback = f"rank {answer.rank}: {answer.message}", answer.traceback
                 break
             on_counted(answer)
-            step = of_whole_step(answer.steps, whole)
-            counted.append(CountedClass(of=by_rank[answer.rank], seconds=answer.seconds, step=step))
-    counted.sort(key=lambda each: each.of.rank)
+            steps[answer.rank], seconds[answer.rank] = answer.steps, answer.seconds
+    counted = []
+    for each in () if failure else classes:
+        step = of_whole_step(steps[each.rank], whole, alike=steps[each.alike] if len(executed) > 1 else None)
+        counted.append(CountedClass(of=each, seconds=seconds[each.rank], step=step))
     return DryRun(
         name=plan.name,
         workload=workload,

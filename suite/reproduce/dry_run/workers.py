@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,28 +23,31 @@ from suite.paths import ROOT
 TAIL = 2000  # characters of a worker's messages that are kept
 
 
-def answers(job: DryRunJob, ranks: Sequence[int], *, workers: int) -> Iterator[Answer]:
-    """What each of `ranks` counts, as answers come. The first failure is the last answer.
+def answers(job: DryRunJob, asked: Mapping[int, int], *, workers: int) -> Iterator[Answer]:
+    """What ranks count, as answers come. The first failure is the last answer.
+
+    Args:
+        asked: rank -> how many of the job's steps it executes, the first ones.
 
     No worker outlives the iterator; if this process is killed, the kernel kills them.
     """
-    waiting, answered = SimpleQueue[int](), SimpleQueue[Answer]()
-    for rank in ranks:
-        waiting.put(rank)
+    waiting, answered = SimpleQueue[tuple[int, int]](), SimpleQueue[Answer]()
+    for question in sorted(asked.items(), key=lambda rank: -rank[1]):  # the longest first
+        waiting.put(question)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
         (scratch / "job.json").write_bytes(msgspec.json.encode(job))
         processes: list[subprocess.Popen[str]] = []
         conversations: list[threading.Thread] = []
         stack.callback(_end, processes, conversations)
-        for number in range(min(workers, len(ranks))):
+        for number in range(min(workers, len(asked))):
             log = stack.enter_context((scratch / f"{number}.log").open("w"))
             with held():
                 processes.append(_worker(scratch / "job.json", log))
             talk = (processes[-1], Path(log.name), waiting, answered)
             conversations.append(threading.Thread(target=_converse, args=talk, daemon=True))
             conversations[-1].start()
-        for _ in ranks:
+        for _ in asked:
             answer = answered.get()
             check_interrupted()
             yield answer
@@ -68,18 +71,18 @@ def _worker(job: Path, log: TextIO) -> subprocess.Popen[str]:
 
 
 def _converse(
-    process: subprocess.Popen[str], log: Path, waiting: SimpleQueue[int], answered: SimpleQueue[Answer]
+    process: subprocess.Popen[str], log: Path, waiting: SimpleQueue[tuple[int, int]], answered: SimpleQueue[Answer]
 ) -> None:
     """Give a worker one rank after the other, until none is left or it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     while True:
         try:
-            rank = waiting.get_nowait()
+            rank, steps = waiting.get_nowait()
         except Empty:
             break
         try:
-            os.write(process.stdin.fileno(), f"{rank}\n".encode())  # not buffered: a broken pipe leaves nothing behind
+            os.write(process.stdin.fileno(), f"{rank} {steps}\n".encode())  # unbuffered: nothing is left of it
             line = process.stdout.readline()
         except OSError:  # it has ended
             line = ""

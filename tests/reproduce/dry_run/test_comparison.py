@@ -141,7 +141,7 @@ def rows_with(plan: DryPlan, rank: int, tmp_path: Path, plant: Callable[[pytest.
 
     (step,) = in_child(work)
     stage = step.counts.coordinates["pp"]
-    counted = CountedClass(of=RankClass(rank, stage, 1), seconds=0.0, step=step)
+    counted = CountedClass(of=RankClass(rank, stage, 1, rank), seconds=0.0, step=step)
     rows = compared(plan.workload, [counted], whole_job=False)
     return [row for row in rows if row.verdict is Verdict.FAIL]
 

@@ -79,6 +79,19 @@ def test_the_line_through_two_steps_is_exact(fixed: int, each: int, least: int, 
     )
 
 
+@given(fixed=st.integers(0, 10**12), other=st.integers(0, 10**12), each=st.integers(0, 10**12))
+def test_a_rank_that_is_alike_lends_its_line(fixed: int, other: int, each: int) -> None:
+    alike = [counted(5, other, each), counted(6, other, each)]
+    whole = of_whole_step([counted(5, fixed, each)], 40, alike=alike)
+    assert msgspec.structs.replace(whole, history=[]) == msgspec.structs.replace(counted(40, fixed, each), history=[])
+
+
+def test_stages_between_the_first_and_the_last_with_as_many_layers_are_alike() -> None:
+    alike = [each.alike for each in rank_classes(workload("dp8,tp4,pp12,zero1"))]
+    assert alike == [0, *[32] * 10, 352]
+    assert [each.alike for each in rank_classes(workload("dp64,tp2,pp3,interleave2"))] == [0, 128, 256]
+
+
 def test_a_step_that_was_executed_whole_stands_for_itself() -> None:
     step = counted(3, 5, 7)
     assert of_whole_step([step], 3) is step
