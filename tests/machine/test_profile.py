@@ -11,6 +11,7 @@ import pytest
 from reference_runs.architecture import Architecture
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
+from reference_runs.run import Recipe
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.profile import Profile, check_holds, current_profile, decode, encode, machines_directory, read
 from suite.machine.timing_tables import Subject, fitted
