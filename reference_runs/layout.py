@@ -237,13 +237,17 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
             raise InputError("given twice", got=repr(word), where="--layout")
         seen.add(key)
         changes[key] = value
-    return msgspec.structs.replace(base, **changes)
+    layout = msgspec.structs.replace(base, **changes)
+    if changes.get("reduce_scatter") and layout.zero_stage != 1:
+        what = "reduce-scatter is a form of zero1"
+        raise InputError(what, got=f"zero{layout.zero_stage}", allowed="zero1,reduce-scatter", where="--layout")
+    return layout
 
 
 def _meant(word: str) -> str | None:
     """The word of a layout that `word` misspells."""
     number = word[len(word.rstrip("0123456789")) :]
-    return nearest(word, [*_WORDS, *(f"{name}{number}" for name in _COUNTS)])
+    return nearest(word, [*_WORDS, *(f"{name}{number or 'N'}" for name in _COUNTS)])
 
 
 def layout_text(layout: Layout) -> str:

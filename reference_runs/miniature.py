@@ -262,7 +262,7 @@ def _rules(architecture: Architecture, w: int, scale: Scale) -> dict[str, str]:
         "layout.tensor_parallel": LAYOUT_RULE,
         "layout.pipeline_stages": LAYOUT_RULE,
         "layout.context_parallel": "1: its sequences are short",
-        "layout.expert_parallel": "1: not executed",
+        "layout.expert_parallel": "1: its experts fit every rank",
         "layout.shard_ranks": "all: its data-parallel ranks are few",
         "layout.stage_layer_counts": "evenly: there are fewer layers",
         "layout.virtual_stages": "as recorded where it divides the layers of several stages",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import time
 from pathlib import Path
 from typing import Annotated
@@ -54,14 +56,19 @@ def dry_run_command(
     Examples: python -m suite dry-run bloom-176b; python -m suite dry-run gpt-neox-20b --compare dp24,tp4,pp1;
     python -m suite dry-run my_run.toml --layout dp8,tp8,pp2,zero1 --on h100-sxm --plot memory.png
 
+    Whether it fits is said and does not change the exit code.
+
     Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 a rank could not be executed, 128 + n ended by
     signal n.
     """
     end_as_interrupted()
     check_writable(plot, "--plot")
-    plans = [dry_plan(name, text, mini=mini, results=ROOT / "results") for text in (layout, *(compare or []))]
+    check_picture(plot)
+    results = ROOT / "results"
+    plans = [dry_plan(name, layout, mini=mini, results=results)]
+    plans += [dry_plan(name, text, mini=mini, results=results, option="--compare") for text in compare or []]
     chosen = [_ranks(ranks, each) for each in plans]
-    board = _board(on or plans[0].accelerator, "--on" if on else name)
+    board = _board(on, plans[0].accelerator)
     done: list[DryRun] = []
     for each, numbers in zip(plans, chosen, strict=True):
         done.append(_executed(each, numbers, whole_step=whole_step, every_rank=ranks == ALL))
@@ -71,22 +78,33 @@ def dry_run_command(
     if len(done) > 1 and not json:
         print_side_by_side(console(), done)
     if plot is not None:
-        from suite.report.plots.memory import draw_memory  # needs matplotlib
+        from suite.report.plots.memory import draw_memory
 
         draw_memory(plot, done)
     passed = all(run.verdict is Verdict.PASS for run in done)
     raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
 
 
-def _board(name: str | None, where: str) -> Accelerator | None:
-    if name is None:
-        return None
-    try:
-        return accelerator(name)
-    except InputError:
-        if where == "--on":
-            raise
-        return None
+def check_picture(plot: Path | None) -> None:
+    """Refuse a picture that could not be drawn when the work is done.
+
+    Raises:
+        InputError: matplotlib is missing, or the name is no PNG's.
+    """
+    if plot is None:
+        return
+    if plot.suffix != ".png":
+        raise InputError("not a picture's name", got=str(plot), allowed="a file ending in .png", where="--plot")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("a picture needs matplotlib", allowed="pip install matplotlib", where="--plot")
+
+
+def _board(asked: str | None, recorded: str | None) -> Accelerator | None:
+    if asked is not None:
+        return accelerator(asked)
+    with contextlib.suppress(InputError):  # a run file may name one of its own
+        return None if recorded is None else accelerator(recorded)
+    return None
 
 
 def _ranks(text: str | None, plan: DryPlan) -> list[int]:
@@ -128,12 +146,13 @@ def _print(run: DryRun, board: Accelerator | None, *, json: bool, complete: bool
         messages.print(run.failure, style="bold red", markup=False, soft_wrap=True)
         messages.print(run.traceback, markup=False, soft_wrap=True)
     elif json:
-        print_json(_entry(run))
+        print_json(_entry(run, board))
     else:
         print_dry_run(console(), run, board, complete=complete)
 
 
-def _entry(run: DryRun) -> dict[str, object]:
+def _entry(run: DryRun, board: Accelerator | None) -> dict[str, object]:
+    peak = run.fullest.step.counts.peak_bytes
     return {
         "run": run.name,
         "layout": layout_text(run.workload.layout),
@@ -152,4 +171,6 @@ def _entry(run: DryRun) -> dict[str, object]:
             for each in run.counted
         ],
         "figures": run.rows,
+        "accelerator": None if board is None else board.name,
+        "fits": None if board is None else peak <= board.board.memory_bytes,
     }

@@ -11,6 +11,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -25,17 +26,19 @@ from suite.job.dry_run_job import Answer, CountedRank, DryRunJob, NotCounted
 def main() -> None:
     """Count every rank that is asked for, until the input ends: each in a child, as DTensor remembers one's mesh."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DryRunJob)
     for line in sys.stdin:
         rank, steps = (int(number) for number in line.split())
         child = os.fork()
         if child == 0:
             life.die_with_parent()
-            _tell(_answer(job, rank, steps))
+            _tell(answers, _answer(job, rank, steps))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if code := os.waitstatus_to_exitcode(status):
-            _tell(NotCounted(rank=rank, message=f"the process of rank {rank} ended with {code}", traceback=""))
+            _tell(answers, NotCounted(rank=rank, message=f"the process of rank {rank} ended with {code}", traceback=""))
 
 
 def _answer(job: DryRunJob, rank: int, executed: int) -> Answer:
@@ -48,9 +51,9 @@ def _answer(job: DryRunJob, rank: int, executed: int) -> Answer:
     return CountedRank(rank=rank, seconds=time.perf_counter() - start, steps=steps)
 
 
-def _tell(answer: Answer) -> None:
-    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-    sys.stdout.flush()
+def _tell(answers: TextIO, answer: Answer) -> None:
+    answers.write(msgspec.json.encode(answer).decode() + "\n")
+    answers.flush()
 
 
 main()

@@ -1,11 +1,12 @@
 """A step of any PyTorch model, by one rank of a cluster of any size, without its memory.
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from suite.execute.dry_run.any_model import dry_run
 
 def model(mesh):
-    layers = [nn.TransformerEncoderLayer(8192, 64, 32768, batch_first=True) for _ in range(80)]
+    layers = [nn.TransformerEncoderLayer(8192, 64, 32768, batch_first=True) for _ in range(8)]
     for layer in layers:
         fully_shard(layer, mesh=mesh["dp"])
     return fully_shard(nn.Sequential(*layers), mesh=mesh["dp"])

@@ -30,13 +30,11 @@ def draw_memory(path: Path, runs: Sequence[DryRun]) -> None:
     """Write a picture with a panel for each layout.
 
     Raises:
-        InputError: matplotlib is missing, or cannot write this format or place.
+        InputError: it cannot be written there.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(f"a picture needs {error.name}", allowed="pip install matplotlib", where="--plot") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 4.4 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(runs), 1, squeeze=False, sharey=True)[:, 0]
@@ -54,7 +52,8 @@ def draw_memory(path: Path, runs: Sequence[DryRun]) -> None:
         panel.set_title(f"{run.name}, {layout_text(run.workload.layout)}: rank {fullest.of.rank}", fontsize=9)
         panel.set_ylabel("GiB")
         panel.set_xticks([])
-        panel.set_xlabel(f"a step of {run.executed[-1]} micro-batches: allocations and frees in their order")
+        executed = run.executed[-1 if fullest.of.alike == fullest.of.rank else 0]
+        panel.set_xlabel(f"a step of {executed} micro-batches: allocations and frees in their order")
         panel.margins(x=0)
         panel.spines[["top", "right"]].set_visible(False)
         handles, labels = panel.get_legend_handles_labels()

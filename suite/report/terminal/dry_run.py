@@ -40,7 +40,7 @@ def print_dry_run(out: Console, run: DryRun, board: Accelerator | None, *, compl
     for row in failed[:LISTED_FAILURES]:
         print_folded(out, f"fail {row_name(row)}: predicted {row.left}, counted {row.right}: {row.why}", "bold red")
     if len(failed) > LISTED_FAILURES:
-        print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --json", "bold red")
+        print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --all", "bold red")
     for line in (*_peak_lines(run), *fit_lines(run, board)):
         print_folded(out, line, "")
 

@@ -172,7 +172,7 @@ def compared(workload: Workload, counted: Sequence[CountedClass], *, whole_job: 
 
 def _expected(workload: Workload, rank: int) -> list[Figure]:
     position = rank_position(workload.layout, rank)
-    split = workload.layout.tensor_parallel > 1
+    split = workload.layout.tensor_parallel > 1 and position.stage == workload.layout.pipeline_stages - 1
     tolerance, why = (SPLIT_TOLERANCE, SPLIT_REASON) if split else (MEMORY_TOLERANCE, PEAK_REASON)
     return [
         *(f for f in figures_at(workload, position, OPTIONS) if f.quantity is not Quantity.SENT_BYTES),

@@ -31,10 +31,13 @@ class DryPlan(NamedTuple):
     changes: tuple[str, ...] = ()
 
 
-def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> DryPlan:
+def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path, option: str = "--layout") -> DryPlan:
     """The checked plan for a recorded run, a run file or a miniature, in its own layout or the one asked for.
 
     A ramp-up of the batch is left out: steps of the whole batch are counted.
+
+    Args:
+        option: that gave the layout.
 
     Raises:
         InputError: unknown name, damaged file, a bad layout, or what is not executed without memory.
@@ -47,7 +50,7 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> Dry
             raise InputError("unknown run", got=repr(name), meant=meant, allowed=allowed)
         request = Request(name=name, mini=mini, layout=layout, device="cpu", compiled=False, results=results)
         planned = plan(request)
-        _check(planned.workload, planned.name)
+        _check(planned.workload, planned.name, option)
         return DryPlan(planned.name, _in_whole_batches(planned.workload), None)
     run = reference_run(name)
     check_whole(run, needs_layout=layout is None)
@@ -55,7 +58,7 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> Dry
     chosen = recorded if layout is None else parse_layout(layout, base=recorded)
     workload, changes = _as_executed(_in_whole_batches(Workload(run.architecture, run.recipe, chosen)))
     _, recipe, chosen = workload
-    where = "--layout" if layout else run.where
+    where = option if layout else run.where
     mistakes = Mistakes()
     with mistakes.collected():
         check_executable(run.architecture, recipe, run.where)
@@ -63,7 +66,7 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path) -> Dry
         check_layout(workload, where)
         check_executable_layout(workload, where)
         check_fused_attention(recipe, chosen, "cpu", where)
-        _check(workload, where)
+        _check(workload, run.where, where)
     mistakes.refuse()
     return DryPlan(run.name, workload, None if run.cluster is None else run.cluster.accelerator, changes)
 
@@ -90,12 +93,12 @@ def _as_executed(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     return Workload(architecture, recipe, layout), tuple(changes)
 
 
-def _check(workload: Workload, where: str) -> None:
+def _check(workload: Workload, run: str, option: str) -> None:
     """Refuse what needs numbers, or a device."""
     architecture, _, layout = workload
-    for wrong, got, allowed in (
-        (architecture.experts is not None, "experts, whose rows the numbers decide", "a dense model"),
-        (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator"),
+    for wrong, got, allowed, where in (
+        (architecture.experts is not None, "experts, whose rows the numbers decide", "a dense model", run),
+        (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator", option),
     ):
         if wrong:
             raise InputError("not executed without memory", got=got, allowed=allowed, where=where)

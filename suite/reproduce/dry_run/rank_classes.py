@@ -90,7 +90,10 @@ def of_whole_step(
     more = micro_batches - last.micro_batches
 
     def on_line(value: int, first: int, second: int) -> int:
-        return value + (second - first) * more // executed
+        further, rest = divmod((second - first) * more, executed)
+        if rest:
+            raise ValueError(f"{first} and {second} of {before.micro_batches} and {after.micro_batches} are on no line")
+        return value + further
 
     def of(name: str) -> int:
         return on_line(*(getattr(step.counts, name) for step in (last, before, after)))

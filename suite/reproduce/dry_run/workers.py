@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def answers(job: DryRunJob, asked: Mapping[int, int], *, workers: int) -> Iterat
     No worker outlives the iterator; if this process is killed, the kernel kills them.
     """
     waiting, answered = SimpleQueue[tuple[int, int]](), SimpleQueue[Answer]()
-    for question in sorted(asked.items(), key=lambda rank: -rank[1]):  # the longest first
+    for question in sorted(asked.items(), key=lambda question: -question[1]):  # the longest first
         waiting.put(question)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
@@ -91,13 +92,18 @@ def _converse(
             message = f"the worker of rank {rank} ended with {process.wait()}"
             answered.put(NotCounted(rank=rank, message=message, traceback=said))
             return
-        answered.put(msgspec.json.decode(line, type=Answer))
+        try:
+            answered.put(msgspec.json.decode(line, type=Answer))
+        except msgspec.MsgspecError:
+            answered.put(NotCounted(rank=rank, message=f"no answer of rank {rank}: {line[:200]!r}", traceback=""))
+            return
     process.stdin.close()
 
 
 def _end(processes: Sequence[subprocess.Popen[str]], conversations: Sequence[threading.Thread]) -> None:
     for process in processes:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # of its own session, with the child that counts
     for process, conversation in zip(processes, conversations, strict=False):
         conversation.join()
         with process, suppress(OSError):  # waits for it, and closes what is left of the pipes
