@@ -250,8 +250,12 @@ def _meant(word: str) -> str | None:
     return nearest(word, [*_WORDS, *(f"{name}{number or 'N'}" for name in _COUNTS)])
 
 
-def layout_text(layout: Layout) -> str:
-    """The text of `layout` in the command line's grammar: the axes always, the rest where it is not the default."""
+def layout_text(layout: Layout, *, complete: bool = False) -> str:
+    """The text of `layout` in the command line's grammar: the axes always, the rest where it is not the default.
+
+    Args:
+        complete: say too what is the default, so that the text is read as this layout from any base.
+    """
     words = {
         f"dp{layout.data_parallel}": True,
         f"tp{layout.tensor_parallel}": True,
@@ -262,13 +266,16 @@ def layout_text(layout: Layout) -> str:
         f"zero{layout.zero_stage}": True,
         f"shard{layout.shard_ranks}": layout.shard_ranks is not None,
         "reduce-scatter": layout.zero_stage == 1 and layout.reduce_scatter,
+        "all-reduce": complete and not layout.reduce_scatter,
         "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
+        "reshard": complete and layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,
         f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,
         layout.schedule.value: layout.pipeline_stages > 1,
         f"recompute-{layout.recomputation}": True,
-        f"every{layout.checkpoint_layers}": layout.checkpoint_layers > 1,
+        f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1,
         "fused": layout.fused_attention,
+        "unfused": complete and not layout.fused_attention,
         f"micro{layout.micro_batch}": True,
         f"accumulate{layout.accumulation}": layout.accumulation is not None,
         f"bucket{layout.bucket_bytes // 10**6}": layout.bucket_bytes != Layout().bucket_bytes

@@ -25,7 +25,7 @@ def repeating_command(begin: Begin) -> str | None:
     options = {
         "device": job.device,
         "ranks": job.ranks,
-        "layout": layout_text(job.layout),
+        "layout": layout_text(job.layout, complete=True),
         "global-batch": job.recipe.global_batch,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
         "products": job.recipe.product_format.value if job.recipe.product_format.casts else None,

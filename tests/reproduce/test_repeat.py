@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_runs.catalog import miniatures
+from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import parse_layout
+from reference_runs.layout import Layout, parse_layout
 from reference_runs.run import ProductFormat
 from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, TrainingOptions
@@ -127,3 +127,23 @@ def test_the_layout_of_the_command_is_read_as_the_same_layout() -> None:
     words = shlex.split(repeating_command(begin) or "")
     layout = words[words.index("--layout") + 1]
     assert parse_layout(layout, base=begin.job.layout) == begin.job.layout
+
+
+@pytest.mark.parametrize("word", ["all-reduce", "reduce-scatter", "every1", "unfused"])
+@pytest.mark.parametrize("run", ["bloom-176b", "nemotron4-340b"])
+def test_the_command_of_a_layout_takes_nothing_from_the_recorded_one(run: str, word: str) -> None:
+    base = reference_run(run).recorded_layout or Layout()
+    launched = parse_layout(f"dp2,zero1,{word}", base=base)
+    begin = recorded()[0]
+    begin = msgspec.structs.replace(begin, job=msgspec.structs.replace(begin.job, layout=launched))
+    words = shlex.split(repeating_command(begin) or "")
+    other = msgspec.structs.replace(
+        base,
+        reduce_scatter=not launched.reduce_scatter,
+        checkpoint_layers=7,
+        fused_attention=not launched.fused_attention,
+    )
+    again = parse_layout(words[words.index("--layout") + 1], base=other)
+    assert again.reduce_scatter == launched.reduce_scatter
+    assert again.checkpoint_layers == launched.checkpoint_layers
+    assert again.fused_attention == launched.fused_attention
