@@ -20,6 +20,8 @@ from suite.execute.dry_run.allocations import Allocations
 
 _aten = torch.ops.aten
 _NONE: Mapping[str, Any] = {}
+# Collectives for which gloo has a buffer of its own, as large as the argument with this number
+_WHOLE = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
 _OF_ONE_TENSOR = 2  # uses of a storage: by the tensor, and by Python's object for the storage
 
 
@@ -56,8 +58,8 @@ class FakeTensors(FakeTensorMode):
             finally:
                 self._within = False
         self._allocations.see(returned)
-        if func is torch.ops.c10d._allgather_base_.default:  # gloo gathers in a buffer of its own
-            self._allocations.pass_through(args[0].nbytes, "message buffers")
+        if func in _WHOLE:
+            self._allocations.pass_through(args[_WHOLE[func]].nbytes, "message buffers")
         return returned
 
 
