@@ -100,7 +100,7 @@ class ProductFormat(enum.StrEnum):
 
     @property
     def peak_dtype(self) -> str:
-        """The key of an accelerator's `peak_flop_per_second` that tells the rate of these products."""
+        """The key of an accelerator's `peak_flop_per_second` that has the rate of these products."""
         return "fp8" if self.value.startswith("fp8") else self.value
 
 

@@ -63,7 +63,7 @@ def dry_run_command(
     """
     end_as_interrupted()
     check_writable(plot, "--plot")
-    check_picture(plot)
+    _check_picture(plot)
     results = ROOT / "results"
     plans = [dry_plan(name, layout, mini=mini, results=results)]
     plans += [dry_plan(name, text, mini=mini, results=results, option="--compare") for text in compare or []]
@@ -85,7 +85,7 @@ def dry_run_command(
     raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
 
 
-def check_picture(plot: Path | None) -> None:
+def _check_picture(plot: Path | None) -> None:
     """Refuse a picture that could not be drawn when the work is done.
 
     Raises:

@@ -43,7 +43,7 @@ def score_bias(
     """What a causal mask adds to the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
 
     With documents [B, H or 1, T, S]: a token attends to its own alone. Positions go on from one to the next, which no
-    score of rotary positions or ALiBi tells: both depend on distances.
+    score of rotary positions or ALiBi shows: both depend on distances.
 
     ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row: softmax
     removes it. A token attends to the last `sliding_window` positions, its own included.

@@ -27,10 +27,10 @@ TAIL = 2000  # characters of a worker's messages that are kept
 def answers(job: DryRunJob, asked: Mapping[int, int], *, workers: int) -> Iterator[Answer]:
     """What ranks count, as answers come. The first failure is the last answer.
 
+    No worker outlives the iterator; if this process is killed, the kernel kills them.
+
     Args:
         asked: rank -> how many of the job's steps it executes, the first ones.
-
-    No worker outlives the iterator; if this process is killed, the kernel kills them.
     """
     waiting, answered = SimpleQueue[tuple[int, int]](), SimpleQueue[Answer]()
     for question in sorted(asked.items(), key=lambda question: -question[1]):  # the longest first
