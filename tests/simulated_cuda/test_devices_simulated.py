@@ -94,7 +94,7 @@ def test_processes_that_share_a_device_count_together(tmp_path: Path) -> None:
 
 
 def test_a_copy_arrives_when_it_ends_and_the_host_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "times").write_text("host_link 0.01\n")  # 1 MB: 0.1 s
+    (tmp_path / "times").write_text("host_link 0.001\n")  # 1 MB: 1 s
     code = """
         source = torch.ones(2**18, device="cuda")
         source.copy_(torch.full((2**18,), 7.0))
@@ -108,7 +108,7 @@ def test_a_copy_arrives_when_it_ends_and_the_host_goes_on(tmp_path: Path) -> Non
     """
     returned, early, whole, late = printed(code, times=tmp_path / "times")
     assert (early, late) == (0.0, 7.0)  # whoever reads without waiting reads what was there before
-    assert returned < 0.1 <= whole
+    assert returned < 1 <= whole
 
 
 def test_pageable_memory_makes_the_host_wait(tmp_path: Path) -> None:
@@ -132,6 +132,8 @@ def test_events_tell_the_time_of_the_table_and_streams_wait_for_each_other(tmp_p
             from_, to = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             other = torch.cuda.Stream()
             data = torch.empty(5 * 10**8, dtype=torch.uint8, device="cuda")
+            for _ in range(100):            # 1 s of work, in which the host launches what is timed
+                data.clone()
             from_.record()
             data.clone()                    # 1 GB at 100 GB/s
             other.wait_stream(torch.cuda.current_stream())
@@ -140,11 +142,11 @@ def test_events_tell_the_time_of_the_table_and_streams_wait_for_each_other(tmp_p
                 to.record()
             to.synchronize()
             return from_.elapsed_time(to) / 1e3
-        a = torch.empty(1000, 1000, device="cuda")
+        a = torch.empty(5000, 5000, device="cuda")
         torch.cuda.synchronize()
         begun = time.monotonic()
         for _ in range(10):
-            a @ a                           # 2 Gflop at 1 Tflop/s
+            a @ a                           # 250 Gflop at 1 Tflop/s
         launched = time.monotonic() - begun
         torch.cuda.synchronize()
         print(json.dumps([seconds(0), seconds(1), launched, time.monotonic() - begun]))
@@ -152,18 +154,18 @@ def test_events_tell_the_time_of_the_table_and_streams_wait_for_each_other(tmp_p
     one, half, launched, whole = printed(code, 2, times=tmp_path / "times")
     assert one == pytest.approx(0.02, rel=0.02)
     assert half == pytest.approx(0.04, rel=0.02)
-    assert launched < 0.02 <= whole
+    assert launched < 2.5 <= whole  # the host does not wait for what it launches
 
 
 def test_an_event_that_another_stream_waits_for_orders_their_work(tmp_path: Path) -> None:
-    (tmp_path / "times").write_text("host_link 0.01\n")
+    (tmp_path / "times").write_text("host_link 0.001\n")
     code = """
         def read(waits):
             side = torch.cuda.Stream()
             source = torch.full((2**18,), 3.0).pin_memory()
             middle, target = torch.zeros(2**18, device="cuda"), torch.zeros(2**18).pin_memory()
             torch.cuda.synchronize()
-            middle.copy_(source, non_blocking=True)  # 0.1 s
+            middle.copy_(source, non_blocking=True)  # 1 s
             if waits:
                 side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
