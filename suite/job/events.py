@@ -9,6 +9,7 @@ import msgspec
 
 from suite.job.calibration_job import CalibrationEvent
 from suite.job.probe_job import ProbeEvent
+from suite.job.slice import SliceTimes
 from suite.machine.cpu_contention import Shared
 from suite.machine.cpu_speed import SpeedSample
 
@@ -144,6 +145,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         routed: what each router of this rank's layers did in the counted step; empty without experts.
         computed_rows: where experts are shared out over ranks, what this rank's computed in the pass in which a figure
             was measured, by the figure: that pass alone, as routing changes from step to step.
+        slice_times: of a slice; None of a whole run.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
@@ -175,6 +177,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     routed: list[RoutedLayer] = []
     computed_rows: dict[str, ComputedRows] = {}
     packed: PackedDocuments | None = None
+    slice_times: SliceTimes | None = None
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

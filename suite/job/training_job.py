@@ -7,6 +7,7 @@ import msgspec
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
+from suite.job.slice import Slice
 from suite.machine.half_precision import Kernels
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
@@ -40,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         changes: what the suite chose that the request did not say, in words.
         shares_devices: whether several ranks share a GPU; their messages go through gloo, and their times say nothing
             of ranks with a GPU each.
+        slice: of which recorded run the job is a slice: one process takes a rank's place. None: it is a whole run.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     training_options: TrainingOptions = msgspec.field(default=DEFAULT_OPTIONS, name="script")
     changes: tuple[str, ...] = ()
     shares_devices: bool = False
+    slice: Slice | None = None
 
     @property
     def workload(self) -> Workload:
@@ -73,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Processes of the launch."""
-        return self.layout.ranks
+        return self.layout.ranks if self.slice is None else 1
 
     def step_options(self, kernels: Kernels) -> StepOptions:
         """How its steps are executed with the kernels of a machine."""

@@ -17,6 +17,7 @@ from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
 from suite.job.events import ComputedRows, Event, Failed, Finished, PackedDocuments, Phase, RoutedLayer, Status, Step
 from suite.job.options import DEFAULT_OPTIONS
+from suite.job.slice import SliceTimes
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
 from suite.machine.gpu import recorded_gpu
@@ -27,8 +28,8 @@ from suite.metrics.figures import Figure
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
-# what each rank reserved, and how often it waited
-SCHEMA = "1.4"
+# what each rank reserved, and how often it waited; 1.5: slices
+SCHEMA = "1.5"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
@@ -106,6 +107,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     routed: list[RoutedLayer] = []
     computed_rows: dict[str, ComputedRows] = {}
     packed: PackedDocuments | None = None
+    slice_times: SliceTimes | None = None
 
 
 _OF_FINISHED = shared_fields(RankOutcome, Finished)
@@ -302,6 +304,7 @@ def policy(job: Job) -> dict[str, str]:
         **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),
         **({"shares_devices": "True"} if job.shares_devices else {}),
+        **({} if job.slice is None else {"slice": f"{job.slice.layers} layers, stage {job.slice.stage.value}"}),
     }
 
 
