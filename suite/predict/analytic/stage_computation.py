@@ -7,12 +7,16 @@ from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Workload
+from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory_bound_operators import BACKWARD, embedding_bytes, loss_bytes
 from suite.predict.analytic.product_formats import cast_kernels, layer_casts
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
+
+LEAST_SECONDS = 1e-300  # no time, but not 0
+HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
 
 
 class StageComputation(NamedTuple):
@@ -74,6 +78,44 @@ def stage_computation(
         casts_again=sum(casts for _, _, casts in repeated),
         weight_casts=sum(layers * layer.weight_cast_seconds for layer, layers in of_kinds),
     )
+
+
+class MicroBatch(NamedTuple):
+    """Seconds of one micro-batch on a stage.
+
+    Args:
+        seconds: of the slower of accelerator and host.
+        launch_seconds: beyond computation and messages.
+        slowdown: of the accelerator by the host.
+    """
+
+    seconds: float
+    launch_seconds: float
+    slowdown: float
+
+
+def micro_batch_seconds(
+    workload: Workload, machine: Machine, *, stage: int, computation: StageComputation, message_seconds: float
+) -> MicroBatch:
+    """One micro-batch on pipeline stage `stage` whose messages inside the layers take so many seconds."""
+    layout, stack = workload.layout, machine.stack
+    launched = stage_kernels(workload, machine, stage=stage)
+    accelerator = computation.both_passes + machine.kernel_seconds * launched
+    accelerator = accelerator + message_seconds
+    host = machine.launch_seconds * launched
+    waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
+    seconds = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
+    slowdown = seconds / larger(accelerator, LEAST_SECONDS)
+    return MicroBatch(seconds, seconds - accelerator + machine.kernel_seconds * launched, slowdown)
+
+
+def _slower_of(accelerator: float, host: float) -> float:
+    """The larger of two times, smoothed: (a^s + h^s)^(1/s), at sharpness s."""
+    longer: float = larger(accelerator, host)
+    shorter: float = smaller(accelerator, host)
+    sharpened: float = (shorter / larger(longer, LEAST_SECONDS)) ** HOST_SHARPNESS  # a stage may have nothing to do
+    smoothed: float = longer * (1 + sharpened) ** (1 / HOST_SHARPNESS)
+    return smoothed
 
 
 def stage_kernels(workload: Workload, machine: Machine, *, stage: int) -> float:

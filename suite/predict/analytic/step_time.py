@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload, Recomputation
+from reference_runs.layout import Layout, Offload
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, collective_seconds, group
@@ -20,17 +20,15 @@ from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.measured_parts import PartSeconds, PassSeconds, StageParts, modelled_parts, stage_parts
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
 from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 from suite.predict.analytic.product_formats import weight_casts
-from suite.predict.analytic.stage_computation import StageComputation, stage_computation, stage_kernels
+from suite.predict.analytic.stage_computation import micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layers
-
-LEAST_SECONDS = 1e-300  # no time, but not 0
-HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
 
 RankTraffic = Sequence[tuple[str, str, int, int]]  # of analytic/traffic.py: axis, operation, bytes, messages
 
@@ -55,6 +53,10 @@ class StepTime(NamedTuple):
         overhead_seconds: of each step, what no other term describes.
         expert_parallel_seconds: tokens to their experts and back, none of it hidden.
         cast_seconds: casting factors into the format of the products, where they have one of their own.
+        layer_seconds: layers whose time is given, in both passes, without messages; the terms of products, operators
+            and casts are then 0, and `launch_seconds` is what the host hides of messages or adds to them.
+        embedding_seconds: the same of the embedding.
+        head_seconds: the same of head and loss.
     """
 
     forward_seconds: float
@@ -73,6 +75,9 @@ class StepTime(NamedTuple):
     overhead_seconds: float = 0.0
     expert_parallel_seconds: float = 0.0
     cast_seconds: float = 0.0
+    layer_seconds: float = 0.0
+    embedding_seconds: float = 0.0
+    head_seconds: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -121,7 +126,14 @@ def exposed_data_parallel_seconds(
     return larger(reduction_seconds - hidden, 0.0) + gather_seconds
 
 
-def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traffic: Sequence[RankTraffic]) -> StepTime:
+def step_time(
+    workload: Workload,
+    machine: Machine,
+    *,
+    micro_batches: int,
+    traffic: Sequence[RankTraffic],
+    parts: PartSeconds | None = None,
+) -> StepTime:
     """Seconds of one step, by term, of the pipeline stage that takes longest.
 
     Of a stage with l layers, m micro-batches, p stages, v virtual stages a rank:
@@ -139,6 +151,8 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
 
     Args:
         traffic: of one rank of each of `timed_stages(layout)`, what `step_traffic` (traffic.py) returns.
+        parts: seconds of layers, embedding, head and update (measured_parts.py) that take the place of the machine's;
+            of one layout, not of arrays. The step is then the same sum.
 
     Raises:
         InputError: the layout keeps state in the host's memory; its transfers have no time here.
@@ -155,6 +169,7 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
         axis_groups(
             layout, machine, head_copies=key_value_copies(architecture, tensor_parallel=layout.tensor_parallel)
         ),
+        None if parts is None else (parts, modelled_parts(workload, machine)),
     )
     stages = [_stage_time(step, stage, entries) for stage, entries in zip(timed_stages(layout), traffic, strict=True)]
     times = [stage.time for stage in stages]
@@ -171,7 +186,11 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
 
 
 class _StepOfStages(NamedTuple):
-    """What the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes."""
+    """What the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes.
+
+    Args:
+        parts: given seconds, and what the machine says of the same.
+    """
 
     workload: Workload
     machine: Machine
@@ -179,20 +198,7 @@ class _StepOfStages(NamedTuple):
     kinds: Sequence[LayerTime]
     head: tuple[float, float]
     groups: dict[str, Group]
-
-
-class _MicroBatch(NamedTuple):
-    """Seconds of one micro-batch on a stage.
-
-    Args:
-        seconds: of the slower of accelerator and host.
-        launch_seconds: beyond computation and messages.
-        slowdown: of the accelerator by the host.
-    """
-
-    seconds: float
-    launch_seconds: float
-    slowdown: float
+    parts: tuple[PartSeconds, PartSeconds] | None
 
 
 class _StageTime(NamedTuple):
@@ -216,7 +222,11 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     inside = tensor_parallel + seconds["cp"] + seconds["ep"]
     overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
     sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
-    micro_batch = _micro_batch(step, stage, computation, inside / micro_batches)
+    micro_batch = micro_batch_seconds(
+        workload, machine, stage=stage, computation=computation, message_seconds=inside / micro_batches
+    )
+    given, beyond = _given_parts(step, stage)
+    one = micro_batch.seconds + beyond.total
     added = _accumulation_bytes(recipe, stack, micro_batches) * rank.all / bandwidth
     time = StepTime(
         forward_seconds=micro_batches * computation.forward,
@@ -226,13 +236,13 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         tensor_parallel_seconds=tensor_parallel,
         context_parallel_seconds=seconds["cp"],
         pipeline_seconds=sent,
-        bubble_seconds=0.0 * (micro_batch.seconds + added),
+        bubble_seconds=0.0 * (one + added),
         data_parallel_seconds=exposed_data_parallel_seconds(
             layout,
             reduction_seconds=seconds["reduction"],
             gather_seconds=seconds["gather"],
-            backward_seconds=micro_batch.slowdown * computation.backward_pass,
-            computation_seconds=micro_batch.slowdown * computation.both_passes,
+            backward_seconds=larger(micro_batch.slowdown * computation.backward_pass + beyond.backward, 0.0),
+            computation_seconds=larger(micro_batch.slowdown * computation.both_passes + beyond.total, 0.0),
             micro_batches=micro_batches,
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
         ),
@@ -245,7 +255,30 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         cast_seconds=micro_batches * (computation.casts + computation.gradient_casts + computation.casts_again)
         + weight_casts(layout, micro_batches=micro_batches) * computation.weight_casts,
     )
-    return _StageTime(time, micro_batch.seconds + added, sent / micro_batches)
+    if step.parts is not None:
+        time = time._replace(
+            **dict.fromkeys(_COMPUTED, 0.0),
+            launch_seconds=micro_batches * (one - given.both.total) - inside,
+            cast_seconds=weight_casts(layout, micro_batches=micro_batches) * computation.weight_casts,
+            layer_seconds=micro_batches * given.layers.total,
+            embedding_seconds=micro_batches * given.embedding.total,
+            head_seconds=micro_batches * given.head.total,
+            optimizer_seconds=step.parts[0].update * updated,
+        )
+    return _StageTime(time, one + added, sent / micro_batches)
+
+
+_COMPUTED = ("forward_seconds", "backward_seconds", "recomputation_seconds", "operator_seconds")
+_NOTHING = PassSeconds(0.0, 0.0)
+
+
+def _given_parts(step: _StepOfStages, stage: int) -> tuple[StageParts, PassSeconds]:
+    """One micro-batch's given parts of a stage, and by how much they are beyond the machine's; nothing without any."""
+    if step.parts is None:
+        return StageParts(_NOTHING, _NOTHING, _NOTHING), _NOTHING
+    given, modelled = (stage_parts(step.workload, parts, stage=stage) for parts in step.parts)
+    left, right = given.both, modelled.both
+    return given, PassSeconds(left.forward - right.forward, left.backward - right.backward)
 
 
 def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[str, float]:
@@ -258,19 +291,6 @@ def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[st
             key = "gather" if operation == "all_gather" else "reduction"
         seconds[key] = seconds[key] + spent
     return seconds
-
-
-def _micro_batch(step: _StepOfStages, stage: int, computation: StageComputation, message_seconds: float) -> _MicroBatch:
-    """One micro-batch whose messages inside the layers take so many seconds."""
-    layout, machine, stack = step.workload.layout, step.machine, step.machine.stack
-    launched = stage_kernels(step.workload, machine, stage=stage)
-    accelerator = computation.both_passes + machine.kernel_seconds * launched
-    accelerator = accelerator + message_seconds
-    host = machine.launch_seconds * launched
-    waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
-    seconds = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
-    slowdown = seconds / larger(accelerator, LEAST_SECONDS)
-    return _MicroBatch(seconds, seconds - accelerator + machine.kernel_seconds * launched, slowdown)
 
 
 def _all_stages_seconds(
@@ -302,15 +322,6 @@ def _overlapping_chunks(layout: Layout, machine: Machine) -> int:
     """
     inside = layout.tensor_parallel <= machine.accelerators_per_node
     return chosen(inside & layout.sequence_parallel, machine.stack.tensor_parallel_chunks, 1)
-
-
-def _slower_of(accelerator: float, host: float) -> float:
-    """The larger of two times, smoothed: (a^s + h^s)^(1/s), at sharpness s."""
-    longer: float = larger(accelerator, host)
-    shorter: float = smaller(accelerator, host)
-    sharpened: float = (shorter / larger(longer, LEAST_SECONDS)) ** HOST_SHARPNESS  # a stage may have nothing to do
-    smoothed: float = longer * (1 + sharpened) ** (1 / HOST_SHARPNESS)
-    return smoothed
 
 
 def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> float:

@@ -1,0 +1,117 @@
+"""Seconds of what a pipeline stage computes, part by part: layers, embedding, head, update.
+
+Measured ones take the place of the machine's in `step_time`, which adds messages, waiting and overheads to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Recomputation
+from reference_runs.run import Workload
+from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory_bound_operators import update_element_bytes
+from suite.predict.analytic.stage_computation import micro_batch_seconds, stage_computation
+from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
+
+EMBEDDING, LAYER, HEAD = range(3)  # stages of the pipeline whose stages are these parts alone
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of one micro-batch: forward, and backward with what is computed again. No messages."""
+
+    forward: float
+    backward: float
+
+    @property
+    def total(self) -> float:
+        """Of both passes."""
+        return self.forward + self.backward
+
+    def times(self, number: float) -> PassSeconds:
+        """So many of them."""
+        return PassSeconds(number * self.forward, number * self.backward)
+
+
+class PartSeconds(NamedTuple):
+    """Seconds of one rank's share of each part of a model, measured or not.
+
+    Args:
+        layers: of one layer of each of `layer_kinds`.
+        head: with the last norm and the loss.
+        update: of the optimizer, a parameter that the rank updates.
+    """
+
+    layers: tuple[PassSeconds, ...]
+    embedding: PassSeconds
+    head: PassSeconds
+    update: float
+
+
+class StageParts(NamedTuple):
+    """Seconds of one micro-batch on a stage by part, of all its layers together."""
+
+    layers: PassSeconds
+    embedding: PassSeconds
+    head: PassSeconds
+
+    @property
+    def both(self) -> PassSeconds:
+        """Of all parts."""
+        return PassSeconds(sum(part.forward for part in self), sum(part.backward for part in self))
+
+
+def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
+    """What the machine model says of each part: a stage's products, operators, casts, kernels and launches.
+
+    Each part is the stage of a pipeline that has nothing else: embedding | one layer | head. So the parts of a stage
+    add up to its micro-batch without messages, where the host is not the slower one. Casts of weights, once a step,
+    and adding up gradients are in no part.
+
+    Raises:
+        InputError: recomputation from a stage's input: a layer's time then depends on how many there are.
+    """
+    layout, recipe = workload.layout, workload.recipe
+    if layout.recomputation is Recomputation.FROM_INPUT:
+        got, allowed = layout.recomputation.value, "none, selective, full"
+        raise InputError("layout.recomputation: no layer has a time of its own", got=got, allowed=allowed)
+    apart = msgspec.structs.replace(layout, pipeline_stages=3, virtual_stages=1, stage_layer_counts=(0, 1, 0))
+    head = head_seconds(workload, machine)
+
+    def part(kind: Workload, stage: int, layer: LayerTime) -> PassSeconds:
+        computation = stage_computation(kind, machine, stage=stage, kinds=[layer], head=head)
+        passed = micro_batch_seconds(kind, machine, stage=stage, computation=computation, message_seconds=0.0)
+        backward = passed.slowdown * computation.backward_pass
+        return PassSeconds(passed.seconds - backward, backward)
+
+    kinds = []
+    for of_kind, _ in layer_kinds(workload.architecture):
+        kind = Workload(msgspec.structs.replace(of_kind, layers=1, dense_layers=0), recipe, apart)
+        kinds.append((kind, layer_time(kind, machine)))
+    first, layer = kinds[0]
+    return PartSeconds(
+        tuple(part(kind, LAYER, layer) for kind, layer in kinds),
+        part(first, EMBEDDING, layer),
+        part(first, HEAD, layer),
+        machine.update_passes * update_element_bytes(recipe.precision) / machine.achievable_memory_bytes_per_second,
+    )
+
+
+def stage_parts(workload: Workload, parts: PartSeconds, *, stage: int) -> StageParts:
+    """The parts of pipeline stage `stage`: its layers, the embedding on the first, the head on the last."""
+    counts = [number for _, number in stage_layer_kinds(workload.architecture, workload.layout, stage=stage)]
+    last = workload.layout.pipeline_stages - 1
+    return StageParts(
+        _sum([layer.times(number) for layer, number in zip(parts.layers, counts, strict=True)]),
+        parts.embedding.times(stage == 0),
+        parts.head.times(stage == last),
+    )
+
+
+def _sum(passes: Sequence[PassSeconds]) -> PassSeconds:
+    return PassSeconds(sum(each.forward for each in passes), sum(each.backward for each in passes))
