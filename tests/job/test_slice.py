@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.job.slice import SlicePart, SliceTimes, SliceStage
+from suite.job.slice import SlicePart, SliceStage, SliceTimes
 
 
 def times(samples: list[float]) -> SliceTimes:
@@ -37,7 +37,12 @@ def test_samples_that_are_equal_have_no_spread_and_few_have_none_that_is_known()
 
 @pytest.mark.parametrize(
     ("stage", "embedding", "head"),
-    [(SliceStage.FIRST, True, False), (SliceStage.MIDDLE, False, False), (SliceStage.LAST, False, True), (SliceStage.ONLY, True, True)],
+    [
+        (SliceStage.FIRST, True, False),
+        (SliceStage.MIDDLE, False, False),
+        (SliceStage.LAST, False, True),
+        (SliceStage.ONLY, True, True),
+    ],
 )
 def test_the_ends_of_the_model_stand_on_the_first_and_the_last_stage(
     stage: SliceStage, *, embedding: bool, head: bool
