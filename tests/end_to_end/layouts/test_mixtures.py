@@ -19,9 +19,7 @@ CASES = [
     Case("mixtral", "fp32", "dp1"),
     Case("mixtral", "16bit", "dp1,recompute-full"),
     Case("qwen3-moe", "fp32", "dp1,recompute-selective"),
-    Case("mixtral", "fp32", "dp2"),
     Case("shared-experts", "fp32", "dp2,zero3"),
-    Case("qwen3-moe", "fp32", "pp2,1f1b"),
     Case("shared-experts", "16bit", "pp2,1f1b,interleave2,recompute-full"),
     Case("deepseek", "fp32", "dp1"),
     Case("deepseek", "fp32", "dp1,fused,recompute-selective"),  # in 16 bit, roundings of both change some choices
@@ -40,6 +38,8 @@ CASES = [
     Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
 ]
 RARE = [
+    Case("qwen3-moe", "fp32", "pp2,1f1b"),
+    Case("mixtral", "fp32", "dp2"),
     Case("shared-experts", "16bit", "dp1,recompute-full,every3"),
     Case("qwen3-moe", "16bit", "dp2,zero1"),
     Case("deepseek", "16bit", "dp1,recompute-selective"),
