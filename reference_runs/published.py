@@ -175,9 +175,9 @@ def _row(
     device = device_of(cells)
     cells.known["accelerator"] = device
     cells.known["stack"] = stack = stack_name(framework, facts, device)
-    if stated.get("ep") and cells.count("ep") > 1:
-        raise UnusableError("ep: mixtures of experts are not described")
     architecture, recipe, layout = base_of(run_name or tables.rest_as)
+    if stated.get("ep") and cells.count("ep") > 1 and (run_name is None or architecture.experts is None):
+        raise UnusableError("ep: mixtures of experts are described by the catalog's runs alone")
     architecture = architecture_of(cells, architecture, recorded=run_name is not None)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:

@@ -210,8 +210,8 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
     """The row's batch, precision and dropout; the rest is the recorded run's."""
     batch = cells.count("global_batch")
     if recorded:
-        stated = {"product_format": _products_of(cells)} if cells.stated.get("product_format") else {}
-        return msgspec.structs.replace(base, global_batch=batch, **stated)
+        said = {"product_format": _products_of(cells)} if cells.said("product_format") else {}
+        return msgspec.structs.replace(base, global_batch=batch, **said)
     dropout = cells.number("dropout")
     if dropout >= 1:
         raise UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
@@ -236,7 +236,11 @@ def _products_of(cells: Cells) -> ProductFormat:
 
 
 def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
-    """The row's layout; what it leaves open is the recorded run's, or assumed."""
+    """The row's layout; what it leaves open is the recorded run's, or assumed.
+
+    Expert parallelism lies within the row's dp, as Megatron-Core counts: each of `ep` groups of experts has dp / ep
+    replicas.
+    """
     axes = {"data_parallel": "dp", "tensor_parallel": "tp", "pipeline_stages": "pp", "micro_batch": "micro_batch"}
     layout: dict[str, object] = {name: cells.count(column) for name, column in axes.items()} | {"accumulation": None}
     for key, column, read in (
@@ -248,7 +252,13 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     ):
         if not recorded or cells.stated.get(column):
             layout[key] = read(column)
+    experts = cells.count("ep") if cells.stated.get("ep") else 1
+    if cells.count("dp") % experts:
+        raise UnusableError(f"ep = {experts} does not divide dp = {cells.count('dp')}")
+    layout |= {"data_parallel": cells.count("dp") // experts, "expert_parallel": experts}
     if recorded:
+        if layout["pipeline_stages"] == 1:
+            layout["virtual_stages"] = 1
         return msgspec.structs.replace(base, **layout)
     return msgspec.structs.replace(
         base,

@@ -90,6 +90,7 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """All tables, and what holds for any table, the user's own included.
 
     Args:
+        proxies: tables of models with few layers next to whole ones.
         rest_as: recorded run that says what no column says.
         ran: texts of `status` of a row that ran.
     """
@@ -100,7 +101,13 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     open_accelerators: tuple[OpenAccelerator, ...] = msgspec.field(name="open_accelerator")
     assumed: tuple[Assumption, ...]
     tables: tuple[TableFacts, ...] = msgspec.field(name="table")
+    proxies: tuple[TableFacts, ...] = ()
     collectives: tuple[TableFacts, ...] = ()
+
+    @property
+    def of_steps(self) -> tuple[TableFacts, ...]:
+        """Those whose rows are steps: `tables`, and those of `proxies` alone."""
+        return (*self.tables, *self.proxies)
 
 
 @cache
@@ -113,14 +120,14 @@ def load_tables(path: Path = TABLES) -> PublishedTables:
     """
     where = shown_path(path)
     tables = record_of(path, PublishedTables, what="tables")
-    for assumption in (*tables.assumed, *(each for table in tables.tables for each in table.assumed)):
+    for assumption in (*tables.assumed, *(each for table in tables.of_steps for each in table.assumed)):
         said = [assumption.value is not None, bool(assumption.by and assumption.values), bool(assumption.same_as)]
         if sum(said) != 1:
             allowed = "one of value, by with values, and same_as"
             raise InputError(f"assumed {assumption.column}", allowed=allowed, where=where)
         if not (assumption.why and assumption.effect):
             raise InputError(f"assumed {assumption.column}: an assumption needs `why` and `effect`", where=where)
-    for table in tables.tables:
+    for table in tables.of_steps:
         for text, stack in table.stacks.items():
             if stack not in stacks():
                 raise InputError(f"{text!r}: stack", got=repr(stack), allowed=", ".join(stacks()), where=where)
@@ -132,9 +139,14 @@ def shipped_tables() -> list[Path]:
     return [PUBLISHED / table.file for table in load_tables().tables]
 
 
+def proxy_tables() -> list[Path]:
+    """The tables next to `TABLES` that have proxies alone, in its order."""
+    return [PUBLISHED / table.file for table in load_tables().proxies]
+
+
 def table_facts(path: Path) -> TableFacts:
     """What is known of the table at `path`: of a shipped one by its file's name, otherwise nothing but that name."""
-    for table in load_tables().tables:
+    for table in load_tables().of_steps:
         if table.file == path.name:
             return table
     return TableFacts(file=path.name)

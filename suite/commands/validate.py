@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from reference_runs.published import load_table
-from reference_runs.published_tables import shipped_tables
+from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
 from suite.report.terminal.tables import console
-from suite.report.terminal.validation import print_scores
+from suite.report.terminal.validation import print_proxies, print_scores
 
 
 def validate(
@@ -27,17 +28,26 @@ def validate(
     plot: Annotated[
         Path | None, typer.Option(help="Draw predicted against published times into this file (.svg, .png).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a table; errors in percent.")] = False,
+    proxies: Annotated[
+        bool, typer.Option("--proxies", help="Predict whole models from published steps of some of their layers.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a table, or a pair of --proxies; errors in percent.")
+    ] = False,
 ) -> None:
     """Predict the step time and memory of published measurements, and say how far off the predictions are.
 
     A table has the columns of those in reference_runs/published/; docs/published_tables.md lists them. A row that lacks
     something is skipped, with the reason.
 
-    Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10
+    Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10;
+    python -m suite validate --proxies
 
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
+    if proxies:
+        _proxies(tables or proxy_tables(), json=json)
+        return
     loaded = [load_table(path) for path in tables or shipped_tables()]
     scored = [(table.facts, table_score(table, worst=worst)) for table in loaded]
     if json:
@@ -50,4 +60,15 @@ def validate(
         if drawn:
             draw(plot, drawn)
     if not any(score.used for _, score in scored):
+        raise typer.Exit(exit_codes.INCONCLUSIVE)
+
+
+def _proxies(paths: list[Path], *, json: bool) -> None:
+    pairs = [pair for path in paths for pair in proxy_pairs(load_table(path))]
+    if json:
+        for pair in pairs:
+            print_json(pair)
+    else:
+        print_proxies(console(), pairs)
+    if not pairs:
         raise typer.Exit(exit_codes.INCONCLUSIVE)

@@ -274,3 +274,19 @@ def test_three_thousand_rows_take_ten_seconds_at_most(capsys, tmp_path) -> None:
 
 
 recorded_row = recorded("megatron_sc21_table1")[0]
+
+
+def test_proxies_print_each_pair_and_the_plain_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--proxies"]) == 0
+    printed = capsys.readouterr().out
+    assert "16 on 128" in printed
+    assert "without proxy" in printed
+    assert main(["validate", "--proxies", "--json"]) == 0
+    pairs = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(pairs) == 24
+    assert pairs[0]["error_percent"] == pytest.approx(100 * (pairs[0]["predicted_seconds"] / 20.73 - 1))
+
+
+def test_a_table_without_proxies_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(PUBLISHED / "korthikanti2022_table5.csv"), "--proxies"]) == 3
+    assert capsys.readouterr().out.startswith("no two rows have the same layers")

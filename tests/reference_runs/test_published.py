@@ -67,9 +67,9 @@ def reason(tmp_path: Path, **changes: str) -> str:
 
 
 def test_every_table_beside_the_file_is_described() -> None:
-    described = {entry.file for entry in (*load_tables().tables, *load_tables().collectives)}
+    described = {entry.file for entry in (*load_tables().of_steps, *load_tables().collectives)}
     assert described == {path.name for path in PUBLISHED.glob("*.csv")}
-    for entry in (*load_tables().tables, *load_tables().collectives):
+    for entry in (*load_tables().of_steps, *load_tables().collectives):
         assert entry.title
         assert entry.source
         assert entry.measured
@@ -341,7 +341,7 @@ def test_a_skipped_row_names_what_it_lacks(tmp_path: Path, changes: dict[str, st
 
 
 def test_a_row_of_experts_is_skipped(tmp_path: Path) -> None:
-    assert reason(tmp_path, ep="8") == "ep: mixtures of experts are not described"
+    assert reason(tmp_path, ep="8") == "ep: mixtures of experts are described by the catalog's runs alone"
 
 
 def test_unknown_columns_are_ignored_and_the_needed_ones_suffice(tmp_path: Path) -> None:
@@ -406,3 +406,18 @@ def test_a_frameworks_name_means_its_version_of_the_accelerators_time(framework:
     facts = TableFacts(file="own.csv")
     assert stack_name(framework, facts, "a100-sxm-80gb") == older
     assert stack_name(framework, facts, "h100-sxm") == stack_name(framework, facts, "b200-sxm") == later
+
+
+def test_experts_of_a_recorded_run_lie_within_data_parallelism_and_divide_it(tmp_path: Path) -> None:
+    name = "dgxc_25_02_grok1_moe"
+    loaded, lines = table(name), stated(name)
+    for row in loaded.rows:
+        said, layout = lines[row.line], row.layout
+        assert layout.expert_parallel == int(said["ep"])
+        assert layout.data_parallel * layout.expert_parallel == int(said["dp"])
+        assert layout.virtual_stages == int(said["vpp"] or 1)
+        assert row.recipe.product_format.value == ("fp8-delayed" if said["dtype"] == "fp8" else "none")
+        assert (row.architecture.layers, layout.ranks) == (int(said["layers"]), int(said["gpus"]))
+    uneven = next(iter(lines.values())) | {"ep": "3"}
+    (skipped,) = load_table(written(tmp_path / f"{name}.csv", uneven)).skipped
+    assert skipped.reason == "ep = 3 does not divide dp = 2"

@@ -265,7 +265,19 @@ def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: P
         InputError: the accelerator has no peak in the row's dtype.
     """
     row = prepared.row
-    machine = modelled_machine(
+    machine = row_machine(model, values, prepared)
+    time = step_time(row.workload, machine, micro_batches=prepared.micro_batches, traffic=prepared.traffic)
+    return time.total_seconds - (time.overhead_seconds if row.composed else 0.0)
+
+
+def row_machine(model: MachineModel, values: Mapping[str, Any], prepared: PreparedRow) -> Machine:
+    """The machine that the row's step was measured on.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
+    row = prepared.row
+    return modelled_machine(
         model,
         values,
         device=prepared.device,
@@ -275,5 +287,3 @@ def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: P
         network_bytes_per_second=row.network_bytes_per_second,
         accelerators_per_node=row.accelerators_per_node,
     )
-    time = step_time(row.workload, machine, micro_batches=prepared.micro_batches, traffic=prepared.traffic)
-    return time.total_seconds - (time.overhead_seconds if row.composed else 0.0)

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from reference_runs.published_tables import TableFacts
+from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstMemoryRow, WorstRow
 from suite.report.terminal.tables import print_folded, print_table
 
@@ -39,6 +40,32 @@ def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, co
     print_folded(out, SIGNS)
     if not complete:
         print_folded(out, "--all: sources, assumptions, skipped rows and the worst rows of each table")
+
+
+def print_proxies(out: Console, pairs: Sequence[ProxyPair]) -> None:
+    """Print each step that is predicted from a proxy's, next to the plain prediction."""
+    if not pairs:
+        print_folded(out, "no two rows have the same layers, one of them fewer")
+        return
+    cells = [
+        [
+            pair.model,
+            pair.products,
+            f"{pair.proxy_layers} on {pair.proxy_accelerators}",
+            f"{pair.layers} on {pair.accelerators}",
+            f"{pair.measured_seconds:,.4g}",
+            f"{pair.predicted_seconds:,.4g}",
+            _signed(pair.error_percent),
+            _signed(pair.plain_error_percent),
+        ]
+        for pair in pairs
+    ]
+    titles = ["model", "products", "proxy", "whole", "measured s", "predicted s", "error", "without proxy"]
+    print_table(out, cells, titles, right=titles[4:], optional=["model"])
+    print_folded(
+        out, "proxy, whole: layers on accelerators; seconds of a layer from the proxy's step, the rest modelled"
+    )
+    print_folded(out, "errors: predicted over measured, less 1")
 
 
 def _summary(scores: Sequence[Score]) -> pandas.DataFrame:
