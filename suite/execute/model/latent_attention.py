@@ -6,6 +6,8 @@ size W of its values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,9 @@ class LatentAttention(nn.Module):
     [H, R + N], of `key_value_compression` [C + R], of `key_value_expansion` [H, N + W].
     Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1, equations 9 to 19. There the rotated dimensions come last,
     and the released models rotate neighbours: both are permutations of rows.
+
+    Attributes:
+        shared: the rotated part of the keys of every position, for this rank's heads; None: it is there already.
     """
 
     def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
@@ -29,7 +34,7 @@ class LatentAttention(nn.Module):
         assert architecture.rotary_dim is not None
         assert architecture.value_head_dim is not None
         hidden, rank, epsilon = architecture.hidden, architecture.query_rank, architecture.norm_epsilon
-        self.heads, self.head_dim = architecture.heads, architecture.head_dim
+        self.head_dim = architecture.head_dim
         self.compressed, self.rotated = architecture.key_value_rank, architecture.rotary_dim
         self.value_head_dim = architecture.value_head_dim
         self.operations = operations
@@ -42,18 +47,21 @@ class LatentAttention(nn.Module):
         self.compresses_queries = rank is not None
         self.key_value_compression = nn.Linear(hidden, self.compressed + self.rotated, bias=False)
         self.key_value_compression_norm = nn.RMSNorm(self.compressed, eps=epsilon)
-        expanded = architecture.query_width - self.heads * self.rotated + architecture.context_width
+        expanded = architecture.query_width - architecture.heads * self.rotated + architecture.context_width
         self.key_value_expansion = nn.Linear(self.compressed, expanded, bias=False)
         self.projection = nn.Linear(architecture.context_width, hidden, bias=False)
         self.context = Context(architecture, recipe, operations, fused=fused)
+        self.shared: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:
         assert rotation_2TR is not None
-        q_BHTK = self._queries(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q_BHTK = self._queries(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         compressed_BSC, shared_BSR = self.key_value_compression(x_BTD).split((self.compressed, self.rotated), dim=-1)
+        if self.shared is not None:
+            shared_BSR = self.shared(shared_BSR)
         q_BHTK, turned_B1SR = self.operations.turned(q_BHTK, shared_BSR.unsqueeze(1), rotation_2TR)
         k_BHSN, v_BHSW = self._expanded(compressed_BSC)
-        k_BHSK = torch.cat([turned_B1SR.expand(-1, self.heads, -1, -1), k_BHSN], dim=-1)
+        k_BHSK = torch.cat([turned_B1SR.expand(-1, q_BHTK.shape[1], -1, -1), k_BHSN], dim=-1)
         del compressed_BSC, shared_BSR, turned_B1SR, k_BHSN
         out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSW, mask))
         return out
@@ -69,6 +77,7 @@ class LatentAttention(nn.Module):
     def _expanded(self, compressed_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """What positions do not turn of each head's keys, and the values."""
         normed_BSC = self.operations.normalised(self.key_value_compression_norm, compressed_BSC)
-        expanded_BHSE = self.key_value_expansion(normed_BSC).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k_BHSN, v_BHSW = expanded_BHSE.split((self.head_dim - self.rotated, self.value_head_dim), dim=-1)
+        widths = self.head_dim - self.rotated, self.value_head_dim
+        expanded_BHSE = self.key_value_expansion(normed_BSC).unflatten(-1, (-1, sum(widths))).transpose(1, 2)
+        k_BHSN, v_BHSW = expanded_BHSE.split(widths, dim=-1)
         return k_BHSN, v_BHSW

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 from suite.execute.model.attention import Attention
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.experts import Experts
+from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.loss import CrossEntropy
 from suite.execute.parallel.tensor_parallel_experts import split_experts
 from suite.execute.precision import AsDTensor
@@ -36,6 +37,10 @@ SEQUENCE_DIM = 1
 _COMPLETE = {"query_position.weight"}
 # The fused projections of keys and values, last in the rows of each of their heads
 _KEY_VALUE = ("attention.query_key_value", "attention.key_value")
+# The products of latent attention that make heads
+_LATENT = ("query_expansion", "key_value_expansion")
+# Matrices and tables that every rank has whole
+_WHOLE = ("position", "query_position", "query_compression", "key_value_compression")
 # What every rank has whole and applies to its own heads, or to what its own parts of the experts give
 _OF_PARTS = ("attention.query_norm.weight", "attention.key_norm.weight", "feed_forward.router.weight")
 
@@ -78,8 +83,8 @@ def _plan(decoder: Decoder, *, sequence_parallel: bool) -> dict[str, ParallelSty
     between: Placement = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
     columns, rows = ColwiseParallel(input_layouts=between), RowwiseParallel(output_layouts=between)
     styles: dict[str, ParallelStyle] = {
-        **dict.fromkeys(("query_key_value", "key_value", "expansion"), columns),
-        "query": ColwiseParallel(input_layouts=Replicate()),
+        **dict.fromkeys(("query_key_value", "key_value", "expansion", *_LATENT), columns),
+        "query": columns if decoder.architecture.key_value_rank else ColwiseParallel(input_layouts=Replicate()),
         **dict.fromkeys(("projection", "contraction"), rows),
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
         "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
@@ -93,7 +98,7 @@ def _plan(decoder: Decoder, *, sequence_parallel: bool) -> dict[str, ParallelSty
         if kind in styles:
             plan[name] = styles[kind]
         else:
-            assert not isinstance(module, (nn.Linear, nn.Embedding)) or kind in ("position", "query_position"), name
+            assert not isinstance(module, (nn.Linear, nn.Embedding)) or kind in _WHOLE, name
     return plan
 
 
@@ -111,6 +116,9 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     plan = _plan(decoder, sequence_parallel=sequence_parallel)
     of_experts = split_experts(decoder, mesh, sequence_parallel=sequence_parallel)
     parallelize_module(decoder, mesh, plan, src_data_rank=None)
+    for block in decoder.blocks.values():
+        if isinstance(block.attention, LatentAttention):
+            block.attention.shared = functools.partial(_shared, mesh=mesh, sequence_parallel=sequence_parallel)
     decoder.tie()  # parallelize_module makes two parameters of the one that embedding and head share
     heads = decoder.architecture.heads // ranks
     decoder.heads = slice(rank * heads, (rank + 1) * heads)
@@ -120,6 +128,18 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
         decoder.loss = LocalLoss(CrossEntropy())  # kernels of one rank's loss know no rows of others
         loss_parallel().__enter__()  # stays: the backward pass needs it too, and nothing else here reads DTensor logits
     return _local(decoder, of_experts, sequence_parallel=sequence_parallel, has_copies=has_copies)
+
+
+def _shared(own_BSR: Tensor, *, mesh: DeviceMesh, sequence_parallel: bool) -> Tensor:
+    """The part of latent attention's keys that all heads share, of all positions; of its gradient each rank has that of
+    its own heads."""
+    if sequence_parallel:
+        placed = DTensor.from_local(own_BSR.contiguous(), mesh, [Shard(SEQUENCE_DIM)], run_check=False)
+        placed = placed.redistribute(placements=[Replicate()])
+    else:
+        placed = DTensor.from_local(own_BSR, mesh, [Replicate()], run_check=False)
+    whole: Tensor = placed.to_local(grad_placements=[Partial()])
+    return whole
 
 
 def copy_key_value_heads(decoder: Decoder, *, heads: int) -> None:

@@ -7,7 +7,7 @@ from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import expert_forward_flop
-from suite.predict.analytic.latent_attention import latent_products
+from suite.predict.analytic.latent_attention import compressed_width, latent_products
 from suite.predict.analytic.stage_layers import chunk_layer_kinds, layer_kinds, stage_layer_kinds
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
@@ -230,12 +230,16 @@ def redundant_flop(architecture: Architecture, layout: Layout, *, samples: int, 
 
     keys, values    4 T h d (t - k)           where there are more ranks than k key-value heads of size d
     router          2 T h E (t - 1)           of E experts, as each rank routes all tokens
+    compression     2 T h (q + c + r) (t - 1) of latent attention of ranks q and c, as each rank compresses all tokens;
+                                              not with sequence parallelism
     experts         2 (g + 1) h f (P - R)     where they have a capacity: P places of all experts for every
                                               `at_once` sequences, less the rows R that the tokens have; less than 0
                                               where more rows are dropped than places stay empty
     """
     a, t, tokens = architecture, layout.tensor_parallel, samples * architecture.sequence
     columns: int = 2 * a.head_dim * max(t - a.kv_heads, 0) + (a.experts or 0) * (t - 1)
+    if a.key_value_rank is not None and not layout.sequence_parallel:
+        columns += (compressed_width(a) + (a.rotary_dim or 0)) * (t - 1)
     each = at_once * a.sequence
     more = samples * (a.expert_rows(tokens=each) - each * (a.experts_per_token or 0)) // at_once
     return 2 * a.hidden * (tokens * columns + (3 if a.activation.gated else 2) * a.expert_width * more)

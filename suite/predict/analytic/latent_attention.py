@@ -7,6 +7,8 @@ Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1, equations 9 to 19.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from reference_runs.run import Architecture
 
 
@@ -36,6 +38,34 @@ def latent_products(architecture: Architecture, *, tensor_parallel: int = 1) -> 
 def compressed_width(architecture: Architecture) -> int:
     """Columns of the compressed states that are normed: q + c."""
     return (architecture.query_rank or 0) + (architecture.key_value_rank or 0)
+
+
+class MoreInputs(NamedTuple):
+    """By how much what enters an attention's products split by heads is more than the hidden states, a layer.
+
+    Args:
+        columns: less than 0 where compressed states are narrower than hidden ones.
+        messages: of tensor parallelism, each way.
+    """
+
+    columns: int
+    messages: int
+
+
+def more_attention_inputs(architecture: Architecture) -> MoreInputs:
+    """Of latent attention: q, or h where queries are not compressed, c and r columns in place of h. 0 of another.
+
+    Source: Megatron-LM, core/transformer/multi_latent_attention.py (compressing matrices duplicated, compressed states
+    and the keys' rotated part gathered where ranks have positions of their own).
+    """
+    if architecture.key_value_rank is None:
+        return MoreInputs(0, 0)
+    entering = (
+        architecture.query_rank or architecture.hidden,
+        architecture.key_value_rank,
+        architecture.rotary_dim or 0,
+    )
+    return MoreInputs(sum(entering) - architecture.hidden, len(entering) - 1)
 
 
 def latent_activation_bytes(architecture: Architecture, *, tokens: int, element: int, shards: int) -> dict[str, int]:

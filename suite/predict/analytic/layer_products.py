@@ -35,7 +35,11 @@ def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
     }
     if architecture.key_value_rank is not None:
         latent = latent_products(architecture, tensor_parallel=t)
-        products = {part: (1, tokens, columns, depth) for part, (columns, depth) in latent.items()}
+        own = tokens // (t if layout.sequence_parallel else 1)  # positions that a rank compresses
+        products = {
+            part: (1, own if part.endswith("compression") else tokens, columns, depth)
+            for part, (columns, depth) in latent.items()
+        }
     products |= {
         "attention scores": (heads, rows, s, architecture.head_dim),
         "attention context": (heads, rows, architecture.value_head_dim or architecture.head_dim, s),

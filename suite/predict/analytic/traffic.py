@@ -12,6 +12,7 @@ from suite.predict.analytic.experts import chosen_experts, dispatched_tokens
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
 from suite.predict.analytic.key_value_heads import key_width
+from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.process_groups import Traffic, group_ranks
@@ -165,7 +166,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     rank saw its own positions. The feed-forward f and g of a layer with experts then carry the tokens that were sent
     to the rank's experts: k a for k experts a token, and a more for shared ones. With fewer key-value heads than ranks,
     the gradients of each head are all-reduced once a step over the t / k ranks that store it, axis "kv", in a message.
-    Those of norms of query and key heads are all-reduced once a step too: each rank has its own heads.
+    Those of norms of query and key heads are all-reduced once a step too: each rank has its own heads. The f of latent
+    attention is of compressed states, and of the part of the keys that heads share (see `more_attention_inputs`).
 
     Further all-gathers of a, neither needed with sequence parallelism:
         partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
@@ -189,6 +191,8 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     outputs = 1 if architecture.residual is Residual.PARALLEL else 2
     passes = several * micro_batches
     forwards = layers + repeated_layers(layout.recomputation, layers)
+    latent = more_attention_inputs(architecture)
+    latent_bytes = passes * latent.columns * (a // architecture.hidden)
     reduced = passes * (outputs * forwards + inputs * layers + first + last)
     losses = passes * (CROSS_ENTROPY_REDUCTIONS * last)
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
@@ -203,15 +207,19 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
         gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
         more = _gathered_expert_tokens(workload, stage=stage)
-        extra_gathered, extra_reduced = passes * more.gathered, passes * more.reduced
+        extra_gathered = passes * more.gathered + (forwards + layers) * latent_bytes
+        extra_reduced = passes * more.reduced + layers * latent_bytes
+        latent_gathers = passes * (forwards + layers) * latent.messages
         shared = gradient * replicated
         return [
             Traffic("tp", "all_reduce", loss_bytes + shared, losses + several),
-            Traffic("tp", "all_gather", gathered * a + extra_gathered, gathered),
-            Traffic("tp", "reduce_scatter", reduced * a + extra_reduced, reduced),
+            Traffic("tp", "all_gather", gathered * a + extra_gathered, gathered + latent_gathers),
+            Traffic("tp", "reduce_scatter", reduced * a + extra_reduced, reduced + passes * layers * latent.messages),
             *of_copies,
         ]
-    summed = Traffic("tp", "all_reduce", reduced * a + loss_bytes + gradient * normed, reduced + losses + (normed > 0))
+    more_sums = losses + (normed > 0) + passes * layers * latent.messages
+    more_bytes = loss_bytes + gradient * normed + layers * latent_bytes
+    summed = Traffic("tp", "all_reduce", reduced * a + more_bytes, reduced + more_sums)
     gathered = 0 * reduced
     if layout.partitioned_checkpoints and layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT):
         gathered = gathered + passes * kept_units(layout, layers=layers)

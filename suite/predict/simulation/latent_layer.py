@@ -9,7 +9,7 @@ from suite.predict.simulation.operators import Operators
 
 
 class LatentLayer:
-    """Of one layer, on a rank that has all of its heads.
+    """Of one layer, on a rank that has its heads. With sequence parallelism it compresses its own positions.
 
     Args:
         turns: cosines and sines of every position.
@@ -28,10 +28,13 @@ class LatentLayer:
         q = operators.heads(self._queries(x, parameters), elements=sizes.queries)
         columns, shared_elements = self._rank + self._rotated, tokens * self._rotated
         state = operators.linear(
-            x, *parameters.key_value_compression, tokens=tokens, columns=sizes.hidden, rows=columns
+            x, *parameters.key_value_compression, tokens=sizes.local_tokens, columns=sizes.hidden, rows=columns
         )
-        compressed, shared = operators.split_state(state, elements=tokens * columns)
+        compressed, shared = operators.split_state(state, elements=sizes.local_tokens * columns)
         del state
+        if sizes.local_tokens < tokens:
+            shared = operators.copied(shared, elements=sizes.local_tokens * self._rotated)
+        shared = operators.for_columns(shared, elements=shared_elements)
         q, turned = operators.rotated_pair(
             q,
             shared,
@@ -47,17 +50,20 @@ class LatentLayer:
     def _queries(self, x: Value, parameters: LatentParameters) -> Value:
         operators, sizes, rank = self._operators, self._sizes, self._query_rank
         if parameters.query_compression is None or parameters.query_norm is None:
+            x = operators.for_columns(x, elements=sizes.states)
             return operators.linear(x, *parameters.query, tokens=sizes.tokens, columns=sizes.hidden, rows=sizes.inner)
         compressed = operators.linear(
-            x, *parameters.query_compression, tokens=sizes.tokens, columns=sizes.hidden, rows=rank
+            x, *parameters.query_compression, tokens=sizes.local_tokens, columns=sizes.hidden, rows=rank
         )
-        normed = operators.rms_norm(compressed, parameters.query_norm, tokens=sizes.tokens, hidden=rank)
+        normed = operators.rms_norm(compressed, parameters.query_norm, tokens=sizes.local_tokens, hidden=rank)
+        normed = operators.for_columns(normed, elements=sizes.tokens * rank)
         return operators.linear(normed, *parameters.query, tokens=sizes.tokens, columns=rank, rows=sizes.inner)
 
     def _expanded(self, compressed: Value, parameters: LatentParameters) -> tuple[Value, Value]:
         operators, sizes = self._operators, self._sizes
         columns = sizes.inner - sizes.heads * self._rotated + sizes.context_width
-        normed = operators.rms_norm(compressed, parameters.key_value_norm, tokens=sizes.tokens, hidden=self._rank)
+        normed = operators.rms_norm(compressed, parameters.key_value_norm, tokens=sizes.local_tokens, hidden=self._rank)
+        normed = operators.for_columns(normed, elements=sizes.tokens * self._rank)
         expanded = operators.linear(
             normed, *parameters.key_value_expansion, tokens=sizes.tokens, columns=self._rank, rows=columns
         )

@@ -51,9 +51,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             splits and layout.sequence_parallel and local_length % layout.tensor_parallel > 0,
         ),
         LayoutLimit(
-            f"tp{layout.tensor_parallel} with latent attention", split and architecture.key_value_rank is not None
-        ),
-        LayoutLimit(
             f"tp{layout.tensor_parallel} with {recipe.product_format} products", split and recipe.product_format.casts
         ),
         *_of_expert_parallelism(workload),

@@ -12,6 +12,7 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets, filled_buckets
 from suite.predict.analytic.key_value_heads import key_width
+from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
 from suite.predict.analytic.process_groups import Traffic
@@ -242,10 +243,12 @@ def executed_tensor_traffic(
     with sequence parallelism, whose ranks keep the gathered inputs for the weights' gradients:
         all_gather         (o + i + 2 l) a, the last with full recomputation alone
         reduce_scatter     (o + i + r) a
-        all_reduce         once a step, in one message, the gradients of norms and of the learned positions, of which
-                           each rank saw its own, and of routers; without sequence parallelism those of norms of
-                           queries and keys, which see the rank's heads, and of routers, which see what its parts of
-                           experts give
+        all_reduce         once a step, in one message, the gradients of norms, of the learned positions and of latent
+                           attention's compression, of which each rank saw its own positions, and of routers; without
+                           sequence parallelism those of norms of queries and keys, which see the rank's heads, and of
+                           routers, which see what its parts of experts give
+
+    Latent attention's input is several narrower ones (see `more_attention_inputs`).
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
     `groups_stopped_early` for e.
@@ -274,17 +277,29 @@ def executed_tensor_traffic(
     if not layout.sequence_parallel:
         return [
             (hidden, Traffic("tp", "all_reduce", (summed + queries) * a, summed + queries)),
+            (hidden, _more_inputs(workload, "all_reduce", layers=micro_batches * layers)),
             loss,
             _partial_gradients(workload, stage=stage, replica=replica),
         ]
     gathered = both + micro_batches * again
+    forwards = micro_batches * (layers + again // 2)
     return [
         (hidden, Traffic("tp", "all_reduce", queries * a, queries)),
         loss,
         _partial_gradients(workload, stage=stage, replica=replica),
         (hidden, Traffic("tp", "all_gather", gathered * a, gathered)),
+        (hidden, _more_inputs(workload, "all_gather", layers=forwards)),
         (hidden, Traffic("tp", "reduce_scatter", summed * a, summed)),
+        (hidden, _more_inputs(workload, "reduce_scatter", layers=micro_batches * layers)),
     ]
+
+
+def _more_inputs(workload: Workload, operation: str, *, layers: int) -> Traffic:
+    """What `more_attention_inputs` adds to the messages of hidden states, where that many enter attention."""
+    architecture = workload.architecture
+    columns, messages = more_attention_inputs(architecture)
+    each = activation_message_bytes(workload) // architecture.hidden
+    return Traffic("tp", operation, layers * columns * each, layers * messages)
 
 
 def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]:
@@ -352,9 +367,10 @@ def _summed_gradients(axis: str, elements: int, messages: int, workload: Workloa
 
 
 def _by_positions(tensor: ParameterTensor) -> bool:
-    """Whether each rank has its gradient of its own positions alone, of a norm or a learned position; or a router's."""
+    """Whether each rank has its gradient of its own positions alone, of a norm, a learned position or
+    latent attention's compression; or a router's."""
     owner = tensor.name.split(".")[-2]
-    return owner in ("position", "router") or owner.endswith("norm")
+    return owner in ("position", "router") or owner.endswith(("norm", "compression"))
 
 
 def _by_parts(tensor: ParameterTensor) -> bool:

@@ -148,6 +148,14 @@ _SIGMOID_EXPERTS: dict[str, Any] = {
     "expert_groups": 4,
     "groups_per_token": 2,
 }
+_LATENT: dict[str, Any] = {
+    "kv_heads": 4,
+    "head_dim": 24,
+    "rotary_dim": 8,
+    "query_rank": 40,
+    "key_value_rank": 24,
+    "value_head_dim": 16,
+}
 VARIED = "llama2-mini"
 VARIATIONS: dict[str, dict[str, Any]] = {
     # one key-value head, learned positions, LayerNorms and biases everywhere
@@ -182,17 +190,9 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "shared-experts": {**_SIGMOID_EXPERTS, "balancing": Balancing.NONE},
     "capacity": {"experts": 8, "experts_per_token": 2, "auxiliary_loss_weight": 0.02, "capacity_factor": 1.1},
     "few-places": {**_SIGMOID_EXPERTS, "balancing": Balancing.NONE, "capacity_factor": 0.5},
-    "deepseek": {
-        "kv_heads": 4,
-        "head_dim": 24,
-        "rotary_dim": 8,
-        "query_rank": 40,
-        "key_value_rank": 24,
-        "value_head_dim": 16,
-        **_SIGMOID_EXPERTS,
-        "balancing": Balancing.BIAS,
-        "balancing_rate": 0.01,
-    },
+    # DeepSeek-V2-Lite's attention: queries are not compressed
+    "latent": {**_LATENT, "query_rank": None},
+    "deepseek": {**_LATENT, **_SIGMOID_EXPERTS, "balancing": Balancing.BIAS, "balancing_rate": 0.01},
 }
 
 
@@ -242,7 +242,6 @@ def table() -> list[Case]:
         and ("cp" not in layout or has_dealt_positions(recorded))
         and ("micro1" not in layout or has_equal_micro_batches(recorded))
         and not ("cp" in layout and is_mixture(recorded))
-        and not ("tp" in layout and has_latent_attention(recorded))
         and (not layout.startswith("ep") or is_mixture(recorded))
     ]
 
@@ -274,12 +273,6 @@ def has_equal_micro_batches(recorded: str) -> bool:
 def is_mixture(recorded: str) -> bool:
     """Whether the recorded run has experts, which ranks can share out, and no context-parallel layout executes."""
     return reference_run(recorded).architecture.experts is not None
-
-
-@functools.cache
-def has_latent_attention(recorded: str) -> bool:
-    """Whether the recorded run has latent attention, which no tensor-parallel layout executes."""
-    return reference_run(recorded).architecture.key_value_rank is not None
 
 
 @functools.cache

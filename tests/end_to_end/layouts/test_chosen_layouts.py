@@ -19,6 +19,7 @@ RARE = [
     Case("opt-mini", "16bit", "dp4,zero2,shard2,micro1"),
     Case("llama3-mini", "fp32", "cp2,dp2,zero3,shard2"),
     Case("deepseek-v3-mini", "fp32", "dp4,zero3,shard2"),
+    Case("deepseek-v3-mini", "fp32", "dp2,tp2,sp,zero3"),
     Case("gpt2-mini", "16bit", "dp2,pp2,1f1b,zero1,reduce-scatter"),
     Case("glm-mini", "16bit", "dp4,zero1,reduce-scatter"),
     Case("deepseek-v3-mini", "fp32", "dp2,zero1,reduce-scatter"),

@@ -36,6 +36,7 @@ CASES = [
     Case("shared-experts", "fp32", "tp2,sp,recompute-full,every3"),
     Case("shared-experts", "fp32", "ep2,tp2"),
     Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
+    Case("deepseek", "fp32", "tp2,sp"),
 ]
 RARE = [
     Case("qwen3-moe", "fp32", "pp2,1f1b"),
@@ -58,6 +59,13 @@ RARE = [
     Case("qwen3-moe", "fp32", "tp2,recompute-full"),
     Case("mixtral", "16bit", "tp2,sp"),
     Case("mixtral", "16bit", "ep2,tp2,sp"),
+    Case("deepseek", "16bit", "tp2,recompute-full"),
+    Case("deepseek", "fp32", "tp2,fused,recompute-selective"),
+    Case("deepseek", "fp32", "tp2,sp,recompute-full,every3"),
+    Case("deepseek", "fp32", "ep2,tp2"),
+    Case("deepseek", "fp32", "ep2,tp2,sp,recompute-full"),
+    Case("latent", "fp32", "tp2"),
+    Case("latent", "fp32", "tp2,sp,pp2,1f1b"),
 ]
 ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.rare) for case in RARE)]
 NAME = operator.attrgetter("name")

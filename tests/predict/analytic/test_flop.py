@@ -376,7 +376,7 @@ def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
     st.integers(1, 4).flatmap(lambda t: st.tuples(st.just(t), routed_architectures(tensor_parallel=t))),
     st.sampled_from([Recomputation.NONE, Recomputation.FULL]),
 )
-def test_tensor_parallel_ranks_share_the_flop_of_a_mixture_but_for_its_routers(
+def test_tensor_parallel_ranks_share_the_flop_of_a_mixture_but_for_its_routers_and_compressed_states(
     drawn: tuple[int, Architecture], recomputation: Recomputation
 ) -> None:
     ranks, architecture = drawn
@@ -385,10 +385,14 @@ def test_tensor_parallel_ranks_share_the_flop_of_a_mixture_but_for_its_routers(
     whole = split._replace(layout=msgspec.structs.replace(layout, tensor_parallel=1))
     passes = 3 + (recomputation is Recomputation.FULL)
     layers = architecture.layers - architecture.dense_layers
-    router = 2 * 7 * architecture.sequence * architecture.hidden * (architecture.experts or 0) * layers
-    assert executed_model_flop(split, samples=7) == model_flop(architecture, samples=7) + 3 * (ranks - 1) * router
+    rows = (architecture.experts or 0) * layers
+    if architecture.key_value_rank is not None:
+        compressed = (architecture.query_rank or 0) + architecture.key_value_rank + (architecture.rotary_dim or 0)
+        rows += compressed * architecture.layers
+    twice = 2 * 7 * architecture.sequence * architecture.hidden * rows
+    assert executed_model_flop(split, samples=7) == model_flop(architecture, samples=7) + 3 * (ranks - 1) * twice
     again = executed_flop(split, samples=7) - executed_flop(whole, samples=7)
-    assert again == passes * (ranks - 1) * router
+    assert again == passes * (ranks - 1) * twice
 
 
 def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:
