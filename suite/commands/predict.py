@@ -4,44 +4,32 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
 from reference_runs.accelerator import accelerator, accelerator_names
-from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
-from reference_runs.incomplete import NotPredicted, missing_keys
-from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
+from reference_runs.incomplete import missing_keys
+from reference_runs.layout import AXES, layout_text
 from reference_runs.miniature import miniature
-from reference_runs.run import ProductFormat, ReferenceRun, Workload
+from reference_runs.run import ProductFormat, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
-from suite.metrics.comparison import Row, compare, overall
+from suite.commands.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
+from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.process_groups import node_crossing_share
-from suite.predict.executed_run.counts import prediction
-from suite.predict.machine_model.from_profile import profiled_machine
-from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.recorded_run.alternatives import Choice, choices
-from suite.predict.recorded_run.figures import Prices, predicted_figures
-from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
-from suite.predict.recorded_run.published import (
-    OF_THE_MODEL,
-    figures_at_published_times,
-    implausible_time,
-    measured_elsewhere,
-    measured_figures,
-    measured_where,
-    published_figures,
-)
+from suite.predict.recorded_run.figures import Prices
+from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
+from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.report.terminal.prediction import (
     SIGNS,
-    exceeds,
     print_choices,
     print_counts,
     print_figures,
@@ -54,54 +42,8 @@ from suite.report.terminal.prediction import (
     print_time,
     print_traffic,
 )
+from suite.report.terminal.sliced_step import print_sliced
 from suite.report.terminal.tables import console, print_folded
-
-
-class Predicted(NamedTuple):
-    """One run's comparison, and what its breakdown is printed from; a miniature has rows alone.
-
-    Args:
-        missing: what is not predicted, with the reason.
-        is_of_record: of the recorded machine and layout, so that it compares with what was published.
-        remark: what the published step time contradicts.
-    """
-
-    rows: list[Row]
-    run: ReferenceRun | None = None
-    layout: Layout | None = None
-    machine: RunMachine | None = None
-    prediction: RunPrediction | None = None
-    missing: tuple[str, ...] = ()
-    is_of_record: bool = True
-    remark: str | None = None
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """Of the accelerator; None where it is not known."""
-        return self.machine.accelerator.board.memory_bytes if self.machine else None
-
-    @property
-    def exceeds_memory(self) -> bool:
-        """Whether the fullest stage does not fit."""
-        memory = self.prediction.memory if self.prediction else None
-        return memory is not None and exceeds(memory, self.memory_bytes)
-
-
-class PredictionRequest(NamedTuple):
-    """What the options ask for; None where an option is absent.
-
-    Args:
-        machine: profile of the machine to predict for.
-        network: bytes per second out of a node.
-    """
-
-    on: str | None
-    machine: Profile | None
-    layout: str | None
-    network: float | None
-    prices: Prices
-    stack: str | None
-    products: ProductFormat | None = None
 
 
 def predict(  # noqa: PLR0913  # the command's options
@@ -120,6 +62,12 @@ def predict(  # noqa: PLR0913  # the command's options
     products: Annotated[
         ProductFormat | None, typer.Option(help="Format of the layers' products, instead of the run's own.")
     ] = None,
+    records: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from", help="Record of a measured slice of RUN, whose times take the model's place; repeatable."
+        ),
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
@@ -135,13 +83,14 @@ def predict(  # noqa: PLR0913  # the command's options
 
     Examples: python -m suite predict bloom-176b; python -m suite predict bloom-176b --on h200 --choices;
     python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200;
-    python -m suite predict gpt2-124m --machine results/machines/PROFILE.json
+    python -m suite predict gpt2-124m --machine results/machines/PROFILE.json;
+    python -m suite predict gpt2-124m --from latest
 
     Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
     request = _request(on, machine, layout, network, Prices(price, energy_price, pue), stack)
-    request = request._replace(products=products)
-    predictions = [(name, _predicted(name, request)) for name in runs]
+    request = request._replace(products=products, slices=_slices(records or [], runs, show_choices=show_choices))
+    predictions = [(name, predicted_run(name, request)) for name in runs]
     for name, predicted in predictions:
         chosen = _choices(predicted) if show_choices else []
         if json:
@@ -167,8 +116,20 @@ def _request(
             raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
     if machine is not None and on is not None:
         raise InputError("excludes --on: the profile is of a machine of its own", got=f"--on {on}", where="--machine")
-    profile = None if machine is None else _undisturbed(machine)
+    profile = None if machine is None else undisturbed_profile(machine)
     return PredictionRequest(on, profile, layout, None if network is None else network * 1e9 / 8, prices, stack)
+
+
+def _slices(records: list[str], runs: list[str], *, show_choices: bool) -> tuple[MeasuredSlice, ...]:
+    if records and len(runs) > 1:
+        raise InputError("is of one run", got=", ".join(runs), allowed="one", where="--from")
+    if records and show_choices:
+        raise InputError("is of one layout", got="--choices", allowed="--from alone", where="--from")
+    if not records:
+        return ()
+    from suite.commands.measured_slices import measured_slices
+
+    return tuple(measured_slices(records))
 
 
 def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict[str, object]:
@@ -180,97 +141,14 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict
         "figures": predicted.rows,
     }
     if predicted.machine and predicted.prediction and predicted.prediction.step:
-        entry["step_seconds_uncertainty"] = predicted.machine.uncertainty
+        entry["step_seconds_uncertainty"] = predicted.uncertainty
+    if predicted.sliced:
+        entry["from"] = predicted.sliced
     if predicted.remark:
         entry["implausible"] = predicted.remark
     if chosen is not None:
         entry["choices"] = chosen
     return entry
-
-
-def _undisturbed(path: Path) -> Profile:
-    """The profile in a file, if it is whole and others left the processors alone while it was measured."""
-    profile = read(path)
-    if why := unsuitable(profile):
-        raise InputError("a partial machine profile", got=f"one {why}", allowed="a whole one", where=str(path))
-    if why := disturbed(profile):
-        allowed = f"at most {DISTURBED_SHARE:.0%} together, calibrate again while nothing else runs"
-        raise InputError("a disturbed machine profile", got=f"one {why}", allowed=allowed, where=str(path))
-    return profile
-
-
-def _predicted(name: str, request: PredictionRequest) -> Predicted:
-    minis = miniatures()
-    if name in minis:
-        for option in ("on", "machine", "layout", "network", "stack", "products"):
-            if getattr(request, option) is not None:
-                got = f"--{option} with the miniature {name}"
-                raise InputError("is for recorded runs and run files", got=got, where=f"--{option}")
-        small = miniature(reference_run(minis[name]), "cpu", ranks=2)
-        figures = prediction(small.workload)
-        return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
-    run = reference_run(name, also=minis)
-    if request.products is not None:
-        run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
-    layout = _layout(run, request.layout)
-    absent = NotPredicted()
-    missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
-    if layout is None and not run.unpublished:
-        missing.append("memory, traffic, step time: no layout is recorded: give a --layout")
-    machine = None
-    with absent.unless("machine"):
-        machine = _machine(run, layout, request)
-        if machine is None:
-            missing.append("no accelerator is recorded: give one with --on")
-        elif machine.missing:
-            missing.append(f"{machine.missing}: give the --network of a node")
-        elif layout and layout.offload is not Offload.NONE:
-            missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
-    able = machine.machine if machine else None
-    predicted = (
-        run_prediction(Workload(run.architecture, run.recipe, layout), able, absent)
-        if layout
-        else prediction_without_layout(run.architecture, run.recipe, absent)
-    )
-    if not run.architecture.norm.before:
-        missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
-    elif run.architecture.experts is not None or run.architecture.key_value_rank is not None:
-        of = "latent attention" if run.architecture.experts is None else "experts"
-        missing.append(f"first_loss: the formula holds for dense layers, not for {of}")
-    left = predicted_figures(run, layout, able, predicted, request.prices, absent)
-    right = published_figures(run)
-    remark = None
-    is_of_record = layout == run.recorded_layout and not any(
-        (request.on, request.machine, request.network, request.stack, request.products)
-    )
-    if is_of_record:
-        peak = machine.peak if machine else None
-        for computed, published in (figures_at_published_times(run, predicted, peak), measured_figures(run, able)):
-            left += computed
-            right += published
-        remark = implausible_time(run, peak)
-    elif run.recorded_layout is not None:
-        right = [measured_elsewhere(figure, run) for figure in right]
-    rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
-    reasons = (*missing, *absent.reasons)
-    return Predicted(rows, run, layout, machine, predicted, reasons, is_of_record, remark)
-
-
-def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
-    if request.machine is not None:
-        return profiled_machine(
-            request.machine, run, layout, network_bytes_per_second=request.network, stack_name=request.stack
-        )
-    return run_machine(
-        run.cluster,
-        run.recipe.precision,
-        run.recipe.product_format,
-        ranks=layout.ranks if layout else 1,
-        accelerator_name=request.on,
-        network_bytes_per_second=request.network,
-        software=run.software,
-        stack_name=request.stack,
-    )
 
 
 def _choices(predicted: Predicted) -> list[Choice]:
@@ -288,14 +166,6 @@ def _choices(predicted: Predicted) -> list[Choice]:
         interfaces=cluster.network_interfaces_per_node if cluster else None,
         interface_bytes_per_second=cluster.network_interface_bandwidth if cluster else None,
     )
-
-
-def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
-    if words is None:
-        return run.recorded_layout
-    layout = parse_layout(words, base=run.recorded_layout or Layout())
-    check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
-    return layout
 
 
 def _leaving(predicted: Predicted) -> dict[str, float]:
@@ -319,6 +189,9 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
     stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
     laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
     print_folded(out, f"{name}{stands_on}{laid_out}", "bold")
+    if predicted.sliced:
+        seconds, elsewhere = _published_step(predicted)
+        print_sliced(out, predicted.sliced, seconds, elsewhere=elsewhere)
     if arithmetic and arithmetic.memory:
         print_fit(out, arithmetic.memory, predicted.memory_bytes)
     rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]
@@ -329,7 +202,7 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
         left_out = print_figures(out, rows)
         more = f"; --all: {f'{left_out} more figures, ' if left_out else ''}stages"
         if arithmetic and arithmetic.step:
-            print_largest_times(out, arithmetic.step, machine.uncertainty if machine else None)
+            print_largest_times(out, arithmetic.step, predicted.uncertainty)
         if arithmetic and arithmetic.memory:
             print_largest_memory(out, arithmetic.memory)
     print_choices(out, chosen)
@@ -341,6 +214,18 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
         where = where if complete else f"{where.partition(',')[0]} in the recorded layout"
         print_folded(out, f"published figures are {where}: not compared")
     print_folded(out, f"{SIGNS}{more}")
+
+
+def _published_step(predicted: Predicted) -> tuple[float | None, str]:
+    """The published seconds of a step, and in words where, if that is another machine or layout than the slice's."""
+    from suite.commands.measured_slices import is_accelerator
+
+    run, sliced = predicted.run, predicted.sliced
+    assert run is not None
+    assert sliced is not None
+    same = run.cluster is not None and is_accelerator(sliced.device, run.cluster.accelerator)
+    where = "" if same and predicted.is_of_record else f" {measured_where(run) or 'elsewhere'}"
+    return run.reported.step_seconds, where
 
 
 def _print_miniature(out: Console, name: str, rows: list[Row]) -> None:

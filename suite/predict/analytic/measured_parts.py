@@ -38,6 +38,9 @@ class PassSeconds(NamedTuple):
         return PassSeconds(number * self.forward, number * self.backward)
 
 
+NOTHING = PassSeconds(0.0, 0.0)
+
+
 class PartSeconds(NamedTuple):
     """Seconds of one rank's share of each part of a model, measured or not.
 
@@ -45,16 +48,19 @@ class PartSeconds(NamedTuple):
         layers: of one layer of each of `layer_kinds`.
         head: with the last norm and the loss.
         update: of the optimizer, a parameter that the rank updates.
+        shared: what the layers of a stage share, once for all: a mask, the angles of rotations. The machine model has
+            no time for it.
     """
 
     layers: tuple[PassSeconds, ...]
     embedding: PassSeconds
     head: PassSeconds
     update: float
+    shared: PassSeconds = NOTHING
 
 
 class StageParts(NamedTuple):
-    """Seconds of one micro-batch on a stage by part, of all its layers together."""
+    """Seconds of one micro-batch on a stage by part, of all its layers together with what they share."""
 
     layers: PassSeconds
     embedding: PassSeconds
@@ -106,8 +112,9 @@ def stage_parts(workload: Workload, parts: PartSeconds, *, stage: int) -> StageP
     """The parts of pipeline stage `stage`: its layers, the embedding on the first, the head on the last."""
     counts = [number for _, number in stage_layer_kinds(workload.architecture, workload.layout, stage=stage)]
     last = workload.layout.pipeline_stages - 1
+    layers = [layer.times(number) for layer, number in zip(parts.layers, counts, strict=True)]
     return StageParts(
-        _sum([layer.times(number) for layer, number in zip(parts.layers, counts, strict=True)]),
+        _sum([*layers, parts.shared.times(sum(counts) > 0)]),
         parts.embedding.times(stage == 0),
         parts.head.times(stage == last),
     )

@@ -20,7 +20,14 @@ from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.measured_parts import PartSeconds, PassSeconds, StageParts, modelled_parts, stage_parts
+from suite.predict.analytic.measured_parts import (
+    NOTHING,
+    PartSeconds,
+    PassSeconds,
+    StageParts,
+    modelled_parts,
+    stage_parts,
+)
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
 from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
 from suite.predict.analytic.parameters import rank_parameters
@@ -269,13 +276,12 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
 
 
 _COMPUTED = ("forward_seconds", "backward_seconds", "recomputation_seconds", "operator_seconds")
-_NOTHING = PassSeconds(0.0, 0.0)
 
 
 def _given_parts(step: _StepOfStages, stage: int) -> tuple[StageParts, PassSeconds]:
     """One micro-batch's given parts of a stage, and by how much they are beyond the machine's; nothing without any."""
     if step.parts is None:
-        return StageParts(_NOTHING, _NOTHING, _NOTHING), _NOTHING
+        return StageParts(NOTHING, NOTHING, NOTHING), NOTHING
     given, modelled = (stage_parts(step.workload, parts, stage=stage) for parts in step.parts)
     left, right = given.both, modelled.both
     return given, PassSeconds(left.forward - right.forward, left.backward - right.backward)

@@ -1,0 +1,208 @@
+"""What `predict` computes of one run, as its options ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.errors import InputError
+from reference_runs.incomplete import NotPredicted
+from reference_runs.layout import Layout, Offload, parse_layout
+from reference_runs.miniature import miniature
+from reference_runs.run import ProductFormat, ReferenceRun, Workload
+from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
+from suite.metrics.comparison import Row, compare
+from suite.predict.executed_run.counts import prediction
+from suite.predict.machine_model.from_profile import profiled_machine
+from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.recorded_run.figures import Prices, predicted_figures
+from suite.predict.recorded_run.from_slice import SlicedStep, sliced_step
+from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
+from suite.predict.recorded_run.published import (
+    figures_at_published_times,
+    implausible_time,
+    measured_elsewhere,
+    measured_figures,
+    published_figures,
+)
+from suite.predict.recorded_run.slice_parts import MeasuredSlice
+from suite.report.terminal.prediction import exceeds
+
+
+class Predicted(NamedTuple):
+    """One run's comparison, and what its breakdown is printed from; a miniature has rows alone.
+
+    Args:
+        missing: what is not predicted, with the reason.
+        is_of_record: of the recorded machine and layout, so that it compares with what was published.
+        remark: what the published step time contradicts.
+        sliced: the step, where parts of it were measured.
+    """
+
+    rows: list[Row]
+    run: ReferenceRun | None = None
+    layout: Layout | None = None
+    machine: RunMachine | None = None
+    prediction: RunPrediction | None = None
+    missing: tuple[str, ...] = ()
+    is_of_record: bool = True
+    remark: str | None = None
+    sliced: SlicedStep | None = None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Of the accelerator; None where it is not known."""
+        return self.machine.accelerator.board.memory_bytes if self.machine else None
+
+    @property
+    def uncertainty(self) -> float | None:
+        """Relative error of the step time that is to be expected; None where it is not known."""
+        if self.sliced:
+            return self.sliced.high_seconds / self.sliced.step_seconds - 1
+        return self.machine.uncertainty if self.machine else None
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether the fullest stage does not fit."""
+        memory = self.prediction.memory if self.prediction else None
+        return memory is not None and exceeds(memory, self.memory_bytes)
+
+
+class PredictionRequest(NamedTuple):
+    """What the options ask for; None where an option is absent.
+
+    Args:
+        machine: profile of the machine to predict for.
+        network: bytes per second out of a node.
+    """
+
+    on: str | None
+    machine: Profile | None
+    layout: str | None
+    network: float | None
+    prices: Prices
+    stack: str | None
+    products: ProductFormat | None = None
+    slices: tuple[MeasuredSlice, ...] = ()
+
+
+def undisturbed_profile(path: Path) -> Profile:
+    """The profile in a file, if it is whole and others left the processors alone while it was measured."""
+    profile = read(path)
+    if why := unsuitable(profile):
+        raise InputError("a partial machine profile", got=f"one {why}", allowed="a whole one", where=str(path))
+    if why := disturbed(profile):
+        allowed = f"at most {DISTURBED_SHARE:.0%} together, calibrate again while nothing else runs"
+        raise InputError("a disturbed machine profile", got=f"one {why}", allowed=allowed, where=str(path))
+    return profile
+
+
+def predicted_run(name: str, request: PredictionRequest) -> Predicted:
+    """The comparison of a run with what was published of it; of a miniature its figures.
+
+    Raises:
+        InputError: no such run, or something of the request that it does not have, or that does not go with it.
+    """
+    minis = miniatures()
+    if name in minis:
+        for option in ("on", "machine", "layout", "network", "stack", "products", "slices"):
+            if getattr(request, option) not in (None, ()):
+                given = f"--{'from' if option == 'slices' else option}"
+                raise InputError(
+                    "is for recorded runs and run files", got=f"{given} with the miniature {name}", where=given
+                )
+        small = miniature(reference_run(minis[name]), "cpu", ranks=2)
+        figures = prediction(small.workload)
+        return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
+    run = reference_run(name, also=minis)
+    if request.products is not None:
+        run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
+    layout = _layout(run, request.layout)
+    absent = NotPredicted()
+    missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
+    if layout is None and not run.unpublished:
+        missing.append("memory, traffic, step time: no layout is recorded: give a --layout")
+    machine = None
+    with absent.unless("machine"):
+        machine = _machine(run, layout, request)
+        if machine is None:
+            missing.append("no accelerator is recorded: give one with --on")
+        elif machine.missing:
+            missing.append(f"{machine.missing}: give the --network of a node")
+        elif layout and layout.offload is not Offload.NONE:
+            missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
+    able = machine.machine if machine else None
+    predicted = (
+        run_prediction(Workload(run.architecture, run.recipe, layout), able, absent)
+        if layout
+        else prediction_without_layout(run.architecture, run.recipe, absent)
+    )
+    if not run.architecture.norm.before:
+        missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
+    elif run.architecture.experts is not None or run.architecture.key_value_rank is not None:
+        of = "latent attention" if run.architecture.experts is None else "experts"
+        missing.append(f"first_loss: the formula holds for dense layers, not for {of}")
+    predicted, sliced = _sliced(run, layout, machine, predicted, request.slices)
+    left = predicted_figures(run, layout, able, predicted, request.prices, absent)
+    right = published_figures(run)
+    remark = None
+    is_of_record = layout == run.recorded_layout and not any(
+        (request.on, request.machine, request.network, request.stack, request.products)
+    )
+    if is_of_record:
+        peak = machine.peak if machine else None
+        measured = ([], []) if sliced else measured_figures(run, able)
+        for computed, published in (figures_at_published_times(run, predicted, peak), measured):
+            left += computed
+            right += published
+        remark = implausible_time(run, peak)
+    elif run.recorded_layout is not None:
+        right = [measured_elsewhere(figure, run) for figure in right]
+    rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
+    reasons = (*missing, *absent.reasons)
+    return Predicted(rows, run, layout, machine, predicted, reasons, is_of_record, remark, sliced)
+
+
+def _sliced(
+    run: ReferenceRun,
+    layout: Layout | None,
+    machine: RunMachine | None,
+    predicted: RunPrediction,
+    slices: tuple[MeasuredSlice, ...],
+) -> tuple[RunPrediction, SlicedStep | None]:
+    """The prediction with the step that follows from measured slices, where there are any."""
+    if not slices:
+        return predicted, None
+    if layout is None or machine is None or machine.machine is None or predicted.step is None:
+        raise InputError("no step time of the run is predicted: see `predict` without --from", where="--from")
+    workload = Workload(run.architecture, run.recipe, layout)
+    step, sliced = sliced_step(run.name, workload, machine.machine, slices, uncertainty=machine.uncertainty)
+    return predicted._replace(step=step), sliced
+
+
+def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
+    if request.machine is not None:
+        return profiled_machine(
+            request.machine, run, layout, network_bytes_per_second=request.network, stack_name=request.stack
+        )
+    return run_machine(
+        run.cluster,
+        run.recipe.precision,
+        run.recipe.product_format,
+        ranks=layout.ranks if layout else 1,
+        accelerator_name=request.on,
+        network_bytes_per_second=request.network,
+        software=run.software,
+        stack_name=request.stack,
+    )
+
+
+def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
+    if words is None:
+        return run.recorded_layout
+    layout = parse_layout(words, base=run.recorded_layout or Layout())
+    check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
+    return layout

@@ -1,0 +1,130 @@
+"""`predict --from` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import reference_run
+from suite.__main__ import main
+from suite.job.slice import SlicePart
+from suite.predict.analytic.measured_parts import PartSeconds, modelled_parts
+from suite.predict.machine_model.model import run_machine
+from tests.support.slices import slice_job, stored, times_of
+
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def bloom_parts() -> PartSeconds:
+    run = reference_run("bloom-176b")
+    known = run_machine(run.cluster, run.recipe.precision, ranks=384, accelerator_name=None, software=run.software)
+    assert known is not None
+    assert known.machine is not None
+    return modelled_parts(run.workload, known.machine)
+
+
+def slower(factor: float, results: Path, **changes: Any) -> str:
+    """The record of a slice of BLOOM whose layers take so many times as long as modelled."""
+    parts = bloom_parts()
+    layer = parts.layers[0]
+    samples = {
+        SlicePart.LAYER_FORWARD: [factor * layer.forward * each for each in (0.99, 1.0, 1.0, 1.0, 1.01)],
+        SlicePart.LAYER_BACKWARD: [factor * layer.backward] * 5,
+        **{part: [] for part in (SlicePart.EMBEDDING_FORWARD, SlicePart.EMBEDDING_BACKWARD)},
+    }
+    job = msgspec.structs.replace(slice_job(reference_run("bloom-176b"), **changes), device="cuda")
+    return str(stored(results, job, times_of(parts, samples=samples), gpus=f"{A100}, {A100}"))
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("suite.commands.measured_slices.RESULTS", tmp_path)
+    return slower(1.1, tmp_path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["predict", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["predict", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.usefixtures("record")
+def test_the_first_lines_say_what_was_measured_and_the_step_stands_next_to_the_published_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = printed(capsys, "bloom-176b", "--from", "latest").splitlines()
+    assert lines[1].startswith("measured on ")
+    assert re.search(r"layer [0-9.]+ ms ± 0\.\d% \(modelled [0-9.]+ ms, -9\.09%\)", lines[1])
+    assert lines[2].startswith("modelled: embedding, messages, waiting, overheads: ")
+    step = re.match(
+        r"step from the slice: ([0-9.]+) s, ([0-9.]+) to ([0-9.]+) s; published 105.2 s.*; modelled alone 107.9 s",
+        lines[3],
+    )
+    assert step
+    seconds, low, high = map(float, step.groups())
+    assert low < seconds < high
+    # nine tenths of BLOOM's step are layers
+    assert 107.9 * 1.08 < seconds < 107.9 * 1.1
+
+
+def test_the_prediction_follows_the_slice_in_every_figure(record: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "bloom-176b", "--from", record, "--json"]) == 0
+    entry = json.loads(capsys.readouterr().out)
+    found = entry["from"]
+    assert found["records"] == [record]
+    first = {row["quantity"]: row["left"] for row in reversed(entry["figures"]) if not row["term"] and row["left"]}
+    assert first["step_seconds"] == found["step_seconds"]
+    assert first["training_seconds"] == pytest.approx(found["step_seconds"] * 366e9 / (2048 * 2048), rel=0.01)
+    assert entry["step_seconds_uncertainty"] == pytest.approx(found["high_seconds"] / found["step_seconds"] - 1)
+    terms = {row["term"]: row["left"] for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"]}
+    assert sum(terms[name] for name in terms if not name.startswith(("at ", "predicted"))) == pytest.approx(
+        found["step_seconds"]
+    )
+    assert terms["layer"] > 0.8 * found["step_seconds"]
+
+
+def test_layers_of_the_whole_run_may_lie_in_another_layout_of_the_same_share(
+    record: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "bloom-176b", "--from", record, "--layout", "dp16,tp4,pp6")
+    assert "published 105.2 s on 384 a100-sxm-80gb" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gpt2-124m",), "not a slice of this run; got a slice of bloom-176b, not gpt2-124m"),
+        (("bloom-176b", "--layout", "dp16,tp2,pp12"), "tensor_parallel 4, not 2 as in dp16,tp2,pp12"),
+        (("bloom-176b", "--choices"), "--from: is of one layout"),
+        (("bloom-176b", "gpt2-124m"), "--from: is of one run"),
+        (("bloom-mini",), "--from: is for recorded runs and run files; got --from with the miniature bloom-mini"),
+        (("llama3.1-405b", "--layout", "dp1,offload"), "--from: no step time of the run is predicted"),
+    ],
+)
+def test_what_does_not_go_with_a_slice_is_refused_in_a_line(
+    record: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    assert words in refused(capsys, *arguments, "--from", record)
+
+
+def test_records_of_no_slice_and_of_none_that_ended_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = next(iter(Path("results/recorded/records/bloom-mini").glob("*.begin.json")))
+    assert "no slice: a record of a whole launch; got bloom-mini" in refused(capsys, "bloom-176b", "--from", str(whole))
+    failed = stored(tmp_path, slice_job(reference_run("bloom-176b")), None)
+    assert "a slice that measured nothing; got oom" in refused(capsys, "bloom-176b", "--from", str(failed))
+    assert "no such record" in refused(capsys, "bloom-176b", "--from", "nonsense")
