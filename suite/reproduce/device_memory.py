@@ -39,7 +39,7 @@ def check_device_memory(
         return
     fitting = (layout for layout in smaller_layouts(workload) if _fits(workload, layout, options, memory_bytes))
     layout = next(fitting, None)
-    remedy = "more ranks" if layout is None else f"--layout {layout_text(layout)}"
+    remedy = "more ranks" if layout is None else f"--layout {layout_text(layout, complete=True)}"
     raise InputError(
         f"does not fit: a rank needs {needed / GIB:.1f} GiB (predicted peak, and "
         f"{_outside(workload.layout) / GIB:.1f} GiB for CUDA and NCCL)",

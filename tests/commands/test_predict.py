@@ -208,6 +208,20 @@ def test_choices_come_as_rows_and_as_text(capsys: pytest.CaptureFixture[str]) ->
     assert objects(capsys, "llama2-70b", "--choices")[0]["choices"] == []
 
 
+def test_a_named_layout_is_one_to_ask_for_next(capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's own attention is fused and its gradients are reduce-scattered; what was asked for stays."""
+    own = reference_run("nemotron4-15b").layout
+    assert own.fused_attention
+    assert own.reduce_scatter
+    asked = "dp128,tp8,zero1,all-reduce,recompute-full,unfused,micro1"
+    (entry,) = objects(capsys, "nemotron4-15b", "--layout", asked, "--choices")
+    named = [choice for choice in entry["choices"] if choice["topic"] == "fastest layouts that fit"]
+    for choice in named[:2]:
+        (again,) = objects(capsys, "nemotron4-15b", "--layout", choice["name"])
+        seconds = next(row["left"] for row in again["figures"] if row["quantity"] == "step_seconds" and row["left"])
+        assert seconds == pytest.approx(choice["value"], rel=1e-9)
+
+
 def test_costs_follow_from_the_prices_given(capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = objects(capsys, "bloom-176b", "--price", "2", "--energy-price", "0.1", "--pue", "1.2")
     values = {(row["quantity"], row["term"]): row["left"] for row in entry["figures"] if row["stage"] is None}

@@ -17,8 +17,15 @@ from suite.reproduce.plan import Plan, Request, plan
 GIB = 2**30
 
 
-def asked(memory_bytes: int, monkeypatch: pytest.MonkeyPatch, *, layout: str | None = None, devices: int = 1) -> Plan:
-    """The plan of gpt2-mini, eager, on GPUs of which the last has so much memory."""
+def asked(
+    memory_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    layout: str | None = None,
+    devices: int = 1,
+    name: str = "gpt2-mini",
+) -> Plan:
+    """The plan of a miniature, eager, on GPUs of which the last has so much memory."""
     listed = [
         CudaDevice(
             name="NVIDIA H100 80GB HBM3", uuid=str(n), pci=str(n), memory_bytes=memory_bytes + (devices - n) * GIB
@@ -27,7 +34,7 @@ def asked(memory_bytes: int, monkeypatch: pytest.MonkeyPatch, *, layout: str | N
     ]
     monkeypatch.setattr("suite.reproduce.plan.resolved_device", lambda _: ("cuda", devices))
     monkeypatch.setattr("suite.reproduce.plan.cuda_device_list", lambda: tuple(listed))
-    return plan(Request(name="gpt2-mini", layout=layout, device="cuda", compiled=False, results=Path()))
+    return plan(Request(name=name, layout=layout, device="cuda", compiled=False, results=Path()))
 
 
 def test_what_a_rank_needs_is_its_predicted_peak_and_what_pytorch_does_not_allocate(
@@ -55,6 +62,18 @@ def test_a_launch_is_refused_from_a_byte_too_much_on_and_the_layout_that_is_offe
     assert asked(needed - 1, monkeypatch, layout=offered).layout.micro_batch == 16
 
 
+def test_the_offered_layout_keeps_what_was_asked_for_in_place_of_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(80 * GIB, monkeypatch, name="llama3-mini", devices=2).layout.reduce_scatter
+    words = "dp2,zero1,all-reduce,micro4"
+    planned = asked(80 * GIB, monkeypatch, name="llama3-mini", layout=words, devices=2)
+    needed = needed_bytes(planned.workload, planned.step_options)
+    with pytest.raises(InputError) as refused:
+        asked(needed - 1, monkeypatch, name="llama3-mini", layout=words, devices=2)
+    offered = refused.value.lines[0].partition("--layout ")[2]
+    other = asked(needed - 1, monkeypatch, name="llama3-mini", layout=offered, devices=2).layout
+    assert other == msgspec.structs.replace(planned.layout, micro_batch=2, accumulation=other.accumulation)
+
+
 def test_the_smallest_of_several_devices_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     both = asked(80 * GIB, monkeypatch, layout="dp2,zero1", devices=2)
     needed = needed_bytes(both.workload, both.step_options)
@@ -72,7 +91,7 @@ def test_recomputation_is_offered_where_a_sample_at_a_time_is_too_much_and_more_
     )
     least = needed_bytes(again, planned.step_options)
     assert least < needed_bytes(single, planned.step_options)
-    for memory, remedy in ((least, "recompute-full,micro1"), (least - 1, "more ranks")):
+    for memory, remedy in ((least, "recompute-full,every1,unfused,micro1"), (least - 1, "more ranks")):
         with pytest.raises(InputError, match=remedy):
             check_device_memory(
                 single, planned.step_options, KernelChoice.TORCH, memory_bytes=memory, where="gpt2-mini"

@@ -343,4 +343,4 @@ def _fastest(workload: Workload, machine: Machine) -> Iterator[Choice]:
         yield Choice(topic, "none", "no dp, tp, pp and micro-batch of as many accelerators fits into their memory", "")
     for other, figures in fitting[:5]:
         note = f"{figures.peak_bytes / 2**30:,.1f} GiB, bubble {figures.bubble_fraction:.1%}"
-        yield Choice(topic, layout_text(other), figures.step_seconds, "s", note)
+        yield Choice(topic, layout_text(other, complete=True), figures.step_seconds, "s", note)
