@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, rows: RowCounter | None
+        ctx: Any, x_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, rows: LayerRows | None
     ) -> Tensor:
         ctx.sent, ctx.received, ctx.group, ctx.rows = sent, received, group, rows
         if rows is not None:
@@ -44,31 +45,56 @@ def _exchanged(x_RD: Tensor, sent: list[int], received: list[int], group: dist.P
     return out
 
 
+class LayerRows:
+    """Rows that this rank's experts of a layer computed, pass by pass: forward, or backward."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, bool]] = []
+
+    def add(self, rows: int, *, backward: bool) -> None:
+        self.passes.append((rows, backward))
+
+    def of(self, *, backward: bool) -> int:
+        return sum(rows for rows, is_backward in self.passes if is_backward == backward)
+
+    @property
+    def first_passes(self) -> list[int]:
+        """Of each micro-batch, in a whole step. A repeated pass is just before its backward pass."""
+        directions = [is_backward for _, is_backward in self.passes]
+        repeats = directions.count(False) > directions.count(True)
+        following = [*directions[1:], False]
+        return [
+            rows
+            for (rows, is_backward), before_backward in zip(self.passes, following, strict=True)
+            if not is_backward and not (repeats and before_backward)
+        ]
+
+
 class RowCounter:
     """Rows that this rank's experts computed since `clear`, in all layers."""
 
     def __init__(self) -> None:
-        self.clear()
+        self._layers: list[LayerRows] = []
+
+    def new_layer(self) -> LayerRows:
+        """Counts those of another layer."""
+        self._layers.append(LayerRows())
+        return self._layers[-1]
 
     def clear(self) -> None:
-        self._forward: list[int] = []
-        self._backward = 0
-
-    def add(self, rows: int, *, backward: bool) -> None:
-        if backward:
-            self._backward += rows
-        else:
-            self._forward.append(rows)
+        for layer in self._layers:
+            layer.passes.clear()
 
     @property
     def counted(self) -> ComputedRows:
-        return ComputedRows(sum(self._forward), self._backward)
+        forward, backward = (sum(layer.of(backward=way) for layer in self._layers) for way in (False, True))
+        return ComputedRows(forward, backward)
 
-    def of_layers(self, layers: int, micro_batches: int) -> ComputedRows:
-        """`counted`, and those of each of so many layers in each micro-batch, whose repeated passes come after."""
-        passes = len(self._forward) // micro_batches
-        first = [self._forward[start : start + layers] for start in range(0, passes * micro_batches, passes or 1)]
-        return ComputedRows(sum(self._forward), self._backward, first)
+    @property
+    def of_layers(self) -> ComputedRows:
+        """`counted`, and those of each layer in each micro-batch of a whole step."""
+        of_micro_batches = zip(*(layer.first_passes for layer in self._layers), strict=True)
+        return msgspec.structs.replace(self.counted, layers=[list(rows) for rows in of_micro_batches])
 
 
 class ExpertExchange:
@@ -78,7 +104,7 @@ class ExpertExchange:
     sizes of what follows.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rows: RowCounter) -> None:
+    def __init__(self, group: dist.ProcessGroup, rows: LayerRows) -> None:
         self._group, self._ranks, self._rows = group, group.size(), rows
 
     def __call__(self, rows_RD: Tensor, ends_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -111,7 +137,7 @@ def share_experts(chunk: Decoder, group: dist.ProcessGroup, rows: RowCounter) ->
     names: set[str] = set()
     for name, module in chunk.named_modules():
         if isinstance(module, Experts):
-            module.exchange = ExpertExchange(group, rows)
+            module.exchange = ExpertExchange(group, rows.new_layer())
         if isinstance(module, ExpertMatrices):
             part = module.weight.detach().chunk(ranks, EXPERT_DIM)[rank]
             module.weight = nn.Parameter(part.clone())

@@ -47,7 +47,6 @@ class StepCounters:
         self.routed: list[RoutedLayer] = []
         self.computed_rows: dict[str, ComputedRows] = {}
         self._steps, self._rows = steps, steps.training.computed_rows
-        self._expert_layers = len(steps.training.routers)
         self._leaves = steps.training.leaves
         first = mesh.get_local_rank(TENSOR) == 0  # tensor-parallel ranks route the same rows
         self._routers = {n: router for chunk in steps.training.chunks if first for n, router in chunk.routers.items()}
@@ -82,7 +81,7 @@ class StepCounters:
         if purpose is StepPurpose.FLOP:
             self.computed_rows["hardware_flop"] = self._rows.counted
         if purpose is StepPurpose.PEAK:
-            self.computed_rows["peak_bytes"] = self._rows.of_layers(self._expert_layers, self._steps.micro_batches)
+            self.computed_rows["peak_bytes"] = self._rows.of_layers
             if not skipped:
                 self.peak.finish()
         if purpose is StepPurpose.WARM_UP and following is not StepPurpose.WARM_UP:

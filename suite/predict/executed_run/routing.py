@@ -17,6 +17,7 @@ from suite.job.events import ComputedRows
 from suite.job.options import StepOptions
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.simulation.state import rank_position
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
 
@@ -28,8 +29,8 @@ def given_routing(
 ) -> list[Figure]:
     """`figures` with those of each rank as its rows say, and the largest over ranks of these.
 
-    With L layers of experts, h hidden, f the experts' width on a rank, p = 3 products if gated and 2 otherwise, e bytes
-    of an element, and rows that a rank computed, d of them forward and b backward, more than with equally busy experts:
+    With h hidden, f the experts' width on a rank, p = 3 products if gated and 2 otherwise, e bytes of an element, and
+    rows that a rank computed, d of them forward and b backward, more than with equally busy experts of its stage:
         model flop          6 p h f times the rows of one sample, times the samples of a step
         hardware flop       2 p h f d + 4 p h f b
         payload of "ep"     h e (d + b)     what comes back from the experts, and the gradient of what went there
@@ -55,7 +56,11 @@ def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: Row
     if figure.quantity not in rows or (figure.quantity == Quantity.PAYLOAD_BYTES and not _of_experts(figure)):
         return figure
     computed = rows[figure.quantity]
-    layers = architecture.layers - architecture.dense_layers
+    position = rank_position(layout, figure.rank or 0)
+    kinds = stage_layer_kinds(architecture, layout, stage=position.stage)
+    layers = sum(number for kind, number in kinds if kind.experts is not None)
+    if not layers:
+        return figure
     sample = architecture.sequence * (architecture.experts_per_token or 0)
     micro_batches = accumulation(recipe, layout)
     step = layers * layout.micro_batch * micro_batches * sample
@@ -72,14 +77,14 @@ def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: Row
         more = architecture.hidden * WEIGHT_ELEMENT_BYTES[recipe.precision] * (forward + backward)
     elif figure.quantity == Quantity.PEAK_BYTES:
         layers_of_micro_batches = tuple(map(tuple, computed.layers))
-        position = rank_position(layout, figure.rank or 0)
         peak = executed_peak_bytes(
-            workload, options, stage=0, replica=position.replica, expert_rows=layers_of_micro_batches
+            workload, options, stage=position.stage, replica=position.replica, expert_rows=layers_of_micro_batches
         )
         more = peak - figure.value
     else:
         equal = layout.micro_batch * sample
-        of_one = executed_activation_bytes(workload, options, stage=0, expert_rows=equal + 1) - figure.value
+        of_one = executed_activation_bytes(workload, options, stage=position.stage, expert_rows=equal + 1)
+        of_one -= int(figure.value)
         more = of_one * (computed.forward - layers * equal) / layers
     return msgspec.structs.replace(figure, value=figure.value + more)
 

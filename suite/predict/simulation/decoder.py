@@ -43,6 +43,7 @@ class Chunk:
 
     Attributes:
         embeds: whether this is the model's first chunk, which is given tokens.
+        mixtures: its layers with experts.
         expert_rows: that the rank's experts compute, of each layer with experts; None: as many as its tokens have.
     """
 
@@ -70,6 +71,7 @@ class Chunk:
         self.embeds = parameters.embedding is not None
         self.expert_rows: Sequence[int] | None = None
         mixtures = [layer for layer in parameters.layers if isinstance(layer.feed_forward, ExpertParameters)]
+        self.mixtures = len(mixtures)
         self._number_of_mixture = {id(layer): number for number, layer in enumerate(mixtures)}
 
     def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:

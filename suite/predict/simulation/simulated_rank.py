@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
@@ -122,6 +124,11 @@ class SimulatedRank:
         """So many micro-batches as the model is given them."""
         samples = micro_batches * self.workload.layout.micro_batch
         return batch(self.tape, self.workload, samples=samples, cuda=self.cuda)
+
+    def rows_of(self, chunk: Chunk, expert_rows: Sequence[int]) -> Sequence[int]:
+        """Of the rows of every layer with experts of the rank, those of a chunk's."""
+        first = sum(before.mixtures for before in self.chunks[: self.chunks.index(chunk)])
+        return expert_rows[first : first + chunk.mixtures]
 
     def received(self) -> Value:
         """Hidden states that another chunk sent."""

@@ -37,7 +37,7 @@ def executed_activation_bytes(
     rank = SimulatedRank(tape, workload, _eager(options), stage=stage)
     batch = rank.batch()
     for chunk in rank.chunks:
-        chunk.expert_rows = None if expert_rows is None else [expert_rows] * workload.architecture.layers
+        chunk.expert_rows = None if expert_rows is None else [expert_rows] * chunk.mixtures
     outputs = [chunk.forward(batch, rank.received()) for chunk in rank.chunks]
     assert outputs
     return tape.kept_bytes
@@ -86,7 +86,7 @@ def executed_peaks(
     if cuda:
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
-    stored += _run_pipeline(rank) if layout.pipeline_stages > 1 else _run(rank, expert_rows)
+    stored += (_run_pipeline if layout.pipeline_stages > 1 else _run)(rank, expert_rows)
     _update(tape, workload, options, stage=stage)
     stored.clear()
     return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
@@ -103,7 +103,7 @@ def _run(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBloc
     return []
 
 
-def _run_pipeline(rank: SimulatedRank) -> list[MemoryBlock]:
+def _run_pipeline(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBlock]:
     """The micro-batches of a step through a stage's chunks, in its schedule's order; returns PyTorch's buffers.
 
     PyTorch's stages have a buffer for the input and one for the gradient of the output of every micro-batch, for good.
@@ -128,7 +128,9 @@ def _run_pipeline(rank: SimulatedRank) -> list[MemoryBlock]:
     posted: list[MemoryBlock] = []
     alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.virtual_stages == 1
     for backward, number, micro_batch in passes(layout, micro_batches=micro_batches, stage=stage):
-        key = number, micro_batch
+        key, chunk = (number, micro_batch), rank.chunks[numbers.index(number)]
+        if expert_rows is not None:
+            chunk.expert_rows = rank.rows_of(chunk, expert_rows[micro_batch])
         tape.enter(StepPhase.BACKWARD if backward else StepPhase.FORWARD)
         if backward:
             rank.gradients.whole = micro_batch == micro_batches - 1
@@ -140,7 +142,7 @@ def _run_pipeline(rank: SimulatedRank) -> list[MemoryBlock]:
         else:
             returned[key] = _Arrived()
             x = Value(inputs[key], ParameterLeaf(returned[key].deliver)) if number > 0 else None
-            outputs[key] = rank.chunks[numbers.index(number)].forward(batch, x)
+            outputs[key] = chunk.forward(batch, x)
             del x
             if number < last and (not alternates or micro_batch == layout.pipeline_stages - stage - 2):
                 posted.append(outputs[key].block)

@@ -100,12 +100,11 @@ def _of_dealt_experts(workload: Workload) -> list[LayoutLimit]:
 def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     """What is not executed together with it."""
     architecture, _, layout = workload
-    ranks, stages = layout.expert_parallel, layout.pipeline_stages
+    ranks = layout.expert_parallel
     others = {
         "a capacity of experts": architecture.capacity_factor is not None,
         f"zero{layout.zero_stage}": layout.zero_stage > 1,
         "reduce-scatter": layout.scatters_gradients,
-        f"pp{stages}": stages > 1,
     }
     return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]
 

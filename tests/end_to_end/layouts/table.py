@@ -98,6 +98,9 @@ LAYOUTS = (
     "ep2,dp2,zero1",
     "ep2,tp2",
     "ep2,tp2,sp,recompute-full,every2",
+    "ep2,pp2,1f1b",
+    "ep2,pp2,1f1b,interleave2,zero1,recompute-full",
+    "ep2,dp2,pp2,1f1b,zero1,micro1",
     "dp2,tp2",
     "dp2,tp2,sp,zero1",
     "dp2,tp2,sp,zero1,reduce-scatter",
@@ -266,7 +269,8 @@ def has_equal_micro_batches(recorded: str) -> bool:
 
     Blanks differ in number between samples, and an auxiliary loss is that of a micro-batch.
     """
-    return reference_run(recorded).recipe.objective is Objective.CAUSAL_LM and not is_mixture(recorded)
+    run = reference_run(recorded)
+    return run.recipe.objective is Objective.CAUSAL_LM and run.architecture.balancing is not Balancing.AUXILIARY_LOSS
 
 
 @functools.cache

@@ -37,6 +37,7 @@ CASES = [
     Case("shared-experts", "fp32", "ep2,tp2"),
     Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
     Case("deepseek", "fp32", "tp2,sp"),
+    Case("shared-experts", "fp32", "ep2,pp2,1f1b,interleave2"),
 ]
 RARE = [
     Case("qwen3-moe", "fp32", "pp2,1f1b"),
@@ -64,6 +65,10 @@ RARE = [
     Case("deepseek", "fp32", "tp2,sp,recompute-full,every3"),
     Case("deepseek", "fp32", "ep2,tp2"),
     Case("deepseek", "fp32", "ep2,tp2,sp,recompute-full"),
+    Case("mixtral", "16bit", "ep2,pp2,1f1b,interleave2,recompute-full"),
+    Case("qwen3-moe", "fp32", "ep2,pp2,gpipe,zero1,recompute-full,every2"),
+    Case("mixtral", "fp32", "ep2,tp2,pp2,1f1b,sp"),
+    Case("deepseek", "fp32", "ep2,dp2,pp2,1f1b,zero1,micro1"),
     Case("latent", "fp32", "tp2"),
     Case("latent", "fp32", "tp2,sp,pp2,1f1b"),
 ]

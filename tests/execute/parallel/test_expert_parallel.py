@@ -114,7 +114,7 @@ def test_ranks_compute_what_one_with_all_experts_does(monkeypatch: pytest.Monkey
     def of_rank(rank: int, group: Group) -> tuple[Tensor, Tensor, list[Tensor], ComputedRows]:
         parts = weights[0].chunk(ranks)[rank], weights[1].chunk(ranks)[rank]
         module, counter, x = experts_of(parts, own), RowCounter(), rows[rank].clone().requires_grad_()
-        exchange = ExpertExchange(cast(dist.ProcessGroup, group), counter)
+        exchange = ExpertExchange(cast(dist.ProcessGroup, group), counter.new_layer())
         out = exchange(x, torch.tensor(loads[rank]).cumsum(0).int(), module)
         out.backward(upstream[rank])
         return out.detach(), cast(Tensor, x.grad), [cast(Tensor, p.grad) for p in module.parameters()], counter.counted
@@ -170,19 +170,28 @@ def test_ranks_keep_their_experts_alone_and_all_else_whole() -> None:
             assert all(torch.equal(part, parameter) for part in held)
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.data())
+@given(st.integers(1, 4), st.integers(1, 5), st.booleans(), st.integers(0, 4), st.integers(1, 4), st.data())
 def test_rows_of_layers_are_those_of_first_passes(
-    layers: int, micro_batches: int, repeats: bool, data: st.DataObject
+    layers: int, micro_batches: int, repeats: bool, ahead: int, group: int, data: st.DataObject
 ) -> None:
+    """In one forward, one backward, so many micro-batches ahead; recomputed in groups of so many layers."""
     rows = st.lists(st.integers(0, 9), min_size=layers, max_size=layers)
     expected = [data.draw(rows) for _ in range(micro_batches)]
     counter = RowCounter()
-    counter.add(5, backward=False)
+    counts = [counter.new_layer() for _ in range(layers)]
+    counts[0].add(5, backward=False)
     counter.clear()
-    for of_layers in expected:
-        for number in [*of_layers, *(reversed(of_layers) if repeats else ())]:
-            counter.add(number, backward=False)
-        for number in of_layers:
-            counter.add(number, backward=True)
+    for step in range(micro_batches + ahead):
+        if step < micro_batches:
+            for count, number in zip(counts, expected[step], strict=True):
+                count.add(number, backward=False)
+        if step >= ahead:
+            own = list(zip(counts, expected[step - ahead], strict=True))
+            for first in reversed(range(0, layers, group)):
+                members = own[first : first + group]
+                for count, number in members if repeats else ():
+                    count.add(number, backward=False)
+                for count, number in reversed(members):
+                    count.add(number, backward=True)
     whole = sum(map(sum, expected))
-    assert counter.of_layers(layers, micro_batches) == ComputedRows(whole * (1 + repeats), whole, expected)
+    assert counter.of_layers == ComputedRows(whole * (1 + repeats), whole, expected)
