@@ -2,120 +2,24 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.architecture_choices import Activation as Activation
+from reference_runs.architecture_choices import Balancing as Balancing
+from reference_runs.architecture_choices import BiasPlaces as BiasPlaces
+from reference_runs.architecture_choices import Gate as Gate
+from reference_runs.architecture_choices import Mask as Mask
+from reference_runs.architecture_choices import Norm as Norm
+from reference_runs.architecture_choices import Position as Position
+from reference_runs.architecture_choices import QueryKeyNorm as QueryKeyNorm
+from reference_runs.architecture_choices import Residual as Residual
+from reference_runs.architecture_choices import RotaryScaling as RotaryScaling
 from reference_runs.errors import InputError, Mistakes, belonging_mistakes
 from reference_runs.quantities import Count, NotNegativeCount, Positive, Tokens
-
-
-class Position(enum.StrEnum):
-    """How a token's position reaches the attention."""
-
-    ALIBI = "alibi"
-    LEARNED = "learned"
-    ROTARY = "rotary"
-
-
-class Norm(enum.StrEnum):
-    """Normalisation and its place in a block.
-
-    Deep-norm is post-norm: LayerNorm(sqrt(2 L) x + f(x)) with L layers. An output norm is of what is added: x +
-    RMSNorm(f(x)) (OLMo 2).
-    """
-
-    PRE_LAYER_NORM = "pre-layer-norm"
-    PRE_RMS_NORM = "pre-rms-norm"
-    DEEP_NORM = "deep-norm"
-    OUTPUT_RMS_NORM = "output-rms-norm"
-
-    @property
-    def before(self) -> bool:
-        """Whether a norm stands before each part of a block, and not after it."""
-        return self in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM)
-
-    @property
-    def root_mean_square(self) -> bool:
-        """Whether norms are RMSNorms, which have no bias."""
-        return self in (Norm.PRE_RMS_NORM, Norm.OUTPUT_RMS_NORM)
-
-
-class Activation(enum.StrEnum):
-    """Non-linearity of the feed-forward part. Gated ones multiply the activated half of a twice as wide expansion."""
-
-    GELU = "gelu"
-    GELU_TANH = "gelu-tanh"
-    FAST_GELU = "fast-gelu"
-    RELU = "relu"
-    RELU_SQUARED = "relu-squared"
-    GEGLU = "geglu"
-    GEGLU_TANH = "geglu-tanh"
-    SWIGLU = "swiglu"
-
-    @property
-    def gated(self) -> bool:
-        """Whether there are two expansions, one of which gates the other."""
-        return self in (Activation.GEGLU, Activation.GEGLU_TANH, Activation.SWIGLU)
-
-
-class Residual(enum.StrEnum):
-    """How attention and feed-forward part are added to the residual stream."""
-
-    SEQUENTIAL = "sequential"
-    PARALLEL = "parallel"
-
-
-class Mask(enum.StrEnum):
-    """Which positions a position attends to: earlier ones, or those of its document alone; with a prefix also all of
-    the uncorrupted part."""
-
-    CAUSAL = "causal"
-    DOCUMENTS = "causal-documents"
-    PREFIX = "prefix"
-
-
-class QueryKeyNorm(enum.StrEnum):
-    """RMSNorm of queries and keys before their rotation: of each head, with a gain that heads share, or of them all."""
-
-    NONE = "none"
-    HEAD = "head"
-    PROJECTION = "projection"
-
-
-class Gate(enum.StrEnum):
-    """What weighs a token's experts: a softmax over all experts, over the chosen ones alone, or a sigmoid of each,
-    divided by their sum over the chosen ones.
-    """
-
-    SOFTMAX = "softmax"
-    SOFTMAX_OF_CHOSEN = "softmax-of-chosen"
-    SIGMOID = "sigmoid"
-
-
-class Balancing(enum.StrEnum):
-    """What keeps experts equally busy: nothing, a loss of its own, or a bias of each expert in the choice alone."""
-
-    NONE = "none"
-    AUXILIARY_LOSS = "auxiliary-loss"
-    BIAS = "bias"
-
-
-class BiasPlaces(NamedTuple):
-    """Which parts of a model have biases: query, key and value; their output's projection; both sides of the
-    feed-forward part; norms; the head.
-    """
-
-    attention: bool
-    projection: bool
-    feed_forward: bool
-    norm: bool
-    head: bool
-
 
 _ROTARY = ("rotary_dim", "rotary_base")
 _ROTARY_SCALING = ("rotary_scaling_factor", "rotary_scaling_low", "rotary_scaling_high", "rotary_scaling_sequence")
@@ -146,7 +50,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         shared_norm: one norm before both branches of a parallel block (GPT-J, Falcon-7B).
         rotary_scaling_factor: how much slower than `rotary_base` says angles of long wavelength turn; those of
             wavelengths below rotary_scaling_sequence / rotary_scaling_high stay, those above rotary_scaling_sequence /
-            rotary_scaling_low are divided by it, between them it is interpolated (Llama 3.1).
+            rotary_scaling_low are divided by it, between them it is interpolated: as `rotary_scaling` says, by bands in
+            their wavelength (Llama 3.1), by YaRN in the number of their pair of dimensions.
+        rotary_scaling_amplitude: factor of rotated queries and keys (YaRN).
+        score_scale: factor of attention's scores besides 1 / sqrt(head_dim) (DeepSeek's with YaRN).
         mean_document: tokens of a document, its end included, where sequences are packed with several that do not see
             each other.
         sliding_window: positions, its own included, that a token attends to.
@@ -198,6 +105,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rotary_scaling_low: Positive | None = None
     rotary_scaling_high: Positive | None = None
     rotary_scaling_sequence: Tokens | None = None
+    rotary_scaling: RotaryScaling = RotaryScaling.BANDS
+    rotary_scaling_amplitude: Positive | None = None
+    score_scale: Positive | None = None
     sliding_window: Tokens | None = None
     mean_document: Tokens | None = None
     query_rank: Count | None = None
@@ -361,6 +271,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if given and (self.position is not Position.ROTARY or len(given) < len(_ROTARY_SCALING)):
             what = "architecture.rotary_scaling_*: all four or none, with rotary positions"
             yield InputError(what, got=", ".join(given), allowed=", ".join(_ROTARY_SCALING), where=where)
+        elif not given and (self.rotary_scaling_amplitude or self.rotary_scaling is not RotaryScaling.BANDS):
+            what = "architecture.rotary_scaling, rotary_scaling_amplitude: only for scaled rotary positions"
+            yield InputError(what, allowed=", ".join(_ROTARY_SCALING), where=where)
         elif (
             self.rotary_scaling_low and self.rotary_scaling_high and self.rotary_scaling_low >= self.rotary_scaling_high
         ):

@@ -16,6 +16,7 @@ from reference_runs.architecture import Norm as Norm
 from reference_runs.architecture import Position as Position
 from reference_runs.architecture import QueryKeyNorm as QueryKeyNorm
 from reference_runs.architecture import Residual as Residual
+from reference_runs.architecture import RotaryScaling as RotaryScaling
 from reference_runs.errors import MissingFactError, Mistakes, belonging_mistakes
 from reference_runs.layout import Layout
 from reference_runs.quantities import (

@@ -119,7 +119,7 @@ def _latent(c: Configuration, *, sequence: int) -> None:
     c.put("key_value_rank", c.count("kv_lora_rank", default=512))
     c.put("value_head_dim", c.count("v_head_dim", default=128))
     c.training_sequence("max_position_embeddings", default=sequence)
-    rotary(c, rotated=rotated)
+    rotary(c, rotated=rotated, scales_scores=True)
     pre_norm_block(c, "pre-rms-norm", c.number("rms_norm_eps", default=1e-6))
     activation(c, "hidden_act", default="silu", gated=True)
     c.only("attention_bias", False, default=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reference_runs.architecture import Activation, Architecture, Gate, Residual
+from reference_runs.architecture import Activation, Architecture, Gate, Residual, RotaryScaling
 
 Values = dict[str, Any]
 
@@ -160,14 +160,21 @@ def _of_llama(a: Architecture) -> Values:
         "mlp_bias": a.bias.feed_forward,
     }
     if a.rotary_scaling_factor is not None:
+        low, high = ("beta_slow", "beta_fast") if _is_yarn(a) else ("low_freq_factor", "high_freq_factor")
         values["rope_scaling"] = {
-            "rope_type": "llama3",
+            "rope_type": "yarn" if _is_yarn(a) else "llama3",
             "factor": a.rotary_scaling_factor,
-            "low_freq_factor": a.rotary_scaling_low,
-            "high_freq_factor": a.rotary_scaling_high,
+            low: a.rotary_scaling_low,
+            high: a.rotary_scaling_high,
             "original_max_position_embeddings": a.rotary_scaling_sequence,
         }
+        if _is_yarn(a):
+            values["rope_scaling"]["attention_factor"] = a.rotary_scaling_amplitude or 1.0
     return values
+
+
+def _is_yarn(a: Architecture) -> bool:
+    return a.rotary_scaling is RotaryScaling.YARN
 
 
 def _qwen3(a: Architecture) -> Values:

@@ -34,7 +34,8 @@ class Context(nn.Module):
 
     def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
         super().__init__()
-        self.head_dim, self.value_head_dim = architecture.head_dim, architecture.value_head_dim
+        self.value_head_dim = architecture.value_head_dim
+        self.divisor = math.sqrt(architecture.head_dim) / (architecture.score_scale or 1)
         self.fused_head_dim = architecture.fused_head_dim
         self.grouped = architecture.kv_heads < architecture.heads
         self.dropout = recipe.attention_dropout
@@ -58,7 +59,7 @@ class Context(nn.Module):
             q_BHTK = q_BHTK.flatten(1, 2)
         if self.pads:
             q_BHTK, k_BHSK, v_BHSK = self._padded(q_BHTK), self._padded(k_BHSK), self._padded(v_BHSK)
-        scale = 1 / math.sqrt(self.head_dim)
+        scale = 1 / self.divisor
         out_BHTK = scaled_dot_product_attention(
             q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True, scale=scale, enable_gqa=self.grouped
         )
@@ -83,7 +84,7 @@ class Context(nn.Module):
         return context_BHTK
 
     def _weights(self, scores_BHTS: Tensor, mask: Tensor) -> Tensor:
-        weights_BHTS = self.operations.attention_weights(scores_BHTS, self.head_dim, mask)
+        weights_BHTS = self.operations.attention_weights(scores_BHTS, self.divisor, mask)
         return dropout(weights_BHTS, self.dropout, self.training)
 
 

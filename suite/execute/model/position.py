@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reference_runs.placement import context_parts
-from reference_runs.run import Architecture, Position
+from reference_runs.run import Architecture, Position, RotaryScaling
 
 
 class DealtPositions(NamedTuple):
@@ -103,18 +103,22 @@ def rotation(architecture: Architecture, positions: Tensor) -> Tensor | None:
     angles = torch.cat([angles, angles], dim=-1)
     if positions.dim() == 2:
         angles = angles[:, None] if architecture.kv_heads == architecture.heads else angles[:, None, None]
-    return torch.stack([angles.cos(), angles.sin()])
+    rotation_2TR = torch.stack([angles.cos(), angles.sin()])
+    amplitude = architecture.rotary_scaling_amplitude
+    return rotation_2TR if amplitude is None else rotation_2TR.mul_(amplitude)
 
 
 def scaled_turns(architecture: Architecture) -> list[float]:
-    """Angles a position of each pair, with Llama 3.1's scaling by bands of wavelength.
+    """Angles a position of each pair, those of long wavelength slowed down.
 
-    With w = 2 pi / angle, factor f, positions S, low l and high h of `rotary_scaling_*`:
-        w < S / h    angle
-        w > S / l    angle / f
-        between      (1 - s) angle / f + s angle, s = (S / w - l) / (h - l)
+    (1 - s) angle / f + s angle, with factor f, positions S, low l and high h of `rotary_scaling_*`, s within 0 and 1:
+        bands    s = (S / w - l) / (h - l) with the wavelength w = 2 pi / angle
+        YaRN     s = (b - i) / (b - a) of pair i, with a = floor(i(h)), at least 0, and b = ceil(i(l)), at most R - 1
+                 (were they equal, b = a + 0.001); i(r) = R ln(S / (2 pi r)) / (2 ln base) is the pair that turns r
+                 times in S positions
 
-    Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling.
+    Sources: meta-llama/llama-models, models/llama3/model.py, apply_scaling; Peng et al. 2023, arXiv 2309.00071, section
+    3.2, rounded as in transformers, modeling_rope_utils.py, _compute_yarn_parameters, and by DeepSeek.
     """
     a = architecture
     assert a.rotary_dim is not None
@@ -123,11 +127,21 @@ def scaled_turns(architecture: Architecture) -> list[float]:
     assert a.rotary_scaling_low is not None
     assert a.rotary_scaling_high is not None
     assert a.rotary_scaling_sequence is not None
+    yarn = a.rotary_scaling is RotaryScaling.YARN
+    # the pair of one turn in S positions, and how many pairs later one turns e times less
+    of_one, later = (
+        a.rotary_dim * math.log(x) / (2 * math.log(a.rotary_base))
+        for x in (a.rotary_scaling_sequence / (2 * math.pi), math.e)
+    )
+    first = max(0, math.floor(of_one - later * math.log(a.rotary_scaling_high)))
+    last: float = min(a.rotary_dim - 1, math.ceil(of_one - later * math.log(a.rotary_scaling_low)))
+    last = first + 0.001 if last == first else last
     turns = []
     for pair in range(a.rotary_dim // 2):
         turn = a.rotary_base ** (-2 * pair / a.rotary_dim)
         rotations = a.rotary_scaling_sequence * turn / (2 * math.pi)
         share = (rotations - a.rotary_scaling_low) / (a.rotary_scaling_high - a.rotary_scaling_low)
+        share = (last - pair) / (last - first) if yarn else share
         share = min(1.0, max(0.0, share))
         turns.append((1 - share) * turn / a.rotary_scaling_factor + share * turn)
     return turns

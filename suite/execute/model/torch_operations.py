@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -51,8 +50,8 @@ class Operations(Protocol):
     def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys at their positions."""
 
-    def attention_weights(self, scores_BHTS: Tensor, head_dim: int, mask: Tensor) -> Tensor:
-        """Softmax of the scores over sqrt(head_dim), masked, computed in fp32, in the scores' dtype."""
+    def attention_weights(self, scores_BHTS: Tensor, divisor: float, mask: Tensor) -> Tensor:
+        """Softmax of the scores over `divisor`, masked, computed in fp32, in the scores' dtype."""
 
     def loss(self) -> nn.Module:
         """Mean cross-entropy of the learned targets, in nats a token: of head, x_BTD, targets_BT, upstream gradient."""
@@ -153,14 +152,14 @@ class TorchOperations:
     def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
         return rotated(q_BHTK, rotation_2TR), rotated(k_BHTK, rotation_2TR)
 
-    def attention_weights(self, scores_BHTS: Tensor, head_dim: int, mask: Tensor) -> Tensor:
+    def attention_weights(self, scores_BHTS: Tensor, divisor: float, mask: Tensor) -> Tensor:
         if self._fused_weights is not None:
-            return self._fused_weights(scores_BHTS, mask, 1 / math.sqrt(head_dim))
+            return self._fused_weights(scores_BHTS, mask, 1 / divisor)
         # no name for the wide scores: it would keep them beside the scaled ones, the biased ones and the weights
         if self._in_place:
-            weights = torch.softmax(scores_BHTS.float().div_(math.sqrt(head_dim)).add_(mask), dim=-1)
+            weights = torch.softmax(scores_BHTS.float().div_(divisor).add_(mask), dim=-1)
         else:
-            weights = torch.softmax(scores_BHTS.float() / math.sqrt(head_dim) + mask, dim=-1)
+            weights = torch.softmax(scores_BHTS.float() / divisor + mask, dim=-1)
         return weights.to(scores_BHTS.dtype)
 
     def loss(self) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -108,8 +107,8 @@ class TritonOperations:
     def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q_BHTK, k_BHTK, rotation_2TR)
 
-    def attention_weights(self, scores_BHTS: Tensor, head_dim: int, mask: Tensor) -> Tensor:
-        scale = 1 / math.sqrt(head_dim)
+    def attention_weights(self, scores_BHTS: Tensor, divisor: float, mask: Tensor) -> Tensor:
+        scale = 1 / divisor
         if self._prefix:
             return masked_softmax(scores_BHTS, scale, seen_B2S=mask)
         return masked_softmax(scores_BHTS, scale, causal=True, slopes_H=None if self._slopes is None else mask)

@@ -5,6 +5,7 @@ Letters of shapes: B samples, T tokens, D hidden, H heads, K head size, V vocabu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,16 @@ from transformers import (
 )
 
 from reference_runs.catalog import reference_run
-from reference_runs.run import Activation, Architecture, Balancing, Gate, Norm, QueryKeyNorm
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    Balancing,
+    Gate,
+    Norm,
+    ProductFormat,
+    QueryKeyNorm,
+    RotaryScaling,
+)
 from suite.execute.model.decoder import Decoder
 from tests.support.launches import FP32_WITHOUT_DROPOUT
 
@@ -60,6 +70,16 @@ SCALING: dict[str, Any] = {  # wavelengths of the sizes' heads lie within all th
     "rotary_scaling_low": 1.0,
     "rotary_scaling_high": 4.0,
     "rotary_scaling_sequence": 1024,
+}
+YARN: dict[str, Any] = SCALING | {
+    "rotary_scaling": RotaryScaling.YARN,
+    "rotary_scaling_factor": 40.0,
+    "rotary_scaling_high": 32.0,
+    "rotary_scaling_amplitude": 0.1 * math.log(40) + 1,
+}
+YARN_OF_SCORES: dict[str, Any] = YARN | {
+    "rotary_scaling_amplitude": (0.0707 * math.log(40) + 1) / (0.1 * math.log(40) + 1),
+    "score_scale": (0.1 * math.log(40) + 1) ** 2,
 }
 ROUTED: dict[str, Any] = {
     "gate": Gate.SOFTMAX_OF_CHOSEN,
@@ -84,6 +104,7 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-grouped": (LLAMA, {"grouped": True}),
     "llama-scaled": (LLAMA, {"grouped": True, **SCALING}),
     "qwen2": (LLAMA, {"grouped": True, "attention_bias": True, "rotary_base": 1e6}),
+    "qwen2-yarn": (LLAMA, {"grouped": True, "attention_bias": True, **YARN}),
     "qwen3": (
         LLAMA,
         {
@@ -109,12 +130,14 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
         | ROUTED,
     ),
     "deepseek-v3": (DEEPSEEK, LATENT),
+    "deepseek-v3-yarn": (DEEPSEEK, LATENT | YARN_OF_SCORES),
     "deepseek-v2": (DEEPSEEK, LATENT | SOFTMAX),
     "deepseek-v2-lite": (
         DEEPSEEK,
         LATENT | SOFTMAX | {"query_rank": None, "expert_groups": None, "groups_per_token": None, "gate_scale": None},
     ),
 }
+PLAIN = FP32_WITHOUT_DROPOUT | {"product_format": ProductFormat.NONE}
 RELATIVE = 1e-5  # fp32, as stated for this comparison; sums of up to 4 h = 336 terms
 
 
@@ -217,13 +240,16 @@ def llama_sizes(a: Architecture) -> dict[str, Any]:
     """What the configurations of Llama and Qwen call alike."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
     if a.rotary_scaling_factor is not None:
+        yarn = a.rotary_scaling is RotaryScaling.YARN
         rope |= {
-            "rope_type": "llama3",
+            "rope_type": "yarn" if yarn else "llama3",
             "factor": a.rotary_scaling_factor,
-            "low_freq_factor": a.rotary_scaling_low,
-            "high_freq_factor": a.rotary_scaling_high,
+            "beta_slow" if yarn else "low_freq_factor": a.rotary_scaling_low,
+            "beta_fast" if yarn else "high_freq_factor": a.rotary_scaling_high,
             "original_max_position_embeddings": a.rotary_scaling_sequence,
         }
+        if a.score_scale is not None:  # DeepSeek's; rotated queries and keys by the ratio of both
+            rope |= {"mscale": 0.707, "mscale_all_dim": 1.0}
     return {
         "vocab_size": a.vocabulary,
         "hidden_size": a.hidden,
@@ -507,11 +533,13 @@ FAMILIES |= {
     "llama-grouped": (llama, LLAMA_NAMES),
     "llama-scaled": (llama, LLAMA_NAMES),
     "qwen2": (qwen2, LLAMA_NAMES),
+    "qwen2-yarn": (qwen2, LLAMA_NAMES),
     "qwen3": (qwen3, LLAMA_NAMES),
     "olmo2": (olmo2, OLMO2_NAMES),
     "mixtral": (mixtral, ROUTED_NAMES),
     "qwen3-moe": (qwen3_moe, ROUTED_NAMES),
     "deepseek-v3": (deepseek_v3, LATENT_NAMES),
+    "deepseek-v3-yarn": (deepseek_v3, LATENT_NAMES),
     "deepseek-v2": (deepseek_v2, LATENT_NAMES),
     "deepseek-v2-lite": (deepseek_v2, LATENT_NAMES),
 }
@@ -569,12 +597,12 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
 def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[str, int]) -> None:
     architecture = shape_of(name, size)
     if architecture.experts is not None:  # their logits have no auxiliary loss: a test of its own
-        by_bias = name == "deepseek-v3"
+        by_bias = name.startswith("deepseek-v3")
         balancing = Balancing.BIAS if by_bias else Balancing.NONE
         architecture = msgspec.structs.replace(
             architecture, balancing=balancing, auxiliary_loss_weight=None, balancing_rate=0.001 if by_bias else None
         )
-    recipe = msgspec.structs.replace(reference_run(VARIED.get(name, (name,))[0]).recipe, **FP32_WITHOUT_DROPOUT)
+    recipe = msgspec.structs.replace(reference_run(VARIED.get(name, (name,))[0]).recipe, **PLAIN)
     torch.manual_seed(3)
     ours = Decoder(architecture, recipe)
     theirs = FAMILIES[name][0](architecture).train()
@@ -601,7 +629,7 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
 def test_the_auxiliary_loss_and_its_gradient_equal_those_of_transformers_for_a_layer(size: dict[str, int]) -> None:
     # of several, transformers multiplies the mean shares and probabilities over layers, we average the products
     architecture = msgspec.structs.replace(shape_of("mixtral", size), layers=1)
-    recipe = msgspec.structs.replace(reference_run(LLAMA).recipe, **FP32_WITHOUT_DROPOUT)
+    recipe = msgspec.structs.replace(reference_run(LLAMA).recipe, **PLAIN)
     torch.manual_seed(3)
     ours, theirs = Decoder(architecture, recipe), mixtral(architecture).train()
     with torch.no_grad():

@@ -24,6 +24,7 @@ from reference_runs.run import (
     QueryKeyNorm,
     Recipe,
     Residual,
+    RotaryScaling,
 )
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.torch_operations import ACTIVATIONS
@@ -95,6 +96,8 @@ def _scaled(a: Architecture, angle: float) -> float:
     assert a.rotary_scaling_sequence
     assert a.rotary_scaling_low
     assert a.rotary_scaling_high
+    if a.rotary_scaling is RotaryScaling.YARN:
+        return _on_a_ramp(a, angle)
     wavelength = 2 * math.pi / angle
     if wavelength < a.rotary_scaling_sequence / a.rotary_scaling_high:
         return angle
@@ -104,6 +107,25 @@ def _scaled(a: Architecture, angle: float) -> float:
         a.rotary_scaling_high - a.rotary_scaling_low
     )
     return (1 - smooth) * angle / a.rotary_scaling_factor + smooth * angle
+
+
+def _on_a_ramp(a: Architecture, angle: float) -> float:
+    """As the YaRN authors' code has it: a mask of extrapolated frequencies that falls between two dimensions."""
+    assert a.rotary_dim
+    assert a.rotary_base
+    assert a.rotary_scaling_low
+    assert a.rotary_scaling_high
+    assert a.rotary_scaling_sequence
+    assert a.rotary_scaling_factor
+    length, base, dims = a.rotary_scaling_sequence, a.rotary_base, a.rotary_dim
+    low, high = (
+        (dims * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(base))
+        for rotations in (a.rotary_scaling_high, a.rotary_scaling_low)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), dims - 1)
+    pair = round(-math.log(angle) / math.log(base) * dims / 2)
+    extrapolated = 1 - np.clip((pair - low) / (high - low), 0, 1)
+    return float(angle / a.rotary_scaling_factor * (1 - extrapolated) + angle * extrapolated)
 
 
 Sees = Callable[[int, int], bool]  # whether the first position attends to the second
@@ -154,7 +176,9 @@ def _attention(
         for at, place in enumerate(places):
             for i in range(half):
                 # as complex numbers: multiplied by e^(i angle)
-                turn = np.exp(1j * place * _scaled(a, a.rotary_base ** (-2 * i / a.rotary_dim)))
+                turn = (a.rotary_scaling_amplitude or 1) * np.exp(
+                    1j * place * _scaled(a, a.rotary_base ** (-2 * i / a.rotary_dim))
+                )
                 for x_THK in (q, k):
                     turned = (x_THK[at, :, i] + 1j * x_THK[at, :, i + half]) * turn
                     x_THK[at, :, i], x_THK[at, :, i + half] = turned.real, turned.imag
@@ -162,13 +186,12 @@ def _attention(
     # Press et al.: three heads have the slopes of two, 1/16 and 1/256, and the first of four, 1/4; six heads those of
     # four, and every other one of eight
     alibi = {3: [1 / 16, 1 / 256, 1 / 4], 6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]}
+    scale = (a.score_scale or 1) / math.sqrt(a.head_dim)
     slopes = alibi[a.heads] if a.position is Position.ALIBI else [0.0] * a.heads
     for head in range(a.heads):
         for at in range(length):
             seen = [to for to in range(length) if sees(at, to)]
-            scores = np.array(
-                [q[at, head] @ k[to, head] / math.sqrt(a.head_dim) - slopes[head] * (at - to) for to in seen]
-            )
+            scores = np.array([q[at, head] @ k[to, head] * scale - slopes[head] * (at - to) for to in seen])
             weights = np.exp(scores - scores.max())
             out[at, head] = (weights / weights.sum()) @ v[seen, head]
     return _linear(out.reshape(length, -1), w, f"{name}.projection")
@@ -292,6 +315,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one layer alone, of the top query": {"position": Position.LEARNED, "top_query_layer": True, "layers": 1},
     "llama": LLAMA,
     "llama 3.1": LLAMA | GROUPED | SCALED | {"head_dim": 16, "hidden": 40, "rotary_dim": 16},
+    "yarn": LLAMA
+    | GROUPED
+    | SCALED
+    | {"head_dim": 16, "hidden": 40, "rotary_dim": 16, "rotary_scaling": RotaryScaling.YARN}
+    | {"rotary_scaling_amplitude": 1.2, "rotary_scaling_high": 32.0, "score_scale": 1.9},
     "qwen2": LLAMA | GROUPED | {"attention_bias": True},
     "qwen3": LLAMA | GROUPED | {"head_dim": 10, "query_key_norm": QueryKeyNorm.HEAD},
     "olmo-2's norms": LLAMA | GROUPED | {"query_key_norm": QueryKeyNorm.PROJECTION},

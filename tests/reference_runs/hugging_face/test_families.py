@@ -20,6 +20,7 @@ from reference_runs.architecture import (
     Position,
     QueryKeyNorm,
     Residual,
+    RotaryScaling,
 )
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
@@ -126,6 +127,9 @@ def shapes(draw: st.DrawFn, kind: str) -> Architecture:
         if draw(st.booleans()):
             factors = {"rotary_scaling_factor": 8.0, "rotary_scaling_low": 1.0, "rotary_scaling_high": 4.0}
             shape |= factors | {"rotary_scaling_sequence": draw(st.integers(1, 9999))}
+            if draw(st.booleans()):
+                amplitude = draw(st.sampled_from([None, 0.5, 1.2]))
+                shape |= {"rotary_scaling": RotaryScaling.YARN, "rotary_scaling_amplitude": amplitude}
     if kind == "qwen3" and draw(st.booleans()):
         shape["sliding_window"] = draw(st.integers(1, 9999))
     return Architecture(**shape)
@@ -209,8 +213,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         'rope_parameters.rope_type; got "longrope", allowed: default, llama3',
     ),
     "extension": (
-        LLAMA | {"rope_scaling": YARN},
-        'rope_scaling.rope_type; got "yarn", allowed: default, llama3, or --sequence 4096 or less',
+        LLAMA | {"rope_scaling": YARN | {"type": "dynamic"}},
+        'rope_scaling.rope_type; got "dynamic", allowed: default, llama3, yarn, or --sequence 4096 or less',
     ),
     "band-without-number": (LLAMA | {"rope_scaling": BANDS | {"factor": None}}, "missing key 'rope_scaling.factor'"),
     "band-of-text": (
@@ -238,7 +242,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "mlp_only_layers; got [5], allowed: the first layers",
     ),
     "shared-gate": (QWEN3_MOE | {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size; got 64"),
-    "extended-deepseek": (V3 | {"rope_scaling": YARN}, "or --sequence 4096 or less"),
+    "key-of-yarn": (
+        LLAMA | {"rope_scaling": YARN | {"short_factor": 2}},
+        "unknown key 'short_factor' with rope_type yarn",
+    ),
+    "unrounded-yarn": (
+        LLAMA | {"rope_scaling": YARN | {"truncate": False}},
+        "rope_scaling.truncate; got false, allowed",
+    ),
+    "yarn-without-sequence": (
+        LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        "missing key 'rope_scaling.original_max_position_embeddings'",
+    ),
     "window-of-some-layers": (
         QWEN2 | {"use_sliding_window": True, "max_window_layers": 20},
         "max_window_layers; got 20, allowed: 0, or as many as layers",
@@ -278,6 +293,31 @@ def test_deepseek_v3_is_trained_before_its_extension_and_without_the_modules_tha
     assert left_out.startswith("num_nextn_predict_layers = 1: the modules of multi-token prediction are left out")
     assert extension.startswith("rope_scaling: yarn is left out")
     assert run.not_used == ("ep_size", "quantization_config")
+
+
+def test_yarn_of_qwen_slows_its_ramp_down_and_raises_queries_and_keys(tmp_path: Path) -> None:
+    """Qwen2.5's model card: rope_scaling for inputs beyond 32,768 tokens."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    a = architecture(tmp_path, QWEN2 | {"rope_scaling": yarn})
+    numbers = (a.rotary_scaling_factor, a.rotary_scaling_low, a.rotary_scaling_high, a.rotary_scaling_sequence)
+    assert (a.rotary_scaling, numbers) == (RotaryScaling.YARN, (4.0, 1.0, 32.0, 32768))
+    assert a.rotary_scaling_amplitude == pytest.approx(1.1386294361)  # 0.1 ln 4 + 1
+    assert a.score_scale is None
+    assert parameter_count(a) == PUBLISHED["qwen2-7b"][1]
+
+
+@pytest.mark.parametrize(
+    ("weights", "amplitude"), [((1.0, 1.0), None), ((0.707, 1.0), 0.921042), ((None, 1.0), 1.368888)]
+)
+def test_yarn_of_deepseek_scales_scores(
+    weights: tuple[float | None, float], amplitude: float | None, tmp_path: Path
+) -> None:
+    """By (0.1 ln 40 + 1)^2; what queries and keys are raised by is m(mscale) over m(mscale_all_dim)."""
+    of_all = {"mscale": weights[0], "mscale_all_dim": weights[1], "beta_fast": 32, "beta_slow": 1}
+    a = architecture(tmp_path, V3 | {"rope_scaling": YARN | of_all})
+    assert a.score_scale == pytest.approx(1.368888**2, rel=1e-6)
+    assert a.rotary_scaling_amplitude == (amplitude and pytest.approx(amplitude, rel=1e-6))
+    assert parameter_count(a) == PUBLISHED["deepseek-v3"][1]
 
 
 @pytest.mark.parametrize("off", [None, False, 0, {}, []])
