@@ -24,6 +24,7 @@ class LocalParameter:
         split_dim: the dim along which the tensor- or expert-parallel ranks hold its parts; None: each stores all of it.
             Where both share out experts, the dim of each expert along which the first do.
         counted: whether this rank counts it. Of the ranks that store the same, one does.
+        counts_gradient: whether this rank counts what it has of its gradient.
         partial: whether each tensor-parallel rank has a part of its gradient.
         tied: whether it is the table that first and last pipeline stage share.
         expert: whether expert-parallel ranks share it out.
@@ -36,6 +37,7 @@ class LocalParameter:
     name: str
     split_dim: int | None
     counted: bool
+    counts_gradient: bool
     partial: bool
     tied: bool
     expert: bool = False
@@ -75,11 +77,13 @@ class Place(NamedTuple):
         first: whether it is the first tensor-parallel rank.
         first_of_head: whether it is the first of those with its key-value head.
         counts_dense: whether it counts what is not of its experts.
+        has_shards: whether it has a shard of its own of each gradient.
     """
 
     first: bool
     first_of_head: bool
     counts_dense: bool
+    has_shards: bool
 
 
 def local_parameters(chunk: Decoder, split: Split, experts: frozenset[str], place: Place) -> Iterator[LocalParameter]:
@@ -89,11 +93,13 @@ def local_parameters(chunk: Decoder, split: Split, experts: frozenset[str], plac
         plain = plain_name(name)
         expert = plain in experts
         copied = tied and plain == "head.weight"
+        once = not copied and (place.first or plain not in split.repeated)
         yield LocalParameter(
             parameter,
             plain,
             split.dims.get(plain, EXPERT_DIM if expert else None),
-            counted=not copied and (place.counts_dense or expert) and (place.first or plain not in split.repeated),
+            counted=once and (place.counts_dense or expert),
+            counts_gradient=once and (place.counts_dense or expert or place.has_shards),
             partial=plain in split.partial,
             tied=copied or (tied and plain == "embedding.weight"),
             expert=expert,

@@ -41,10 +41,9 @@ from suite.execute.parallel.mesh import (
 )
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
-from suite.execute.parallel.scattered_gradients import ScatteredGradients, scattered_gradients
+from suite.execute.parallel.scattered_gradients import ScatteredGradients, Share, scattered_gradients
 from suite.execute.parallel.sharded_adamw import (
     ShardedAdamW,
-    Share,
     TensorAdamW,
     fully_sharded_adamw,
     sharded_adamw,
@@ -139,10 +138,9 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     scattered = None
     if layout.scatters_gradients:
         assert groups is not None
-        data = mesh.get_group(DATA)
-        scattered = scattered_gradients(
-            groups, shards=_shards(layout), shard=mesh.get_local_rank(DATA), process_group=data
-        )
+        data, shard = mesh.get_group(DATA), mesh.get_local_rank(DATA)
+        apart = _share_of_experts(layout, mesh)
+        scattered = scattered_gradients(groups, shards=_shards(layout), shard=shard, process_group=data, apart=apart)
     elif layout.state_ranks > 1 and not layout.fully_sharded:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device, apart=experts) for chunk in chunks]
     pipeline = None
@@ -155,6 +153,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         first=_is_first(mesh, TENSOR),
         first_of_head=mesh.get_local_rank(TENSOR) % copies == 0,
         counts_dense=_is_first(mesh, EXPERT),
+        has_shards=layout.scatters_gradients,
     )
     leaves = [
         leaf

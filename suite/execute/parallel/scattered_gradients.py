@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,14 @@ from suite.execute.precision import GRADIENT_DTYPES, WeightGroup
 reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
 
 
+class Share(NamedTuple):
+    """Which of so many equal shards is this rank's; `process_group` joins the ranks with the others, None with one."""
+
+    number: int
+    shards: int
+    process_group: dist.ProcessGroup | None
+
+
 @dataclass(frozen=True)
 class ScatteredGradients:
     """The gradients of all weight groups of a rank.
@@ -25,22 +34,25 @@ class ScatteredGradients:
     Args:
         flat: of each group, padded as its weights, in the dtype in which gradients accumulate; the leaves' view them.
         shards: this rank's slice of each.
-        shard: its index.
-        process_group: of the ranks that have the same weights.
+        shares: whose shards they are, of each.
+        ranks: over which gradients are means, those that share experts out too.
     """
 
     groups: list[WeightGroup]
     flat: list[Tensor]
     shards: list[Tensor]
-    shard: int
-    process_group: dist.ProcessGroup
+    shares: list[Share]
+    ranks: int
 
     def reduce(self) -> None:
-        """Make the shards the means over the ranks, in place and in a message a group; the rest means nothing then."""
-        ranks = dist.get_world_size(self.process_group)
-        torch._foreach_div_(self.flat, ranks)
-        for flat, shard in zip(self.flat, self.shards, strict=True):
-            reduce_scatter(shard, flat, group=self.process_group)
+        """Make the shards the means over the ranks, in place and in a message a group; the rest means nothing then.
+
+        Experts that ranks share out have gradients of all of these ranks' samples before.
+        """
+        torch._foreach_div_(self.flat, self.ranks)
+        for flat, shard, share in zip(self.flat, self.shards, self.shares, strict=True):
+            if share.process_group is not None:
+                reduce_scatter(shard, flat, group=share.process_group)
 
     def clear(self) -> None:
         """Zeros, to which the next backward pass adds."""
@@ -59,8 +71,8 @@ class ScatteredGradients:
 
     def _overlaps(self) -> Iterator[tuple[nn.Parameter, Tensor, int, int, int]]:
         """Leaf, shard, first and last element there, and first element in the leaf, where both overlap."""
-        for group, shard in zip(self.groups, self.shards, strict=True):
-            begin, offset = self.shard * shard.numel(), 0
+        for group, shard, share in zip(self.groups, self.shards, self.shares, strict=True):
+            begin, offset = share.number * shard.numel(), 0
             for leaf in group.leaves:
                 first, last = max(begin, offset), min(begin + shard.numel(), offset + leaf.numel())
                 if first < last:
@@ -69,9 +81,15 @@ class ScatteredGradients:
 
 
 def scattered_gradients(
-    groups: list[WeightGroup], *, shards: int, shard: int, process_group: dist.ProcessGroup
+    groups: list[WeightGroup], *, shards: int, shard: int, process_group: dist.ProcessGroup, apart: Share | None = None
 ) -> ScatteredGradients:
-    """Buffers of zeros for `groups`, which the leaves' gradients view from now on; shard `shard` of `shards`."""
+    """Buffers of zeros for `groups`, which the leaves' gradients view from now on; shard `shard` of `shards`.
+
+    Args:
+        apart: that of groups apart.
+    """
+    usual = Share(shard, shards, process_group)
+    shares = [apart if group.apart and apart is not None else usual for group in groups]
     buffers = []
     for group in groups:
         flat = torch.zeros_like(group.flat, dtype=GRADIENT_DTYPES[group.flat.dtype])
@@ -79,4 +97,5 @@ def scattered_gradients(
         for leaf, part in zip(group.leaves, flat[: sum(sizes)].split(sizes), strict=True):
             leaf.grad = part.view(leaf.shape)
         buffers.append(flat)
-    return ScatteredGradients(groups, buffers, [flat.chunk(shards)[shard] for flat in buffers], shard, process_group)
+    own = [flat.chunk(share.shards)[share.number] for flat, share in zip(buffers, shares, strict=True)]
+    return ScatteredGradients(groups, buffers, own, shares, shards)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,17 +12,9 @@ from reference_runs.run import Recipe
 from suite.execute.optim.master_weights import MasterWeights, master_weights
 from suite.execute.parallel.one_bit.all_reduce import all_gather
 from suite.execute.parallel.one_bit.buckets import local
-from suite.execute.parallel.scattered_gradients import ScatteredGradients
+from suite.execute.parallel.scattered_gradients import ScatteredGradients, Share
 from suite.execute.precision import WeightGroup, stored_weights
 from suite.job.options import Update
-
-
-class Share(NamedTuple):
-    """Which of so many equal shards is this rank's; `process_group` joins the ranks with the others, None with one."""
-
-    number: int
-    shards: int
-    process_group: dist.ProcessGroup | None
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class Steps:
         """What this rank counts: of its shard where they are scattered, else `widened` ones, or the leaves' own."""
         scattered = None if self.training.scattered is None else self.training.scattered.own()
         for leaf in self.training.leaves:
-            if not leaf.counted:
+            if not leaf.counts_gradient:
                 continue
             if scattered is None:
                 yield leaf.counted_of(widened[leaf.parameter] if widened else leaf.gradient)
@@ -269,7 +269,7 @@ class Steps:
             copies = [leaf.gradient[leaf.own_rows :] for leaf in leaves if leaf.own_rows is not None]
             self._sum(copies, self.training.key_value_group)
         for leaf in leaves:
-            if leaf.expert:
+            if leaf.expert and self.training.scattered is None:
                 leaf.gradient.div_(self.job.layout.replicas)
                 if self.job.layout.data_parallel > 1:
                     dist.all_reduce(leaf.gradient, group=self._mesh.get_group(EXPERT_DATA))
@@ -294,7 +294,7 @@ class Steps:
         layout = self.job.layout
         if layout.tensor_parallel > 1:
             dist.all_reduce(squared, group=self._mesh.get_group(TENSOR))
-        if layout.expert_parallel > 1:
+        if layout.expert_parallel > 1 and not layout.scatters_gradients:
             dist.all_reduce(squared, group=self._mesh.get_group(EXPERT))
         both = torch.stack([loss, squared])
         if layout.pipeline_stages > 1:

@@ -46,7 +46,7 @@ class Gradients:
         """The leaf of a parameter; gradients of several readers are accumulated when all have come."""
         self._leaves += 1
         name, size = self._leaves, self._element * rows * columns
-        self.apart_bytes += size * apart
+        self.apart_bytes += size * (apart and not self.flat)
         waiting: list[MemoryBlock] = []
         if self._keeps or self.flat:
             self._accumulated[name] = self._tape.block(0 if self.flat else size)

@@ -159,7 +159,8 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
     if layout.scatters_gradients and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
         for group in groups:
-            tape.block(int(BYTES_PER_PARAMETER[recipe.precision].gradients) * group.padded)
+            gradients = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
+            tape.block(gradients * group.padded * (group.shards > 1))
     tape.enter(StepPhase.UPDATE, Category.UPDATE)
     in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage)]
     in_passing.clear()

@@ -104,7 +104,6 @@ def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     others = {
         "a capacity of experts": architecture.capacity_factor is not None,
         f"zero{layout.zero_stage}": layout.zero_stage > 1,
-        "reduce-scatter": layout.scatters_gradients,
     }
     return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]
 

@@ -106,7 +106,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     """The fp32 scalars that a rank all-reduces once a step, one message over each axis of several ranks.
 
     tp    squared gradient norm
-    ep    likewise
+    ep    likewise, without reduce-scattered gradients
     pp    loss, squared gradient norm
     dp    loss; with ZeRO-2 and 3 and reduce-scattered gradients squared gradient norm too, as each rank has a shard of
           the gradients, and with 1-bit Adam, as each has its own
@@ -115,7 +115,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     scalars = {
         "tp": (layout.tensor_parallel, 1),
         "pp": (layout.pipeline_stages, 2),
-        "ep": (layout.expert_parallel, 1),
+        "ep": (1 if layout.scatters_gradients else layout.expert_parallel, 1),
         "dp": (layout.state_ranks, 2 if differs else 1),
     }
     return [Traffic(axis, "all_reduce", FP32 * numbers, 1) for axis, (ranks, numbers) in scalars.items() if ranks > 1]
@@ -145,6 +145,7 @@ def executed_gradient_traffic(
     Of experts that ranks share out, N_e elements in all their matrices, over the dp ranks with the same ones, "edp":
         stage 0   all_reduce       g N_e  once a step, a message a matrix, after the backward pass
         stage 1   all_gather       w n ceil(N_e / n)    with n = dp, in a message
+                  reduce_scatter   g n ceil(N_e / n)    with reduce_scatter, in place of the all-reduce
 
     Stages 2 and 3 are fully_shard's: each layer is a unit, and all tensors outside the layers are one; P are the
     elements of its padded shards on a rank (see `sharded_units`).
@@ -161,8 +162,8 @@ def executed_gradient_traffic(
     if layout.zero_stage <= 1:
         groups = optimizer_groups(workload, stage=stage)
         if layout.scatters_gradients:
-            padded = sum(group.padded for group in groups)
-            traffic = [Traffic("dp", "reduce_scatter", gradient * padded, len(groups))]
+            several = [group for group in groups if group.shards > 1]
+            traffic = [Traffic(group.axis, "reduce_scatter", gradient * group.padded, 1) for group in several]
         else:
             buckets = _stage_buckets(workload, stage=stage, element_bytes=gradient)
             traffic = averaging_traffic(
@@ -171,7 +172,7 @@ def executed_gradient_traffic(
         for group in groups:
             if group.shards > 1:
                 traffic.append(Traffic(group.axis, "all_gather", weight * group.padded, 1))
-        if layout.data_parallel > 1:
+        if layout.data_parallel > 1 and not layout.scatters_gradients:
             tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
             shared = [gradient * tensor.elements for tensor in tensors if is_shared_out(tensor, layout)]
             traffic.append(Traffic("edp", "all_reduce", sum(shared), len(shared)))

@@ -72,12 +72,14 @@ def differing_norms(executed: Executed, single: Executed) -> Iterator[str]:
 def differing_copies(executed: Executed) -> Iterator[str]:
     """First gradients that ranks of one replica all have, where they are not the same bits: of parameters that each
     stores whole, and of copies of key-value heads."""
-    first: dict[tuple[int, int, str], Tensor] = {}
+    first: dict[tuple[tuple[int, int], int, str], Tensor] = {}
     whole = executed.job.layout.zero_stage < 2
     copies = max(executed.job.layout.tensor_parallel // executed.job.architecture.kv_heads, 1)
+    scatters = executed.job.layout.scatters_gradients
     for rank, (report, gradients) in enumerate(zip(executed.finished, executed.gradients, strict=True)):
+        index = copy_index(executed, report), report.coordinates.get("ep", 0) if scatters else 0
         for name, (gradient, dim) in gradients.items():
-            whose = copy_index(executed, report), report.coordinates["pp"], name
+            whose = index, report.coordinates["pp"], name
             if whole and has_copied_heads(executed, name):
                 gradient = gradient[-2 * executed.job.architecture.head_dim :]
                 whose = (*whose[:2], f"{name} {report.coordinates['tp'] // copies}")
@@ -135,9 +137,14 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
                 for e in expert
                 for t in tensor
             }
-        if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
-            held = {(0, e, t): torch.stack([held[d, e, t] for d in data]).sum(0) for e in expert for t in tensor}
         of_experts = ".feed_forward.experts." in name
+        if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
+            whose = [[e] for e in expert] if of_experts else [[*expert]]
+            held = {
+                (0, own[0], t): torch.stack([held[d, e, t] for d in data for e in own]).sum(0)
+                for own in whose
+                for t in tensor
+            }
         stacked = (shape.experts or 1) // len(expert) if of_experts else 1
         copied, dim = has_copied_heads(executed, name), dims[name]
         if copied or dim is not None:

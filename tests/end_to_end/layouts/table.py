@@ -96,6 +96,7 @@ LAYOUTS = (
     "ep4",
     "ep2,dp2",
     "ep2,dp2,zero1",
+    "ep2,dp2,zero1,reduce-scatter",
     "ep2,tp2",
     "ep2,tp2,sp,recompute-full,every2",
     "ep2,pp2,1f1b",

@@ -14,7 +14,15 @@ from suite.execute.parallel.local_parameter import LocalParameter
 
 def leaf(parameter: nn.Parameter, *, own_rows: int | None, counts_copies: bool) -> LocalParameter:
     return LocalParameter(
-        parameter, "a", 0, counted=True, partial=False, tied=False, own_rows=own_rows, counts_copies=counts_copies
+        parameter,
+        "a",
+        0,
+        counted=True,
+        counts_gradient=True,
+        partial=False,
+        tied=False,
+        own_rows=own_rows,
+        counts_copies=counts_copies,
     )
 
 

@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from reference_runs.run import Precision
 from suite.execute.measure.counters import CollectiveCounter, storage_bytes
-from suite.execute.parallel.scattered_gradients import ScatteredGradients, scattered_gradients
+from suite.execute.parallel.scattered_gradients import ScatteredGradients, Share, scattered_gradients
 from suite.execute.parallel.sharded_adamw import sharded_adamw
 from suite.execute.precision import GRADIENT_DTYPES, WeightGroup, store_weights
 from suite.job.events import CountedCollective
@@ -117,3 +117,21 @@ def test_the_update_of_a_shard_reads_its_gradient_in_place(group: Any) -> None:
     assert torch.equal(*updated)
     untouched = store_weights([_model()], RECIPE, shards=SHARDS, device=CPU)
     assert not torch.equal(updated[0], torch.cat([of_group.flat for of_group in untouched]))
+
+
+def test_experts_that_ranks_share_out_are_scattered_over_those_with_the_same_ones(group: Any) -> None:
+    model = _model()
+    experts = {id(model[2].weight)}
+    groups = store_weights([model], RECIPE, shards=SHARDS, device=CPU, apart=experts, apart_shards=2)
+    apart = Share(1, 2, None)  # the other rank is not there: its gradients are left out of the sum
+    scattered = scattered_gradients(groups, shards=SHARDS, shard=0, process_group=group, apart=apart)
+    model(torch.ones(6, 5)).square().sum().backward()
+    before = model[2].weight.grad
+    assert before is not None
+    before = before.flatten().clone()
+    scattered.reduce()
+    whole = scattered.whole()[groups[1].leaves[0]].flatten()
+    half = -(-before.numel() // 2)
+    assert torch.equal(whole[half:], before[half:] / SHARDS)
+    assert not whole[:half].any()
+    assert torch.equal(scattered.own()[groups[1].leaves[0]][1], before[half:] / SHARDS)

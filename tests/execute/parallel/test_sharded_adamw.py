@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from reference_runs.run import Optimizer, Precision, Recipe, Workload
 from suite.execute.measure.counters import storage_bytes
 from suite.execute.model.decoder import Decoder
+from suite.execute.parallel.scattered_gradients import Share
 from suite.execute.parallel.sharded_adamw import (
     ShardedAdamW,
-    Share,
     TensorAdamW,
     fully_sharded_adamw,
     sharded_adamw,
