@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_runs.accelerator import accelerator
 from reference_runs.errors import InputError
 from suite.paths import RESULTS
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
@@ -33,11 +32,3 @@ def _measured_slice(text: str) -> MeasuredSlice:
     hardware = record.begin.hardware
     device = hardware["gpus"].partition(", ")[0] if job.device == "cuda" else hardware["cpu"]
     return MeasuredSlice(job, times, record.path, device)
-
-
-def is_accelerator(device: str, name: str) -> bool:
-    """Whether a device, as its driver calls it, is the catalog's accelerator of that name."""
-    try:
-        return accelerator(device).name == name
-    except InputError:
-        return False

@@ -190,8 +190,8 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
     laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
     print_folded(out, f"{name}{stands_on}{laid_out}", "bold")
     if predicted.sliced:
-        seconds, elsewhere = _published_step(predicted)
-        print_sliced(out, predicted.sliced, seconds, elsewhere=elsewhere)
+        elsewhere = "" if predicted.is_of_record else f" {measured_where(predicted.run) or 'elsewhere'}"
+        print_sliced(out, predicted.sliced, predicted.run.reported.step_seconds, elsewhere=elsewhere)
     if arithmetic and arithmetic.memory:
         print_fit(out, arithmetic.memory, predicted.memory_bytes)
     rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]
@@ -214,18 +214,6 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
         where = where if complete else f"{where.partition(',')[0]} in the recorded layout"
         print_folded(out, f"published figures are {where}: not compared")
     print_folded(out, f"{SIGNS}{more}")
-
-
-def _published_step(predicted: Predicted) -> tuple[float | None, str]:
-    """The published seconds of a step, and in words where, if that is another machine or layout than the slice's."""
-    from suite.commands.measured_slices import is_accelerator
-
-    run, sliced = predicted.run, predicted.sliced
-    assert run is not None
-    assert sliced is not None
-    same = run.cluster is not None and is_accelerator(sliced.device, run.cluster.accelerator)
-    where = "" if same and predicted.is_of_record else f" {measured_where(run) or 'elsewhere'}"
-    return run.reported.step_seconds, where
 
 
 def _print_miniature(out: Console, name: str, rows: list[Row]) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted
@@ -15,6 +16,7 @@ from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare
+from suite.metrics.figures import Quantity
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.model import RunMachine, run_machine
@@ -30,6 +32,8 @@ from suite.predict.recorded_run.published import (
 )
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.report.terminal.prediction import exceeds
+
+_OF_THE_ACCELERATOR = (Quantity.MFU, Quantity.HFU, Quantity.ENERGY_JOULES)  # by its data sheet
 
 
 class Predicted(NamedTuple):
@@ -152,6 +156,10 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     is_of_record = layout == run.recorded_layout and not any(
         (request.on, request.machine, request.network, request.stack, request.products)
     )
+    if machine and sliced and not _is_accelerator(sliced.device, machine.accelerator.name):
+        is_of_record = False
+        left = [figure for figure in left if figure.quantity not in _OF_THE_ACCELERATOR]
+        missing.append(f"mfu, hfu, energy: the slice was measured on {sliced.device}, no {machine.accelerator.name}")
     if is_of_record:
         peak = machine.peak if machine else None
         measured = ([], []) if sliced else measured_figures(run, able)
@@ -206,3 +214,11 @@ def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
     layout = parse_layout(words, base=run.recorded_layout or Layout())
     check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
     return layout
+
+
+def _is_accelerator(device: str, name: str) -> bool:
+    """Whether a device, as its driver calls it, is the catalog's accelerator of that name."""
+    try:
+        return accelerator(device).name == name
+    except InputError:
+        return False

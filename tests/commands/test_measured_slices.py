@@ -103,6 +103,19 @@ def test_layers_of_the_whole_run_may_lie_in_another_layout_of_the_same_share(
     assert "published 105.2 s on 384 a100-sxm-80gb" in " ".join(text.split())
 
 
+def test_what_another_device_measured_is_not_compared_with_what_was_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    path = stored(tmp_path, slice_job(reference_run("bloom-176b")), times_of(bloom_parts()), cpu="a processor")
+    text = printed(capsys, "bloom-176b", "--from", str(path))
+    assert "measured on a processor: layer " in text
+    assert "published 105.2 s on 384 a100-sxm-80gb" in text
+    assert "not predicted: mfu, hfu, energy: the slice was measured on a processor, no a100-sxm-80gb" in text
+    assert "mfu  " not in text
+    assert re.search(r"step_seconds +107.9 s\n", text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
