@@ -112,15 +112,7 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     """
     minis = miniatures()
     if name in minis:
-        for option in ("on", "machine", "layout", "network", "stack", "products", "slices"):
-            if getattr(request, option) not in (None, ()):
-                given = f"--{'from' if option == 'slices' else option}"
-                raise InputError(
-                    "is for recorded runs and run files", got=f"{given} with the miniature {name}", where=given
-                )
-        small = miniature(reference_run(minis[name]), "cpu", ranks=2)
-        figures = prediction(small.workload)
-        return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
+        return _predicted_miniature(name, request)
     run = reference_run(name, also=minis)
     if request.products is not None:
         run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
@@ -172,6 +164,19 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
     reasons = (*missing, *absent.reasons)
     return Predicted(rows, run, layout, machine, predicted, reasons, is_of_record, remark, sliced)
+
+
+def _predicted_miniature(name: str, request: PredictionRequest) -> Predicted:
+    for option in ("on", "machine", "layout", "network", "stack", "products", "slices"):
+        if getattr(request, option) not in (None, ()):
+            given = f"--{'from' if option == 'slices' else option}"
+            raise InputError(
+                "is for recorded runs and run files", got=f"{given} with the miniature {name}", where=given
+            )
+    small = miniature(reference_run(miniatures()[name]), "cpu", ranks=2)
+    return Predicted(
+        compare(prediction(small.workload), [], left_name="predicted", right_name="published", judge=False)
+    )
 
 
 def _sliced(
