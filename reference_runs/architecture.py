@@ -56,6 +56,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         score_scale: factor of attention's scores besides 1 / sqrt(head_dim) (DeepSeek's with YaRN).
         mean_document: tokens of a document, its end included, where sequences are packed with several that do not see
             each other.
+        scaled_embedding: whether embeddings are multiplied by sqrt(hidden) (Gemma).
         sliding_window: positions, its own included, that a token attends to.
         query_rank: width to which latent attention compresses queries; None: they are not compressed.
         key_value_rank: width to which latent attention compresses keys and values together. Of a head's `head_dim`,
@@ -64,6 +65,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         experts: feed-forward parts of a layer, of which a router chooses `experts_per_token` for each token.
         expert_ffn_hidden: width of each; None: `ffn_hidden`, which is that of dense layers otherwise.
         shared_experts: further ones of that width that every token passes.
+        shared_gate: whether a sigmoid of the hidden state's product weighs what the shared ones give (Qwen 2).
         dense_layers: layers at the beginning with one feed-forward part.
         gate_scale: factor of the gates.
         balancing_rate: by which a step moves the bias that balances experts, up or down.
@@ -108,6 +110,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rotary_scaling: RotaryScaling = RotaryScaling.BANDS
     rotary_scaling_amplitude: Positive | None = None
     score_scale: Positive | None = None
+    scaled_embedding: bool = False
     sliding_window: Tokens | None = None
     mean_document: Tokens | None = None
     query_rank: Count | None = None
@@ -117,6 +120,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     experts_per_token: Count | None = None
     expert_ffn_hidden: Count | None = None
     shared_experts: NotNegativeCount = 0
+    shared_gate: bool = False
     dense_layers: NotNegativeCount = 0
     gate: Gate | None = None
     gate_scale: Positive | None = None
@@ -178,7 +182,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def of_dense_layers(self) -> Architecture:
         """The same with its dense layers alone."""
         fields = ("experts", *_WITH_EXPERTS, *_OF_EXPERTS)
-        return msgspec.structs.replace(self, **dict.fromkeys(fields), shared_experts=0, dense_layers=0)
+        return msgspec.structs.replace(
+            self, **dict.fromkeys(fields), shared_experts=0, shared_gate=False, dense_layers=0
+        )
 
     def check(self, where: str) -> None:
         """Refuse shapes that contradict themselves.
@@ -250,6 +256,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         by_bias = self.balancing is Balancing.BIAS
         for wrong, name, allowed in (
             (not routed and self.shared_experts > 0, "shared_experts", "0 without experts"),
+            (self.shared_gate and not self.shared_experts, "shared_gate", "false without shared_experts"),
             (not routed and self.dense_layers > 0, "dense_layers", "0 without experts"),
             (routed and self.dense_layers >= self.layers, "dense_layers", f"below layers = {self.layers}"),
             (routed and chosen > experts, "experts_per_token", f"at most experts = {experts}"),

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen 3, DeepSeek 2 and 3 with their latent attention."""
+"""Mixtures of experts: Mixtral, Qwen 2 and 3, DeepSeek 2 and 3 with their latent attention."""
 
 from __future__ import annotations
 
@@ -36,6 +36,29 @@ def qwen3_moe(c: Configuration) -> None:
     attention = c.flag("attention_bias", default=False)
     biases(c, attention=attention, projection=attention)
     c.put("query_key_norm", c.model("head", "q_norm, k_norm"))
+    _qwen_experts(c, experts=128, chosen=8, width=768)
+
+
+def qwen2_moe(c: Configuration) -> None:
+    """Qwen 1.5's and 2's mixtures: experts that every token passes, together so wide, and a gate that weighs them.
+
+    Raises:
+        InputError: the shared width is no multiple of an expert's.
+    """
+    llama_like(c, sequence=32768)
+    biases(c, attention=c.flag("qkv_bias", default=True))
+    _qwen_experts(c, experts=60, chosen=4, width=1408)
+    together, width = c.count("shared_expert_intermediate_size", default=5632), c.known("expert_ffn_hidden")
+    assert isinstance(together.value, int)
+    if together.value % width:
+        raise c.refusal("shared_expert_intermediate_size", allowed=f"a multiple of moe_intermediate_size = {width}")
+    number = "shared_expert_intermediate_size / moe_intermediate_size: one part as wide as so many experts"
+    c.put("shared_experts", c.derived(together.value // width, number))
+    c.put("shared_gate", c.model(True, "shared_expert_gate"))
+
+
+def _qwen_experts(c: Configuration, *, experts: int, chosen: int, width: int) -> None:
+    """Experts of every layer but the first ones of mlp_only_layers; by default so many, so wide."""
     switched_window(c)
     c.only("decoder_sparse_step", 1, default=1)
     dense = c.raw("mlp_only_layers") or []
@@ -43,9 +66,9 @@ def qwen3_moe(c: Configuration) -> None:
         raise c.refusal("mlp_only_layers", allowed="the first layers, or none")
     if dense:
         c.put("dense_layers", c.derived(len(dense), "the length of config mlp_only_layers"))
-    c.put("experts", c.count("num_experts", "num_local_experts", default=128))
-    c.put("experts_per_token", c.count("num_experts_per_tok", default=8))
-    c.put("expert_ffn_hidden", c.count("moe_intermediate_size", default=768))
+    c.put("experts", c.count("num_experts", "num_local_experts", default=experts))
+    c.put("experts_per_token", c.count("num_experts_per_tok", default=chosen))
+    c.put("expert_ffn_hidden", c.count("moe_intermediate_size", default=width))
     c.put("gate", _softmax(c.flag("norm_topk_prob", default=False)))
     _auxiliary_loss(c, "router_aux_loss_coef", default=0.001)
 

@@ -49,7 +49,7 @@ def qwen3(c: Configuration) -> None:
 
 
 def gemma(c: Configuration) -> None:
-    """Gemma 1: GeGLU by the tanh form, heads of 256, tied tables."""
+    """Gemma 1: GeGLU by the tanh form, heads of 256, tied tables; its gains are kept less 1, which no step shows."""
     shape(c)
     attention_heads(c, head_dim=256)
     c.training_sequence("max_position_embeddings", default=8192)
@@ -66,7 +66,7 @@ def gemma(c: Configuration) -> None:
     tied(c, default=True)
     training(c)
     c.only("use_bidirectional_attention", None, False, default=None)
-    c.notes.append("embeddings times sqrt(hidden): no key describes it; it changes losses, and no count of a step")
+    c.put("scaled_embedding", c.model(True, "embeddings times sqrt(hidden)"))
 
 
 def olmo(c: Configuration) -> None:

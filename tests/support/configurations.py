@@ -43,6 +43,8 @@ MPT_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 50432, "
 MOE = {"norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
 QWEN3_30B = _llama("qwen3_moe", 48, 2048, 32, 151936, kv=4, ffn=6144, head_dim=128, moe_intermediate_size=768, **MOE)
 QWEN3_235B = _llama("qwen3_moe", 94, 4096, 64, 151936, kv=4, ffn=12288, head_dim=128, moe_intermediate_size=1536, **MOE)
+QWEN15_MOE = {"num_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": False, "decoder_sparse_step": 1}
+QWEN15_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 V2_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707, "beta_fast": 32}
 V2 = {"n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "norm_topk_prob": False}
 V2 |= {"kv_lora_rank": 512, "scoring_func": "softmax", "aux_loss_alpha": 0.001, "seq_aux": True, "moe_layer_freq": 1}
@@ -92,6 +94,7 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
         _llama("mixtral", 32, 4096, 32, 32000, kv=8, ffn=14336, num_local_experts=8, num_experts_per_tok=2),
         46_702_792_704,
     ),
+    "qwen1.5-moe-a2.7b": (_llama("qwen2_moe", 24, 2048, 16, 151936, kv=16, ffn=5632, **QWEN15_MOE), 14_315_784_192),
     "qwen3-30b-a3b": (QWEN3_30B, 30_532_122_624),
     "qwen3-235b-a22b": (QWEN3_235B, 235_093_634_560),
     "deepseek-v2-lite": (_llama("deepseek_v2", 27, 2048, 16, 102400, ffn=10944, **V2, **V2_LITE), 15_706_484_224),

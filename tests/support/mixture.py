@@ -20,6 +20,7 @@ class Experts(nn.Module):
 
         self.router = nn.Linear(h, shape.experts or 0, bias=shape.balancing is Balancing.BIAS)
         self.experts = nn.ModuleList(part(width) for _ in range((shape.experts or 0) // expert_parallel))
+        self.shared_gate = nn.ModuleList([nn.Linear(h, 1, bias=False)] if shape.shared_gate else [])
         self.shared = nn.ModuleList(part(width) for _ in range(shape.shared_experts))
 
 

@@ -112,6 +112,7 @@ def varied_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Archit
         norm_gain=gains,
         shared_norm=parallel and draw(st.booleans()),
         query_key_norm=draw(st.sampled_from(norms)),
+        scaled_embedding=draw(st.booleans()),
         sliding_window=draw(st.none() | st.integers(1, 12)) if base.mask is Mask.CAUSAL else None,
     )
     architecture.check("drawn")
@@ -135,7 +136,8 @@ def routed_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1, expert_pa
         experts=experts,
         experts_per_token=draw(st.integers(1, experts // groups * of_token)),
         expert_ffn_hidden=draw(st.none() | st.integers(1, 12).map(lambda width: width * tensor_parallel)),
-        shared_experts=draw(st.integers(0, 2)),
+        shared_experts=(shared := draw(st.integers(0, 2))),
+        shared_gate=bool(shared) and draw(st.booleans()),
         dense_layers=draw(st.integers(0, 1)),
         gate=draw(st.sampled_from(Gate)),
         gate_scale=draw(st.none() | st.just(2.5)),

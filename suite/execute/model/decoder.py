@@ -178,6 +178,8 @@ class Decoder(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         if self.gradient_share is not None:
             x_BTD = x_BTD * self.gradient_share + x_BTD.detach() * (1 - self.gradient_share)
+        if self.architecture.scaled_embedding:
+            x_BTD = x_BTD * math.sqrt(self.architecture.hidden)
         if self.position is not None:
             first = self.architecture.extra_positions
             part, parts = self.sequence_part

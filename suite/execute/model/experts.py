@@ -329,9 +329,11 @@ class Experts(nn.Module):
 
     def __init__(self, architecture: Architecture, operations: Operations, shared: nn.Module | None) -> None:
         super().__init__()
+        hidden = architecture.hidden
         self.router = Router(architecture)
         self.experts = RoutedExperts(architecture, operations)
         self.shared_experts = shared
+        self.shared_gate = nn.Linear(hidden, 1, bias=False) if architecture.shared_gate else None
         self.exchange = self.entered = self.left = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # sizes depend on the routing: it runs eagerly
@@ -345,8 +347,13 @@ class Experts(nn.Module):
         out: Tensor = weighed_NCD.sum(1).view_as(x_BTD)
         del y_RD, weighed_NCD
         if self.shared_experts is not None:
-            out = out + self.shared_experts(x_BTD)
+            out = out + self._shared(self.shared_experts, x_BTD)
         return out if self.left is None else self.left(out)
+
+    def _shared(self, experts: nn.Module, x_BTD: Tensor) -> Tensor:
+        """What every token's experts give, weighed where they have a gate."""
+        out: Tensor = experts(x_BTD)
+        return out if self.shared_gate is None else out * self.shared_gate(x_BTD).sigmoid()
 
     def _dropless(self, x_ND: Tensor, dispatch: Dispatch) -> Tensor:
         """What the experts make of each row, [R, D], in the order of the tokens."""

@@ -42,7 +42,12 @@ _LATENT = ("query_expansion", "key_value_expansion")
 # Matrices and tables that every rank has whole
 _WHOLE = ("position", "query_position", "query_compression", "key_value_compression")
 # What every rank has whole and applies to its own heads, or to what its own parts of the experts give
-_OF_PARTS = ("attention.query_norm.weight", "attention.key_norm.weight", "feed_forward.router.weight")
+_OF_PARTS = (
+    "attention.query_norm.weight",
+    "attention.key_norm.weight",
+    "feed_forward.router.weight",
+    "feed_forward.shared_gate.weight",
+)
 
 
 @dataclass(frozen=True)

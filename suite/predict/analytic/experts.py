@@ -54,6 +54,7 @@ def expert_activation_bytes(
         activation input, activated half, contraction input    `kept_activation` of e T k f / t
         expert output      e T k h / u     what the gates weigh
         shared experts     `kept_activation` of e T f' / t with f' the width of all of them
+        shared expert output    e T (h + 1) / u, where a gate weighs it: that and the gate
 
     The layer's feed-forward input, which router and shared experts read, is counted with the layer.
     Source: counted here for the dispatch by all-to-all of Megatron-LM, core/transformer/moe/token_dispatcher.py.
@@ -70,6 +71,8 @@ def expert_activation_bytes(
     if a.shared_experts:
         shared = kept_activation(a, wide=element * tokens * a.shared_experts * a.expert_width // t)
         kinds |= {f"shared expert {kind}": size for kind, size in shared.items()}
+    if a.shared_gate:
+        kinds["shared expert output"] = element * tokens * (a.hidden + 1) // sequence_shards
     return kinds
 
 
@@ -77,6 +80,7 @@ def expert_forward_flop(architecture: Architecture, *, tokens: int) -> dict[str,
     """Flop of matrix products of one layer's router and experts in the forward pass of `tokens` tokens, by part.
 
     router          2 T h E
+    shared gate     2 T h, where the shared experts have one
     feed-forward    2 (g + 1) T h f k, and f' in place of f k for the shared experts: what a token passes
 
     Differs from 2 T for each stored parameter by the E - k experts that a token does not pass.
@@ -85,6 +89,7 @@ def expert_forward_flop(architecture: Architecture, *, tokens: int) -> dict[str,
     passed = (a.experts_per_token or 0) + a.shared_experts
     return {
         "router": 2 * tokens * a.hidden * (a.experts or 0),
+        **({"shared gate": 2 * tokens * a.hidden} if a.shared_gate else {}),
         "feed-forward": 2 * products * tokens * a.hidden * a.expert_width * passed,
     }
 
@@ -97,6 +102,7 @@ def expert_products(workload: Workload, *, tokens: int) -> dict[str, tuple[int, 
         contraction            E / n of T k n / E x f / t by f / t x h
         shared expansion       T x h by h x g f' / t
         shared contraction     T x f' / t by f' / t x h
+        shared gate            T / u x h by h x 1
 
     The mean of T k n / E tokens is rounded up. Summed over the ranks, their flop are then those of
     `expert_forward_flop`, where nothing is dropped and each rank has its part of the router's tokens.
@@ -115,6 +121,8 @@ def expert_products(workload: Workload, *, tokens: int) -> dict[str, tuple[int, 
         shared = architecture.shared_experts * width
         products["shared expansion"] = (1, tokens, gate * shared, h)
         products["shared contraction"] = (1, tokens, h, shared)
+    if architecture.shared_gate:
+        products["shared gate"] = (1, tokens // (t if layout.sequence_parallel else 1), 1, h)
     return products
 
 
@@ -125,6 +133,7 @@ def expert_operator_bytes(workload: Workload, *, tokens: int, element: int) -> d
     dispatch      2 e T k h / u      into the order of the experts
     combine       e T (k + 1) h / u  weighed and added up in the order of the tokens
     router        8 T E / u          softmax or sigmoid of its scores in fp32
+    shared gate   2 e T h / u        what it weighs, where there is one
     """
     architecture, layout = workload.architecture, workload.layout
     t, u = layout.tensor_parallel, layout.tensor_parallel if layout.sequence_parallel else 1
@@ -135,4 +144,5 @@ def expert_operator_bytes(workload: Workload, *, tokens: int, element: int) -> d
         "dispatch": 2 * element * sent * architecture.hidden // u,
         "combine": element * (sent + tokens) * architecture.hidden // u,
         "router": 2 * FP32 * tokens * (architecture.experts or 0) // u,
+        **({"shared gate": 2 * element * tokens * architecture.hidden // u} if architecture.shared_gate else {}),
     }

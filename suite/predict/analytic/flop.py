@@ -135,7 +135,7 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: range) -> int:
     """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of these layers.
 
     full         the last product of each group: 2 T h f, or f' of shared experts (see `groups_stopped_early`); nothing
-                 where it ends with experts alone, whose output is needed for the gradient of their gates
+                 where it ends with experts alone or with a gate of shared ones, whose output their gradients need
     selective    the attention context, whose inputs are the last tensors needed: 2 T s a d a layer; nothing of a fused
                  attention, whose output is needed
 
@@ -149,6 +149,7 @@ def early_stop_flop(workload: Workload, *, samples: int, layers: range) -> int:
     ends = [*layers[layout.checkpoint_layers - 1 : -1 : layout.checkpoint_layers], *layers[-1:]]
     dense = sum(architecture.experts is None or layer < architecture.dense_layers for layer in ends)
     shared = (len(ends) - dense) * architecture.shared_experts * architecture.expert_width
+    shared = 0 if architecture.shared_gate else shared
     columns: int = dense * architecture.ffn_hidden + shared
     return 2 * samples * architecture.sequence * architecture.hidden * columns
 
@@ -229,7 +230,7 @@ def redundant_flop(architecture: Architecture, layout: Layout, *, samples: int, 
     """Flop that no token needs of a layer's forward pass of `samples` sequences, over all t tensor-parallel ranks.
 
     keys, values    4 T h d (t - k)           where there are more ranks than k key-value heads of size d
-    router          2 T h E (t - 1)           of E experts, as each rank routes all tokens
+    router          2 T h E (t - 1)           of E experts and a shared gate (as one more), as each routes all tokens
     compression     2 T h (q + c + r) (t - 1) of latent attention of ranks q and c, as each rank compresses all tokens;
                                               not with sequence parallelism
     experts         2 (g + 1) h f (P - R)     where they have a capacity: P places of all experts for every
@@ -237,7 +238,7 @@ def redundant_flop(architecture: Architecture, layout: Layout, *, samples: int, 
                                               where more rows are dropped than places stay empty
     """
     a, t, tokens = architecture, layout.tensor_parallel, samples * architecture.sequence
-    columns: int = 2 * a.head_dim * max(t - a.kv_heads, 0) + (a.experts or 0) * (t - 1)
+    columns: int = 2 * a.head_dim * max(t - a.kv_heads, 0) + ((a.experts or 0) + a.shared_gate) * (t - 1)
     if a.key_value_rank is not None and not layout.sequence_parallel:
         columns += (compressed_width(a) + (a.rotary_dim or 0)) * (t - 1)
     each = at_once * a.sequence

@@ -87,7 +87,7 @@ def parameter_counts(architecture: Architecture) -> dict[str, int]:
     With D layers before L - D with E experts of width x and y shared ones:
         feed-forward         of the D layers alone
         router               (L - D) (h E, and E where a bias balances it)
-        experts              (L - D) (E + y) (g + 1) h x
+        experts              (L - D) (E + y) (g + 1) h x, and h where the shared ones have a gate
     Under latent attention, with ranks q and c, of d dimensions r rotated, and values of size w:
         attention            L (h q + q + q a d + h (c + r) + c + c a (d - r + w) + a w h); without q h a d first
 
@@ -117,7 +117,8 @@ def _part(name: str) -> str:
     owner, _, rest = name.partition(".")
     if owner == "feed_forward":
         first = rest.partition(".")[0]
-        return {"router": "router", "experts": "experts", "shared_experts": "experts"}.get(first, "feed-forward")
+        of_experts = dict.fromkeys(("experts", "shared_experts", "shared_gate"), "experts")
+        return ({"router": "router"} | of_experts).get(first, "feed-forward")
     if owner.endswith("_norm"):
         return "embedding norm" if owner == "embedding_norm" else "norm"
     return "position" if owner == "query_position" else owner
@@ -296,6 +297,8 @@ def _experts(a: Architecture, t: int, expert_parallel: int) -> list[ParameterTen
         tensors.append(ParameterTensor(name, rows * columns, True, rows, Spread.EXPERTS))
     if a.shared_experts:
         tensors += _feed_forward(a, "feed_forward.shared_experts", width=a.shared_experts * width)
+    if a.shared_gate:
+        tensors += _whole("feed_forward.shared_gate", 1, a.hidden)
     return tensors
 
 

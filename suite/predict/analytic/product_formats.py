@@ -16,7 +16,8 @@ from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 BLOCK = 128  # elements of a block of fp8-blockwise, and rows of a block of weights
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
-WIDER = ("router", "attention scores", "attention context")  # products that stay in the dtype of the precision
+# products that stay in the dtype of the precision
+WIDER = ("router", "shared gate", "attention scores", "attention context")
 SAME_INPUT = ("key, value compression",)  # parts whose input an earlier one has cast
 # formats whose scale of a whole tensor follows from its own elements, which are read for it first
 _READS_FIRST = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)

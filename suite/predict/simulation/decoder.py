@@ -163,6 +163,8 @@ class Chunk:
             learning, fixed = operators.scaled(x, elements=states), operators.block(states)
             x = operators.sum(learning, Value(fixed), elements=states)
             del learning, fixed
+        if self.architecture.scaled_embedding:
+            x = operators.scaled(x, elements=states)
         if parameters.position is not None:
             read = self._positions(parameters.position)
             x = operators.sum(x, read, elements=states)
@@ -357,7 +359,11 @@ class Chunk:
         )
         out = experts.routed(x, parameters, self._activated)
         if parameters.shared is not None:
-            out = self.operators.sum(out, self._own_feed_forward(parameters.shared, x), elements=sizes.states)
+            shared = self._own_feed_forward(parameters.shared, x)
+            if parameters.shared_gate is not None:
+                shared = experts.gated(shared, x, parameters.shared_gate)
+            out = self.operators.sum(out, shared, elements=sizes.states)
+            del shared
         return self.operators.of_rows(out, elements=sizes.states)
 
     def _one_feed_forward(self, parameters: FeedForwardParameters, x: Value) -> Value:

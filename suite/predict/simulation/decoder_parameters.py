@@ -39,6 +39,7 @@ class ExpertParameters(NamedTuple):
     expansion: ParameterLeaf
     contraction: ParameterLeaf
     shared: FeedForwardParameters | None
+    shared_gate: ParameterLeaf | None
 
 
 class LatentParameters(NamedTuple):
@@ -266,6 +267,7 @@ def _layer_parameters(
             expansion=new_leaf(unit, number // expert_ranks * gate * width, hidden, apart=apart),
             contraction=new_leaf(unit, number // expert_ranks * hidden, width, apart=apart),
             shared=feed_forward(shared * width) if shared else None,
+            shared_gate=new_leaf(unit, 1, hidden) if architecture.shared_gate else None,
         )
 
     def before_scores() -> Affine | LatentParameters:

@@ -93,6 +93,26 @@ class ExpertLayer:
             del own_order, own_inverse
         return self._weighed(self._ordered(out, back, given=self._computed if self._has_capacity else rows), gates)
 
+    def gated(self, shared: Value, x: Value, gate: ParameterLeaf) -> Value:
+        """What the shared experts give times the sigmoid of x by the gate's row: keeps the sigmoid and both factors."""
+        operators, tape, tokens, hidden = self._operators, self._tape, self._tokens, self._hidden
+        score = operators.linear(x, gate, None, tokens=tokens, columns=hidden, rows=1)
+        out = operators.block(tokens)
+        weight = Value(out, tape.record([score], [out], self._passing(operators.element * tokens)))
+        del score, out
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            tape.count("add", tokens * hidden, variant="forward", dtype=operators.dtype, times=2)
+            of_shared = operators.block(tokens * hidden)
+            of_weight = operators.block(tokens * hidden)
+            sums = operators.block(tokens)
+            del of_weight
+            return [of_shared, sums]
+
+        tape.count("add", tokens * hidden, variant="forward", dtype=operators.dtype)
+        node = tape.record([shared, weight], [shared.block, weight.block], rule)
+        return Value(operators.block(tokens * hidden), node)
+
     def _ordered(self, x: Value, keeps: Blocks, *, given: int, rows: int | None = None) -> Value:
         """Of so many given rows, so many (None: those of the tokens) in another order: keeps what leads back."""
         operators, elements = self._operators, (self._rows if rows is None else rows) * self._hidden

@@ -371,10 +371,10 @@ def _by_positions(tensor: ParameterTensor) -> bool:
     """Whether each rank has its gradient of its own positions alone, of a norm, a learned position or
     latent attention's compression; or a router's."""
     owner = tensor.name.split(".")[-2]
-    return owner in ("position", "router") or owner.endswith(("norm", "compression"))
+    return owner in ("position", "router", "shared_gate") or owner.endswith(("norm", "compression"))
 
 
 def _by_parts(tensor: ParameterTensor) -> bool:
     """Whether each rank has its gradient of its own heads alone, of a norm of queries or keys; or of its parts of
     experts, of a router."""
-    return tensor.name.split(".")[-2] in ("query_norm", "key_norm", "router")
+    return tensor.name.split(".")[-2] in ("query_norm", "key_norm", "router", "shared_gate")

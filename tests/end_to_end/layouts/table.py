@@ -192,6 +192,12 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "query_key_norm": QueryKeyNorm.HEAD,
     },
     "shared-experts": {**_SIGMOID_EXPERTS, "balancing": Balancing.NONE},
+    "gated-shared-experts": {
+        **_SIGMOID_EXPERTS,
+        "balancing": Balancing.NONE,
+        "shared_gate": True,
+        "scaled_embedding": True,
+    },
     "capacity": {"experts": 8, "experts_per_token": 2, "auxiliary_loss_weight": 0.02, "capacity_factor": 1.1},
     "few-places": {**_SIGMOID_EXPERTS, "balancing": Balancing.NONE, "capacity_factor": 0.5},
     # DeepSeek-V2-Lite's attention: queries are not compressed

@@ -34,7 +34,7 @@ CASES = [
     Case("shared-experts", "fp32", "cp2"),
     Case("mixtral", "fp32", "tp2"),
     Case("shared-experts", "fp32", "tp2,sp,recompute-full,every3"),
-    Case("shared-experts", "fp32", "ep2,tp2"),
+    Case("gated-shared-experts", "fp32", "ep2,tp2"),
     Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
     Case("deepseek", "fp32", "tp2,sp"),
     Case("shared-experts", "fp32", "ep2,pp2,1f1b,interleave2"),
@@ -75,6 +75,12 @@ RARE = [
     Case("deepseek", "fp32", "ep2,dp2,pp2,1f1b,zero1,micro1"),
     Case("latent", "fp32", "tp2"),
     Case("latent", "fp32", "tp2,sp,pp2,1f1b"),
+    Case("shared-experts", "fp32", "ep2,tp2"),
+    Case("gated-shared-experts", "16bit", "dp1"),
+    Case("gated-shared-experts", "16bit", "dp2,zero3"),
+    Case("gated-shared-experts", "fp32", "dp2,recompute-full,every2"),
+    Case("gated-shared-experts", "16bit", "ep2,tp2,sp"),
+    Case("gated-shared-experts", "fp32", "tp2"),
 ]
 ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.rare) for case in RARE)]
 NAME = operator.attrgetter("name")

@@ -21,6 +21,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -35,6 +37,8 @@ from transformers import (
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -128,6 +132,22 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
             "expert_ffn_hidden": 20,
         }
         | ROUTED,
+    ),
+    "gemma": (
+        LLAMA,
+        {
+            "grouped": True,
+            "narrow": True,
+            "activation": Activation.GEGLU_TANH,
+            "tied_embeddings": True,
+            "scaled_embedding": True,
+            "norm_epsilon": 1e-6,
+        },
+    ),
+    "qwen2-moe": (
+        LLAMA,
+        {"grouped": True, "attention_bias": True, "experts": 11, "experts_per_token": 3, "expert_ffn_hidden": 20}
+        | {"shared_experts": 3, "shared_gate": True, **ROUTED, "gate": Gate.SOFTMAX},
     ),
     "deepseek-v3": (DEEPSEEK, LATENT),
     "deepseek-v3-yarn": (DEEPSEEK, LATENT | YARN_OF_SCORES),
@@ -294,6 +314,18 @@ def qwen3_moe(a: Architecture) -> nn.Module:
     sizes = {"num_experts": a.experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": True}
     sizes |= {"moe_intermediate_size": a.expert_width, "decoder_sparse_step": 1, "mlp_only_layers": []}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes))
+
+
+def qwen2_moe(a: Architecture) -> nn.Module:
+    sizes = {"num_experts": a.experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": False}
+    sizes |= {"moe_intermediate_size": a.expert_width, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    sizes |= {"shared_expert_intermediate_size": a.shared_experts * a.expert_width}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**llama_sizes(a) | EXPERT_BY_EXPERT | sizes))
+
+
+def gemma(a: Architecture) -> nn.Module:
+    names = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "pad_token_id": None}
+    return GemmaForCausalLM(GemmaConfig(**llama_sizes(a) | names))
 
 
 def deepseek_sizes(a: Architecture) -> dict[str, Any]:
@@ -506,6 +538,23 @@ def rotated_in_pairs(weight: Tensor, a: Architecture) -> Tensor:
     return torch.cat([weight[: a.key_value_rank], neighbours(weight[a.key_value_rank :])])
 
 
+QWEN2_MOE_NAMES = ROUTED_NAMES | {
+    "blocks.{}.feed_forward.shared_experts.contraction.weight": (
+        "model.layers.{}.mlp.shared_expert.down_proj.weight",
+        same,
+    ),
+    "blocks.{}.feed_forward.shared_gate.weight": ("model.layers.{}.mlp.shared_expert_gate.weight", same),
+}
+
+
+def less_one(gain: Tensor, _: Architecture) -> Tensor:
+    """Gemma's gains are kept less 1."""
+    return gain - 1
+
+
+GEMMA_NAMES = {
+    ours: (theirs, less_one if ours.endswith("norm.weight") else how) for ours, (theirs, how) in LLAMA_NAMES.items()
+}
 LATENT_NAMES: Rename = ROUTED_NAMES | pairs(
     "model.layers.{}",
     {
@@ -538,6 +587,8 @@ FAMILIES |= {
     "olmo2": (olmo2, OLMO2_NAMES),
     "mixtral": (mixtral, ROUTED_NAMES),
     "qwen3-moe": (qwen3_moe, ROUTED_NAMES),
+    "gemma": (gemma, GEMMA_NAMES),
+    "qwen2-moe": (qwen2_moe, QWEN2_MOE_NAMES),
     "deepseek-v3": (deepseek_v3, LATENT_NAMES),
     "deepseek-v3-yarn": (deepseek_v3, LATENT_NAMES),
     "deepseek-v2": (deepseek_v2, LATENT_NAMES),
@@ -575,6 +626,7 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
             continue
         if name in VARIED and general.endswith(("feed_forward.expansion.weight", "shared_experts.expansion.weight")):
             owner = "mlp.shared_experts" if "shared" in general else "mlp"
+            owner = "mlp.shared_expert" if "shared" in general and a.shared_gate else owner
             others = [right.pop(f"model.layers.{layer}.{owner}.{part}.weight") for part in GATES]
             found += zip((value[::2], value[1::2]), others, strict=True)
             continue
@@ -586,6 +638,7 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
             found += [(parts, torch.cat(others))] if gradients else zip(parts.chunk(3), others, strict=True)
             continue
         theirs_name, laid_out = names[general]
+        laid_out = same if gradients and laid_out is less_one else laid_out
         other = right.pop(theirs_name.format(layer))
         found.append((laid_out(value, a), other))
     assert not right, sorted(right)

@@ -217,7 +217,10 @@ def _routed(a: Architecture, w: dict[str, Array], name: str, x: Array) -> Array:
             out[at] += (
                 scores[expert] / total * (a.gate_scale or 1.0) * _feed_forward(a, own, "expert", x[at : at + 1])[0]
             )
-    return out + _feed_forward(a, w, f"{name}.shared_experts", x) if a.shared_experts else out
+    if not a.shared_experts:
+        return out
+    shared = _feed_forward(a, w, f"{name}.shared_experts", x)
+    return out + (shared / (1 + np.exp(-_linear(x, w, f"{name}.shared_gate"))) if a.shared_gate else shared)
 
 
 def _causal(at: int, to: int) -> bool:
@@ -233,6 +236,7 @@ def _forward(
 ) -> Array:
     places = list(range(len(tokens))) if places is None else places
     x = w["embedding.weight"][tokens]
+    x = x * math.sqrt(a.hidden) if a.scaled_embedding else x
     if a.position is Position.LEARNED:
         x = x + w["position.weight"][a.extra_positions : a.extra_positions + len(tokens)]
     if a.embedding_norm:
@@ -335,7 +339,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"norm_bias": True, "kv_heads": 1, "tied_embeddings": True},
     "olmo": LLAMA | {"norm": Norm.PRE_LAYER_NORM, "norm_gain": False},
     "norms without gain": LLAMA | {"norm_gain": False},
-    "gemma": LLAMA | {"activation": Activation.GEGLU_TANH, "head_dim": 12, "rotary_dim": 12, "tied_embeddings": True},
+    "gemma": LLAMA
+    | {"activation": Activation.GEGLU_TANH, "head_dim": 12, "rotary_dim": 12, "tied_embeddings": True}
+    | {"scaled_embedding": True},
     "mistral": LLAMA | GROUPED | {"sliding_window": 5},
     "llama, grouped queries": LLAMA | GROUPED,
     "olmo 2": LLAMA | GROUPED | {"norm": Norm.OUTPUT_RMS_NORM, "query_key_norm": QueryKeyNorm.PROJECTION},
@@ -352,6 +358,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared experts, a dense layer": LLAMA
     | MIXTURE
     | {"gate": Gate.SIGMOID, "gate_scale": 2.5, "shared_experts": 2, "dense_layers": 1, "expert_ffn_hidden": 6},
+    "qwen2's mixture": LLAMA | MIXTURE | {"gate": Gate.SOFTMAX, "shared_experts": 2, "shared_gate": True},
     "deepseek": LLAMA | LATENT,
     "deepseek, queries not compressed, wide values": LLAMA | LATENT | {"query_rank": None, "value_head_dim": 13},
     "deepseek-v3": LLAMA

@@ -47,7 +47,9 @@ def test_the_experts_of_a_model_and_of_a_rank_have_the_elements_of_modules(shape
     with torch.device("meta"):
         whole, part = Experts(shape), Experts(shape, tensor_parallel=2, expert_parallel=2)
     assert counts["router"] == routed * elements(whole.router)
-    assert counts["experts"] == routed * (elements(whole.experts) + elements(whole.shared))
+    assert counts["experts"] == routed * sum(
+        elements(part) for part in (whole.experts, whole.shared, whole.shared_gate)
+    )
     rank = rank_parameters(shape, Layout(tensor_parallel=2, expert_parallel=2), stage=0)
     assert rank.experts == routed * elements(part.experts)
     if shape.key_value_rank is not None:
@@ -109,6 +111,8 @@ def test_the_flop_of_a_token_are_those_of_the_experts_that_it_passes(shape: Arch
     half = shape.expert_width
     with FlopCounterMode(display=False) as counter:
         module.router(x)
+        for gate in module.shared_gate:
+            gate(x)
         for expansion, contraction in [*module.experts[: shape.experts_per_token], *module.shared]:
             contraction(expansion(x)[:, :half])
     flop = expert_forward_flop(shape, tokens=x.shape[0])
@@ -255,7 +259,8 @@ def test_the_products_of_all_ranks_have_the_flop_of_the_experts(shape: Architect
     flop = expert_forward_flop(shape, tokens=2 * tokens)  # of two expert-parallel ranks
     ranks = 4
     computed = {part: ranks * count * 2 * M * N * K for part, (count, M, N, K) in products.items()}
-    assert computed.pop("router") == flop["router"]
+    for part in ("router", "shared gate") if shape.shared_gate else ("router",):
+        assert computed.pop(part) == flop[part]
     assert sum(computed.values()) == flop["feed-forward"]
 
 
@@ -284,4 +289,5 @@ def test_operators_move_the_tensors_that_they_read_and_write(shape: Architecture
         "dispatch": 2 * sent.nbytes,
         "combine": sent.nbytes + x.nbytes,
         "router": 2 * scores.nbytes,
+        **({"shared gate": 2 * x.nbytes} if shape.shared_gate else {}),
     }

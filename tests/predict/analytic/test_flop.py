@@ -385,7 +385,7 @@ def test_tensor_parallel_ranks_share_the_flop_of_a_mixture_but_for_its_routers_a
     whole = split._replace(layout=msgspec.structs.replace(layout, tensor_parallel=1))
     passes = 3 + (recomputation is Recomputation.FULL)
     layers = architecture.layers - architecture.dense_layers
-    rows = (architecture.experts or 0) * layers
+    rows = ((architecture.experts or 0) + architecture.shared_gate) * layers
     if architecture.key_value_rank is not None:
         compressed = (architecture.query_rank or 0) + architecture.key_value_rank + (architecture.rotary_dim or 0)
         rows += compressed * architecture.layers

@@ -204,7 +204,6 @@ NEOX, V3 = PUBLISHED["pythia-12b"][0], PUBLISHED["deepseek-v3"][0]
 MIXTRAL, QWEN3_MOE = PUBLISHED["mixtral-8x7b"][0], PUBLISHED["qwen3-30b-a3b"][0]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "family": ({"model_type": "mamba"}, "model_type; got 'mamba', allowed: bloom, "),
-    "gate-of-a-shared-expert": ({"model_type": "qwen2_moe"}, "model_type qwen2_moe: its shared expert has a gate"),
     "misspelt-family": ({"model_type": "lama"}, "model_type; got 'lama', did you mean llama? allowed: "),
     "activation": (LLAMA | {"hidden_act": "snake"}, 'hidden_act; got "snake", allowed: silu, swish, gelu, '),
     "rope-type": (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type; got "linear", '),
@@ -240,6 +239,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dense-layers-between": (
         QWEN3_MOE | {"mlp_only_layers": [5]},
         "mlp_only_layers; got [5], allowed: the first layers",
+    ),
+    "uneven-shared-experts": (
+        PUBLISHED["qwen1.5-moe-a2.7b"][0] | {"shared_expert_intermediate_size": 5000},
+        "shared_expert_intermediate_size; got 5000, allowed: a multiple of moe_intermediate_size = 1408",
     ),
     "shared-gate": (QWEN3_MOE | {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size; got 64"),
     "key-of-yarn": (
@@ -293,6 +296,17 @@ def test_deepseek_v3_is_trained_before_its_extension_and_without_the_modules_tha
     assert left_out.startswith("num_nextn_predict_layers = 1: the modules of multi-token prediction are left out")
     assert extension.startswith("rope_scaling: yarn is left out")
     assert run.not_used == ("ep_size", "quantization_config")
+
+
+def test_shared_experts_of_qwen_are_as_wide_as_so_many_experts_and_have_a_gate(tmp_path: Path) -> None:
+    a = architecture(tmp_path, PUBLISHED["qwen1.5-moe-a2.7b"][0])
+    assert (a.experts, a.experts_per_token, a.shared_experts, a.shared_gate) == (60, 4, 4, True)
+    assert a.gate is Gate.SOFTMAX
+
+
+def test_gemma_scales_its_embeddings(tmp_path: Path) -> None:
+    assert architecture(tmp_path, PUBLISHED["gemma-7b"][0]).scaled_embedding
+    assert not architecture(tmp_path, LLAMA).scaled_embedding
 
 
 def test_yarn_of_qwen_slows_its_ramp_down_and_raises_queries_and_keys(tmp_path: Path) -> None:
