@@ -7,15 +7,14 @@ import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from suite.job.events import Event, Phase
 from suite.job.probe_job import ProbeJob, Soaked
+from suite.machine.free_memory import free_bytes
 
 # of patterns, modulo 2**32: odd, so that all elements differ. Sources: the golden ratio, Knuth, The Art of Computer
 # Programming 3, 6.4; murmur3
@@ -28,11 +27,6 @@ GPU_SHARE = 0.95  # of a GPU's free memory
 HOST_SHARE = 0.9  # of the free memory
 RESERVED_BYTES = 2**30  # always left: for the launcher, torchrun and other processes
 LEAST_SHARE = 0.25  # taken even where little is free
-# by version of cgroups: limit, use, and the use that the kernel can reclaim
-_CONTROLLERS = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
 PRODUCT = 512  # rows and columns of verified products
 EVERY = 19  # of the left bf16 factor, one entry in so many is not 0: sums are 27 * 3 * 3 = 243 at most
 
@@ -91,42 +85,6 @@ def release_cached(device: torch.device) -> None:
 def fillable_bytes(free: int, *, ranks: int) -> int:
     """Of each rank, of `free` bytes for all: 90 %, less to leave 1 GiB, but at least a quarter."""
     return max(int(LEAST_SHARE * free), min(int(HOST_SHARE * free), free - RESERVED_BYTES)) // ranks
-
-
-def free_bytes(root: Path = Path("/")) -> int:
-    """What the system calls available, or what this process's cgroups still allow where that is less.
-
-    Args:
-        root: below which proc and sys/fs/cgroup are.
-    """
-    return max(0, min([psutil.virtual_memory().available, *_allowed(root)]))
-
-
-def _allowed(root: Path) -> list[int]:
-    """What each cgroup of this process, and each of its parents, still allows, of those with a limit.
-
-    A container may see its own cgroup as the root, or a path of the host that does not exist in it.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    allowed = []
-    for line in lines:
-        _, controller, path = line.split(":", 2)
-        if controller not in _CONTROLLERS:
-            continue
-        top = root / "sys/fs/cgroup" / controller
-        lowest = top / path.strip("/")
-        limit, used, reclaimable = _CONTROLLERS[controller]
-        for group in (lowest, *lowest.parents):
-            with contextlib.suppress(OSError, ValueError):  # it cannot be read, or has no limit ("max")
-                statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                most, current = (int((group / name).read_text()) for name in (limit, used))
-                allowed.append(most - current + int(statistics.get(reclaimable, 0)))
-            if group == top:
-                break
-    return allowed
 
 
 def soak_bytes(job: ProbeJob, device: torch.device, control: dist.ProcessGroup | None) -> int:

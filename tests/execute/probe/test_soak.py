@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -169,63 +168,6 @@ def test_ranks_share_what_is_free_and_leave_some(free, ranks, each):
     assert soak.fillable_bytes(free, ranks=ranks) == each
 
 
-def machine(root, *, groups, files):
-    """A machine's files below `root`."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(groups)
-    for name, text in files.items():
-        (root / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "sys/fs/cgroup" / name).write_text(text)
-    return root
-
-
-def limited(group, limit, used, cache=0):
-    return {f"{group}memory.max": f"{limit}\n", f"{group}memory.current": f"{used}\n"} | {
-        f"{group}memory.stat": f"anon 5\ninactive_file {cache}\n"
-    }
-
-
-@pytest.mark.parametrize(
-    ("facts", "free"),
-    [
-        ({"available": 20 * GIB}, 20 * GIB),
-        ({"available": 20 * GIB, "groups": "0::/\n", "files": limited("", 8 * GIB, 3 * GIB, GIB)}, 6 * GIB),
-        ({"available": 2 * GIB, "groups": "0::/\n", "files": limited("", 8 * GIB, 3 * GIB)}, 2 * GIB),
-        ({"available": 20 * GIB, "groups": "0::/\n", "files": limited("", "max", 3 * GIB)}, 20 * GIB),
-        ({"available": 20 * GIB, "groups": "0::/\n", "files": limited("", GIB, 3 * GIB)}, 0),
-        (  # the limit is the parent's
-            {
-                "available": 20 * GIB,
-                "groups": "0::/job/step\n",
-                "files": limited("job/step/", "max", GIB) | limited("job/", 4 * GIB, GIB),
-            },
-            3 * GIB,
-        ),
-        (  # the path is the host's, and the container sees its own group as the root
-            {"available": 20 * GIB, "groups": "0::/pods/7\n", "files": limited("", 4 * GIB, GIB)},
-            3 * GIB,
-        ),
-        (
-            {
-                "available": 20 * GIB,
-                "groups": "9:name=systemd:/\n4:memory:/job\n0::/\n",
-                "files": {
-                    "memory/job/memory.limit_in_bytes": str(5 * GIB),
-                    "memory/job/memory.usage_in_bytes": str(2 * GIB),
-                    "memory/job/memory.stat": f"cache 1\ntotal_inactive_file {GIB}\n",
-                },
-            },
-            4 * GIB,
-        ),
-    ],
-)
-def test_what_is_free_is_the_least_of_system_and_cgroups(tmp_path, monkeypatch, facts, free):
-    system = SimpleNamespace(available=facts["available"])
-    monkeypatch.setattr(soak.psutil, "virtual_memory", lambda: system)
-    groups, files = facts.get("groups", ""), facts.get("files", {})
-    assert soak.free_bytes(machine(tmp_path, groups=groups, files=files)) == free
-
-
 @pytest.mark.parametrize(
     ("asked", "free", "filled"),
     [
@@ -239,7 +181,3 @@ def test_a_rank_fills_what_is_free_less_what_it_works_in(job, monkeypatch, asked
     monkeypatch.setattr(soak, "free_bytes", lambda: free)
     job = msgspec.structs.replace(job, soak_bytes=asked)
     assert soak.soak_bytes(job, CPU, None) == filled
-
-
-def test_this_machine_reports_what_is_free():
-    assert 0 < soak.free_bytes() < 2**50

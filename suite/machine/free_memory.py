@@ -1,0 +1,50 @@
+"""Memory of the host that is free for this process."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psutil
+
+# by version of cgroups: limit, use, and the use that the kernel can reclaim
+_CONTROLLERS = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """What the system calls available, or what this process's cgroups still allow where that is less.
+
+    Args:
+        root: below which proc and sys/fs/cgroup are.
+    """
+    return max(0, min([psutil.virtual_memory().available, *_allowed(root)]))
+
+
+def _allowed(root: Path) -> list[int]:
+    """What each cgroup of this process, and each of its parents, still allows, of those with a limit.
+
+    A container may see its own cgroup as the root, or a path of the host that does not exist in it.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    allowed = []
+    for line in lines:
+        _, controller, path = line.split(":", 2)
+        if controller not in _CONTROLLERS:
+            continue
+        top = root / "sys/fs/cgroup" / controller
+        lowest = top / path.strip("/")
+        limit, used, reclaimable = _CONTROLLERS[controller]
+        for group in (lowest, *lowest.parents):
+            with contextlib.suppress(OSError, ValueError):  # it cannot be read, or has no limit ("max")
+                statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                most, current = (int((group / name).read_text()) for name in (limit, used))
+                allowed.append(most - current + int(statistics.get(reclaimable, 0)))
+            if group == top:
+                break
+    return allowed
