@@ -31,9 +31,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.dry_run.allocations import Allocations
-from suite.execute.dry_run.fake_tensors import fake_group, fake_tensors
+from suite.execute.dry_run.fake_tensors import fake_tensors
 from suite.execute.dry_run.rank import StepCollectives, complete_reductions
 from suite.execute.measure.counters import LocalFlopCounter
+from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
 from suite.job.dry_run_job import Moment
 from suite.job.events import CountedCollective

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from suite.execute.data.loader import Batches
 from suite.execute.data.token_stream import TokenBatch
@@ -118,16 +117,6 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         FakeTensors(allocations) as mode,
     ):
         yield mode
-
-
-@contextmanager
-def fake_group(rank: int, ranks: int) -> Iterator[None]:
-    """Within this the process is `rank` of so many, and a collective returns at once."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 class FakedBatches:

@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from suite.execute.data.loader import batches
 from suite.execute.dry_run.allocations import Allocations
-from suite.execute.dry_run.fake_tensors import FakedBatches, fake_group, fake_tensors
+from suite.execute.dry_run.fake_tensors import FakedBatches, fake_tensors
 from suite.execute.measure.counters import CollectiveCounter, LocalFlopCounter, storage_bytes
 from suite.execute.measure.phases import Part
+from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.mesh import CONTEXT, DATA, coordinates, device_mesh
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.parallelize import Training, parallelize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,13 @@ from suite.execute.model.latent_attention import LatentAttention
 from suite.execute.model.position import DealtPositions, dealt_positions, rotation
 from suite.execute.model.scaled_products import scale_products
 from suite.execute.model.torch_operations import Operations, TorchOperations
+
+
+class SharedInputs(NamedTuple):
+    """What all layers of a chunk take: mask or bias of the scores, and rotation where there is one."""
+
+    mask: Tensor
+    turn: Tensor | None
 
 
 class Decoder(nn.Module):
@@ -127,18 +134,45 @@ class Decoder(nn.Module):
         seen_B2S: Tensor | None = None,
         documents_BT: Tensor | None = None,
     ) -> Tensor:
-        rank, ranks = self.context_part
-        length = self.architecture.sequence if self.embedding is None else x.shape[1] * ranks
-        dealt = dealt_positions(length=length, rank=rank, ranks=ranks, device=x.device) if ranks > 1 else None
+        length = self.whole_length(x)
+        dealt = self.dealt(length, x.device)
         if self.embedding is not None:
-            x = self._embedded(x, dealt)
+            x = self.embedded(x, dealt)
+        given = {"positions_BT": positions_BT, "seen_B2S": seen_B2S, "documents_BT": documents_BT}
+        shared = self.shared(length, dealt, x.device, **given)
+        return self.headed(self.through_layers(x, shared), targets_BT)
+
+    def whole_length(self, x: Tensor) -> int:
+        """Positions of a whole sequence, of which `x`, tokens or hidden states, may be this rank's part."""
+        return self.architecture.sequence if self.embedding is None else x.shape[1] * self.context_part[1]
+
+    def dealt(self, length: int, device: torch.device) -> DealtPositions | None:
+        """The positions that are here, where a sequence is dealt to several ranks."""
+        rank, ranks = self.context_part
+        return dealt_positions(length=length, rank=rank, ranks=ranks, device=device) if ranks > 1 else None
+
+    def shared(
+        self,
+        length: int,
+        dealt: DealtPositions | None,
+        device: torch.device,
+        *,
+        positions_BT: Tensor | None = None,
+        seen_B2S: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> SharedInputs:
+        """Mask and rotation, for the layers.
+
+        Args:
+            length: of whole sequences.
+        """
         if self.fused_attention:
-            mask = torch.empty(0, device=x.device)
+            mask = torch.empty(0, device=device)
         else:
             mask = self.operations.mask(
                 heads=self.heads,
                 length=length,
-                device=x.device,
+                device=device,
                 seen_B2S=seen_B2S,
                 documents_BT=documents_BT,
                 positions=dealt,
@@ -146,22 +180,31 @@ class Decoder(nn.Module):
         if dealt is not None:
             positions = dealt.queries_T
         else:
-            positions = torch.arange(length, device=x.device) if positions_BT is None else positions_BT
-        turn = rotation(self.architecture, positions)
+            positions = torch.arange(length, device=device) if positions_BT is None else positions_BT
+        return SharedInputs(mask, rotation(self.architecture, positions))
+
+    def through_layers(self, x_BTD: Tensor, shared: SharedInputs) -> Tensor:
+        """All layers that are here, one after the other."""
         layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]] = list(self.blocks.values())
         if self.query_position is not None:
             layers[-1] = self._top_query_layer
         for first in range(0, len(layers), self.group or 1):
             group = layers[first : first + (self.group or 1)]
             if self.group:
-                x = checkpoint(_through, group, x, mask, turn, use_reentrant=False)
+                x_BTD = checkpoint(_through, group, x_BTD, *shared, use_reentrant=False)
             else:
-                x = _through(group, x, mask, turn)
+                x_BTD = _through(group, x_BTD, *shared)
+        return x_BTD
+
+    def headed(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
+        """Final norm, and logits or loss; the hidden states themselves where the head is not here."""
         if self.final_norm is None or self.head is None:
-            return x
+            return x_BTD
         if self.query_position is None:
-            x = self.operations.normalised(self.final_norm, x)
-        out: Tensor = self.head(x) if targets_BT is None else self.loss(self.head, x, targets_BT, self.upstream)
+            x_BTD = self.operations.normalised(self.final_norm, x_BTD)
+        if targets_BT is None:
+            return cast(Tensor, self.head(x_BTD))
+        out: Tensor = self.loss(self.head, x_BTD, targets_BT, self.upstream)
         return out
 
     def _top_query_layer(self, x_BTD: Tensor, mask: Tensor, _: Tensor | None) -> Tensor:
@@ -173,7 +216,8 @@ class Decoder(nn.Module):
         out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, mask, query_BTD)
         return out
 
-    def _embedded(self, tokens_BT: Tensor, dealt: DealtPositions | None) -> Tensor:
+    def embedded(self, tokens_BT: Tensor, dealt: DealtPositions | None) -> Tensor:
+        """Hidden states of tokens, where the embedding is here."""
         assert self.embedding is not None
         x_BTD = self.embedding(tokens_BT)
         if self.gradient_share is not None:

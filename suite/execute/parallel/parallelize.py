@@ -17,14 +17,13 @@ from torch.nn.utils import parametrize
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Offload
-from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Precision
-from suite.execute.model.decoder import Decoder, initialise
+from reference_runs.run import Precision
+from suite.execute.model.decoder import Decoder
 from suite.execute.model.experts import Router
 from suite.execute.model.loss import ChunkedCrossEntropy
-from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import context_parallel, tensor_parallel
-from suite.execute.parallel.expert_parallel import RowCounter, share_experts
+from suite.execute.parallel.chunks import chunk_numbers, split_chunks
+from suite.execute.parallel.expert_parallel import RowCounter
 from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.parallel.local_parameter import LocalParameter, Place, local_parameters, plain_name
 from suite.execute.parallel.mesh import (
@@ -59,7 +58,7 @@ from suite.execute.precision import (
     share_classes,
     store_weights,
 )
-from suite.job.options import DEFAULT_OPTIONS, POWER_SGD_RANK, Averaging, KernelChoice, TrainingOptions
+from suite.job.options import POWER_SGD_RANK, Averaging
 from suite.job.training_job import Job
 
 
@@ -118,10 +117,12 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
            are shared out; or buffers of gradients that are reduce-scattered
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
+
+    A slice has neither gradients that are averaged nor a pipeline.
     """
     layout, dtype = job.layout, DTYPES[job.recipe.precision]
     rows = RowCounter()
-    chunks, splits, experts = _split_chunks(job, mesh, rows)
+    chunks, splits, experts = split_chunks(job, mesh, rows, device)
     context = context_mesh(mesh, layout)
     if context is not None:
         for chunk in chunks:
@@ -141,11 +142,11 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         data, shard = mesh.get_group(DATA), mesh.get_local_rank(DATA)
         apart = _share_of_experts(layout, mesh)
         scattered = scattered_gradients(groups, shards=_shards(layout), shard=shard, process_group=data, apart=apart)
-    elif layout.state_ranks > 1 and not layout.fully_sharded:
+    elif layout.state_ranks > 1 and not layout.fully_sharded and job.slice is None:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device, apart=experts) for chunk in chunks]
     pipeline = None
-    if layout.pipeline_stages > 1:
-        numbered = dict(zip(_chunk_numbers(layout, mesh), modules, strict=True))
+    if layout.pipeline_stages > 1 and job.slice is None:
+        numbered = dict(zip(chunk_numbers(layout, mesh), modules, strict=True))
         group = mesh.get_group(PIPELINE)
         pipeline = Pipeline(numbered, job.architecture, layout, group=group, device=device, dtype=dtype)
     copies = max(layout.tensor_parallel // job.architecture.kv_heads, 1)
@@ -185,42 +186,6 @@ def sums_in_blocks(job: Job, device: torch.device) -> bool:
     accumulates = alone and accumulation(job.recipe, job.layout) > 1
     widens = job.recipe.precision is Precision.BF16
     return job.compiled and device.type == "cuda" and accumulates and widens and not job.layout.fully_sharded
-
-
-def _chunk_numbers(layout: Layout, mesh: DeviceMesh) -> range:
-    """Numbers of this rank's chunks in the whole model."""
-    stages = layout.pipeline_stages
-    return range(mesh.get_local_rank(PIPELINE), stages * layout.virtual_stages, stages)
-
-
-def _split_chunks(
-    job: Job, mesh: DeviceMesh, rows: RowCounter
-) -> tuple[list[Decoder], list[tensor_parallel.Split], frozenset[str]]:
-    """This rank's chunks, initialised as the whole model would be, with its part of the matrices.
-
-    And the names of its experts' matrices, where other ranks have other ones.
-    """
-    layout = job.layout
-    experts: frozenset[str] = frozenset()
-    layers = list(chunk_layers(job.architecture.layers, layout))
-    chunks, splits = [], []
-    for number in _chunk_numbers(layout, mesh):
-        chunk = Decoder(
-            job.architecture,
-            job.recipe,
-            operations(job.architecture, job.kernels, job.training_options),
-            fused_attention=layout.fused_attention,
-            layers=layers[number],
-            first=number == 0,
-            last=number == len(layers) - 1,
-        )
-        chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
-        initialise(chunk, job.recipe, seed=job.seed)
-        if layout.expert_parallel > 1:
-            experts |= share_experts(chunk, mesh.get_group(EXPERT), rows)
-        splits.append(tensor_parallel.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
-        chunks.append(chunk)
-    return chunks, splits, experts
 
 
 def _stored(
@@ -350,17 +315,6 @@ def _compress_gradients(modules: list[nn.Module], job: Job, group: dist.ProcessG
         elif job.averaging is Averaging.POWER_SGD:
             state = PowerSGDState(group, POWER_SGD_RANK, start_powerSGD_iter=max(2, job.exact_steps))
             module.register_comm_hook(state, powerSGD_hook)
-
-
-def operations(
-    architecture: Architecture, kernels: KernelChoice, script: TrainingOptions = DEFAULT_OPTIONS
-) -> Operations:
-    """What computes all of a decoder but its matrix products."""
-    if kernels is KernelChoice.TORCH:
-        return TorchOperations(architecture, script)
-    from suite.execute.model.triton_operations import TritonOperations  # needs Triton, which not every machine has
-
-    return TritonOperations(architecture)
 
 
 def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device) -> None:

@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from suite.execute.dry_run.allocations import Allocations
-from suite.execute.dry_run.fake_tensors import fake_group, fake_tensors
+from suite.execute.dry_run.fake_tensors import fake_tensors
+from suite.execute.parallel.fake_group import fake_group
 
 TIB = 2**40
 

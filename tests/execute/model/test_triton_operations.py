@@ -15,7 +15,7 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.run import Activation, Norm, QueryKeyNorm, Residual
 from suite.execute.data.token_stream import token_stream
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.parallel.parallelize import operations
+from suite.execute.parallel.chunks import operations
 from suite.execute.precision import DTYPES, prepare_arithmetic
 from suite.job.options import KernelChoice
 from suite.reproduce.plan import Plan, corpus_for, job_for

@@ -175,13 +175,13 @@ def kept_activations(patch: pytest.MonkeyPatch) -> None:
 
 
 def layer_on_the_wrong_stage(patch: pytest.MonkeyPatch) -> None:
-    from suite.execute.parallel import parallelize
+    from suite.execute.parallel import chunks
 
     def shifted(layers: int, layout: object) -> list[range]:
         first, second = chunk_layers(layers, layout)
         return [range(first.start, first.stop + 1), range(second.start + 1, second.stop)]
 
-    patch.setattr(parallelize, "chunk_layers", shifted)
+    patch.setattr(chunks, "chunk_layers", shifted)
 
 
 @pytest.mark.parametrize(
