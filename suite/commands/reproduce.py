@@ -23,11 +23,16 @@ from suite.metrics.comparison import Verdict
 from suite.metrics.launch_statistics import summaries
 from suite.paths import ROOT
 from suite.records.store import records_directory
+from suite.report.slice import slice_words
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches
 from suite.report.terminal.tables import console, print_folded, print_refusal
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
+from suite.reproduce.slice_memory import needs
+from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
+
+NOT_PREDICTED = "a slice is measured, not predicted"
 
 
 class _Printing(NamedTuple):
@@ -45,6 +50,15 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     mini: Annotated[
         bool, typer.Option("--mini", help="The miniature of the run or run file, by the rules of `show --mini`.")
     ] = False,
+    of_slice: Annotated[
+        bool, typer.Option("--slice", help="What one accelerator of the run or run file computes; as NAME-slice.")
+    ] = False,
+    stage: Annotated[
+        str | None, typer.Option(help="Of a slice: first, middle, last, or a number from 0; default: middle.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Of a slice; default: as many as the stage has.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens of a slice's samples; default: as recorded.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples of a slice; default: as recorded.")] = None,
     ranks: Annotated[
         int | None,
         typer.Option(help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its own layout's."),
@@ -113,11 +127,15 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     needs is measured first, once, in about 25 s; `calibrate` measures everything. A calibration that fails is one line,
     and the run goes on: step time is not predicted then, and the exit code is that of the run. Ctrl-C ends both.
 
+    NAME-slice executes what one accelerator of a recorded run computes, at its true shapes: a stage's layers, or
+    --layers of them, and with --stage first or last embedding or head. It needs the accelerator's memory, or smaller
+    --layers, --sequence and --micro-batch. Collectives are left out. See docs/slices.md.
+
     Several launches end with a summary of every time: median, spread, a 95 % interval of the median from 6 launches
     on, and the least change that as many launches again would show. 5 launches to compare, 7 to be strict.
 
     Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json;
-    python -m suite reproduce my_run.toml --mini
+    python -m suite reproduce my_run.toml --mini; python -m suite reproduce bloom-176b-slice --layers 1 --sequence 256
 
     Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 the execution failed, 128 + n ended by signal n.
     """
@@ -132,6 +150,11 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     request = Request(
         name=name,
         mini=mini,
+        slice=of_slice,
+        stage=stage,
+        layers=layers,
+        sequence=sequence,
+        micro_batch=micro_batch,
         ranks=ranks,
         layout=layout,
         device=device,
@@ -151,7 +174,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         results=results,
     )
     printing = _Printing(json, every_figure, console(stderr=True))
-    planned = plan(request)
+    planned = slice_plan(request) if asks_for_slice(request) else plan(request)
     done: list[LaunchResult] = []
     for result in _launched(planned, request, launches, printing, may_calibrate=may_calibrate):
         done.append(result)
@@ -169,11 +192,13 @@ def _launched(
     """Calibrate where that is needed, and launch as often as asked; less often after an interrupt or without room."""
     messages = printing.messages
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
-        tokens = corpus_for(planned, request.corpus)
+        tokens = corpus_for(planned, request.corpus) if planned.slice is None else slice_tokens(planned)
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
-        profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
+        profile, source = None, NOT_PREDICTED
+        if planned.slice is None:
+            profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
         if profile is None and may_calibrate and (launches > 1 or printing.json):  # else it is printed with the result
             print_folded(messages, source, "yellow")
         for _ in range(launches):
@@ -188,7 +213,10 @@ def _launched(
 
 def _print_plan(messages: Console, planned: Plan) -> None:
     """Say what is launched, and what the suite chose where the request leaves it open."""
-    messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
+    if planned.slice is None:
+        messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
+    else:
+        print_folded(messages, f"{planned.name}: {slice_words(planned.slice)} on {planned.device}; {needs(planned)}")
     for change in planned.changes:
         messages.print(f"[dim]changed: {escape(change)}[/]", soft_wrap=True)
     if planned.averaging is not Averaging.EXACT:

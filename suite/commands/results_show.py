@@ -16,6 +16,8 @@ from suite.paths import RESULTS
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
+from suite.report.slice import slice_words
+from suite.report.terminal.slice import print_parts
 from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
 from suite.reproduce.repeat import repeating_command
@@ -53,7 +55,8 @@ def _print(record: Record) -> None:
     if end is not None and end.message:
         out.print(escape(end.message), soft_wrap=True)
     rows = [
-        ["layout", f"{layout_text(job.layout)}; {job.layout.ranks} ranks on {job.device}"],
+        ["slice", "" if job.slice is None else f"{slice_words(job.slice)}, rank {job.slice.rank} of the layout"],
+        ["layout", f"{layout_text(job.layout)}; {job.ranks} ranks on {job.device}"],
         ["execution", f"{'compiled' if job.compiled else 'eager'}, {job.steps} steps, seed {job.seed}"],
         ["changed", "; ".join(job.changes)],
         *([name, ", ".join(f"{k} {v}" for k, v in getattr(begin, name).items())] for name in ("hardware", "software")),
@@ -71,7 +74,9 @@ def _print(record: Record) -> None:
         compared, why_not = _rows(record)
         print_comparison(out, compared, left="predicted", right="measured")
         print_folded(out, why_not or f"verdict: {verdict_word(overall(compared))}", "bold")
-    if end.ranks and end.ranks[0].steps:
+    if end.ranks and end.ranks[0].slice_times is not None:
+        print_parts(out, end.ranks[0].slice_times)
+    elif end.ranks and end.ranks[0].steps:
         steps = end.ranks[0].steps
         out.print(f"loss {steps[0].loss:.3f} at step {steps[0].step}, {steps[-1].loss:.3f} at step {steps[-1].step}")
     for rank in end.ranks:

@@ -6,6 +6,7 @@ from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.units import printed
 from suite.commands.options import JsonLines, print_json
+from suite.job.slice import SUFFIX
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.terminal.tables import console, print_folded, print_table
 
@@ -31,4 +32,5 @@ def runs(json: JsonLines = False) -> None:
     out = console()
     print_table(out, rows, ["run", "title", "parameters", "reproduce with"])
     out.print()
+    print_folded(out, f"what one accelerator of a run computes, at its true shapes: reproduce RUN{SUFFIX}", "")
     print_folded(out, f"accelerators for `show` and `predict --on`: {', '.join(accelerator_names())}", "")

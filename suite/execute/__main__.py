@@ -28,6 +28,7 @@ from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.system_load import bind_near_gpu
 from suite.execute.model import scaled_products
+from suite.execute.parallel.fake_group import join_fake_group
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.parallel.shared_device import communicate_through_host
@@ -86,6 +87,9 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
     # what it has not written: losses are the same with the fills (tests/end_to_end/test_fills.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
     torch.backends.cuda.enable_math_sdp(False)  # fail rather than store the scores of fused attention
+    if isinstance(job, Job) and job.slice is not None:
+        join_fake_group(job.slice.rank, job.layout.ranks)
+        return device
     dist.init_process_group(
         "nccl" if job.device == "cuda" and not shares else "gloo",
         timeout=timedelta(seconds=job.collective_timeout_seconds),

@@ -10,6 +10,7 @@ import msgspec
 from reference_runs.layout import Layout
 
 SUFFIX = "-slice"  # of its name: bloom-176b-slice
+WITHIN_LAYERS = frozenset({"tp", "kv", "cp", "ep"})  # axes of messages that belong to layers, embedding and head
 
 
 class SliceStage(enum.StrEnum):

@@ -104,7 +104,7 @@ class Opened:
         self._reserve = directory / f".{begin.id}{_RESERVE}"
         job = begin.job
         try:
-            size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.layout.ranks
+            size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.ranks
             keep_room(self._reserve, size)
             write_new(self.path, encode(begin))
         except OSError as error:

@@ -123,7 +123,14 @@ _OF_JOB = shared_fields(LaunchSummary, Job, "layout")
 _OF_END = shared_fields(LaunchSummary, End, "id", "status", "ranks", "predicted")
 
 _recipe = partial(Recipe, "global_batch", precision=str)
-_job = partial(Job, *_OF_JOB, recipe=_recipe, layout=msgspec.Raw, training_options=partial(TrainingOptions, "rung"))
+_job = partial(
+    Job,
+    *_OF_JOB,
+    recipe=_recipe,
+    layout=msgspec.Raw,
+    training_options=partial(TrainingOptions, "rung"),
+    slice=dict[str, Any] | None,
+)
 _raw: dict[str, Any] = dict.fromkeys(_FACTS, msgspec.Raw)
 _figures = [partial(Figure, "value", "axis", "operation", "rank", "stage", "term", quantity=str)]
 _ranks = [msgspec.Raw]
@@ -205,7 +212,7 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
         status=end.status.value if end else "",
         machine=f"{hardware['cpu']}, {hardware['cores']} cores, GPUs: {hardware['gpus']}, {job.device}",
         suite=copied["software"].get("suite", ""),
-        ranks=ranks,
+        ranks=ranks if job.slice is None else 1,
         layout=layout,
         precision=job.recipe.precision,
         global_batch=job.recipe.global_batch,

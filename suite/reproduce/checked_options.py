@@ -43,6 +43,17 @@ def checked_products(words: str) -> ProductFormat:
     return ProductFormat(words)
 
 
+def check_no_slice(request: msgspec.Struct) -> None:
+    """Refuse the options of a slice where a whole run is asked for.
+
+    Raises:
+        InputError: one of them is given.
+    """
+    if names := [name for name in ("stage", "layers", "sequence", "micro_batch") if getattr(request, name) is not None]:
+        where = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise InputError("of a slice alone", allowed="NAME-slice, or --slice", where=where)
+
+
 def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:
     """`path`, absolute, where every rank can write a trace of its profiled steps; `where` is its option.
 

@@ -32,5 +32,6 @@ def judged_rows(record: Record, expected: Expected = expected_of_job) -> list[Ro
     cores = record.begin.hardware.get("cores", "")
     figures = expected(job, kernels, int(cores) if cores.isdigit() else 1)
     options = memory_options(job.step_options(kernels), job.kernels)
-    figures = given_routing(job.workload, options, figures, [rank.computed_rows for rank in record.end.ranks])
+    rows, alone = [rank.computed_rows for rank in record.end.ranks], None if job.slice is None else job.slice.rank
+    figures = given_routing(job.workload, options, figures, rows, alone=alone)
     return judged(figures, record.end.predicted, record.end.figures)

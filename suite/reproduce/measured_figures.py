@@ -9,6 +9,7 @@ import msgspec
 
 from reference_runs.layout import Layout
 from suite.job.events import Finished, Step, StepKind
+from suite.job.slice import WITHIN_LAYERS
 from suite.job.training_job import Job
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, StepTerm, with_maximum_over_ranks
 
@@ -21,11 +22,12 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     timed steps is the launch's value. The bubble is the share of their pipeline's time
     in which ranks did not compute, where a pipeline takes as long as its slowest rank: the median likewise.
     """
+    if job.slice is not None:
+        return _slice_figures(finished[0], steps[0])
     timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
     step_seconds = statistics.median(timed)
     failures = sorted({report.no_terms for report in finished if report.no_terms})
-    spread = f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s" if len(timed) > 1 else "one step"
-    spread = "; ".join([spread, *failures])
+    spread = "; ".join([_spread(timed), *failures])
     tokens = job.recipe.global_batch * job.architecture.sequence
     model_flop = sum(report.model_flop for report in finished)
     hardware_flop = sum(report.hardware_flop for report in finished)
@@ -52,6 +54,23 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         + [_on_stage(job, finished, figure) for figure in work]
         + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
     )
+
+
+def _spread(timed: list[float]) -> str:
+    return f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s" if len(timed) > 1 else "one step"
+
+
+def _slice_figures(report: Finished, steps: list[Step]) -> list[Figure]:
+    """Of a slice: what its process counted, and the time of one micro-batch and an update."""
+    timed = [step.seconds for step in steps if step.kind is StepKind.TIMED]
+    seconds = statistics.median(timed)
+    counted = [f for f in counted_figures_of_rank(0, report) if f.axis is None or f.axis in WITHIN_LAYERS]
+    return [
+        *(msgspec.structs.replace(figure, rank=None) for figure in counted),
+        Figure(quantity=Quantity.STEP_SECONDS, value=seconds, why=_spread(timed)),
+        Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=report.model_flop / seconds),
+        Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=report.hardware_flop / seconds),
+    ]
 
 
 def counted_figures_of_rank(rank: int, report: Finished) -> list[Figure]:

@@ -16,13 +16,14 @@ from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature, scale
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
+from suite.job.slice import Slice
 from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
-from suite.reproduce.checked_options import checked_products, checked_trace, of_global_batch
+from suite.reproduce.checked_options import check_no_slice, checked_products, checked_trace, of_global_batch
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
@@ -51,10 +52,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         mini: the miniature of the run or run file that is named.
+        slice, stage, layers, sequence, micro_batch: of a slice, which NAME-slice asks for too.
     """
 
     name: str
     mini: bool = False
+    slice: bool = False
+    stage: str | None = None
+    layers: int | None = None
+    sequence: int | None = None
+    micro_batch: int | None = None
     ranks: int | None = None
     layout: str | None = None
     global_batch: int | None = None
@@ -84,6 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         interface: network interface of each host; None: the backend chooses.
         changes: what the suite chose that the request did not say, in words.
         shares_devices: whether there are more ranks than GPUs.
+        slice: of which recorded run it is a slice; None: it is a whole run.
     """
 
     name: str
@@ -106,6 +114,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     interface: str | None = None
     changes: tuple[str, ...] = ()
     shares_devices: bool = False
+    slice: Slice | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the launch."""
+        return self.layout.ranks if self.slice is None else 1
 
     @property
     def workload(self) -> Workload:
@@ -150,8 +164,9 @@ def plan(request: Request) -> Plan:
         InputError: unknown name, damaged file, bad layout, ranks, steps, seed or device, a trace that cannot be
             written, or more memory needed than a GPU has.
     """
+    check_no_slice(request)
     averaging, exact_steps = checked_averaging(request)
-    _check_numbers(request, first=warm_up_steps(exact_steps))
+    check_numbers(request, first=warm_up_steps(exact_steps))
     subject, device = _subject(request)
     architecture, recipe, _ = subject.workload
     layout = _averaged(averaging, _layout(request, subject), architecture, request, device)
@@ -197,7 +212,7 @@ def plan(request: Request) -> Plan:
     return checked
 
 
-def _check_numbers(request: Request, *, first: int) -> None:
+def check_numbers(request: Request, *, first: int) -> None:
     """Refuse ranks, steps and seeds out of range; the `first` steps warm up."""
     if request.ranks is not None and request.ranks < 1:
         raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
@@ -378,7 +393,7 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         tokens_file=corpus.tokens_file,
         tokens=corpus.tokens,
         directory=scratch,
-        threads=max(1, usable_cores() // (plan.layout.ranks // max(1, len(plan.host_names)))),
+        threads=max(1, usable_cores() // (plan.ranks // max(1, len(plan.host_names)))),
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
         interface=plan.joined_by,

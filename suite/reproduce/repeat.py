@@ -9,6 +9,7 @@ from reference_runs.catalog import miniatures, run_names
 from reference_runs.layout import layout_text
 from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, KernelChoice
+from suite.job.slice import Slice
 from suite.records.record import Begin
 
 
@@ -20,6 +21,8 @@ def _names() -> frozenset[str]:
 def repeating_command(begin: Begin) -> str | None:
     """What a user types to launch the job again; None for rungs of the ladder, run files, and several hosts."""
     job = begin.job
+    if job.slice is not None:
+        return _repeating_slice(begin, job.slice)
     if begin.run not in _names() or job.training_options.rung or job.interface is not None:
         return None
     options = {
@@ -41,6 +44,27 @@ def repeating_command(begin: Begin) -> str | None:
         words.append("--renew-second-moment")
     if job.shares_devices:
         words.append("--share-devices")
+    return shlex.join(["python", "-m", "suite", "reproduce", begin.run, *words])
+
+
+def _repeating_slice(begin: Begin, of: Slice) -> str | None:
+    """The same of a slice; None of a run file's."""
+    job = begin.job
+    if of.run not in _names():
+        return None
+    options = {
+        "stage": of.stage.value if of.layout.pipeline_stages > 1 else None,
+        "layers": of.layers,
+        "sequence": job.architecture.sequence,
+        "micro-batch": job.layout.micro_batch,
+        "layout": layout_text(of.layout, complete=True),
+        "device": job.device,
+        "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
+        "steps": job.steps,
+        "seed": job.seed,
+    }
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words.append("--compile" if job.compiled else "--no-compile")
     return shlex.join(["python", "-m", "suite", "reproduce", begin.run, *words])
 
 

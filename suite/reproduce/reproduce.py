@@ -180,7 +180,8 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         expected = expected_figures(job, kernels=kernels, cores=usable_cores())
         options = memory_options(job.step_options(kernels), job.kernels)
         routed = [report.computed_rows for report in outcome.finished]
-        expected = given_routing(job.workload, options, expected, routed)
+        alone = None if job.slice is None else job.slice.rank
+        expected = given_routing(job.workload, options, expected, routed, alone=alone)
         rows = judged(expected, figures.times, figures.measured)
         verdict = overall(rows)
         if plan.learns and not loss_fell(losses):

@@ -61,8 +61,13 @@ class Phases:
             torch.cuda.synchronize(self._device)
         total = dict.fromkeys(Part, 0.0)
         for part, start, end in self.marks:
-            total[part] += start.elapsed_time(end) / 1000 if self.on_cuda else end - start
+            total[part] += self.between(start, end)
         return total
+
+    def between(self, start: Any, end: Any) -> float:
+        """Seconds between two marks; on CUDA of work that is done."""
+        seconds: float = start.elapsed_time(end) / 1000 if self.on_cuda else end - start
+        return seconds
 
 
 class _PhaseTimer:

@@ -27,6 +27,7 @@ from suite.execute.parallel.mesh import TENSOR, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
 from suite.job.events import ComputedRows, RoutedLayer, StepKind
+from suite.job.slice import SlicePart
 
 
 class StepCounters:
@@ -93,16 +94,18 @@ class StepClocks:
 
     Attributes:
         phase_seconds: of each phase in each timed step.
+        part_seconds: of each part of a slice in each timed step.
         resident_bytes: before the first timed step; None where the system does not report them.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.step_seconds: list[float] = []
         self.phase_seconds: list[dict[Part, float]] = []
+        self.part_seconds: list[dict[SlicePart, float]] = []
         self.resident_bytes: int | None = None
         self.processors = SharedProcessors()
         self.speed = SpeedSampler(steps.device)
-        self._phases = steps.phases
+        self._steps = steps
         self._interface = steps.job.interface
         self._fastest = math.inf
         self._sent_before: int | None = None
@@ -126,7 +129,8 @@ class StepClocks:
             self._sent_before = clock.interface_sent_bytes(self._interface)
         if purpose is StepPurpose.TIMED:
             self.step_seconds.append(seconds)
-            self.phase_seconds.append(self._phases.seconds())
+            self.phase_seconds.append(self._steps.phases.seconds())
+            self.part_seconds.append(self._steps.part_seconds())
             self.processors.update()
             self._sent = clock.interface_sent_bytes(self._interface)
             self.speed.after_step()

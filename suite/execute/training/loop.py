@@ -21,6 +21,7 @@ from suite.execute.parallel.mesh import DATA, TENSOR, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
+from suite.execute.training.slice_step import SliceSteps, slice_times
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPlan
 from suite.job.events import Event, Finished, Phase, Step
@@ -45,7 +46,7 @@ def train(
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
     """
-    steps = Steps(job, training, mesh, device)
+    steps = (Steps if job.slice is None else SliceSteps)(job, training, mesh, device)
     plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps)
     counters, clocks, profile = StepCounters(steps, mesh, peak), StepClocks(steps), StepProfile(steps)
     purpose = plan.purpose(0, averages_as_asked=steps.averages_as_asked)
@@ -122,6 +123,7 @@ def _finished(
         routed=counters.routed,
         computed_rows=computed_rows if steps.job.layout.expert_parallel > 1 else {},
         packed=steps.packed_documents(),
+        slice_times=slice_times(training, clocks.part_seconds),
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )

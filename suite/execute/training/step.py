@@ -31,6 +31,7 @@ from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
 from suite.job.events import PackedDocuments
 from suite.job.options import Averaging
+from suite.job.slice import SlicePart
 from suite.job.training_job import Job
 
 
@@ -87,16 +88,8 @@ class Steps:
         Of several pipeline stages only the last one has the loss; the others return 0. The last micro-batch's backward
         pass reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 each one's does.
         """
-        self.phases.clear()
+        first, factor = self._begin()
         samples = self.job.layout.micro_batch
-        self._global_batch = global_batch_at(self.job.recipe, self._samples_seen)
-        first, self.micro_batches = self._next_samples()
-        self._samples_seen += self._global_batch
-        factor = self._scale.scale if self._scale else 1.0
-        for chunk in self.training.chunks:
-            chunk.upstream = factor / self.micro_batches
-        for router in self.training.routers:
-            router.statistics.clear()
         if self.training.pipeline is not None:
             whole = self._micro_batch(first, self.micro_batches * samples)
             with self.phases.phase(Part.PIPELINE):
@@ -125,6 +118,23 @@ class Steps:
         if sums is not None:
             sums.hand_over()
         return torch.stack(losses).sum()
+
+    def _begin(self) -> tuple[int, float]:
+        """Begin a step: the number of this rank's first sample, and the loss scale (1 where there is none)."""
+        self.phases.clear()
+        self._global_batch = global_batch_at(self.job.recipe, self._samples_seen)
+        first, self.micro_batches = self._next_samples()
+        self._samples_seen += self._global_batch
+        factor = self._scale.scale if self._scale else 1.0
+        for chunk in self.training.chunks:
+            chunk.upstream = factor / self.micro_batches
+        for router in self.training.routers:
+            router.statistics.clear()
+        return first, factor
+
+    def part_seconds(self) -> dict[SlicePart, float]:
+        """Of the parts of a slice in the last step; empty of a whole run."""
+        return {}
 
     def _next_samples(self) -> tuple[int, int]:
         """This rank's first sample, and number of micro-batches, in the step after all samples seen so far."""
@@ -159,16 +169,20 @@ class Steps:
             through_modules: by what is called in their place, so that gradients are reduced.
         """
         batch = self._stream.micro_batch(0, samples).to(self.device)
-        layout, architecture = self.job.layout, self.job.architecture
-        length = architecture.sequence // layout.context_parallel
-        length //= layout.tensor_parallel if layout.sequence_parallel else 1
         modules = self.training.modules if through_modules else self.training.chunks
         for chunk, module in zip(self.training.chunks, modules, strict=True):
             x = batch.tokens_BT
             if chunk.embedding is None:
-                shape = (samples, length, architecture.hidden)
-                x = torch.ones(shape, dtype=DTYPES[self.job.recipe.precision], device=self.device, requires_grad=True)
+                dtype = DTYPES[self.job.recipe.precision]
+                x = torch.ones(self.hidden_shape(samples), dtype=dtype, device=self.device, requires_grad=True)
             yield module(x, **batch.arguments)
+
+    def hidden_shape(self, samples: int) -> tuple[int, int, int]:
+        """Of the hidden states between chunks, [B, T, D] of the positions that are here."""
+        layout, architecture = self.job.layout, self.job.architecture
+        length = architecture.sequence // layout.context_parallel
+        length //= layout.tensor_parallel if layout.sequence_parallel else 1
+        return samples, length, architecture.hidden
 
     def update(self, loss: Tensor) -> StepOutcome:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.

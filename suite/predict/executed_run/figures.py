@@ -7,19 +7,21 @@ import msgspec
 from reference_runs.layout import Offload
 from reference_runs.run import Workload
 from suite.job.options import Averaging, KernelChoice, StepOptions, Update
+from suite.job.slice import WITHIN_LAYERS
 from suite.job.training_job import Job
 from suite.machine.gpu import HEAD_DIM_STEP, SdpaBackend, sdpa_backend
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.executed_run.counts import of_every_rank, prediction
-from suite.predict.simulation.state import RankPosition, executed_state, parameter_tensors_of_rank
+from suite.predict.executed_run.counts import figures_at, of_every_rank, prediction
+from suite.predict.simulation.state import RankPosition, executed_state, parameter_tensors_of_rank, rank_position
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
 
 MEMORY_TOLERANCE = 0.02
 ACTIVATION_REASON = "the same operators keep the same tensors; the tolerance is for other versions of them"
 PEAK_REASON = "every block of a step but the smallest; communication threads free theirs a little late"
+PEAK_OF_SLICE = "not judged: predicted of a stage with its messages, and of one graph"
 UNPROVEN = "not judged: {} is not proven"
 
 
@@ -31,6 +33,8 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
         cores: of that machine, that the ranks may use.
     """
     options = job.step_options(kernels)
+    if job.slice is not None:
+        return _of_slice(job, job.slice.rank, options)
     alone = job.device == "cuda" or job.layout.ranks <= cores
     predicted = countable(job.averaging, prediction(job.workload, options, own_processors=alone))
     if job.training_options.update is Update.ADAFACTOR:
@@ -41,6 +45,18 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
         exact = job.averaging is Averaging.EXACT
         predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
     return predicted
+
+
+def _of_slice(job: Job, rank: int, options: StepOptions) -> list[Figure]:
+    """What one rank counts, without messages to ranks that other layers or samples are on."""
+    position, memory = rank_position(job.layout, rank), memory_options(options, job.kernels)
+    figures = [
+        *figures_at(job.workload, position, options),
+        activation_figure(job.workload, position, memory),
+        peak_figure(job.workload, position, memory, tolerance=None, why=PEAK_OF_SLICE),
+    ]
+    sent = Quantity.SENT_BYTES
+    return [f for f in figures if f.quantity is not sent and (f.axis is None or f.axis in WITHIN_LAYERS)]
 
 
 def memory_options(options: StepOptions, kernels: KernelChoice) -> StepOptions:
@@ -92,13 +108,13 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
     has_state_elsewhere = options.kernels.cuda and workload.layout.offload is not Offload.NONE
     without_peak = options.training_options.offloads_activations or has_state_elsewhere
 
-    def figures_at(position: RankPosition) -> list[Figure]:
+    def memory_at(position: RankPosition) -> list[Figure]:
         activations = activation_figure(workload, position, options)
         if without_peak:
             return [activations]
         return [activations, peak_figure(workload, position, options, tolerance=tolerance, why=why)]
 
-    return with_maximum_over_ranks(of_every_rank(workload.layout, figures_at))
+    return with_maximum_over_ranks(of_every_rank(workload.layout, memory_at))
 
 
 def activation_figure(workload: Workload, position: RankPosition, options: StepOptions) -> Figure:

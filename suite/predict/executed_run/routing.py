@@ -25,7 +25,12 @@ RowsOfRank = Mapping[str, ComputedRows]
 
 
 def given_routing(
-    workload: Workload, options: StepOptions, figures: list[Figure], rows: Sequence[RowsOfRank]
+    workload: Workload,
+    options: StepOptions,
+    figures: list[Figure],
+    rows: Sequence[RowsOfRank],
+    *,
+    alone: int | None = None,
 ) -> list[Figure]:
     """`figures` with those of each rank as its rows say, and the largest over ranks of these.
 
@@ -41,22 +46,26 @@ def given_routing(
 
     Args:
         rows: of each rank; empty where ranks do not share out experts.
+        alone: the rank whose place the one process of a slice takes, whose figures have no rank.
     """
     if workload.layout.expert_parallel == 1 or not any(rows):
         return figures
+    if alone is not None:
+        return [_of_rank(workload, options, figure, rows[0], rank=alone) for figure in figures]
     changed = [
-        figure if figure.rank is None else _of_rank(workload, options, figure, rows[figure.rank]) for figure in figures
+        figure if figure.rank is None else _of_rank(workload, options, figure, rows[figure.rank], rank=figure.rank)
+        for figure in figures
     ]
     return [_largest(figure, changed) if _is_maximum(figure) else figure for figure in changed]
 
 
-def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: RowsOfRank) -> Figure:
+def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: RowsOfRank, *, rank: int) -> Figure:
     """A figure of a rank whose experts computed so many rows."""
     architecture, recipe, layout = workload
     if figure.quantity not in rows or (figure.quantity == Quantity.PAYLOAD_BYTES and not _of_experts(figure)):
         return figure
     computed = rows[figure.quantity]
-    position = rank_position(layout, figure.rank or 0)
+    position = rank_position(layout, rank)
     kinds = stage_layer_kinds(architecture, layout, stage=position.stage)
     layers = sum(number for kind, number in kinds if kind.experts is not None)
     if not layers:

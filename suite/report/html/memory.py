@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, Quantity
@@ -101,9 +103,12 @@ def memory(key: str, record: Record) -> Plot | None:
 def _groups(record: Record) -> list[_EqualRanks]:
     job = record.begin.job
     alike: dict[RankPosition, list[int]] = {}
-    for rank in range(job.layout.ranks):
+    for rank in range(job.layout.ranks) if job.slice is None else (job.slice.rank,):
         alike.setdefault(rank_position(job.layout, rank), []).append(rank)
-    measured = _by_rank(record.end.figures if record.end else [])
+    figures = record.end.figures if record.end else []
+    if job.slice is not None:
+        figures = [msgspec.structs.replace(figure, rank=job.slice.rank) for figure in figures]
+    measured = _by_rank(figures)
     groups = []
     for (stage, replica), ranks in alike.items():
         predicted = _predicted(job, record, stage, replica)

@@ -19,6 +19,7 @@ from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import JudgedSetup
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines
+from suite.report.slice import part_rows, slice_words
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import difference
 from suite.reproduce.repeat import repeating_command
@@ -102,6 +103,10 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         return about
     begin, end = record.begin, record.end
     recipe, software = begin.job.recipe, begin.software
+    if begin.job.slice is not None:
+        about.append(("slice", slice_words(begin.job.slice)))
+    if begin.job.changes:
+        about.append(("changed", "; ".join(begin.job.changes)))
     products = f", products in {recipe.product_format.value}" if recipe.product_format.casts else ""
     about += [
         ("precision and batch", f"{recipe.precision.value}{products}, {recipe.global_batch} samples"),
@@ -121,6 +126,12 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         arithmetic = next((rank.arithmetic for rank in end.ranks if rank.arithmetic), "")
         if arithmetic:
             about.append(("arithmetic", arithmetic))
+        about += [
+            (name, f"{median} ({spread}, {repetitions} repetitions)")
+            for rank in end.ranks
+            if rank.slice_times is not None
+            for name, median, spread, repetitions in part_rows(rank.slice_times)
+        ]
         about += [("experts", line.removeprefix("experts of ")) for line in routing_lines(r.routed for r in end.ranks)]
         about += [
             ("documents", each.removeprefix("documents: ")) for each in packing_lines(r.packed for r in end.ranks)

@@ -65,9 +65,18 @@ def remembered() -> Expected:
 
     def expected(job: Job, kernels: Kernels, cores: int) -> list[Figure]:
         alone = job.device == "cuda" or job.layout.ranks <= cores
-        facts = (job.architecture, job.recipe, job.layout, job.compiled, job.averaging, job.kernels, job.device)
+        facts = (
+            job.architecture,
+            job.recipe,
+            job.layout,
+            job.compiled,
+            job.averaging,
+            job.kernels,
+            job.device,
+            job.slice,
+        )
         script = msgspec.structs.replace(job.training_options, rung="", texts=None)
-        key = msgspec.json.encode([*facts, script, list(kernels), alone])
+        key = msgspec.json.encode([*facts, job.slice, script, list(kernels), alone])
         if key not in known:
             known[key] = expected_of_job(job, kernels, cores)
         return known[key]

@@ -9,11 +9,13 @@ from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.job.events import Status
+from suite.job.slice import SliceTimes
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines, routing_summary
+from suite.report.terminal.slice import print_parts
 from suite.report.terminal.tables import (
     NOT_JUDGED,
     VERDICT_COLOURS,
@@ -74,6 +76,9 @@ def _verdict(result: LaunchResult) -> str:
 def _print_all(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     print_comparison(out, result.rows, left="predicted", right="measured")
+    if times := _slice_times(result):
+        print_parts(out, times)
+        return
     routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
     for line in (_loss_line(result), *_loss_scale_lines(result), *routing_lines(routed), *packing_lines(packed)):
         print_folded(out, line, "")
@@ -99,6 +104,9 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --all", "bold red")
     if peak := _row(result.rows, Quantity.PEAK_BYTES):
         print_folded(out, f"memory at the peak: {_both_sides(peak)}", "")
+    if times := _slice_times(result):
+        print_parts(out, times)
+        return
     _print_time(out, result)
     if not failed:
         _print_terms(out, result.rows)
@@ -110,6 +118,10 @@ def _print_short(out: Console, result: LaunchResult) -> None:
     for line in (_loss_line(result), *_loss_scale_lines(result), *routing_summary(routed), *packing_lines(packed)):
         print_folded(out, line, "")
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
+
+
+def _slice_times(result: LaunchResult) -> SliceTimes | None:
+    return result.finished[0].slice_times if result.finished else None
 
 
 def _exact_line(rows: Sequence[Row]) -> str:

@@ -1,0 +1,36 @@
+"""A slice in words, and a row for each of its parts."""
+
+from __future__ import annotations
+
+from suite.job.slice import Slice, SlicePart, SliceTimes
+
+COLUMNS = ("part", "median", "spread", "repetitions")
+
+
+def slice_words(of: Slice) -> str:
+    """What of which run it executes."""
+    ends = {"embedding": of.stage.has_embedding, "head": of.stage.has_head}
+    layers = "1 layer" if of.layers == 1 else f"{of.layers} layers"
+    parts = ", ".join([layers, *(name for name, is_here in ends.items() if is_here)])
+    stage = "the only stage" if of.layout.pipeline_stages == 1 else f"the {of.stage.value} stage"
+    split = f", tensor-parallel share 1/{of.layout.tensor_parallel}" if of.layout.tensor_parallel > 1 else ""
+    return f"{parts} of {stage} of {of.run}{split}"
+
+
+def part_rows(times: SliceTimes) -> list[list[str]]:
+    """Median, spread and number of repetitions of each part, in the order of a step."""
+    rows = []
+    for part in SlicePart:
+        if (median := times.median(part)) is None:
+            continue
+        spread = times.spread(part)
+        name = part.value.replace("_", " ")
+        name += f" of {times.updated_parameters:,} parameters" if part is SlicePart.UPDATE else ""
+        rows.append(
+            [name, _milliseconds(median), "-" if spread is None else f"± {spread:.1%}", str(len(times.seconds[part]))]
+        )
+    return rows
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.4g} ms"

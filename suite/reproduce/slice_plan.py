@@ -1,0 +1,330 @@
+"""A slice that is asked for, checked: what one accelerator of a recorded run computes becomes a plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.catalog import check_layout, reference_run, run_names
+from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.incomplete import check_whole
+from reference_runs.layout import Layout, Offload, layout_text, parse_layout
+from reference_runs.placement import chunk_layers, coordinates
+from reference_runs.run import Architecture, ProductFormat, ReferenceRun, Workload
+from suite.job.corpus import Corpus
+from suite.job.options import KernelChoice
+from suite.job.slice import SUFFIX, Slice, SliceStage
+from suite.job.training_job import warm_up_steps
+from suite.machine.devices import cuda_device_list, resolved_device
+from suite.paths import cache_directory, whole_file
+from suite.reproduce.device_options import device_options
+from suite.reproduce.device_use import checked_compilation, checked_kernels
+from suite.reproduce.plan import Plan, Request, check_numbers
+from suite.reproduce.slice_memory import check_memory
+from suite.reproduce.supported import (
+    check_executable,
+    check_executable_layout,
+    check_fused_attention,
+    check_grouped_queries,
+    check_kernels,
+    check_products,
+)
+
+LOSS_SCALE, LOSS_SCALE_WINDOW = 2.0**16, 1000  # where none is recorded; the times do not depend on it
+DRAWN = "drawn evenly from the vocabulary"  # the source of a slice's tokens
+
+
+def asks_for_slice(request: Request) -> bool:
+    """Whether a slice is meant: by the option, or by the name's ending."""
+    return request.slice or request.name.endswith(SUFFIX)
+
+
+def slice_plan(request: Request) -> Plan:
+    """The checked plan of a slice: nothing is allocated before what it needs is known to fit.
+
+    Raises:
+        InputError: unknown run, a stage or layers that are not there, an option that a slice has not, what this version
+            does not execute, or more memory needed than there is.
+    """
+    _refuse_others(request)
+    check_numbers(request, first=warm_up_steps(0))
+    return slice_of(_run(request), request)
+
+
+def slice_of(run: ReferenceRun, request: Request) -> Plan:
+    """The checked plan of a slice of `run`, see `slice_plan`."""
+    device, _ = resolved_device(request.device)
+    recorded = run.recorded_layout or Layout()
+    layout = recorded if request.layout is None else parse_layout(request.layout, base=recorded)
+    if request.layout is not None:
+        check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
+    stage, layers = _stage(request.stage, layout), request.layers
+    most = _most_layers(run.architecture, layout, stage)
+    if layers is not None and not 1 <= layers <= most:
+        what = f"layers of the {stage.value} stage"
+        raise InputError(what, got=layers, allowed=f"1 to {most}", where="--layers")
+    shape = _Shape(
+        stage,
+        layers or most,
+        _at_most(request.sequence, run.architecture.sequence, "--sequence"),
+        _at_most(request.micro_batch, None, "--micro-batch") or layout.micro_batch,
+    )
+    workload = _workload(run, layout, shape)
+    compiled, eager = checked_compilation(request.compiled, device)
+    kernels = checked_kernels(request.kernels, device)
+    _check_executable(run, workload, device, kernels)
+    rank = next(r for r in range(workload.layout.ranks) if _is_place(workload.layout, r, shape.number))
+    changes = tuple(_changes(run, layout, workload, shape, most))
+    checked = Plan(
+        name=f"{run.name}{SUFFIX}",
+        architecture=workload.architecture,
+        recipe=workload.recipe,
+        layout=workload.layout,
+        device=device,
+        compiled=compiled,
+        steps=request.steps,
+        seed=request.seed,
+        kernels=kernels,
+        training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
+        changes=(*changes, *eager),
+        slice=Slice(
+            run=run.name,
+            layout=layout,
+            stage=stage,
+            layers=shape.layers,
+            sequence=run.architecture.sequence,
+            micro_batch=layout.micro_batch,
+            rank=rank,
+        ),
+    )
+    check_memory(checked)
+    return checked
+
+
+class _Shape(NamedTuple):
+    """What of a run is executed."""
+
+    stage: SliceStage
+    layers: int
+    sequence: int
+    micro_batch: int
+
+    @property
+    def number(self) -> int:
+        """Number of the slice's stage in its own layout."""
+        return 0 if self.stage.has_embedding else 1
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Layers of each stage of that layout: the fewest in which there is such a stage."""
+        before, after = () if self.stage.has_embedding else (1,), () if self.stage.has_head else (1,)
+        return (*before, self.layers, *after)
+
+
+def _refuse_others(request: Request) -> None:
+    """Refuse the options of a whole run."""
+    given = {
+        "--mini": request.mini,
+        "--ranks": request.ranks not in (None, 1),
+        "--global-batch": request.global_batch is not None,
+        "--optimizer": request.optimizer != "adam",
+        "--gradient-compression": request.gradient_compression != "none",
+        "--exact-steps": request.exact_steps is not None,
+        "--renew-second-moment": request.renewal,
+        "--share-devices": request.share_devices,
+        "--products": request.products is not None,
+        "--corpus": request.corpus is not None,
+        "--trace": request.trace is not None,
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
+        what = "a slice is one process that takes one accelerator's place, on tokens that are drawn"
+        allowed = "--stage, --layers, --sequence, --micro-batch, --layout, --device, --compile, --kernels, --steps"
+        raise InputError(what, got=", ".join(names), allowed=allowed, where="reproduce")
+
+
+def _run(request: Request) -> ReferenceRun:
+    """The run that a slice is of, whole but for its layout."""
+    name = request.name.removesuffix(SUFFIX)
+    if not name.endswith(".toml") and name not in run_names():
+        allowed = f"a recorded run with {SUFFIX} (see `runs`), or a run file with --slice"
+        raise InputError("unknown run", got=repr(name), meant=nearest(name, run_names()), allowed=allowed)
+    run = reference_run(name)
+    check_whole(run, needs_layout=False)
+    return run
+
+
+def _stage(asked: str | None, layout: Layout) -> SliceStage:
+    """The stage that is asked for, by its kind or number; by default one in the middle where there is one.
+
+    Raises:
+        InputError: the layout has no such stage.
+    """
+    stages = layout.pipeline_stages
+    if asked is None:
+        return (SliceStage.ONLY, SliceStage.FIRST)[stages - 1] if stages < 3 else SliceStage.MIDDLE
+    kinds = {0: SliceStage.FIRST, stages - 1: SliceStage.LAST} if stages > 1 else {0: SliceStage.ONLY}
+    by_word = {str(number): kinds.get(number, SliceStage.MIDDLE) for number in range(stages)}
+    by_word |= {kind.value: kind for kind in by_word.values()}
+    if stages == 1:
+        by_word |= dict.fromkeys((SliceStage.FIRST.value, SliceStage.LAST.value), SliceStage.ONLY)
+    if asked not in by_word:
+        names = ", ".join(dict.fromkeys(kind.value for kind in by_word.values()))
+        allowed = f"0 to {stages - 1}, {names}"
+        raise InputError(f"no such stage of {layout_text(layout)}", got=repr(asked), allowed=allowed, where="--stage")
+    return by_word[asked]
+
+
+def _most_layers(architecture: Architecture, layout: Layout, stage: SliceStage) -> int:
+    """Ordinary layers of the fullest stage of a kind: those that all layers but a few are like."""
+    few = range(architecture.dense_layers)
+    chunks = chunk_layers(architecture.layers, layout)
+    of_stages = [
+        sum(layer not in few for chunk in chunks[number :: layout.pipeline_stages] for layer in chunk)
+        for number in range(layout.pipeline_stages)
+    ]
+    of_kind = {
+        SliceStage.ONLY: of_stages,
+        SliceStage.FIRST: of_stages[:1],
+        SliceStage.LAST: of_stages[-1:],
+        SliceStage.MIDDLE: of_stages[1:-1],
+    }[stage]
+    return max(1, *of_kind) if len(of_kind) > 1 else max(1, of_kind[0])
+
+
+def _at_most(asked: int | None, most: int | None, option: str) -> int:
+    """What is asked for, by default `most`; 0 where there is neither."""
+    if asked is None:
+        return most or 0
+    if asked < 1 or (most is not None and asked > most):
+        allowed = "1 or more" if most is None else f"1 to {most}, the recorded one"
+        raise InputError("out of range", got=asked, allowed=allowed, where=option)
+    return asked
+
+
+def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
+    """What the slice's process executes, in a layout whose every rank has the recorded accelerator's share.
+
+    A step has one micro-batch. Left out is what other accelerators are needed for: data parallelism, ZeRO, the other
+    stages. So is what this version does not execute; `_changes` names it.
+    """
+    architecture = msgspec.structs.replace(
+        run.architecture,
+        layers=sum(shape.counts),
+        sequence=shape.sequence,
+        sliding_window=run.architecture.sliding_window and min(run.architecture.sliding_window, shape.sequence),
+        dense_layers=0,
+        top_query_layer=False,
+    )
+    local = msgspec.structs.replace(
+        layout,
+        micro_batch=shape.micro_batch,
+        data_parallel=1,
+        context_parallel=1 if layout.fused_attention else layout.context_parallel,
+        pipeline_stages=len(shape.counts),
+        stage_layer_counts=shape.counts,
+        virtual_stages=1,
+        schedule=Layout().schedule,
+        zero_stage=0,
+        shard_ranks=None,
+        reduce_scatter=False,
+        accumulation=None,
+        checkpoint_layers=min(layout.checkpoint_layers, shape.layers),
+        partitioned_checkpoints=False,
+        scatter_gather=False,
+        offload=Offload.NONE,
+    )
+    products = run.recipe.product_format
+    if architecture.experts is not None or local.tensor_parallel > 1 or products is not ProductFormat.FP8_CURRENT:
+        products = ProductFormat.NONE
+    lacks_scale = run.recipe.precision.scaled and run.recipe.initial_loss_scale is None
+    recipe = msgspec.structs.replace(
+        run.recipe,
+        global_batch=local.replicas * shape.micro_batch,
+        batch_rampup_start=None,
+        batch_rampup_increment=None,
+        batch_rampup_samples=None,
+        product_format=products,
+        **({"initial_loss_scale": LOSS_SCALE, "loss_scale_window": LOSS_SCALE_WINDOW} if lacks_scale else {}),
+    )
+    return Workload(architecture, recipe, local)
+
+
+def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shape, most: int) -> Iterator[str]:
+    """How the slice differs from what the recorded accelerator computes, in words."""
+    whole, (_, recipe, local) = run.architecture, workload
+    for differs, words in (
+        (run.recorded_layout is None and layout == Layout(), "no layout is recorded: whole layers on one accelerator"),
+        (shape.layers != most, f"{shape.layers} of {most} layers of the {shape.stage.value} stage"),
+        (shape.sequence != whole.sequence, f"sequence {shape.sequence}, recorded {whole.sequence}"),
+        (shape.micro_batch != layout.micro_batch, f"micro-batch {shape.micro_batch}, recorded {layout.micro_batch}"),
+        (
+            local.context_parallel != layout.context_parallel,
+            f"whole sequences, which {layout.context_parallel} accelerators (cp) share: fused attention of parts of a "
+            "sequence is not executed",
+        ),
+        (whole.dense_layers > 0, f"without the first {whole.dense_layers} layers, which have no experts"),
+        (whole.top_query_layer, "the top-query layer is an ordinary one"),
+        (
+            recipe.product_format is not run.recipe.product_format,
+            f"products in {recipe.precision.value}, recorded {run.recipe.product_format.value}",
+        ),
+        (layout.zero_stage >= 2, "weights are whole, not gathered for each pass"),
+        (layout.offload is not Offload.NONE, "state stays on the accelerator"),
+        (
+            layout.partitioned_checkpoints and layout.tensor_parallel > 1,
+            "the inputs of recomputed groups are kept whole, not a tensor-parallel rank's share",
+        ),
+        (
+            layout.expert_parallel > 1,
+            f"experts compute as many rows for each of {layout.expert_parallel} ranks (ep) as this one sends there",
+        ),
+    ):
+        if differs:
+            yield words
+
+
+def _check_executable(run: ReferenceRun, workload: Workload, device: str, kernels: KernelChoice) -> None:
+    """Refuse what this version, or this machine, does not execute; a pipeline's limits are none of a slice's."""
+    architecture, recipe, layout = workload
+    of_one_stage = msgspec.structs.replace(layout, pipeline_stages=1, stage_layer_counts=None)
+    mistakes = Mistakes()
+    with mistakes.collected():
+        check_executable(architecture, recipe, run.where)
+    with mistakes.collected():
+        check_layout(workload, run.where)
+        check_executable_layout(workload._replace(layout=of_one_stage), run.where)
+        check_fused_attention(recipe, layout, device, run.where)
+        check_grouped_queries(architecture, recipe, layout, device, run.where)
+        check_kernels(architecture, layout, kernels)
+        gpus = [each.gpu for each in cuda_device_list()] if device == "cuda" else []
+        check_products(workload, device, gpus, run.where)
+    mistakes.refuse()
+
+
+def _is_place(layout: Layout, rank: int, stage: int) -> bool:
+    """Whether a rank is the first of a stage on all other axes."""
+    index = coordinates(layout, rank)
+    return index["pp"] == stage and not any(number for axis, number in index.items() if axis != "pp")
+
+
+def slice_tokens(plan: Plan) -> Corpus:
+    """Tokens for a slice, from the cache: numbers that are all equally likely, as many as two steps have.
+
+    What a layer computes does not depend on them; a table's rows are read and written all over.
+    """
+    import numpy
+
+    vocabulary = plan.architecture.vocabulary
+    tokens = 2 * plan.recipe.global_batch * plan.architecture.sequence + 1
+    drawn = numpy.random.default_rng(plan.seed).integers(vocabulary, size=tokens).astype("<i4").tobytes()
+    sha256 = hashlib.sha256(drawn).hexdigest()
+    path = cache_directory() / f"{sha256[:32]}-{vocabulary}.drawn.tokens"
+    if not path.exists():
+        with whole_file(path) as temporary:
+            temporary.write_bytes(drawn)
+    return Corpus(
+        source=DRAWN, sha256=sha256, text_bytes=0, files=0, vocabulary=vocabulary, tokens=tokens, tokens_file=str(path)
+    )

@@ -1,0 +1,99 @@
+"""Slices executed: the shapes of one rank of many, counted as predicted, with a time for each part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout, parse_layout
+from reference_runs.miniature import miniature
+from suite.__main__ import main
+from suite.job.slice import SlicePart
+from suite.metrics.comparison import Verdict
+from suite.records.query import record_path
+from suite.records.store import read
+from suite.reproduce.plan import Request
+from suite.reproduce.reproduce import LaunchResult, reproduce
+from suite.reproduce.slice_plan import slice_of, slice_tokens
+from tests.support.launches import exact_rows
+from tests.support.run_file import run_file
+
+pytestmark = pytest.mark.ranks
+LAYERS = {SlicePart.SHARED_FORWARD, SlicePart.LAYER_FORWARD, SlicePart.LAYER_BACKWARD, SlicePart.UPDATE}
+HEAD = {SlicePart.HEAD_FORWARD, SlicePart.HEAD_BACKWARD}
+
+
+def test_a_slice_of_a_run_file_is_counted_recorded_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of three stages on two tensor-parallel ranks: two layers and the head, in one process."""
+    stages = {"layers": 7, "pipeline_stages": 3, "tensor_parallel": 2}  # 2, 3 and 2 layers: a table counts as one
+    file = run_file(tmp_path / "small.toml", data_parallel=1, accumulation=4, **stages)
+    arguments = [str(file), "--slice", "--stage", "last", "--steps", "8", "--results", str(tmp_path)]
+    assert main(["reproduce", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert "exact figures agree: parameters, flop, state bytes, payload bytes, messages" in out
+    assert "2 layers, head of the last stage of small, tensor-parallel share 1/2" in err
+    record = read(record_path(tmp_path, "latest"))
+    assert record.end is not None
+    assert record.begin.run == "small-slice"
+    (rank,) = record.end.ranks
+    times = rank.slice_times
+    assert times is not None
+    assert set(times.seconds) == LAYERS | HEAD
+    assert {len(samples) for samples in times.seconds.values()} == {1}
+    assert main(["results", "show", "latest", "--results", str(tmp_path)]) == 0
+    shown, _ = capsys.readouterr()
+    assert "layer backward" in shown
+    assert "verdict: pass" in shown
+    assert main(["results", "check", "--results", str(tmp_path)]) == 0
+    assert main(["results", "list", "--results", str(tmp_path), "--json"]) == 0
+    capsys.readouterr()
+
+
+def sliced(tmp_path: Path, name: str, layout: str, *, stage: str, layers: int, short: bool = True) -> LaunchResult:
+    """A slice of a miniature's shapes, 12 layers deep, in a layout of many ranks."""
+    small = miniature(reference_run(name), "cpu", ranks=1, steps=8)
+    run = msgspec.structs.replace(
+        reference_run(name),
+        architecture=msgspec.structs.replace(small.architecture, layers=12),
+        recipe=small.recipe,
+        recorded_layout=parse_layout(layout, base=Layout()),
+    )
+    sequence = 128 if short else None
+    asked = Request(
+        name=f"{name}-slice", stage=stage, layers=layers, sequence=sequence, device="cpu", steps=8, results=tmp_path
+    )
+    planned = slice_of(run, asked)
+    return reproduce(planned, slice_tokens(planned), tmp_path, lambda _rank, _event: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "stage", "layers"),
+    [
+        pytest.param("grok-1", "dp1,tp2,pp3,ep2,sp,zero1,micro1", "last", 2, id="experts, sequence parallelism"),
+        pytest.param("bloom-176b", "dp2,tp2,pp3,zero1,recompute-full,micro2", "first", 2, marks=pytest.mark.rare),
+        pytest.param("llama2-70b", "dp2,tp4,pp3,zero1,sp,fused,micro2", "last", 2, marks=pytest.mark.rare),
+        pytest.param("deepseek-v3", "dp2,pp3,ep4,zero1,micro2", "middle", 2, marks=pytest.mark.rare),
+        pytest.param("opt-175b", "dp2,tp2,zero3,recompute-full,micro2", "only", 3, marks=pytest.mark.rare),
+        pytest.param("llama3.1-8b", "dp2,cp2,zero1,micro1", "only", 2, marks=pytest.mark.rare),
+        pytest.param("qwen3-30b-a3b", "dp2,zero1,micro1,recompute-selective", "only", 2, marks=pytest.mark.rare),
+        pytest.param("gpt-neox-20b", "dp2,tp2,pp4,zero1,recompute-full,micro2", "middle", 3, marks=pytest.mark.rare),
+    ],
+)
+def test_a_slice_counts_what_a_rank_of_the_layout_is_predicted_to(
+    name: str, layout: str, stage: str, layers: int, tmp_path: Path
+) -> None:
+    result = sliced(tmp_path, name, layout, stage=stage, layers=layers)
+    assert result.message == ""
+    assert result.verdict is Verdict.PASS
+    assert {"parameters", "model_flop", "hardware_flop"} <= {row.quantity for row in exact_rows(result.rows)}
+
+
+@pytest.mark.rare
+def test_a_slice_of_blank_infilling_needs_its_windows(tmp_path: Path) -> None:
+    layout = "dp2,tp2,pp2,zero1,recompute-full,micro1"
+    assert sliced(tmp_path, "glm-130b", layout, stage="last", layers=1, short=False).verdict is Verdict.PASS

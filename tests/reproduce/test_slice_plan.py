@@ -1,0 +1,176 @@
+"""Slices that are asked for: of every run of the catalog, at the shapes of one accelerator, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.errors import InputError
+from suite.job.slice import SliceStage
+from suite.predict.analytic.parameters import parameter_count
+from suite.predict.simulation.state import executed_state
+from suite.reproduce import slice_memory
+from suite.reproduce.plan import Plan, Request
+from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
+
+UNPUBLISHED = {"palm-540b": "recipe.optimizer"}  # of runs without slices, what is missing
+
+
+@pytest.fixture(autouse=True)
+def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slice_memory, "free_bytes", lambda: 2**50)
+
+
+def plan(name: str, **asked: Any) -> Plan:
+    return slice_plan(Request(**({"name": f"{name}-slice", "device": "cpu", "results": Path("results")} | asked)))
+
+
+@pytest.mark.parametrize("name", sorted(set(run_names()) - set(UNPUBLISHED)))
+def test_every_run_has_a_slice_of_every_stage_with_the_share_of_one_accelerator(name: str) -> None:
+    run = reference_run(name)
+    recorded = run.recorded_layout
+    stages = 1 if recorded is None else recorded.pipeline_stages
+    for stage in ["only"] if stages == 1 else ["first", "middle", "last"]:
+        planned = plan(name, stage=stage, layers=1)
+        a, layout, of = planned.architecture, planned.layout, planned.slice
+        assert of is not None
+        assert of.stage == stage
+        assert (a.hidden, a.heads, a.kv_heads, a.ffn_hidden, a.padded_vocabulary, a.sequence, a.experts) == (
+            run.architecture.hidden,
+            run.architecture.heads,
+            run.architecture.kv_heads,
+            run.architecture.ffn_hidden,
+            run.architecture.padded_vocabulary,
+            run.architecture.sequence,
+            run.architecture.experts,
+        )
+        if recorded is not None:
+            for axis in ("tensor_parallel", "expert_parallel", "micro_batch", "recomputation", "sequence_parallel"):
+                assert getattr(layout, axis) == getattr(recorded, axis)
+        assert (layout.data_parallel, layout.zero_stage, planned.ranks) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("name", UNPUBLISHED)
+def test_a_run_without_a_recipe_is_refused_by_what_it_lacks(name: str) -> None:
+    with pytest.raises(InputError, match=UNPUBLISHED[name]):
+        plan(name)
+
+
+def test_a_middle_stage_has_layers_alone_in_the_share_of_a_tensor_parallel_rank() -> None:
+    """Of BLOOM: 12 h^2 in matrices and 13 h in vectors a layer, of which 6 h of whole ones and 7 h are split by 4."""
+    planned = plan("bloom-176b", layers=2)
+    assert planned.slice is not None
+    assert planned.slice.stage is SliceStage.MIDDLE
+    hidden, ranks = planned.architecture.hidden, 4
+    state = executed_state(planned.workload, stage=1, replica=0)
+    # norms 4 h and the biases of projection and contraction 2 h are whole; those of query, key, value and expansion not
+    assert state.parameters == 2 * (12 * hidden**2 // ranks + 7 * hidden // ranks + 6 * hidden)
+
+
+def test_ends_add_what_the_whole_model_has_besides_its_layers() -> None:
+    """GPT-2, whose only stage has all of it: the slice of every layer is the run."""
+    whole = reference_run("gpt2-124m")
+    assert parameter_count(plan("gpt2-124m").architecture) == parameter_count(whole.architecture)
+    one, two = (executed_state(plan("gpt2-124m", layers=n).workload, stage=0, replica=0) for n in (1, 2))
+    of_layer = two.parameters - one.parameters
+    assert one.parameters + 11 * of_layer == parameter_count(whole.architecture)
+
+
+def test_a_smaller_slice_says_what_it_changed() -> None:
+    planned = plan("bloom-176b", layers=1, sequence=256, micro_batch=1)
+    assert planned.changes == (
+        "1 of 6 layers of the middle stage",
+        "sequence 256, recorded 2048",
+        "micro-batch 1, recorded 2",
+    )
+    assert planned.slice is not None
+    assert (planned.slice.sequence, planned.slice.micro_batch) == (2048, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("codegeex-13b", "the top-query layer is an ordinary one"),
+        ("deepseek-v3", "without the first 3 layers, which have no experts"),
+        ("llama2-13b", "no layout is recorded"),
+        ("llama3.1-8b", "which 2 accelerators (cp) share"),
+        ("opt-175b", "weights are whole"),
+        ("grok-1", "experts compute as many rows for each of 8 ranks (ep)"),
+    ],
+)
+def test_what_is_not_executed_as_recorded_is_said(name: str, words: str) -> None:
+    assert any(words in change for change in plan(name, layers=1).changes)
+
+
+@pytest.mark.parametrize(
+    ("number", "stage"), [("0", SliceStage.FIRST), ("5", SliceStage.MIDDLE), ("11", SliceStage.LAST)]
+)
+def test_stages_have_numbers(number: str, stage: SliceStage) -> None:
+    planned = plan("bloom-176b", stage=number)
+    assert planned.slice is not None
+    assert planned.slice.stage is stage
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"stage": "12"}, "no such stage"),
+        ({"stage": "end"}, "no such stage"),
+        ({"stage": "only"}, "no such stage"),
+        ({"layers": 0}, "layers of the middle stage; got 0, allowed: 1 to 6"),
+        ({"layers": 7}, "layers of the middle stage; got 7, allowed: 1 to 6"),
+        ({"sequence": 4096}, "--sequence: out of range; got 4096, allowed: 1 to 2048"),
+        ({"micro_batch": 0}, "--micro-batch: out of range"),
+        ({"ranks": 4}, "got --ranks"),
+        ({"mini": True, "optimizer": "one-bit-adam"}, "got --mini, --optimizer"),
+        ({"layout": "dp8,tp3,pp12"}, "--layout: layout.tensor_parallel does not divide"),
+        ({"steps": 3}, "too few steps"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        plan("bloom-176b", **asked)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("blom-176b", "did you mean bloom-176b"), ("bloom-mini", "unknown run; got 'bloom-mini'")]
+)
+def test_a_slice_is_of_a_recorded_run(name: str, words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        plan(name)
+    assert words in str(refused.value)
+
+
+def test_too_little_memory_is_refused_with_what_would_be_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slice_memory, "free_bytes", lambda: 16 * 2**30)
+    with pytest.raises(InputError) as refused:
+        plan("bloom-176b", stage="first")
+    assert "does not fit: the slice needs" in str(refused.value)
+    assert "--layers below 5, --sequence below 2048, --micro-batch below 2, --stage middle" in str(refused.value)
+    assert slice_memory.needed_bytes(plan("bloom-176b", layers=1, sequence=256)) < 16 * 2**30
+
+
+def test_tokens_are_drawn_once_for_a_seed_and_lie_in_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    planned = plan("gpt2-124m", layers=1, sequence=64, micro_batch=2)
+    first, again = slice_tokens(planned), slice_tokens(planned)
+    assert first == again
+    other = slice_tokens(msgspec.structs.replace(planned, seed=2))
+    assert other.sha256 != first.sha256
+    data = memoryview(Path(first.tokens_file).read_bytes()).cast("i")
+    assert len(data) == first.tokens == 2 * 2 * 64 + 1
+    assert 0 <= min(data) <= max(data) < planned.architecture.vocabulary
+
+
+def test_a_slice_is_asked_for_by_name_or_by_option() -> None:
+    results = Path("results")
+    assert asks_for_slice(Request(name="bloom-176b-slice", results=results))
+    assert asks_for_slice(Request(name="my_run.toml", slice=True, results=results))
+    assert not asks_for_slice(Request(name="bloom-mini", results=results))
