@@ -329,7 +329,7 @@ class KeptForBackward:
 
     def _pack(self, tensor: Tensor) -> Tensor:
         local = _local(tensor.detach())
-        storages = {_local(weight.detach()).untyped_storage()._cdata for weight in self._weights()}
+        storages = {_local(weight).untyped_storage()._cdata for weight in self._weights()}
         if local.untyped_storage()._cdata not in storages:
             self._kept.append(local)
         return tensor
@@ -342,7 +342,7 @@ class KeptForBackward:
 def _local(tensor: Tensor) -> Tensor:
     """The plain tensor of a DTensor, after its collective."""
     if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
+        tensor = tensor.to_local().detach()
     if isinstance(tensor, AsyncCollectiveTensor):
         waited: Tensor = tensor.trigger_wait()
         return waited
