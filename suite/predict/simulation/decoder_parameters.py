@@ -219,9 +219,10 @@ def chunk_parameters(
         unit = None if sharding is None else sharding.new_layer()
         kind = architecture.of_dense_layers if number < architecture.dense_layers else architecture
         at_top = layer == top_query
-        in_layers.append(
-            _layer_parameters(kind, new_leaf, sizes, unit, top_query=at_top, expert_ranks=layout.expert_parallel)
-        )
+        in_layer = _layer_parameters(kind, new_leaf, sizes, unit, top_query=at_top, expert_ranks=layout.expert_parallel)
+        if not kind.norm.before:  # of a block's modules it is the last one
+            in_layer = in_layer._replace(feed_forward_norm=_norm(kind, new_leaf, unit))
+        in_layers.append(in_layer)
     final_norm = _norm(architecture, new_leaf, None) if last else None
     query_position = new_leaf(None, sizes.keys_length, hidden) if top_query is not None else None
     head = None
@@ -234,6 +235,13 @@ def chunk_parameters(
 def _norm(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None) -> NormVectors:
     gain = new_leaf(unit, architecture.hidden) if architecture.norm_gain else None
     return NormVectors(gain, new_leaf(unit, architecture.hidden) if architecture.bias.norm else None)
+
+
+def _norm_between(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None) -> NormVectors | None:
+    """A norm between attention and feed-forward part; None where one serves both, or norms come after both."""
+    if architecture.shared_norm or not architecture.norm.before:
+        return None
+    return _norm(architecture, new_leaf, unit)
 
 
 def _layer_parameters(
@@ -293,6 +301,6 @@ def _layer_parameters(
         query_norm=of_all(sizes.inner),
         key_norm=of_all(sizes.keys_inner),
         projection=affine(hidden, sizes.context_width, bias=bias.projection),
-        feed_forward_norm=None if architecture.shared_norm else _norm(architecture, new_leaf, unit),
+        feed_forward_norm=_norm_between(architecture, new_leaf, unit),
         feed_forward=feed_forward(sizes.width) if architecture.experts is None else experts(architecture.experts),
     )

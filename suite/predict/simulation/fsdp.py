@@ -34,6 +34,8 @@ class FullySharding:
                     w n P        the message, until the next unit's has come; twice while gloo works
                     w n P        the gathered weights, until they are resharded
         reducing    r n P        the message, until the next unit reduces; twice while gloo works
+                    w M          the gradient of the unit's last parameter, of M elements, until the message has come:
+                                 a loop's variable has it
                     r P, s P     the shards of the gradients as reduced and, where that is another dtype, as stored
                                  with hybrid sharding r P alone until the last micro-batch; then, until its end, r P of
                                  what groups reduced
@@ -166,10 +168,12 @@ class FullySharding:
             self._tape.count("accumulate", elements, variant="forward", dtype=timed_dtype(self._stored))
         message = self._tape.block(self._reduced * self._ranks * elements)
         message.move(Category.BUFFERS)
+        last = unit.gradients.get(max(unit.gradients, default=-1)) if self._ranks > 1 else None
         unit.gradients.clear()
         reduced = self._tape.block(self._reduced * elements)
         if self._copies:
             self._tape.block(self._reduced * self._ranks * elements)
+        del last
         if self._sums:
             if unit.summed is not None:
                 self._tape.count("accumulate", elements, variant="forward", dtype=timed_dtype(self._reduced))
