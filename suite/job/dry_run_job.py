@@ -36,14 +36,14 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         counts: as a launched rank reports them; nothing that needs a clock.
-        repeated_parameters: those among `counts.own_parameters` that every tensor-parallel rank stores.
+        stage_parameters: that the ranks of its pipeline stage have together, if each has as many; copies count once.
         fullest: the moment of each phase of the step in which its sum is the largest.
         history: at most some hundred moments of the step, in order, the peak among them.
     """
 
     micro_batches: int
     counts: Finished
-    repeated_parameters: int
+    stage_parameters: int
     fullest: list[Moment]
     history: list[Moment]
 

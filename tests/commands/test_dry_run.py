@@ -15,7 +15,6 @@ from suite.reproduce.dry_run import comparison
     ("arguments", "line"),
     [
         (["bloom-176"], "unknown run"),
-        (["mixtral-mini"], "not executed without memory; got experts"),
         (["bloom-176b", "--layout", "dp8,tp3,pp12"], "layout.tensor_parallel does not divide architecture.heads = 112"),
         (["bloom-176b", "--layout", "dp2,zero3,pp12"], "this version does not execute that layout"),
         (["bloom-176b", "--ranks", "384"], "all, or numbers from 0 to 383"),

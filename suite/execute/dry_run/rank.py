@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from suite.execute.data.loader import batches
 from suite.execute.dry_run.allocations import Allocations
+from suite.execute.dry_run.even_routing import even_routing
 from suite.execute.dry_run.fake_tensors import FakedBatches, fake_tensors
 from suite.execute.measure.counters import CollectiveCounter, LocalFlopCounter, storage_bytes
 from suite.execute.measure.phases import Part
 from suite.execute.parallel.fake_group import fake_group
-from suite.execute.parallel.mesh import CONTEXT, DATA, coordinates, device_mesh
+from suite.execute.parallel.mesh import CONTEXT, DATA, PIPELINE, coordinates, device_mesh
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.parallelize import Training, parallelize
 from suite.execute.training.loop import activation_bytes, model_flop
@@ -46,7 +47,8 @@ class StepCollectives(CollectiveCounter):
     """Counts a step's own collectives: without the integers by which a pipeline's new schedule begins (torch 2.13)."""
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not any(isinstance(leaf, Tensor) and leaf.dtype is torch.int32 for leaf in tree_leaves(args)):
+        numbers = any(isinstance(leaf, Tensor) and leaf.dtype is torch.int32 for leaf in tree_leaves(args))
+        if not numbers or self._axis(func, args, kwargs) != PIPELINE:
             super()._count(func, args, kwargs)
 
 
@@ -77,7 +79,7 @@ class DryRank:
         replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
         stream = batches(job, replica=replica, context_rank=index.get(CONTEXT, 0))
         gc.disable()  # what is in cycles is freed before a step, not somewhere within it
-        with fake_tensors(self.allocations) as mode:
+        with even_routing(), fake_tensors(self.allocations) as mode:
             training = parallelize(job, mesh=mesh, device=CPU)
             complete_reductions(training.modules, mesh.get_group(DATA))
             self._name_state(training)
@@ -136,10 +138,11 @@ class DryRank:
         computing = (CATEGORIES[Part.FORWARD], CATEGORIES[Part.BACKWARD], CATEGORIES[Part.UPDATE], AGAIN)
         fullest = [moment for moment in fullest if moment.phase in computing]
         leaves = training.leaves
+        biases = sum(router.bias.numel() for router in training.routers if router.bias is not None)
         counts = Finished(
             coordinates=index,
-            parameters=sum(leaf.local.numel() for leaf in leaves),
-            own_parameters=sum(leaf.local.numel() for leaf in leaves if leaf.counted),
+            parameters=sum(leaf.local.numel() for leaf in leaves) + biases,
+            own_parameters=sum(leaf.counted_of(leaf.local).numel() for leaf in leaves if leaf.counted),
             model_flop=0,
             hardware_flop=int(flop.get_total_flops()),
             weight_bytes=storage_bytes(training.weights),
@@ -155,9 +158,12 @@ class DryRank:
             environment={},
             time=time.time(),
         )
-        repeated = sum(leaf.local.numel() for leaf in leaves if leaf.counted and leaf.split_dim is None)
         return StepCounts(
-            micro_batches=micro_batches, counts=counts, repeated_parameters=repeated, fullest=fullest, history=history
+            micro_batches=micro_batches,
+            counts=counts,
+            stage_parameters=stage_parameters(job, training),
+            fullest=fullest,
+            history=history,
         )
 
 
@@ -165,6 +171,27 @@ def count(job: Job, rank: int, micro_batches: tuple[int, ...]) -> list[StepCount
     """What `rank` of a job counts in a step of each number of micro-batches."""
     with fake_group(rank, job.layout.ranks):
         return DryRank(job, device_mesh(job.layout, job.device)).counted(micro_batches)
+
+
+def stage_parameters(job: Job, training: Training) -> int:
+    """Parameters that the ranks of a pipeline stage have together, if each has as many as this one.
+
+    What several of them store, and both tables of a tied embedding, count once.
+    """
+    layout = job.layout
+    ranks, tensor_parallel = layout.ranks // layout.pipeline_stages, layout.tensor_parallel
+    data = layout.shard_copies if layout.fully_sharded else layout.state_ranks
+    heads = max(tensor_parallel // job.architecture.kv_heads, 1)
+    total = sum(router.bias.numel() for router in training.routers if router.bias is not None)
+    total *= ranks // (layout.state_ranks * tensor_parallel)
+    for leaf in training.leaves:
+        if leaf.tied and leaf.name == "head.weight":
+            continue
+        copies = data // (layout.expert_parallel if leaf.expert else 1)
+        copies *= tensor_parallel if leaf.split_dim is None else 1
+        own = leaf.local[: leaf.own_rows].numel()
+        total += own * ranks // copies + (leaf.local.numel() - own) * ranks // (copies * heads)
+    return total
 
 
 def complete_reductions(modules: list[nn.Module], group: dist.ProcessGroup) -> None:

@@ -146,13 +146,20 @@ class GroupedProduct(torch.autograd.Function):
         return of_x, _of_weights(gradient_RM, x_RK, ends_E).flatten(0, 1), None
 
 
+def ends_on_host(ends_E: Tensor, rows: int) -> list[int]:
+    """`ends_E` of so many rows, as Python reads it. A dry run, whose tensors have no numbers, has its own in place."""
+    ends: list[int] = ends_E.tolist()
+    assert ends[-1] == rows
+    return ends
+
+
 def _by_expert(x_RK: Tensor, weight_EKM: Tensor, ends_E: Tensor) -> Tensor:
     """The rows of each expert by its matrix, [R, M]."""
     if _grouped(x_RK, weight_EKM.shape[-1]):
         return grouped_mm(x_RK, weight_EKM, offs=ends_E)
     out_RM = x_RK.new_empty(x_RK.shape[0], weight_EKM.shape[-1])
     first = 0
-    for end, weight_KM in zip(ends_E.tolist(), weight_EKM, strict=True):
+    for end, weight_KM in zip(ends_on_host(ends_E, len(x_RK)), weight_EKM, strict=True):
         torch.mm(x_RK[first:end], weight_KM, out=out_RM[first:end])
         first = end
     return out_RM
@@ -164,7 +171,7 @@ def _of_weights(gradient_RM: Tensor, x_RK: Tensor, ends_E: Tensor) -> Tensor:
         return grouped_mm(gradient_RM.T, x_RK, offs=ends_E)
     out_EMK = x_RK.new_empty(len(ends_E), gradient_RM.shape[1], x_RK.shape[1])
     first = 0
-    for end, out_MK in zip(ends_E.tolist(), out_EMK, strict=True):
+    for end, out_MK in zip(ends_on_host(ends_E, len(x_RK)), out_EMK, strict=True):
         torch.mm(gradient_RM[first:end].T, x_RK[first:end], out=out_MK)
         first = end
     return out_EMK

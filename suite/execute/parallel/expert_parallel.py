@@ -97,6 +97,16 @@ class RowCounter:
         return msgspec.structs.replace(self.counted, layers=[list(rows) for rows in of_micro_batches])
 
 
+def exchanged_on_host(by_rank_2GE: Tensor, rows: int) -> tuple[list[int], list[int]]:
+    """Rows that go to each rank, `rows` together, and that come from each, as Python reads them.
+
+    A dry run, whose tensors have no numbers, has its own in place.
+    """
+    sent, received = by_rank_2GE.sum(-1).tolist()
+    assert sum(sent) == rows
+    return sent, received
+
+
 class ExpertExchange:
     """Sends each row to the rank that has its expert, and brings back what that made of it.
 
@@ -112,7 +122,7 @@ class ExpertExchange:
         coming_E = torch.empty_like(loads_E)  # of this rank's experts, rank by rank
         dist.all_to_all_single(coming_E, loads_E, group=self._group)
         by_rank = torch.stack([loads_E, coming_E]).view(2, self._ranks, -1)
-        sent, received = by_rank.sum(-1).tolist()
+        sent, received = exchanged_on_host(by_rank, len(rows_RD))
         coming_GE = by_rank[1]
         own = torch.arange(coming_GE.shape[1], device=coming_GE.device)
         experts_S = own.repeat(self._ranks).repeat_interleave(coming_GE.flatten(), output_size=sum(received))

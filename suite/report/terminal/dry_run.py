@@ -51,10 +51,12 @@ def how_executed(run: DryRun) -> str:
     alike = f"{ranks:,} ranks executed"
     if ranks > classes:
         alike = f"{ranks:,} ranks of {classes} kinds, one of each executed"
+    experts = "; every expert has as many rows as the others" if run.workload.architecture.experts is not None else ""
     if len(run.executed) == 1:
-        return f"{alike} without memory; micro-batches of a step: {run.micro_batches}"
+        return f"{alike} without memory; micro-batches of a step: {run.micro_batches}{experts}"
     first, second = run.executed
-    return f"{alike} without memory, with {first} and {second} micro-batches, from which the {run.micro_batches} follow"
+    of_step = f"with {first} and {second} micro-batches, from which the {run.micro_batches} follow"
+    return f"{alike} without memory, {of_step}{experts}"
 
 
 _TITLES = (

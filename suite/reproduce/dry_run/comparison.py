@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -159,7 +160,7 @@ def dry_run_job(plan: DryPlan, scratch: str) -> Job:
 def compared(workload: Workload, counted: Sequence[CountedClass], *, whole_job: bool) -> list[Row]:
     """Of each counted rank what arithmetic expects of it beside what it counted; parameters of the whole model."""
     expected, found = [], []
-    if whole_job and workload.layout.tensor_parallel <= workload.architecture.kv_heads:
+    if whole_job:
         expected.append(Figure(Quantity.PARAMETERS, parameter_count(workload.architecture)))
         found.append(Figure(Quantity.PARAMETERS, _all_parameters(workload, counted)))
     for each in counted:
@@ -182,17 +183,9 @@ def _expected(workload: Workload, rank: int) -> list[Figure]:
 
 
 def _all_parameters(workload: Workload, counted: Sequence[CountedClass]) -> int:
-    """Of the model: what each rank alone has to count, of every class once for each of its ranks that do.
-
-    Of ranks with the same weights one counts them, and of tensor-parallel ranks the first counts what all repeat.
-    """
-    layout, total = workload.layout, 0.0
-    copies = layout.shard_copies if layout.fully_sharded else layout.state_ranks
-    for each in counted:
-        repeated = each.step.repeated_parameters
-        split = each.step.counts.own_parameters - repeated
-        total += each.of.ranks / copies * (split + repeated / layout.tensor_parallel)
-    return round(total)
+    """Of the model: what each class has of its stage's."""
+    ranks = workload.layout.ranks // workload.layout.pipeline_stages
+    return round(sum(Fraction(each.of.ranks, ranks) * each.step.stage_parameters for each in counted))
 
 
 def peak_parts(step: StepCounts) -> Moment:

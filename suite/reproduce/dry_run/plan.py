@@ -50,7 +50,7 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path, option
             raise InputError("unknown run", got=repr(name), meant=meant, allowed=allowed)
         request = Request(name=name, mini=mini, layout=layout, device="cpu", compiled=False, results=results)
         planned = plan(request)
-        _check(planned.workload, planned.name, option)
+        check_without_memory(planned.workload, option)
         return DryPlan(planned.name, _in_whole_batches(planned.workload), None)
     run = reference_run(name)
     check_whole(run, needs_layout=layout is None)
@@ -66,7 +66,7 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path, option
         check_layout(workload, where)
         check_executable_layout(workload, where)
         check_fused_attention(recipe, chosen, "cpu", where)
-        _check(workload, run.where, where)
+        check_without_memory(workload, where)
     mistakes.refuse()
     return DryPlan(run.name, workload, None if run.cluster is None else run.cluster.accelerator, changes)
 
@@ -93,12 +93,18 @@ def _as_executed(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     return Workload(architecture, recipe, layout), tuple(changes)
 
 
-def _check(workload: Workload, run: str, option: str) -> None:
-    """Refuse what needs numbers, or a device."""
+def check_without_memory(workload: Workload, where: str) -> None:
+    """Refuse what needs numbers, or a device.
+
+    Raises:
+        InputError: it does.
+    """
     architecture, _, layout = workload
-    for wrong, got, allowed, where in (
-        (architecture.experts is not None, "experts, whose rows the numbers decide", "a dense model", run),
-        (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator", option),
+    sample = architecture.sequence * (architecture.experts_per_token or 0)
+    ranks = layout.expert_parallel
+    for wrong, got, allowed in (
+        (sample % ranks > 0, f"{sample} rows of a sample over ep{ranks}", "ranks that share them out evenly"),
+        (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator"),
     ):
         if wrong:
             raise InputError("not executed without memory", got=got, allowed=allowed, where=where)

@@ -42,12 +42,19 @@ CHOICE = (
     ("opt-mini", "dp2,tp2,zero3"),
     ("llama2-mini", "dp1,cp2,zero0"),
     ("codegeex-mini", "dp2,pp2,interleave2,zero1"),
+    ("qwen3-moe-mini", "dp2,zero3"),
+    ("deepseek-v3-mini", "dp2,ep2,zero1"),
 )
 MORE = (
     ("glm-mini", "dp2,zero1"),
     ("gpt-neox-mini", "dp1,pp2,zero0,gpipe"),
     ("gpt2-mini", "dp4,zero3,shard2"),
     ("llama2-mini", "dp2,tp4,zero1,reduce-scatter"),
+    ("mixtral-mini", "dp1,ep2,tp2,sp,zero0"),
+    ("mixtral-mini", "dp2,pp2,zero1"),
+    ("mixtral-mini", "dp2,zero2"),
+    ("qwen3-moe-mini", "dp1,ep4,zero0,recompute-full"),
+    ("deepseek-v3-mini", "dp1,pp2,zero0"),
 )
 
 
@@ -110,10 +117,12 @@ def test_the_line_through_two_steps_gives_what_the_whole_step_counts(name: str, 
 
 
 def test_every_rank_is_executed_where_that_is_asked_for() -> None:
-    plan = plan_of("gpt2-mini", "dp2,pp2,zero1")
+    plan = plan_of("gpt2-mini", "dp1,tp2,pp2,zero0")
     run = dry_run(plan, lambda _: None, every_rank=True)
     assert [each.of.rank for each in run.counted] == [0, 1, 2, 3]
     assert run.verdict is Verdict.PASS
+    assert run.rows[0].quantity == Quantity.PARAMETERS
+    assert run.rows[0].rank is None  # of the model: what several ranks store counts once
     one = dry_run(plan, lambda _: None, ranks=[3])
     assert [each.of.rank for each in one.counted] == [3]
 

@@ -45,7 +45,7 @@ def counted(micro_batches: int, fixed: int, each: int) -> StepCounts:
     )
     at_peak = Moment("backward pass", {"weights": fixed, "message buffers": each * micro_batches})
     return StepCounts(
-        micro_batches=micro_batches, counts=counts, repeated_parameters=0, fullest=[at_peak], history=[at_peak]
+        micro_batches=micro_batches, counts=counts, stage_parameters=0, fullest=[at_peak], history=[at_peak]
     )
 
 

@@ -1,0 +1,19 @@
+"""What a dry run cannot execute is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from reference_runs.errors import InputError
+from suite.reproduce.dry_run.plan import check_without_memory, dry_plan
+
+
+def test_rows_that_expert_parallel_ranks_cannot_share_evenly_are_refused() -> None:
+    workload = dry_plan("deepseek-v3-mini", "ep4,zero0", mini=False, results=Path("results")).workload
+    check_without_memory(workload, "--layout")
+    architecture = msgspec.structs.replace(workload.architecture, sequence=63, experts_per_token=2)
+    with pytest.raises(InputError, match="126 rows of a sample over ep4"):
+        check_without_memory(workload._replace(architecture=architecture), "--layout")
