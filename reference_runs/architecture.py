@@ -28,6 +28,7 @@ _OF_EXPERTS = (
     "expert_ffn_hidden",
     "gate_scale",
     "auxiliary_loss_weight",
+    "sequence_loss_weight",
     "balancing_rate",
     "expert_groups",
     "groups_per_token",
@@ -68,6 +69,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         shared_gate: whether a sigmoid of the hidden state's product weighs what the shared ones give (Qwen 2).
         dense_layers: layers at the beginning with one feed-forward part.
         gate_scale: factor of the gates.
+        sequence_loss_weight: of a loss that keeps experts equally busy within each sequence, besides `balancing`.
         balancing_rate: by which a step moves the bias that balances experts, up or down.
         expert_groups: equal groups of experts, of which a token may use `groups_per_token`.
         capacity_factor: rows that an expert takes over those of an equal share; None: all that come (dropless).
@@ -126,6 +128,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gate_scale: Positive | None = None
     balancing: Balancing | None = None
     auxiliary_loss_weight: Positive | None = None
+    sequence_loss_weight: Positive | None = None
     balancing_rate: Positive | None = None
     expert_groups: Count | None = None
     groups_per_token: Count | None = None

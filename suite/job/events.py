@@ -84,12 +84,14 @@ class RoutedLayer(msgspec.Struct, frozen=True):
         rows: that each expert computed; a token has one for each expert that it chooses.
         dropped: rows that no expert computed, for want of capacity.
         auxiliary_loss: E sum_i f_i P_i, unweighted, mean over micro-batches: with equally busy experts, C a token, C.
+        sequence_loss: sum_i f_i P_i within a sequence, unweighted, mean over sequences: with equally busy experts 1.
     """
 
     layer: int
     rows: list[int]
     dropped: int
     auxiliary_loss: float
+    sequence_loss: float | None = None
 
 
 class PackedDocuments(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ def layers_of_all_ranks(ranks: Iterable[list[RoutedLayer]]) -> list[RoutedLayer]
             [sum(rows) for rows in zip(*(each.rows for each in alike), strict=True)],
             sum(each.dropped for each in alike),
             sum(each.auxiliary_loss for each in alike) / len(alike),
+            _mean(each.sequence_loss for each in alike),
         )
         for number, alike in sorted(by_layer.items())
     ]
@@ -38,6 +39,7 @@ def routing_lines(ranks: Iterable[list[RoutedLayer]]) -> Iterator[str]:
             *([f"{idle} of {experts} without any"] if idle else []),
             f"{layer.dropped / (whole + layer.dropped):.1%} dropped" if layer.dropped else "none dropped",
             f"auxiliary loss {layer.auxiliary_loss:.4g}",
+            *_of_sequences(layer.sequence_loss),
         ]
         yield ", ".join(parts)
 
@@ -50,7 +52,19 @@ def routing_summary(ranks: Iterable[list[RoutedLayer]]) -> Iterator[str]:
     shares = [rows / sum(layer.rows) for layer in layers for rows in layer.rows]
     dropped = sum(layer.dropped for layer in layers)
     loss = sum(layer.auxiliary_loss for layer in layers) / len(layers)
+    of_sequences = _of_sequences(_mean(layer.sequence_loss for layer in layers))
     yield (
         f"experts: {min(shares):.1%} to {max(shares):.1%} of a layer's rows (equal {1 / len(layers[0].rows):.1%}), "
-        f"{dropped or 'none'} dropped, auxiliary loss {loss:.4g}"
+        f"{dropped or 'none'} dropped, "
+        f"{', '.join((f'auxiliary loss {loss:.4g}', *of_sequences))}"
     )
+
+
+def _mean(losses: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    there = [loss for loss in losses if loss is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _of_sequences(loss: float | None) -> list[str]:
+    return [] if loss is None else [f"of sequences {loss:.4g}"]

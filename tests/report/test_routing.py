@@ -26,3 +26,10 @@ def test_a_line_for_all_layers_and_none_without_experts() -> None:
     assert list(routing_summary([FIRST, SECOND])) == [summary]
     assert list(routing_summary([[], []])) == []
     assert list(routing_lines([[]])) == []
+
+
+def test_the_loss_of_sequences_stands_beside_the_auxiliary_one_where_there_is_one() -> None:
+    ranks = [[RoutedLayer(1, [10, 30], 0, 2.5, 1.25)], [RoutedLayer(1, [10, 30], 0, 2.5, 1.75)]]
+    assert next(iter(routing_lines(ranks))).endswith("auxiliary loss 2.5, of sequences 1.5")
+    assert next(iter(routing_summary(ranks))).endswith("auxiliary loss 2.5, of sequences 1.5")
+    assert "of sequences" not in next(iter(routing_summary([FIRST])))

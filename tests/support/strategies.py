@@ -144,6 +144,7 @@ def routed_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1, expert_pa
         balancing=balancing,
         auxiliary_loss_weight=0.01 if balancing is Balancing.AUXILIARY_LOSS else None,
         balancing_rate=0.001 if balancing is Balancing.BIAS else None,
+        sequence_loss_weight=draw(st.sampled_from([None, 0.0001])),
         expert_groups=groups,
         groups_per_token=of_token,
     )

@@ -15,6 +15,7 @@ from torch.nn.functional import grouped_mm, linear
 
 from reference_runs.run import Architecture, Balancing, Gate
 from suite.execute.model.expert_capacity import Places, collected, placed
+from suite.execute.model.sequence_balance import balanced_by_sequence
 from suite.execute.model.torch_operations import Operations
 
 ALIGNED_BYTES = 16  # rows of what CUDA's grouped product reads begin at multiples of it
@@ -35,6 +36,7 @@ class RouterStatistics:
         self._loads: Tensor | None = None
         self._dropped: Tensor | None = None
         self._auxiliary: Tensor | None = None
+        self._of_sequences: Tensor | None = None
         self._micro_batches = 0
 
     @property
@@ -55,6 +57,10 @@ class RouterStatistics:
         self._auxiliary = auxiliary if self._auxiliary is None else self._auxiliary + auxiliary
         self._micro_batches += 1
 
+    def add_sequence_loss(self, loss: Tensor) -> None:
+        """The sequence-wise loss of one micro-batch, unweighted."""
+        self._of_sequences = loss if self._of_sequences is None else self._of_sequences + loss
+
     @property
     def loads(self) -> list[int]:
         """Rows that each expert computed; none before the first backward pass."""
@@ -71,6 +77,11 @@ class RouterStatistics:
     def auxiliary_loss(self) -> float:
         """Mean over micro-batches of E sum_i f_i P_i."""
         return 0.0 if self._auxiliary is None else float(self._auxiliary) / self._micro_batches
+
+    @property
+    def sequence_loss(self) -> float | None:
+        """Mean over micro-batches of the sequence-wise loss; None without one."""
+        return None if self._of_sequences is None else float(self._of_sequences) / self._micro_batches
 
 
 class Dispatch(NamedTuple):
@@ -237,6 +248,7 @@ class Router(nn.Module):
         auxiliary = architecture.balancing is Balancing.AUXILIARY_LOSS
         layers = architecture.layers - architecture.dense_layers
         self.loss_weight = (architecture.auxiliary_loss_weight or 0.0) / layers if auxiliary else 0.0
+        self.sequence_weight = architecture.sequence_loss_weight
         self.rate = architecture.balancing_rate
         self.bias: Tensor | None
         balanced = architecture.balancing is Balancing.BIAS
@@ -244,8 +256,12 @@ class Router(nn.Module):
         self.statistics = RouterStatistics()
         self._architecture = architecture
 
-    def forward(self, x_ND: Tensor) -> tuple[Tensor, Dispatch | Places]:
-        """Gates [N, C], and where the rows go: with a capacity to places, and gates of dropped ones are 0."""
+    def forward(self, x_ND: Tensor, *, sequences: int = 1) -> tuple[Tensor, Dispatch | Places]:
+        """Gates [N, C], and where the rows go: with a capacity to places, and gates of dropped ones are 0.
+
+        Args:
+            sequences: of N / sequences tokens each.
+        """
         each = self._architecture.expert_places(tokens=len(x_ND))
         scores_NE = linear(x_ND.float(), self.weight.float())
         scores_NE = scores_NE.sigmoid() if self.sigmoid else scores_NE.softmax(-1)
@@ -256,6 +272,14 @@ class Router(nn.Module):
             dispatch = Dispatch.of(chosen_NC, scores_NE.shape[1])
             places = None if each is None else Places.of(chosen_NC, scores_NE.shape[1], each)
         balanced: Tensor = _Balanced.apply(scores_NE, dispatch.ends, self.statistics, self.loss_weight, each)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.sequence_weight is not None:
+            balanced = balanced_by_sequence(
+                balanced,
+                sequences=sequences,
+                chosen=self.chosen,
+                weight=self.sequence_weight,
+                statistics=self.statistics,
+            )
         gates_NC = balanced.gather(1, chosen_NC)
         if self.renormalises:
             gates_NC = gates_NC / gates_NC.sum(-1, keepdim=True)
@@ -348,7 +372,7 @@ class Experts(nn.Module):
         if self.entered is not None:
             x_BTD = self.entered(x_BTD)
         x_ND = x_BTD.flatten(0, 1)
-        gates_NC, dispatch = self.router(x_ND)
+        gates_NC, dispatch = self.router(x_ND, sequences=len(x_BTD))
         y_RD = self._at_places(x_ND, dispatch) if isinstance(dispatch, Places) else self._dropless(x_ND, dispatch)
         weighed_NCD = y_RD.unflatten(0, gates_NC.shape) * gates_NC.to(y_RD.dtype).unsqueeze(-1)
         out: Tensor = weighed_NCD.sum(1).view_as(x_BTD)

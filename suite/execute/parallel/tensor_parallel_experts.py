@@ -34,6 +34,8 @@ def split_experts(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool
         module.entered = partial(_entered, mesh=mesh, between=between)
         module.left = partial(_left, mesh=mesh, between=between)
         module.router.loss_weight /= ranks  # each adds its gradient, and the ranks' are summed
+        if module.router.sequence_weight is not None:
+            module.router.sequence_weight /= ranks
         for owner in ("experts", "shared_experts") if module.shared_experts is not None else ("experts",):
             experts = len(module.get_parameter(f"{owner}.contraction.weight")) // decoder.architecture.hidden
             for kind, dim in _SPLIT_DIMS.items():

@@ -75,7 +75,7 @@ class StepCounters:
     def after(self, purpose: StepPurpose, following: StepPurpose, *, skipped: bool) -> None:
         if purpose is StepPurpose.COLLECTIVES:
             self.routed = [
-                RoutedLayer(n, each.loads, each.dropped, each.auxiliary_loss)
+                RoutedLayer(n, each.loads, each.dropped, each.auxiliary_loss, each.sequence_loss)
                 for n, each in sorted((n, router.statistics) for n, router in self._routers.items())
             ]
             self.computed_rows["payload_bytes"] = self._rows.counted

@@ -354,6 +354,7 @@ class Chunk:
             self.architecture,
             tokens=sizes.tokens,
             width=sizes.expert_width,
+            sequences=sizes.samples,
             ranks=self.layout.expert_parallel,
             computed=None if self.expert_rows is None else self.expert_rows[self._number_of_mixture[id(layer)]],
         )

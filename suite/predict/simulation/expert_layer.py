@@ -38,6 +38,7 @@ class ExpertLayer:
 
     Args:
         width: of an expert on this rank.
+        sequences: that the tokens are of.
         ranks: that share out the experts.
         computed: rows of all ranks that this one's experts compute; None: R, as where experts are equally busy, and
             with a capacity all places.
@@ -52,6 +53,7 @@ class ExpertLayer:
         *,
         tokens: int,
         width: int,
+        sequences: int = 1,
         ranks: int = 1,
         computed: int | None = None,
     ) -> None:
@@ -61,6 +63,7 @@ class ExpertLayer:
         self._rows, self._ranks = tokens * self._chosen, ranks
         self._has_capacity = architecture.capacity_factor is not None
         self._computed = architecture.expert_rows(tokens=tokens) if computed is None else computed
+        self._sequences = sequences
         self._scores = FP32 * tokens * self._experts
 
     def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
@@ -71,7 +74,11 @@ class ExpertLayer:
         scores = self._router_scores(by_token, parameters.router)
         chosen, order, inverse, ends = self._choice()
         places = self._places() if self._has_capacity else None
-        gates = self._gates(self._balanced(scores, ends), chosen)
+        balanced = self._balanced(scores, ends)
+        if self._architecture.sequence_loss_weight is not None:
+            balanced = self._balanced_by_sequence(balanced)
+        gates = self._gates(balanced, chosen)
+        del balanced
         del scores, chosen
         there, back = [inverse], [order]
         if places is not None:
@@ -208,6 +215,27 @@ class ExpertLayer:
             [scores], [ends, mean], lambda _, gradients: [self._tape.block(self._scores)] if weighed else [*gradients]
         )
         return Value(scores.block, node)
+
+    def _balanced_by_sequence(self, scores: Value) -> Value:
+        """Keeps the scores and the loads of each sequence, after each token's best scores."""
+        tape, size = self._tape, self._scores
+
+        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
+            total, share = tape.block(FP32 * self._tokens), tape.block(size)
+            weighed = tape.block(size)
+            del weighed
+            of_scores = tape.block(size)
+            scaled = tape.block(size)
+            del share, of_scores
+            added = tape.block(size)
+            del scaled, total
+            return [added]
+
+        values, best = tape.block(FP32 * self._rows), tape.block(INT64 * self._rows)
+        ones = tape.block(FP32 * self._rows)
+        loads = tape.block(FP32 * self._sequences * self._experts)
+        del values, best, ones
+        return Value(scores.block, tape.record([scores], [scores.block, loads], rule))
 
     def _gates(self, scores: Value, chosen: MemoryBlock) -> Value:
         """The scores of the chosen, which a gather keeps; divided by their sum, which keeps both."""

@@ -90,6 +90,7 @@ def _of_dealt_experts(workload: Workload) -> list[LayoutLimit]:
     architecture, _, layout = workload
     contexts = layout.context_parallel
     others = {
+        "experts that a loss of each sequence balances": architecture.sequence_loss_weight is not None,
         "experts that an auxiliary loss balances": architecture.balancing is Balancing.AUXILIARY_LOSS,
         "a capacity of experts": architecture.capacity_factor is not None,
         f"ep{layout.expert_parallel}": layout.expert_parallel > 1,

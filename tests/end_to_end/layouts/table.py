@@ -202,7 +202,13 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "few-places": {**_SIGMOID_EXPERTS, "balancing": Balancing.NONE, "capacity_factor": 0.5},
     # DeepSeek-V2-Lite's attention: queries are not compressed
     "latent": {**_LATENT, "query_rank": None},
-    "deepseek": {**_LATENT, **_SIGMOID_EXPERTS, "balancing": Balancing.BIAS, "balancing_rate": 0.01},
+    "deepseek": {
+        **_LATENT,
+        **_SIGMOID_EXPERTS,
+        "balancing": Balancing.BIAS,
+        "balancing_rate": 0.01,
+        "sequence_loss_weight": 0.05,
+    },
 }
 
 

@@ -652,9 +652,9 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
     if architecture.experts is not None:  # their logits have no auxiliary loss: a test of its own
         by_bias = name.startswith("deepseek-v3")
         balancing = Balancing.BIAS if by_bias else Balancing.NONE
-        architecture = msgspec.structs.replace(
-            architecture, balancing=balancing, auxiliary_loss_weight=None, balancing_rate=0.001 if by_bias else None
-        )
+        none = dict.fromkeys(("auxiliary_loss_weight", "sequence_loss_weight"))
+        rate = 0.001 if by_bias else None
+        architecture = msgspec.structs.replace(architecture, balancing=balancing, balancing_rate=rate, **none)
     recipe = msgspec.structs.replace(reference_run(VARIED.get(name, (name,))[0]).recipe, **PLAIN)
     torch.manual_seed(3)
     ours = Decoder(architecture, recipe)

@@ -81,7 +81,9 @@ def test_the_configuration_of_a_recorded_run_gives_its_shape_again(run: str, kin
     found = architecture(tmp_path, configuration_of(recorded, kind))
     assert parameter_count(found) == parameter_count(recorded)
     # a configuration has the rows that are stored, not how many of them are tokens, and no rate of training
-    assert found == msgspec.structs.replace(recorded, vocabulary=recorded.padded_vocabulary, balancing_rate=None)
+    assert found == msgspec.structs.replace(
+        recorded, vocabulary=recorded.padded_vocabulary, balancing_rate=None, sequence_loss_weight=None
+    )
 
 
 COMMON: dict[str, Any] = {"embedding_norm": False, "mask": Mask.CAUSAL, "residual": Residual.SEQUENTIAL}

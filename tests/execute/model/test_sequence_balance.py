@@ -1,0 +1,68 @@
+"""The loss of each sequence and its gradient, against autograd of the paper's formula, sequence by sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from suite.execute.model.experts import RouterStatistics
+from suite.execute.model.sequence_balance import balanced_by_sequence
+
+
+def by_formula(scores_TE: Tensor, chosen: int) -> Tensor:
+    """Equations 17 to 20 of arXiv 2412.19437 without the weight, of one sequence."""
+    tokens, experts = scores_TE.shape
+    largest = [sorted(range(experts), key=row.__getitem__, reverse=True)[:chosen] for row in scores_TE.tolist()]
+    loss = torch.zeros((), dtype=scores_TE.dtype)
+    for expert in range(experts):
+        frequency = experts / (chosen * tokens) * sum(expert in own for own in largest)
+        loss = loss + frequency * (scores_TE[:, expert] / scores_TE.sum(-1)).mean()
+    return loss
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 7).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts))),
+    st.sampled_from([0.5, 4.0]),
+    st.integers(0, 9),
+)
+def test_the_gradient_is_that_of_the_mean_over_sequences(
+    sequences: int, tokens: int, experts: tuple[int, int], upstream: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    logits = torch.randn(sequences * tokens, experts[0], dtype=torch.float64, requires_grad=True)
+    cotangent, weight = torch.randn_like(logits), 0.3
+    statistics = RouterStatistics()
+    statistics.upstream = upstream
+    statistics.add(torch.ones(experts[0], dtype=torch.int32), torch.zeros(()))
+    scores = logits.sigmoid()
+    out = balanced_by_sequence(scores, sequences=sequences, chosen=experts[1], weight=weight, statistics=statistics)
+    assert torch.equal(out, scores)
+    out.backward(cotangent)
+    got, logits.grad = logits.grad, None
+    scores = logits.sigmoid()
+    loss = torch.stack([by_formula(part, experts[1]) for part in scores.chunk(sequences)]).mean()
+    ((scores * cotangent).sum() + upstream * weight * loss).backward()
+    torch.testing.assert_close(got, logits.grad)
+    assert statistics.sequence_loss == pytest.approx(loss.item())
+
+
+def test_equally_busy_experts_have_a_loss_of_one_and_a_busy_one_more() -> None:
+    def loss_of(scores: list[list[float]]) -> float | None:
+        statistics = RouterStatistics()
+        statistics.add(torch.ones(2, dtype=torch.int32), torch.zeros(()))
+        scores_NE = torch.tensor(scores, requires_grad=True)
+        out = balanced_by_sequence(scores_NE, sequences=1, chosen=1, weight=1.0, statistics=statistics)
+        out.sum().backward()
+        return statistics.sequence_loss
+
+    assert loss_of([[0.9, 0.1], [0.1, 0.9]]) == pytest.approx(1.0)
+    assert loss_of([[0.9, 0.1], [0.9, 0.1]]) == pytest.approx(1.8)
+
+
+def test_without_the_loss_there_is_no_statistic() -> None:
+    assert RouterStatistics().sequence_loss is None
