@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -22,6 +24,8 @@ _NONE: Mapping[str, Any] = {}
 # Collectives for which gloo has a buffer of its own, as large as the argument with this number
 _WHOLE = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
 _OF_ONE_TENSOR = 2  # uses of a storage: by the tensor, and by Python's object for the storage
+# functions of graph nodes that Python computes, which have names for their tensors: custom ones, and DTensor's
+_NODES_IN_PYTHON = ("torch/autograd/function.py", "torch/distributed/tensor/")
 
 
 class FakeTensors(FakeTensorMode):
@@ -65,13 +69,29 @@ class FakeTensors(FakeTensorMode):
 def _added_in_place(sum_: Any, other: Any, *, alpha: float = 1) -> bool:
     """Whether autograd would add `other` to the gradient `sum_` in place, which it does not under a mode.
 
-    It does where nothing else refers to the storage of `sum_`.
+    It does where nothing else refers to the storage of `sum_`, a plain tensor.
     Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
     """
-    if not isinstance(sum_, Tensor) or not isinstance(other, Tensor) or alpha != 1 or sum_.shape != other.shape:
+    if (
+        not _adds_for_autograd()
+        or not isinstance(sum_, Tensor)
+        or not isinstance(other, Tensor)
+        or alpha != 1
+        or sum_.shape != other.shape
+    ):
         return False
     storage = sum_.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) == _OF_ONE_TENSOR and storage.nbytes() == sum_.nbytes
+
+
+def _adds_for_autograd() -> bool:
+    """Whether a backward pass itself has called the operator that is dispatched, not Python for one of its nodes."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if any(name in frame.f_code.co_filename for name in _NODES_IN_PYTHON):
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Sent(NamedTuple):

@@ -29,10 +29,6 @@ from suite.reproduce.dry_run.workers import answers
 from suite.reproduce.measured_figures import counted_figures_of_rank
 
 OPTIONS = StepOptions(kernels=Kernels(), compiled=False)
-# A launched miniature on 4 tensor-parallel ranks holds 6 % more at its peak (gpt2-mini, tp4,pp2): DTensor's loss keeps
-# an argument of its backward pass longer where no mode watches its operators.
-SPLIT_TOLERANCE = 0.08
-SPLIT_REASON = "DTensor's loss frees an argument earlier while a mode of PyTorch's watches its operators"
 BYTES_OF_TOKEN = 4
 
 
@@ -173,12 +169,10 @@ def compared(workload: Workload, counted: Sequence[CountedClass], *, whole_job: 
 
 def _expected(workload: Workload, rank: int) -> list[Figure]:
     position = rank_position(workload.layout, rank)
-    split = workload.layout.tensor_parallel > 1 and position.stage == workload.layout.pipeline_stages - 1
-    tolerance, why = (SPLIT_TOLERANCE, SPLIT_REASON) if split else (MEMORY_TOLERANCE, PEAK_REASON)
     return [
         *(f for f in figures_at(workload, position, OPTIONS) if f.quantity is not Quantity.SENT_BYTES),
         activation_figure(workload, position, OPTIONS),
-        peak_figure(workload, position, OPTIONS, tolerance=tolerance, why=why),
+        peak_figure(workload, position, OPTIONS, tolerance=MEMORY_TOLERANCE, why=PEAK_REASON),
     ]
 
 

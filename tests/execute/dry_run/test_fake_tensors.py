@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,6 +38,25 @@ def test_gradients_of_two_readers_are_added_in_place_as_without_a_mode() -> None
         total.backward()
     # both gradients are products of kept and expanded ones: the second is added to the first
     assert allocations.peak - before <= 3 * size
+
+
+def test_what_python_adds_in_a_backward_pass_is_new() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            zeros = torch.zeros(1000)
+            allocations.record()
+            before.append(allocations.peak)
+            return zeros + gradients[0]  # which `zeros` outlives
+
+    allocations, before = Allocations(lambda: ""), list[int]()
+    with fake_tensors(allocations):
+        Doubled.apply(torch.ones(1000, requires_grad=True)).sum().backward()
+    assert allocations.peak - before[0] == 4 * 1000
 
 
 def test_a_message_holds_what_it_sends() -> None:
