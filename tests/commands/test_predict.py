@@ -24,7 +24,7 @@ from tests.support.starts import command_seconds
 PROCESS_SECONDS = 0.4
 # recorded layouts that the formulas find too large for their accelerators: what they keep of activations, in fp8 or in
 # an order of micro-batches of their own, is not published as such
-TOO_LARGE = ("deepseek-v3", "llama3.1-405b", "palm-540b")
+TOO_LARGE = ("deepseek-v3", "llama3.1-405b")
 
 
 def objects(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
@@ -316,7 +316,7 @@ def test_a_prediction_takes_at_most_25_lines_of_a_terminal_and_begins_with_what_
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     for name in run_names() if options else [*run_names(), *miniatures()]:
-        too_large = name in TOO_LARGE and not (options and name == "palm-540b")  # which fits 80 GiB
+        too_large = name in TOO_LARGE
         lines = text(capsys, name, *options, code=too_large).splitlines()
         # that it does not fit, and by how much, takes two lines at a width of 80
         assert sum(-(-len(line) // width) for line in lines) <= 25 + too_large

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from reference_runs.catalog import reference_run
-from reference_runs.run import ReferenceRun
+from reference_runs.run import ReferenceRun, Workload
+from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.parameters import active_parameter_count, parameter_count
 from suite.predict.analytic.stage_layers import stage_layers
+from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.published import measured_figures
 
@@ -91,3 +93,48 @@ def test_expert_parallel_ranks_of_grok_are_counted_once() -> None:
         assert measured.tensor_parallel is None
         axes = measured.data_parallel * measured.expert_parallel * (measured.pipeline_stages or 1)
         assert axes * 4 * (measured.context_parallel or 1) == measured.accelerators
+
+
+GIB = 2**30
+HALF = ("expert activation input", "shared expert activation input")  # kept in 8 bits where they are in 16 here
+RECOMPUTED = {
+    "llama3.1-405b": ("activated half",),
+    "deepseek-v3": ("attention input", "feed-forward input", "normed compressed states", "query", "key", "value"),
+}
+SWIGLU = ("expert contraction input", "expert activated half")
+
+
+def stage_1(name: str) -> tuple[float, dict[str, float], float, float]:
+    """GiB on a rank of stage 1 after the forward pass, of each kind of activation, of gradients and of moments."""
+    run = reference_run(name)
+    workload = Workload(run.architecture, run.recipe, run.layout)
+    micro_batches = run.recipe.global_batch // (run.layout.replicas * run.layout.micro_batch)
+    memory = stage_memory(workload, stage=1, micro_batches=micro_batches)
+    kinds = layer_activation_bytes(workload)
+    in_flight = memory.activations / sum(kinds.values())  # layers times micro-batches
+    kept = {kind: size * in_flight / GIB for kind, size in kinds.items()}
+    return memory.after_forward / GIB, kept, memory.gradients / GIB, memory.moments / GIB
+
+
+def test_what_the_page_says_of_llama_3_1_405b_and_memory() -> None:
+    peak, kept, gradients, _ = stage_1("llama3.1-405b")
+    half = sum(kept[kind] for kind in RECOMPUTED["llama3.1-405b"])
+    sharded = gradients * (1 - 1 / 128)
+    assert [round(size, 1) for size in (peak, sharded, half, sum(kept.values()))] == [94.7, 11.8, 13.0, 76.6]
+    assert round(peak - sharded - half, 1) == 69.9
+
+
+def test_what_the_page_says_of_deepseek_v3_and_memory() -> None:
+    peak, kept, _, moments = stage_1("deepseek-v3")
+    recomputed = sum(kept[kind] for kind in RECOMPUTED["deepseek-v3"])
+    swiglu = sum(kept[kind] + kept[f"shared {kind}"] for kind in SWIGLU)
+    inputs, outputs = sum(kept[kind] / 2 for kind in HALF), kept["expert output"]
+    less = (recomputed, swiglu + inputs, moments / 2, outputs)
+    assert [round(size, 1) for size in (peak, *less)] == [142.1, 37.1, 21.2, 1.3, 26.2]
+    assert round(peak - sum(less), 1) == 56.2
+
+
+def test_palm_fits_where_the_tensor_that_is_saved_from_each_layer_is_sharded() -> None:
+    run = reference_run("palm-540b")
+    workload = Workload(run.architecture, run.recipe, run.layout)
+    assert stage_memory(workload, stage=0, micro_batches=1).after_forward < 32 * GIB
