@@ -20,7 +20,13 @@ from reference_runs.run import ProductFormat, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.commands.predicted_run import Predicted, PredictionRequest, predicted_run, undisturbed_profile
+from suite.commands.predicted_run import (
+    Predicted,
+    PredictionRequest,
+    is_accelerator,
+    predicted_run,
+    undisturbed_profile,
+)
 from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.process_groups import node_crossing_share
@@ -191,7 +197,9 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
     print_folded(out, f"{name}{stands_on}{laid_out}", "bold")
     if predicted.sliced:
         elsewhere = "" if predicted.is_of_record else f" {measured_where(predicted.run) or 'elsewhere'}"
-        print_sliced(out, predicted.sliced, predicted.run.reported.step_seconds, elsewhere=elsewhere)
+        alike = machine is not None and is_accelerator(predicted.sliced.device, machine.accelerator.name)
+        published = predicted.run.reported.step_seconds
+        print_sliced(out, predicted.sliced, published, elsewhere=elsewhere, parts_compare=alike)
     if arithmetic and arithmetic.memory:
         print_fit(out, arithmetic.memory, predicted.memory_bytes)
     rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]

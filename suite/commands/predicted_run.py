@@ -148,7 +148,7 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     is_of_record = layout == run.recorded_layout and not any(
         (request.on, request.machine, request.network, request.stack, request.products)
     )
-    if machine and sliced and not _is_accelerator(sliced.device, machine.accelerator.name):
+    if machine and sliced and not is_accelerator(sliced.device, machine.accelerator.name):
         is_of_record = False
         left = [figure for figure in left if figure.quantity not in _OF_THE_ACCELERATOR]
         missing.append(f"mfu, hfu, energy: the slice was measured on {sliced.device}, no {machine.accelerator.name}")
@@ -221,7 +221,7 @@ def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
     return layout
 
 
-def _is_accelerator(device: str, name: str) -> bool:
+def is_accelerator(device: str, name: str) -> bool:
     """Whether a device, as its driver calls it, is the catalog's accelerator of that name."""
     try:
         return accelerator(device).name == name

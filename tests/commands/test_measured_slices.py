@@ -10,12 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_runs.catalog import reference_run
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.errors import InputError
+from reference_runs.run import Workload
 from suite.__main__ import main
 from suite.job.slice import SlicePart
 from suite.predict.analytic.measured_parts import PartSeconds, modelled_parts
 from suite.predict.machine_model.model import run_machine
-from tests.support.slices import slice_job, stored, times_of
+from suite.predict.recorded_run.slice_parts import sliced_parts
+from suite.reproduce.plan import Request, job_for
+from suite.reproduce.slice_plan import slice_plan
+from tests.support.slices import measured, ones, slice_job, stored, times_of
+from tests.support.synthetic_records import CORPUS
 
 A100 = "NVIDIA A100-SXM4-80GB"
 
@@ -101,6 +107,25 @@ def test_layers_of_the_whole_run_may_lie_in_another_layout_of_the_same_share(
 ) -> None:
     text = printed(capsys, "bloom-176b", "--from", record, "--layout", "dp16,tp4,pp6")
     assert "published 105.2 s on 384 a100-sxm-80gb" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", sorted({*run_names()} - {"palm-540b"}))
+def test_every_slice_that_is_planned_is_one_of_its_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PaLM has none, as its optimizer is not published. Products in other formats are those of a slice in 16 bits."""
+    monkeypatch.setattr("suite.reproduce.slice_memory.free_bytes", lambda: 2**50)
+    planned = slice_plan(Request(name=f"{name}-slice", layers=1, device="cpu", results=Path("results")))
+    assert planned.slice is not None
+    run = reference_run(name)
+    recipe = msgspec.structs.replace(run.recipe, product_format=planned.recipe.product_format)
+    workload = Workload(run.architecture, recipe, planned.slice.layout)
+    job = job_for(planned, CORPUS, "/none")
+    found = {part.name: part for part in sliced_parts(name, workload, [measured(job, times_of(ones(1.0)))])}
+    whole_sequences = planned.layout.context_parallel < planned.slice.layout.context_parallel
+    assert found["layer"].scaled is whole_sequences
+    assert found["layer"].seconds.forward == pytest.approx(0.5 if whole_sequences else 1.0)
+    if recipe != run.recipe:
+        with pytest.raises(InputError, match="--products none asks for it"):
+            sliced_parts(name, workload._replace(recipe=run.recipe), [measured(job, times_of(ones(1.0)))])
 
 
 def test_what_another_device_measured_is_not_compared_with_what_was_published(

@@ -10,14 +10,17 @@ from suite.report.terminal.tables import percent, print_folded
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
-def print_sliced(out: Console, sliced: SlicedStep, published: float | None, *, elsewhere: str) -> None:
+def print_sliced(
+    out: Console, sliced: SlicedStep, published: float | None, *, elsewhere: str, parts_compare: bool
+) -> None:
     """Print what of a step was measured, and the step with its interval.
 
     Args:
         published: seconds of a step.
         elsewhere: in words, that they are of another machine or layout; empty: of these.
+        parts_compare: whether the model's parts are of the device that measured.
     """
-    parts = ", ".join(map(_part, sliced.parts))
+    parts = ", ".join(_part(part, compares=parts_compare) for part in sliced.parts)
     print_folded(out, f"measured on {sliced.device}: {parts}", "")
     share = 1 - sliced.measured_seconds / sliced.step_seconds
     lacking = "".join(f"{name}, " for name in sliced.modelled)
@@ -32,12 +35,12 @@ def print_sliced(out: Console, sliced: SlicedStep, published: float | None, *, e
     print_folded(out, f"{line}; modelled alone {sliced.plain_seconds:,.4g} s", "bold")
 
 
-def _part(part: MeasuredPart) -> str:
+def _part(part: MeasuredPart, *, compares: bool) -> str:
     number, of = (1e6, " a million parameters") if part.name == "update" else (1.0, "")
     words = f"{part.name} {_read(number * part.seconds)}{of}"
     if part.spread is not None:
         words += f" ± {part.spread:.1%}"
-    if not part.modelled_seconds or not part.seconds:
+    if not (compares and part.modelled_seconds and part.seconds):
         return words
     apart = percent(part.modelled_seconds - part.seconds, part.seconds)
     return f"{words} (modelled {_read(number * part.modelled_seconds)}, {apart})"
