@@ -129,7 +129,7 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 
 _EXECUTED_LAYOUTS = (
-    "dpN, epN with zero0/1, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, "
+    "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, "
     "reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )

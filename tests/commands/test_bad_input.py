@@ -25,7 +25,7 @@ RECORDED = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
 LAYERS = 'layers = { value = 70, unit = "1", kind = "stated", source = "slurm" }'
 NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
-    "this version does not execute that layout; got {}, allowed: dpN, epN with zero0/1, "
+    "this version does not execute that layout; got {}, allowed: dpN, epN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
     "1f1b, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout, Offload
+from reference_runs.layout import Layout
 from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.experts import Router
@@ -24,6 +22,7 @@ from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.parallel import context_parallel, tensor_parallel
 from suite.execute.parallel.chunks import chunk_numbers, split_chunks
 from suite.execute.parallel.expert_parallel import RowCounter
+from suite.execute.parallel.fully_sharded import shard_fully
 from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.parallel.local_parameter import LocalParameter, Place, local_parameters, plain_name
 from suite.execute.parallel.mesh import (
@@ -48,16 +47,7 @@ from suite.execute.parallel.sharded_adamw import (
     sharded_adamw,
     whole_adamw,
 )
-from suite.execute.precision import (
-    DTYPES,
-    AsDTensor,
-    LeafReader,
-    WeightGroup,
-    on_device,
-    sharded_policy,
-    share_classes,
-    store_weights,
-)
+from suite.execute.precision import DTYPES, WeightGroup, on_device, store_weights
 from suite.job.options import POWER_SGD_RANK, Averaging
 from suite.job.training_job import Job
 
@@ -153,7 +143,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     place = Place(
         first=_is_first(mesh, TENSOR),
         first_of_head=mesh.get_local_rank(TENSOR) % copies == 0,
-        counts_dense=_is_first(mesh, EXPERT),
+        counts_dense=layout.fully_sharded or _is_first(mesh, EXPERT),
         has_shards=layout.scatters_gradients,
     )
     leaves = [
@@ -207,7 +197,9 @@ def _stored(
     if layout.fully_sharded:
         (chunk,) = chunks
         over = mesh[DATA] if sharding is None else sharding
-        _fully_shard(on_device(chunk, device), layout, job.recipe.precision, mesh=over, as_dtensor=as_dtensor)
+        of_experts = mesh[EXPERT_DATA] if experts else None
+        on_device(chunk, device)
+        shard_fully(chunk, layout, job.recipe.precision, mesh=over, of_experts=of_experts, as_dtensor=as_dtensor)
         return None
     shards, reduced = _shards(layout), layout.state_ranks > 1 and not layout.scatters_gradients
     shared = _share_of_experts(layout, mesh)
@@ -224,33 +216,6 @@ def _stored(
     for chunk in chunks:
         on_device(chunk, device)
     return groups
-
-
-def _fully_shard(
-    decoder: Decoder, layout: Layout, precision: Precision, *, mesh: DeviceMesh, as_dtensor: Mapping[int, AsDTensor]
-) -> None:
-    """ZeRO-2 and 3: shard the parameters of `decoder` by FSDP2, in place: a unit for each block, and one for the rest.
-
-    The shards are fp32 and thus the master weights; units gather them in the recipe's 16 bit. Gradients are reduced in
-    fp32, in fp16 recipes in fp16. Without master weights the shards are fp16 themselves.
-    """
-    # round once, so that all layouts begin with the same weights
-    for parameter in decoder.parameters():
-        rounded = parameter.data.to(DTYPES[precision])
-        parameter.data = rounded if precision is Precision.FP16_NO_MASTER else rounded.float()
-    for module in list(decoder.modules()):
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) in as_dtensor:
-                reader = LeafReader(as_dtensor=as_dtensor[id(parameter)])
-                parametrize.register_parametrization(module, name, reader, unsafe=True)
-    share_classes(decoder)
-    policy = sharded_policy(precision)
-    on_cpu = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    offload = on_cpu if layout.offload is Offload.STATE else OffloadPolicy()
-    keeps = layout.zero_stage == 2 or not layout.reshard_after_forward
-    for block in decoder.blocks.values():
-        fully_shard(block, mesh=mesh, reshard_after_forward=not keeps, mp_policy=policy, offload_policy=offload)
-    fully_shard(decoder, mesh=mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
 
 
 def _shards(layout: Layout) -> int:

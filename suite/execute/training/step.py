@@ -278,14 +278,17 @@ class Steps:
         they are reduced so. A rank's experts have the gradients of all expert-parallel ranks' samples; other ranks with
         the same experts have those of their own.
         """
+        layout = self.job.layout
         self._sum([leaf.gradient for leaf in leaves if leaf.partial], self._mesh.get_group(TENSOR))
         if self.training.key_value_group is not None:
             copies = [leaf.gradient[leaf.own_rows :] for leaf in leaves if leaf.own_rows is not None]
             self._sum(copies, self.training.key_value_group)
         for leaf in leaves:
-            if leaf.expert and self.training.scattered is None:
-                leaf.gradient.div_(self.job.layout.replicas)
-                if self.job.layout.data_parallel > 1:
+            if leaf.expert and layout.fully_sharded:  # a mean over those with the same experts
+                leaf.gradient.div_(layout.expert_parallel)
+            elif leaf.expert and self.training.scattered is None:
+                leaf.gradient.div_(layout.replicas)
+                if layout.data_parallel > 1:
                     dist.all_reduce(leaf.gradient, group=self._mesh.get_group(EXPERT_DATA))
         if self.training.embedding_group is not None:
             for leaf in leaves:
@@ -308,7 +311,7 @@ class Steps:
         layout = self.job.layout
         if layout.tensor_parallel > 1:
             dist.all_reduce(squared, group=self._mesh.get_group(TENSOR))
-        if layout.expert_parallel > 1 and not layout.scatters_gradients:
+        if layout.expert_parallel > 1 and not (layout.scatters_gradients or layout.fully_sharded):
             dist.all_reduce(squared, group=self._mesh.get_group(EXPERT))
         both = torch.stack([loss, squared])
         if layout.pipeline_stages > 1:

@@ -61,7 +61,7 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "the numbers of rows of each expert are exchanged too"
         if layout.sequence_parallel:
             yield "every tensor-parallel rank sends the rows of all positions"
-    if axis in ("dp", "shard", "replicate") and layout.zero_stage >= 2:
+    if axis in ("dp", "edp", "shard", "replicate") and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
         if any(tensor.rows % layout.sharding_ranks for tensor in tensors):
             yield "fully_shard pads the rows of each tensor"
@@ -85,6 +85,8 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     if architecture.experts is not None and operation != "all_reduce":
         yield "hidden states are gathered and summed, not the rows of their tokens"
     if layout.sequence_parallel and operation == "all_reduce":
+        if architecture.balancing is Balancing.BIAS:
+            yield "biases that balance experts have no gradients"
         if architecture.bias.projection or architecture.bias.feed_forward:
             yield "gradients of biases after a sum are whole"
         if layout.zero_stage >= 2:

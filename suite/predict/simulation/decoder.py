@@ -356,6 +356,8 @@ class Chunk:
             width=sizes.expert_width,
             sequences=sizes.samples,
             ranks=self.layout.expert_parallel,
+            sharding=self.sharding,
+            unit=None if layer.unit is None else layer.unit.experts,
             computed=None if self.expert_rows is None else self.expert_rows[self._number_of_mixture[id(layer)]],
         )
         out = experts.routed(x, parameters, self._activated)

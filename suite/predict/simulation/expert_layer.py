@@ -15,6 +15,7 @@ from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, Value
 from suite.predict.simulation.decoder_parameters import ExpertParameters
+from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
 
@@ -42,6 +43,7 @@ class ExpertLayer:
         ranks: that share out the experts.
         computed: rows of all ranks that this one's experts compute; None: R, as where experts are equally busy, and
             with a capacity all places.
+        unit: of `sharding`, the experts' own; None: they are in that of their layer, or nothing is fully sharded.
 
     Of calls it counts the products, R / E rows in each, which the routing shifts between experts, and what copies rows.
     """
@@ -56,6 +58,8 @@ class ExpertLayer:
         sequences: int = 1,
         ranks: int = 1,
         computed: int | None = None,
+        sharding: FullySharding | None = None,
+        unit: Unit | None = None,
     ) -> None:
         self._operators, self._tape, self._architecture = operators, operators.tape, architecture
         self._tokens, self._hidden, self._width = tokens, architecture.hidden, width
@@ -63,7 +67,7 @@ class ExpertLayer:
         self._rows, self._ranks = tokens * self._chosen, ranks
         self._has_capacity = architecture.capacity_factor is not None
         self._computed = architecture.expert_rows(tokens=tokens) if computed is None else computed
-        self._sequences = sequences
+        self._sequences, self._sharding, self._unit = sequences, sharding, unit
         self._scores = FP32 * tokens * self._experts
 
     def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
@@ -89,12 +93,19 @@ class ExpertLayer:
         del by_token, there
         if self._ranks > 1:
             copied, own_order, own_inverse, ends = self._sent_to_experts(copied)
+        if self._sharding is not None and self._unit is not None:
+            entered = self._sharding.entered(self._unit, copied)
+            assert entered is not None
+            copied = entered
+            del entered
         expanded = self._product(copied, parameters.expansion, ends, columns=hidden, out=gate * width)
         del copied
         active = activated(expanded, self._computed * width)
         del expanded
         out = self._product(active, parameters.contraction, ends, columns=width, out=hidden)
         del active
+        if self._sharding is not None and self._unit is not None:
+            out = self._sharding.left(self._unit, out)
         if self._ranks > 1:
             out = self._sent(self._reordered(out, own_order), sent=self._computed, received=rows)
             del own_order, own_inverse

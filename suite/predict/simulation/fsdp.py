@@ -14,9 +14,12 @@ from suite.predict.simulation.state import stored_element_bytes, timed_dtype
 
 
 class Unit:
-    """A layer, or what is in no layer: its parameters' padded shards, and what is allocated for them now."""
+    """A layer, its experts where ranks share them out, or what is in no layer: its parameters' padded shards over so
+    many ranks, and what is allocated for them now."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.experts: Unit | None = None
         self.shards: list[int] = []
         self.gathered: list[MemoryBlock] = []
         self.message: MemoryBlock | None = None
@@ -49,30 +52,37 @@ class FullySharding:
 
     def __init__(self, tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> None:
         self._tape = tape
-        self._ranks = layout.sharding_ranks
+        self._ranks, self._expert_ranks = layout.sharding_ranks, layout.data_parallel
         self._sums = layout.shard_copies > 1
         self._dtype = WORK_DTYPES[recipe.precision]
         self._computed = WEIGHT_ELEMENT_BYTES[recipe.precision]
         self._stored = stored_element_bytes(recipe.precision)
         self._reduced = reduced_gradient_element_bytes(recipe.precision)
-        self._copies = self._ranks > 1 and not kernels.cuda
+        self._copies = not kernels.cuda
         self._keeps = layout.zero_stage == 2 or not layout.reshard_after_forward
         self._until_last = layout.zero_stage == 2
         self._gather_message: MemoryBlock | None = None
         self._reduce_message: MemoryBlock | None = None
         self.last = False
-        self.root = Unit()
+        self.root = Unit(self._ranks)
         self.layers: list[Unit] = []
 
     def new_layer(self) -> Unit:
         """The unit of one more layer."""
-        self.layers.append(Unit())
+        self.layers.append(Unit(self._ranks))
         return self.layers[-1]
+
+    def experts_of(self, layer: Unit) -> Unit:
+        """The unit of the experts of a layer, where ranks share them out: over those with the same ones."""
+        if layer.experts is None:
+            layer.experts = Unit(self._expert_ranks)
+            self.layers.insert(self.layers.index(layer), layer.experts)
+        return layer.experts
 
     def leaf(self, unit: Unit, rows: int, columns: int, readers: int) -> ParameterLeaf:
         """The leaf of a parameter of `unit`; gradients of several readers are accumulated when all have come."""
         name = len(unit.shards)
-        unit.shards.append(ceil_division(rows, self._ranks) * columns)
+        unit.shards.append(ceil_division(rows, unit.ranks) * columns)
         waiting: list[MemoryBlock] = []
 
         def deliver(block: MemoryBlock) -> None:
@@ -130,7 +140,7 @@ class FullySharding:
         if unit.gathered or unit.message:
             return
         self._tape.count("scale", sum(unit.shards), variant="forward", dtype=self._dtype, times=2)
-        if self._ranks == 1:
+        if unit.ranks == 1:
             for elements in unit.shards:
                 shard = self._tape.block(self._computed * elements)
                 unit.gathered.append(self._gathered(self._computed * elements))
@@ -138,10 +148,10 @@ class FullySharding:
             return
         whole = self._computed * sum(unit.shards)
         shard = self._tape.block(whole if self._computed != self._stored else 0)
-        unit.message = self._tape.block(self._ranks * whole)
+        unit.message = self._tape.block(unit.ranks * whole)
         unit.message.move(Category.BUFFERS)
         if self._copies:
-            self._tape.block(self._ranks * whole)
+            self._tape.block(unit.ranks * whole)
 
     def _gathered(self, size: int) -> MemoryBlock:
         block = self._tape.block(size)
@@ -151,8 +161,8 @@ class FullySharding:
     def _take(self, unit: Unit, *, forward: bool) -> None:
         if unit.message is None:
             return
-        self._tape.count("scale", self._ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
-        unit.gathered = [self._gathered(self._computed * self._ranks * elements) for elements in unit.shards]
+        self._tape.count("scale", unit.ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
+        unit.gathered = [self._gathered(self._computed * unit.ranks * elements) for elements in unit.shards]
         if forward:
             self._gather_message = unit.message
         unit.message = None
@@ -163,16 +173,16 @@ class FullySharding:
         self._reduce_message = None
         elements = sum(unit.shards)
         self._tape.count("sharded_unit")
-        self._tape.count("scale", self._ranks * elements, variant="forward", dtype=timed_dtype(self._reduced), times=2)
+        self._tape.count("scale", unit.ranks * elements, variant="forward", dtype=timed_dtype(self._reduced), times=2)
         if unit.reduced is not None:
             self._tape.count("accumulate", elements, variant="forward", dtype=timed_dtype(self._stored))
-        message = self._tape.block(self._reduced * self._ranks * elements)
+        message = self._tape.block(self._reduced * unit.ranks * elements)
         message.move(Category.BUFFERS)
-        last = unit.gradients.get(max(unit.gradients, default=-1)) if self._ranks > 1 else None
+        last = unit.gradients.get(max(unit.gradients, default=-1)) if unit.ranks > 1 else None
         unit.gradients.clear()
         reduced = self._tape.block(self._reduced * elements)
-        if self._copies:
-            self._tape.block(self._reduced * self._ranks * elements)
+        if self._copies and unit.ranks > 1:
+            self._tape.block(self._reduced * unit.ranks * elements)
         del last
         if self._sums:
             if unit.summed is not None:

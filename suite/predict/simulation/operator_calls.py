@@ -18,9 +18,9 @@ from suite.predict.simulation.simulated_rank import SimulatedRank
 from suite.predict.simulation.state import (
     RankPosition,
     is_shared_out,
-    local_shard_elements,
     optimizer_groups,
     parameter_tensors_of_rank,
+    rank_shard_elements,
     timed_dtype,
 )
 
@@ -121,7 +121,7 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
     tensors = parameter_tensors_of_rank(architecture, layout, stage=position.stage)
     elements = [tensor.elements for tensor in tensors]
     if layout.fully_sharded and layout.state_ranks > 1:
-        elements = [local_shard_elements(tensor, layout.sharding_ranks, replica=position.replica) for tensor in tensors]
+        elements = [rank_shard_elements([tensor], layout, replica=position.replica) for tensor in tensors]
     for size in elements:
         if reduced != "fp32":
             _count(tape, "to_fp32", size, reduced)

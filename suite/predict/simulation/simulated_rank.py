@@ -118,6 +118,8 @@ class SimulatedRank:
     ) -> ParameterLeaf:
         if self.sharding is None:
             return self.gradients.leaf(rows, columns, readers, apart=apart)
+        if unit is not None and apart:
+            unit = self.sharding.experts_of(unit)
         return self.sharding.leaf(unit or self.sharding.root, rows, columns, readers)
 
     def batch(self, micro_batches: int = 1) -> BatchBlocks:

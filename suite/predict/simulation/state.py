@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
@@ -36,7 +37,28 @@ def rank_position(layout: Layout, rank: int) -> RankPosition:
     """
     index = coordinates(layout, rank)
     replica = index["dp"] * layout.context_parallel + index["cp"]
+    if layout.expert_parallel > 1:
+        sizes = {"dp": layout.data_parallel, "ep": layout.expert_parallel}
+        outer, inner = (axis for axis in reversed(layout.axis_order) if axis in sizes)
+        replica = index[outer] * sizes[inner] + index[inner]
     return RankPosition(index["pp"], replica % layout.sharding_ranks if layout.zero_stage >= 2 else 0)
+
+
+class Shard(NamedTuple):
+    """Over how many ranks fully_shard shards a tensor, and this rank's number among them."""
+
+    ranks: int
+    number: int
+
+
+def shard_of(tensor: ParameterTensor, layout: Layout, *, replica: int) -> Shard:
+    """That of the rank at index `replica` of those with the same weights; of experts that ranks share out, among those
+    with the same ones."""
+    if not is_shared_out(tensor, layout):
+        return Shard(layout.sharding_ranks, replica)
+    order, ranks = layout.axis_order, layout.data_parallel
+    dp_is_inner = order.index("dp") < order.index("ep")
+    return Shard(ranks, replica % ranks if dp_is_inner else replica // layout.expert_parallel)
 
 
 class OptimizerGroup(NamedTuple):
@@ -82,8 +104,9 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         optimizer    ceil(N / n) elements of moments, masters and gradient copies
                      4                 a step counter for each group; with n = 1 for each tensor
 
-    ZeRO-2 and 3 over several ranks (fully_shard), with R rows of C columns in a tensor, k = ceil(R / n), of which this
-    rank has r = min(max(R - i k, 0), k) at index i among the n that shard:
+    ZeRO-2 and 3 over several ranks (fully_shard), with R rows of C columns in a tensor over n ranks (of experts that
+    ranks share out, those with the same ones), k = ceil(R / n), of which this rank has r = min(max(R - i k, 0), k) at
+    index i among the n that shard:
         weights      s k C         they are the fp32 masters, s = 4; s = 2 where no master is kept
         gradients    s k C
         optimizer    8 r C         moments; 4 r C more where a copy of the gradients is kept
@@ -111,8 +134,8 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         counters = STEP_COUNTER_BYTES * len(groups if optimizer_shards(layout) > 1 else tensors)
         optimizer_bytes = (element + int(each.moments)) * sum(group.share for group in groups) + counters
         return ExecutedState(parameters + unlearned, weight * padded, gradient_bytes, optimizer_bytes)
-    elements = sum(local_shard_elements(tensor, layout.sharding_ranks, replica=replica) for tensor in tensors)
-    padded = sum(padded_shard_elements(tensor, layout.sharding_ranks) for tensor in tensors)
+    elements = rank_shard_elements(tensors, layout, replica=replica)
+    padded = sum(padded_shard_elements(t, shard_of(t, layout, replica=replica).ranks) for t in tensors)
     stored = stored_element_bytes(recipe.precision)
     element_bytes = int(each.gradient_copy + each.moments)
     return ExecutedState(
@@ -189,16 +212,39 @@ def local_shard_elements(tensor: ParameterTensor, ranks: int, *, replica: int) -
     return rows * (tensor.elements // tensor.rows)
 
 
-def sharded_units(architecture: Architecture, layout: Layout) -> tuple[int, int]:
-    """Elements that a rank's padded shards have of all layers, each a unit of fully_shard, and of the unit outside."""
-    outside = layers = 0
+def rank_shard_elements(tensors: Iterable[ParameterTensor], layout: Layout, *, replica: int) -> int:
+    """Elements of the shards that the rank at index `replica` has of all `tensors`, without padding."""
+    return sum(
+        local_shard_elements(tensor, ranks, replica=number)
+        for tensor in tensors
+        for ranks, number in [shard_of(tensor, layout, replica=replica)]
+    )
+
+
+class ShardedUnits(NamedTuple):
+    """Elements that a rank's padded shards have of all layers, each a unit of fully_shard, without experts that ranks
+    share out; of these, in so many layers, each of whose is a unit too; and of the unit outside the layers."""
+
+    layers: int
+    experts: int
+    layers_of_experts: int
+    outside: int
+
+
+def sharded_units(architecture: Architecture, layout: Layout) -> ShardedUnits:
+    """The units of a rank of the only stage."""
+    outside = layers = experts = 0
+    of_experts: set[str] = set()
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=0):
-        elements = padded_shard_elements(tensor, layout.sharding_ranks)
-        if tensor.name.startswith("blocks."):
+        elements = padded_shard_elements(tensor, shard_of(tensor, layout, replica=0).ranks)
+        if is_shared_out(tensor, layout):
+            experts += elements
+            of_experts.add(tensor.name.split(".")[1])
+        elif tensor.name.startswith("blocks."):
             layers += elements
         else:
             outside += elements
-    return layers, outside
+    return ShardedUnits(layers, experts, len(of_experts), outside)
 
 
 def update_bytes(workload: Workload, training: TrainingOptions, *, stage: int) -> list[int]:

@@ -102,10 +102,7 @@ def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     """What is not executed together with it."""
     architecture, _, layout = workload
     ranks = layout.expert_parallel
-    others = {
-        "a capacity of experts": architecture.capacity_factor is not None,
-        f"zero{layout.zero_stage}": layout.zero_stage > 1,
-    }
+    others = {"a capacity of experts": architecture.capacity_factor is not None}
     return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]
 
 

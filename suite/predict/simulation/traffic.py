@@ -30,6 +30,7 @@ from suite.predict.simulation.state import (
     local_shard_elements,
     optimizer_groups,
     parameter_tensors_of_rank,
+    rank_shard_elements,
     sharded_units,
     stored_element_bytes,
 )
@@ -106,7 +107,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     """The fp32 scalars that a rank all-reduces once a step, one message over each axis of several ranks.
 
     tp    squared gradient norm
-    ep    likewise, without reduce-scattered gradients
+    ep    likewise, without reduce-scattered gradients and with ZeRO-0 and 1
     pp    loss, squared gradient norm
     dp    loss; with ZeRO-2 and 3 and reduce-scattered gradients squared gradient norm too, as each rank has a shard of
           the gradients, and with 1-bit Adam, as each has its own
@@ -115,7 +116,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
     scalars = {
         "tp": (layout.tensor_parallel, 1),
         "pp": (layout.pipeline_stages, 2),
-        "ep": (1 if layout.scatters_gradients else layout.expert_parallel, 1),
+        "ep": (1 if layout.scatters_gradients or layout.zero_stage >= 2 else layout.expert_parallel, 1),
         "dp": (layout.state_ranks, 2 if differs else 1),
     }
     return [Traffic(axis, "all_reduce", FP32 * numbers, 1) for axis, (ranks, numbers) in scalars.items() if ranks > 1]
@@ -178,7 +179,7 @@ def executed_gradient_traffic(
             traffic.append(Traffic("edp", "all_reduce", sum(shared), len(shared)))
         return traffic
     layers, micro_batches = architecture.layers, accumulation(recipe, layout)
-    in_layers, outside = sharded_units(architecture, layout)
+    in_layers, of_experts, layers_of_experts, outside = sharded_units(architecture, layout)
     n, axis = layout.sharding_ranks, "dp" if layout.shard_copies == 1 else "shard"
     of_layers = of_outside = 1
     if layout.zero_stage == 3:
@@ -189,6 +190,11 @@ def executed_gradient_traffic(
         Traffic(axis, "all_gather", gathered, of_layers * layers + of_outside),
         Traffic(axis, "reduce_scatter", scattered, micro_batches * (layers + 1)),
     ]
+    n = layout.data_parallel
+    if of_experts and n > 1:
+        gathered, scattered = weight * n * of_layers * of_experts, gradient * n * micro_batches * of_experts
+        traffic.append(Traffic("edp", "all_gather", gathered, of_layers * layers_of_experts))
+        traffic.append(Traffic("edp", "reduce_scatter", scattered, micro_batches * layers_of_experts))
     if layout.shard_copies > 1:
         traffic.append(Traffic("replicate", "all_reduce", gradient * (in_layers + outside), layers + 1))
     return traffic
@@ -336,7 +342,7 @@ def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple
     tensors = [tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if is_partial(tensor)]
     elements = total_elements(tensors)
     if layout.fully_sharded:
-        elements = sum(local_shard_elements(tensor, layout.sharding_ranks, replica=replica) for tensor in tensors)
+        elements = rank_shard_elements(tensors, layout, replica=replica)
     return _summed_gradients("tp", elements, 1 if tensors else 0, workload)
 
 

@@ -75,9 +75,9 @@ def differing_copies(executed: Executed) -> Iterator[str]:
     first: dict[tuple[tuple[int, int], int, str], Tensor] = {}
     whole = executed.job.layout.zero_stage < 2
     copies = max(executed.job.layout.tensor_parallel // executed.job.architecture.kv_heads, 1)
-    scatters = executed.job.layout.scatters_gradients
+    has_shards = executed.job.layout.scatters_gradients or not whole
     for rank, (report, gradients) in enumerate(zip(executed.finished, executed.gradients, strict=True)):
-        index = copy_index(executed, report), report.coordinates.get("ep", 0) if scatters else 0
+        index = copy_index(executed, report), report.coordinates.get("ep", 0) if has_shards else 0
         for name, (gradient, dim) in gradients.items():
             whose = index, report.coordinates["pp"], name
             if whole and has_copied_heads(executed, name):
@@ -129,15 +129,17 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
         known = name
         if name == "head.weight" and executed.job.architecture.tied_embeddings:
             known = "embedding.weight"
-        if layout.zero_stage >= 2:
-            shards = layout.sharding_ranks
+        of_experts = ".feed_forward.experts." in name
+        if layout.zero_stage >= 2 and not of_experts and len(expert) > 1:
+            held = {(0, 0, t): torch.cat([held[d, e, t] for d in data for e in expert]) for t in tensor}
+        elif layout.zero_stage >= 2:
+            shards = len(data) if of_experts else layout.sharding_ranks
             held = {
                 (g, e, t): torch.cat([held[d, e, t] for d in data[g : g + shards]])
                 for g in range(0, len(data), shards)
                 for e in expert
                 for t in tensor
             }
-        of_experts = ".feed_forward.experts." in name
         if layout.scatters_gradients:  # each rank has its own elements, and 0 elsewhere
             whose = [[e] for e in expert] if of_experts else [[*expert]]
             held = {

@@ -37,6 +37,7 @@ CASES = [
     Case("gated-shared-experts", "fp32", "ep2,tp2"),
     Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
     Case("deepseek", "fp32", "tp2,sp"),
+    Case("shared-experts", "fp32", "ep2,dp2,zero3"),
     Case("shared-experts", "fp32", "ep2,pp2,1f1b,interleave2"),
 ]
 RARE = [
@@ -73,6 +74,13 @@ RARE = [
     Case("qwen3-moe", "fp32", "ep2,pp2,gpipe,zero1,recompute-full,every2"),
     Case("mixtral", "fp32", "ep2,tp2,pp2,1f1b,sp"),
     Case("deepseek", "fp32", "ep2,dp2,pp2,1f1b,zero1,micro1"),
+    Case("shared-experts", "fp32", "ep2,zero3"),
+    Case("mixtral", "16bit", "ep2,zero2,recompute-full"),
+    Case("mixtral", "fp32", "ep2,dp2,zero2"),
+    Case("shared-experts", "fp32", "ep2,dp2,zero3,recompute-full"),
+    Case("mixtral", "16bit", "ep2,dp2,zero3,noreshard,recompute-full,every2"),
+    Case("deepseek", "16bit", "ep2,dp2,zero3,offload"),
+    Case("qwen3-moe", "fp32", "ep2,dp2,tp2,sp,zero3"),
     Case("latent", "fp32", "tp2"),
     Case("latent", "fp32", "tp2,sp,pp2,1f1b"),
     Case("shared-experts", "fp32", "ep2,tp2"),

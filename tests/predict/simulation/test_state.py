@@ -22,7 +22,9 @@ from suite.predict.simulation.state import (
     optimizer_groups,
     padded_shard_elements,
     parameter_tensors_of_rank,
+    rank_position,
     sharded_units,
+    unlearned_tensors_of_rank,
     update_bytes,
 )
 from tests.support.executed_runs import MANY, Place, Run, copies, executed_runs, places, rank_parameters
@@ -153,7 +155,7 @@ def test_units_are_the_layers_and_the_rest(run: Run) -> None:
     tensors = rank_parameters(one, Place(0, 0, 0))
     outside = [tensor.shape for tensor in tensors if tensor.unit < 0]
     layers = [tensor.shape for tensor in tensors if tensor.unit >= 0]
-    assert sharded_units(run.architecture, layout) == (padded(layers), padded(outside))
+    assert sharded_units(run.architecture, layout) == (padded(layers), 0, 0, padded(outside))
 
 
 @pytest.mark.parametrize(
@@ -207,3 +209,24 @@ def test_expert_parallel_ranks_share_out_experts_and_the_state_of_all_else(
         copies = data_parallel * (1 if group.axis == "edp" else n)
         assert group.shards == (copies if zero_stage else 1)
         assert 0 <= group.padded - group.elements < group.shards
+
+
+@given(
+    routed_architectures(expert_parallel=2),
+    recipes(),
+    st.integers(1, 3),
+    st.sampled_from([2, 3]),
+    st.sampled_from(["tp-cp-dp-pp", "ep-tp-cp-dp-pp", "tp-cp-dp-ep-pp"]),
+)
+def test_fully_sharded_experts_and_the_rest_are_stored_once_over_all_ranks(
+    architecture: Architecture, recipe: Recipe, data_parallel: int, zero_stage: int, order: str
+) -> None:
+    layout = Layout(data_parallel=data_parallel, expert_parallel=2, zero_stage=zero_stage, rank_order=order)
+    workload = Workload(architecture, recipe, layout)
+    places = [rank_position(layout, rank).replica for rank in range(layout.ranks)]
+    assert sorted(places) == list(range(layout.ranks))
+    stored = sum(executed_state(workload, stage=0, replica=place).parameters for place in places)
+    biases = sum(tensor.elements for tensor in unlearned_tensors_of_rank(architecture, layout, stage=0))
+    assert stored - layout.ranks * biases == sum(
+        tensor.elements for tensor in parameter_tensors_of_rank(architecture, Layout(), stage=0)
+    )
