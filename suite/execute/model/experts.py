@@ -100,8 +100,7 @@ class Dispatch(NamedTuple):
     @classmethod
     def of(cls, chosen_NC: Tensor, experts: int) -> Dispatch:
         of_rows, order_R = torch.sort(chosen_NC.flatten(), stable=True)
-        numbers = torch.arange(experts, device=chosen_NC.device)
-        ends_E = torch.searchsorted(of_rows, numbers, right=True, out_int32=True)
+        ends_E = torch.searchsorted(of_rows, torch.arange(experts, device=chosen_NC.device), right=True, out_int32=True)
         inverse_R = torch.empty_like(order_R)
         inverse_R[order_R] = torch.arange(len(order_R), device=order_R.device)
         return cls(order_R, inverse_R, ends_E)
