@@ -62,6 +62,7 @@ V3 |= {
 
 # Name -> configuration, and the parameters of the released model
 PUBLISHED: dict[str, tuple[Values, int]] = {
+    "llama-65b": (_llama("llama", 80, 8192, 64, 32000, ffn=22016), 65_285_660_672),
     "llama2-7b": (_llama("llama", 32, 4096, 32, 32000, ffn=11008), 6_738_415_616),
     "llama2-13b": (_llama("llama", 40, 5120, 40, 32000, ffn=13824), 13_015_864_320),
     "llama2-70b": (_llama("llama", 80, 8192, 64, 32000, kv=8, ffn=28672), 68_976_648_192),
@@ -78,6 +79,7 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "olmo2-7b": (_llama("olmo2", 32, 4096, 32, 100352, ffn=11008), 7_298_617_344),
     "starcoder2-3b": (_llama("starcoder2", 30, 3072, 24, 49152, kv=2, ffn=12288), 3_030_371_328),
     "phi-2": (_llama("phi", 32, 2560, 32, 51200, ffn=10240, partial_rotary_factor=0.4), 2_779_683_840),
+    "pythia-1b": (_llama("gpt_neox", 16, 2048, 8, 50304, ffn=8192), 1_011_781_632),
     "pythia-12b": (_llama("gpt_neox", 36, 5120, 40, 50688, ffn=20480), 11_846_072_320),
     "gpt-neox-20b": (_llama("gpt_neox", 44, 6144, 64, 50432, ffn=24576), 20_554_567_680),
     "falcon-7b": ({"model_type": "falcon"} | _hidden(32, 4544, 71, 65024), 6_921_720_704),

@@ -7,7 +7,7 @@ import pytest
 from reference_runs.catalog import reference_run
 from reference_runs.run import ReferenceRun, Workload
 from suite.predict.analytic.activations import layer_activation_bytes
-from suite.predict.analytic.parameters import active_parameter_count, parameter_count
+from suite.predict.analytic.parameters import active_parameter_count, layer_tensors, parameter_count, total_elements
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.machine_model.model import run_machine
@@ -43,6 +43,20 @@ def test_a_model_has_its_published_parameters_to_the_unit(name: str) -> None:
 def test_a_derived_count_is_what_the_shape_gives(name: str, printed: str) -> None:
     digits = len(printed.partition(".")[2]) - 1 if "." in printed else 0
     assert f"{parameter_count(reference_run(name).architecture) / 1e9:.{digits}f}B" == printed
+
+
+def test_deepseek_v3_is_released_with_its_module_of_multi_token_prediction() -> None:
+    """A layer with experts, the projection of two hidden states, their norms and one before the head, and both tables.
+
+    The release has 685B elements: of matrices in 8 bits the scale of each block of 128 x 128 too.
+    """
+    a = reference_run("deepseek-v3").architecture
+    module = total_elements(layer_tensors(a)) + 2 * a.hidden * a.hidden + 3 * a.hidden
+    assert f"{module / 1e9:.2f}" == "11.61"  # as the note of its parameters says
+    tables = 2 * a.vocabulary * a.hidden
+    stored = parameter_count(a) + module + tables
+    scales = (stored - 2 * tables) // 128**2
+    assert f"{stored / 1e9:.1f} and {(stored + scales) / 1e9:.0f}B" == "684.5 and 685B"
 
 
 def ratios(run: ReferenceRun) -> list[float]:
