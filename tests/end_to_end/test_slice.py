@@ -77,7 +77,7 @@ def sliced(tmp_path: Path, name: str, layout: str, *, stage: str, layers: int, s
         pytest.param("grok-1", "dp1,tp2,pp3,ep2,sp,zero1,micro1", "last", 2, id="experts, sequence parallelism"),
         pytest.param("bloom-176b", "dp2,tp2,pp3,zero1,recompute-full,micro2", "first", 2, marks=pytest.mark.rare),
         pytest.param("llama2-70b", "dp2,tp4,pp3,zero1,sp,fused,micro2", "last", 2, marks=pytest.mark.rare),
-        pytest.param("deepseek-v3", "dp2,pp3,ep4,zero1,micro2", "middle", 2, marks=pytest.mark.rare),
+        pytest.param("deepseek-v3", "dp2,pp3,ep4,zero1,fused,micro2", "middle", 2, marks=pytest.mark.rare),
         pytest.param("opt-175b", "dp2,tp2,zero3,recompute-full,micro2", "only", 3, marks=pytest.mark.rare),
         pytest.param("llama3.1-8b", "dp2,cp2,zero1,micro1", "only", 2, marks=pytest.mark.rare),
         pytest.param("qwen3-30b-a3b", "dp2,zero1,micro1,recompute-selective", "only", 2, marks=pytest.mark.rare),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ def model_flop(steps: Steps) -> int:
     # DTensor computes new shapes twice, to know their placements: count the second pass
     for mode in (nullcontext(), flop) if layout.tensor_parallel > 1 else (flop,):
         steps.training.computed_rows.clear()
-        with eagerly(), mode:
+        with eagerly(), _scores_stored(steps.device), mode:
             for output in steps.chunk_outputs(samples=1):
                 output.backward(torch.ones_like(output))
     for chunk in steps.training.chunks:
@@ -151,6 +151,17 @@ def model_flop(steps: Steps) -> int:
         for context in chunk.contexts:
             context.pads = True
     return int(flop.get_total_flops()) * steps.micro_batches * layout.micro_batch
+
+
+@contextmanager
+def _scores_stored(device: torch.device) -> Iterator[None]:
+    """Within this a CPU's fused attention may store the scores: without padding its kernel knows no two head sizes."""
+    before = torch.backends.cuda.math_sdp_enabled()
+    torch.backends.cuda.enable_math_sdp(before or device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_math_sdp(before)
 
 
 def activation_bytes(steps: Steps) -> int:
