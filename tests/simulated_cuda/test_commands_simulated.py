@@ -19,6 +19,7 @@ from suite.records import store
 from suite.records.index import launches
 from suite.report.terminal.machine_profile import best_rate
 from tests.simulated_cuda.environment import simulated_environment
+from tests.support.run_file import run_file
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 
@@ -55,6 +56,25 @@ def test_a_compiled_launch_on_the_device_that_the_user_names_agrees_and_is_said_
     assert launch.simulated
     (rank,) = store.read(Path(launch.path)).end.ranks
     assert rank.environment["gpu_uuid"] == THIRD.removeprefix("GPU-")
+
+
+@pytest.mark.long
+def test_a_slice_is_compiled_counted_and_timed_in_the_device_s_stream(tmp_path: Path) -> None:
+    """One of two tensor-parallel ranks of the last of three stages, whose other ranks do not exist."""
+    stages = {"layers": 7, "pipeline_stages": 3, "tensor_parallel": 2}
+    file = run_file(tmp_path / "small.toml", data_parallel=1, accumulation=4, **stages)
+    arguments = ("reproduce", str(file), "--slice", "--stage", "last", "--device", "cuda", "--steps", "10", "--json")
+    done = run("suite", *arguments, "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    reported = json.loads(done.stdout)
+    assert {row["verdict"] for row in reported["figures"]} == {"pass", "shown"}
+    (launch,), bad = launches(tmp_path)
+    assert bad == []
+    assert launch.compiled
+    assert launch.ranks == 1
+    (rank,) = store.read(Path(launch.path)).end.ranks
+    assert {len(samples) for samples in rank.slice_times.seconds.values()} == {3}
+    assert all(sample > 0 for samples in rank.slice_times.seconds.values() for sample in samples)
 
 
 @pytest.mark.long
