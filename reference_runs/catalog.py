@@ -284,9 +284,10 @@ def _stage_mistakes(architecture: Architecture, layout: Layout, where: str) -> I
 
 def _interleaving_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
     layout = workload.layout
-    if layout.pipeline_stages == 1 or layout.schedule is not Schedule.ONE_F_ONE_B:
+    if layout.pipeline_stages == 1 or layout.schedule not in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE):
         got = f"interleave{layout.virtual_stages} with pp{layout.pipeline_stages},{layout.schedule.value}"
-        yield InputError("layout: interleaving needs pipeline stages and the schedule 1f1b", got=got, where=where)
+        what = "layout: interleaving needs pipeline stages and the schedule 1f1b or zero-bubble"
+        yield InputError(what, got=got, where=where)
     if (micro_batches := accumulation(workload.recipe, layout)) % layout.pipeline_stages:
         what = f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches"
         yield InputError(what, got=micro_batches, where=where)

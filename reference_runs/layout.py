@@ -18,6 +18,8 @@ class Schedule(enum.StrEnum):
 
     gpipe: all forward passes of a step, then all backward passes.
     1f1b: PipeDream-Flush: a stage alternates as soon as it can; interleaved where a rank has several virtual stages.
+    zero-bubble: as 1f1b, but a backward pass is two, of the inputs and of the weights, and the second waits until the
+        stage has nothing else to do (ZB-H1); interleaved where a rank has several virtual stages.
     pipedream: 1F1B without flush; a stage keeps the weight version of every micro-batch in flight (weight stashing).
     pipedream-vertical-sync: as pipedream, and all stages use the version that the first one used.
     pipedream-2bw: without flush, gradients of a step's micro-batches accumulated: two weight versions suffice.
@@ -25,6 +27,7 @@ class Schedule(enum.StrEnum):
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
+    ZERO_BUBBLE = "zero-bubble"
     PIPEDREAM = "pipedream"
     PIPEDREAM_VERTICAL_SYNC = "pipedream-vertical-sync"
     PIPEDREAM_2BW = "pipedream-2bw"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib.util
 
 from reference_runs.errors import InputError
+from reference_runs.layout import Layout
 from suite.job.options import KernelChoice
 from suite.machine.compilers import compilation_missing
+from suite.predict.analytic.pipeline_schedule import halves_backward
 
 
-def checked_compilation(asked: bool | None, device: str) -> tuple[bool, tuple[str, ...]]:
-    """Whether blocks are compiled, by default on CUDA alone; and in words why not, where only this machine is why.
+def checked_compilation(asked: bool | None, device: str, layout: Layout) -> tuple[bool, tuple[str, ...]]:
+    """Whether blocks are compiled, by default on CUDA alone; and in words why not, where the layout or machine is why.
 
     Raises:
-        InputError: it is asked for where a compiler is missing.
+        InputError: it is asked for where a compiler is missing, or the gradients of weights are found apart from those
+            of inputs, which a compiled block finds together.
     """
     wanted = device == "cuda" if asked is None else asked
-    if not wanted or not (missing := compilation_missing(device)):
+    missing = f"{layout.schedule} halves its backward pass" if halves_backward(layout) else compilation_missing(device)
+    if not wanted or not missing:
         return wanted, ()
     if asked:
         raise InputError("cannot compile here", got=missing, allowed="--no-compile", where="--compile")

@@ -182,7 +182,7 @@ def plan(request: Request) -> Plan:
         request.share_devices, device, ranks=layout.ranks, devices=resolved_device(device)[1]
     )
     check_averaging(averaging, workload, "cpu" if shares_devices else device)  # gloo's, not NCCL's
-    compiled, eager = checked_compilation(request.compiled, device)
+    compiled, eager = checked_compilation(request.compiled, device, layout)
     kernels = checked_kernels(request.kernels, device)
     check_kernels(workload.architecture, layout, kernels)
     checked = Plan(

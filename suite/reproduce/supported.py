@@ -27,6 +27,7 @@ from reference_runs.run import (
 from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import WARM_UP_STEPS
 from suite.machine.gpu import Gpu
+from suite.predict.analytic.pipeline_schedule import halves_backward
 from suite.predict.analytic.product_formats import products_in_format
 from suite.predict.simulation.supported_layouts import layout_limits
 
@@ -129,7 +130,7 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 
 _EXECUTED_LAYOUTS = (
-    "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, "
+    "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero-bubble, zero0/1, "
     "reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
@@ -185,6 +186,8 @@ def check_kernels(architecture: Architecture, layout: Layout, kernels: KernelCho
     names = without_triton_kernel(architecture)
     if layout.context_parallel > 1:
         names.append("parts of a sequence (context parallelism)")
+    if halves_backward(layout):
+        names.append(f"gradients of inputs without those of weights ({layout.schedule})")
     if kernels is KernelChoice.TRITON and names:
         raise InputError("no Triton kernel computes this", got=", ".join(names), allowed="torch", where=where)
 
@@ -237,9 +240,9 @@ def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
     """Refuse a ramp-up that cannot be executed, or that is still going on in the steps that are counted.
 
     Raises:
-        InputError: it is recorded in part; its batches are not whole micro-batches of every replica (with 1F1B, one for
-            each stage); it does not end at the whole batch, or not within the warm-up steps, or with pipeline stages
-            not before the last of them, which prepares the schedule of the whole batch.
+        InputError: it is recorded in part; its batches are not whole micro-batches of every replica (but with GPipe,
+            one for each stage); it does not end at the whole batch, or not within the warm-up steps, or with pipeline
+            stages not before the last of them, which prepares the schedule of the whole batch.
     """
     ramp_up = (recipe.batch_rampup_start, recipe.batch_rampup_increment, recipe.batch_rampup_samples)
     start, increment, samples = ramp_up
@@ -248,7 +251,7 @@ def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
             raise InputError("recipe.batch_rampup_start, increment, samples: all or none", got=ramp_up, where=where)
         return
     replicas = layout.replicas * layout.micro_batch
-    least = replicas * (layout.pipeline_stages if layout.schedule is Schedule.ONE_F_ONE_B else 1)
+    least = replicas * (1 if layout.schedule is Schedule.GPIPE else layout.pipeline_stages)
     if start % replicas or increment % replicas or not least <= start <= recipe.global_batch:
         what, got = "recipe.batch_rampup_start and batch_rampup_increment", f"{start} and {increment}"
         allowed = f"multiples of data_parallel * micro_batch = {replicas}, from {least} to {recipe.global_batch}"

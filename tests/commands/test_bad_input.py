@@ -27,7 +27,8 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
-    "1f1b, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
+    "1f1b, zero-bubble, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
+    "offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
@@ -565,6 +566,24 @@ def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layo
 
 
 @pytest.mark.parametrize(
+    ("run", "layout", "words"),
+    [
+        ("bloom-mini", "pp2,zero-bubble,recompute-full", "recompute-full"),
+        ("mixtral-mini", "pp2,zero-bubble", "experts"),
+        ("gpt2-mini", "dp2,pp2,zero-bubble,zero1", "2 ranks with the same weights and no zero1,reduce-scatter"),
+    ],
+)
+def test_what_a_backward_pass_in_halves_computes_twice_or_leaves_out_is_refused(run, layout, words, reproduce_refused):
+    line = reproduce_refused(run, "--layout", layout)
+    assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'zero-bubble with {words}')}"
+
+
+def test_kernels_that_find_all_gradients_at_once_are_refused_with_halves(reproduce_refused):
+    line = reproduce_refused("gpt2-mini", "--layout", "pp2,zero-bubble", "--kernels", "triton")
+    assert "gradients of inputs without those of weights (zero-bubble)" in line
+
+
+@pytest.mark.parametrize(
     ("run", "word"), [("glm-mini", "cp2 with a prefix mask"), ("codegeex-mini", "cp2 with a top-query layer")]
 )
 def test_sequences_that_ranks_cannot_share_out_are_refused_by_name(run, word, reproduce_refused):
@@ -604,12 +623,14 @@ IMPOSSIBLE = {
     "interleaved-without-stages": (
         "bloom-mini",
         "interleave2",
-        "layout: interleaving needs pipeline stages and the schedule 1f1b; got interleave2 with pp1,1f1b",
+        "layout: interleaving needs pipeline stages and the schedule 1f1b or zero-bubble; "
+        "got interleave2 with pp1,1f1b",
     ),
     "interleaved-gpipe": (
         "gpt2-mini",
         "pp2,gpipe,interleave2",
-        "layout: interleaving needs pipeline stages and the schedule 1f1b; got interleave2 with pp2,gpipe",
+        "layout: interleaving needs pipeline stages and the schedule 1f1b or zero-bubble; "
+        "got interleave2 with pp2,gpipe",
     ),
     "groups-that-are-not-recomputed": (
         "bloom-mini",

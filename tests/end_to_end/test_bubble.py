@@ -58,6 +58,7 @@ def undisturbed_bubble_row(plan: Plan, results: Path) -> Row:
     ("words", "bubble"),
     [
         ("pp2,1f1b", 1 / 5),
+        pytest.param("pp2,zero-bubble", 1 / 13, marks=pytest.mark.rare),
         pytest.param("pp2,gpipe", 1 / 5, marks=pytest.mark.rare),
         pytest.param("pp2,1f1b,interleave2", 1 / 9, marks=pytest.mark.rare),
     ],

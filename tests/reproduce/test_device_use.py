@@ -40,6 +40,15 @@ def test_blocks_are_compiled_by_default_on_a_gpu() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
+def test_what_a_compiled_block_finds_together_is_not_halved() -> None:
+    made = planned(layout="pp2,zero-bubble", share_devices=True)
+    assert not made.compiled
+    assert "eager, not compiled: zero-bubble halves its backward pass" in made.changes
+    with pytest.raises(InputError, match="cannot compile here; got zero-bubble halves its backward pass"):
+        planned(layout="pp2,zero-bubble", share_devices=True, compiled=True)
+
+
+@pytest.mark.usefixtures("one_gpu")
 def test_without_a_compiler_the_default_is_eager_and_the_job_keeps_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_use, "compilation_missing", lambda _: MISSING)
     made = planned()

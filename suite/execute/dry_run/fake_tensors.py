@@ -50,16 +50,15 @@ class FakeTensors(FakeTensorMode):
             # DistributedDataParallel's bucket numbers, which its C++ reads
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if self._within:  # an operator that another one is made of
-            returned = super().__torch_dispatch__(func, types, args, kwargs)
-        elif func is _aten.add.Tensor and not torch.is_grad_enabled() and _added_in_place(*args, **kwargs):
+        if self._within:  # an operator that another one is made of here, whose kernel is not
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _aten.add.Tensor and not torch.is_grad_enabled() and _added_in_place(*args, **kwargs):
             return args[0]
-        else:
-            self._within = True
-            try:
-                returned = super().__torch_dispatch__(func, types, args, kwargs)
-            finally:
-                self._within = False
+        self._within = True
+        try:
+            returned = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._within = False
         self._allocations.see(returned)
         if func in _WHOLE:
             self._allocations.pass_through(args[_WHOLE[func]].nbytes, "message buffers")

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from reference_runs.layout import Layout, Schedule
@@ -60,6 +66,8 @@ class Pipeline:
             forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
             stage.forward_one_chunk = self._in_phase(Part.FORWARD, forward)  # type: ignore[method-assign]  # a clock
             stage.backward_one_chunk = self._in_phase(Part.BACKWARD, backward)  # type: ignore[method-assign]  # a clock
+            weight = self._in_phase(Part.BACKWARD, stage.backward_weight_one_chunk)
+            stage.backward_weight_one_chunk = weight  # type: ignore[method-assign]  # a clock
             self._stages.append(stage)
 
     def step(
@@ -88,6 +96,8 @@ class Pipeline:
         def scaled(loss: Tensor, _: Tensor) -> Tensor:
             return loss * self._factor
 
+        if self._layout.schedule is Schedule.ZERO_BUBBLE:
+            return ScheduleInterleavedZeroBubble(self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
         if self._layout.virtual_stages > 1:
             return ScheduleInterleaved1F1B(self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
         (stage,) = self._stages

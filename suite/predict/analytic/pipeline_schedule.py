@@ -8,6 +8,11 @@ from suite.predict.analytic.elementwise import chosen, smaller
 NO_FLUSH = (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
 
 
+def halves_backward(layout: Layout) -> bool:
+    """Whether a backward pass finds the gradients of inputs first, and those of weights later."""
+    return layout.schedule is Schedule.ZERO_BUBBLE and layout.pipeline_stages > 1
+
+
 def chunks_in_flight(*, pipeline_stages: int, virtual_stages: int, stage: int) -> int:
     """Model chunks whose activations a rank of `stage` keeps at most, where each round starts a new micro-batch.
 
@@ -30,14 +35,18 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     gpipe               m, all of the step
     1f1b                min(m, p - k)
     interleaved 1f1b    min(m v, 2 (p - k - 1) + (v - 1) p + 1) / v   (see `chunks_in_flight`)
+    zero-bubble         min(m, p), interleaved too: the weights' halves of backward passes wait
     pipedream, 2bw      p - k, as no flush limits them to a step
 
-    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2;
+    Qi et al. 2023, arXiv 2401.10241, section 2.2 (ZB-H1).
     Differs from the often quoted p for every stage: the last stage of 1F1B keeps one.
     """
     schedule, virtual = layout.schedule, layout.virtual_stages
     if schedule is Schedule.GPIPE:
         return micro_batches + 0 * stage
+    if schedule is Schedule.ZERO_BUBBLE:
+        return smaller(micro_batches, layout.pipeline_stages) + 0 * stage
     waiting = layout.pipeline_stages - stage
     if schedule is not Schedule.ONE_F_ONE_B:
         return waiting
@@ -52,19 +61,26 @@ def bubble_fraction(layout: Layout, *, micro_batches: int) -> float:
     """Share of a step in which a pipeline stage waits, all stages taking the same time: (p - 1) / (v m + p - 1).
 
     With m micro-batches, p stages, v virtual stages a rank. Without flush (PipeDream) nothing waits in steady state: 0.
+    A zero-bubble schedule leaves a third of the wait, (p - 1) / (3 v m + p - 1), where the forward pass and both halves
+    of the backward pass take equal times (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1: (p - 1)(F + B - W)).
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2: the bubble's time over the ideal time is
     (p - 1) / (v m), which differs: it is a share of the ideal step, this one of the real step.
     """
     if layout.schedule in NO_FLUSH:
         return 0.0 * micro_batches
     waiting = layout.pipeline_stages - 1
-    return waiting / (layout.virtual_stages * micro_batches + waiting)
+    return waiting / (waits_of_a_pass(layout) * layout.virtual_stages * micro_batches + waiting)
+
+
+def waits_of_a_pass(layout: Layout) -> int:
+    """How many waits for another stage's micro-batch take as long as computing one: see `bubble_fraction`."""
+    return 3 if layout.schedule is Schedule.ZERO_BUBBLE else 1
 
 
 def weight_versions(layout: Layout, *, stage: int) -> int:
     """Versions of its weights that a rank of `stage` (from 0) keeps.
 
-    gpipe, 1f1b               1: the flush comes before the update
+    gpipe, 1f1b, zero-bubble  1: the flush comes before the update
     pipedream                 p - k: one for each micro-batch in flight (weight stashing)
     pipedream, vertical sync  p on every stage: stage k waits for version i of the first stage, p - 1 updates later
     pipedream-2bw             2 (1 where p = 1), with at least p micro-batches a step

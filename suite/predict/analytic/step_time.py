@@ -31,7 +31,7 @@ from suite.predict.analytic.measured_parts import (
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
 from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
 from suite.predict.analytic.parameters import rank_parameters
-from suite.predict.analytic.pipeline_schedule import NO_FLUSH
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 from suite.predict.analytic.product_formats import weight_casts
 from suite.predict.analytic.stage_computation import micro_batch_seconds, stage_computation
@@ -149,7 +149,7 @@ def step_time(
         micro-batch    the larger of both, smoothed: (accelerator^8 + host^8)^(1/8); their sum where the stack makes
                        the host wait at every layer; then accumulating gradients
         busy           m micro-batches, and the pipeline-parallel traffic that the stack waits for
-        bubble         a micro-batch of every other stage, over v; 0 without flush
+        bubble         a micro-batch of every other stage, over v; a third of it with zero-bubble; 0 without flush
         after          exposed data-parallel traffic, the tied embedding's gradient, the optimizer step, casts of the
                        weights, the overhead
 
@@ -183,10 +183,9 @@ def step_time(
     if layout.schedule not in NO_FLUSH:
         passes, sends = [stage.pass_seconds for stage in stages], [stage.send_seconds for stage in stages]
         every = _all_stages_seconds(workload.architecture, layout, passes, sends)
+        divided = layout.virtual_stages * waits_of_a_pass(layout)
         times = [
-            stage.time._replace(
-                bubble_seconds=larger(every - (stage.pass_seconds + stage.send_seconds), 0.0) / layout.virtual_stages
-            )
+            stage.time._replace(bubble_seconds=larger(every - (stage.pass_seconds + stage.send_seconds), 0.0) / divided)
             for stage in stages
         ]
     return reduce(_slower, times)

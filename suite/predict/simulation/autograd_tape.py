@@ -30,6 +30,7 @@ class OperatorCall(NamedTuple):
 OperatorCalls = Counter[tuple[bool, OperatorCall]]
 
 
+WeightsHalf = list[tuple["Node", list["MemoryBlock | None"]]]
 BackwardRule = Callable[[list[MemoryBlock], list[MemoryBlock | None]], list[MemoryBlock | None]]
 
 
@@ -63,12 +64,14 @@ class ParameterLeaf:
 
     Args:
         deliver: takes the gradient of one reading of it.
+        is_weight: or what a chunk is given.
     """
 
-    __slots__ = ("deliver",)
+    __slots__ = ("deliver", "is_weight")
 
-    def __init__(self, deliver: Callable[[MemoryBlock], None]) -> None:
+    def __init__(self, deliver: Callable[[MemoryBlock], None], *, is_weight: bool = True) -> None:
         self.deliver = deliver
+        self.is_weight = is_weight
 
 
 class Value:
@@ -114,6 +117,10 @@ class _Kept:
             self._indices = range(frame.count, frame.count + len(blocks))
             frame.count += len(blocks)
 
+    def read(self) -> list[MemoryBlock]:
+        """The blocks, which this goes on to keep; what was computed again it does not."""
+        return list(self._blocks) if self._frame is None else self.taken()
+
     def taken(self) -> list[MemoryBlock]:
         """The blocks, which this keeps no longer."""
         frame, self._frame = self._frame, None
@@ -142,6 +149,7 @@ class Tape:
     Attributes:
         calls: how often each call is made, by whether it belongs to the backward pass, recomputation included.
         compiled: whether what runs now is in a compiled region.
+        of_inputs, of_weights: which gradients rules give: of a node's inputs, of its weights.
     """
 
     def __init__(
@@ -149,6 +157,7 @@ class Tape:
     ) -> None:
         self.calls: OperatorCalls = Counter()
         self.compiled = False
+        self.of_inputs = self.of_weights = True
         self._backward = False
         self._stops_early = stops_early
         self._allocator = allocator
@@ -247,13 +256,53 @@ class Tape:
         twice are added in place: to the first, or to the second where the first is borrowed.
         Source: torch/csrc/autograd/engine.cpp, evaluate_function; input_buffer.cpp, accumulate.
         """
+        self._run_backward(value, gradient, None, [])
+
+    def backward_to(self, leaf: ParameterLeaf, value: Value, gradient: MemoryBlock) -> WeightsHalf:
+        """As `backward`, but only the gradient of `leaf`: nodes keep what they kept, to find those of weights later.
+
+        What nodes with weights got is held for that too.
+        Source: torch/distributed/pipelining/_backward.py, stage_backward_input.
+        """
+        leads = _nodes_that_lead_to(leaf, value)
+        half: WeightsHalf = []
+        self.of_weights = False
+        self._run_backward(value, gradient, leads, half)
+        self.of_weights = True
+        half.sort(key=lambda of: of[0].number)
+        return half
+
+    def backward_to_weights(self, half: WeightsHalf) -> None:
+        """The gradients that `backward_to` left out, node by node in the order of the forward pass.
+
+        A node's inputs stay until all above it are done, as they hold it.
+        Source: torch/distributed/pipelining/_backward.py, stage_backward_weight.
+        """
+        self._backward, self.of_inputs = True, False
+        while half:
+            node, gradients = half.pop(0)
+            kept = node.kept.taken()
+            results = node.rule(kept, list(gradients))
+            kept.clear()
+            for to, _ in reversed(node.inputs):
+                result = results.pop()
+                if result is not None and isinstance(to, ParameterLeaf):
+                    to.deliver(result)
+                del result
+            del node, gradients
+        self._backward, self.of_inputs = False, True
+
+    def _run_backward(
+        self, value: Value, gradient: MemoryBlock, leads: dict[int, bool] | None, half: WeightsHalf
+    ) -> None:
+        """Run nodes backward: all, or those that `leads` says; of these, nodes with weights are added to `half`."""
         pending: dict[Node, list[MemoryBlock | None]] = {}
         order: list[tuple[int, Node]] = []
 
         def hand(to: Node | ParameterLeaf | None, output: int, block: MemoryBlock) -> None:
             if isinstance(to, ParameterLeaf):
                 to.deliver(block)
-            elif to is not None:
+            elif to is not None and (leads is None or leads[id(to)]):
                 if to not in pending:
                     pending[to] = [None] * to.outputs
                     heapq.heappush(order, (-to.number, to))
@@ -270,11 +319,16 @@ class Tape:
         while order:
             _, node = heapq.heappop(order)
             gradients = pending.pop(node)
-            kept = node.kept.taken()
+            kept = node.kept.taken() if leads is None else node.kept.read()
             self.compiled = node.compiled
+            if leads is not None and any(isinstance(to, ParameterLeaf) and to.is_weight for to, _ in node.inputs):
+                half.append((node, list(gradients)))
+                for block in filter(None, gradients):
+                    block.borrowed = True
             results = node.rule(kept, gradients)
-            inputs = node.inputs
-            node.inputs = []
+            inputs = list(node.inputs)
+            if leads is None:
+                node.inputs = []
             del node
             gradients.clear()
             kept.clear()
@@ -287,4 +341,21 @@ class Tape:
         self._backward = False
 
 
-NO_GRADIENT = ParameterLeaf(lambda _: None)
+def _nodes_that_lead_to(leaf: ParameterLeaf, value: Value) -> dict[int, bool]:
+    """Of each node of the graph of `value`, by identity, whether it has a path to `leaf`."""
+    leads: dict[int, bool] = {}
+    waiting = [value.origin]
+    while waiting:
+        node = waiting[-1]
+        if not isinstance(node, Node) or id(node) in leads:
+            waiting.pop()
+            continue
+        before = [to for to, _ in node.inputs if isinstance(to, Node) and id(to) not in leads]
+        waiting += before
+        if not before:
+            leads[id(node)] = any(to is leaf or (isinstance(to, Node) and leads[id(to)]) for to, _ in node.inputs)
+            waiting.pop()
+    return leads
+
+
+NO_GRADIENT = ParameterLeaf(lambda _: None, is_weight=False)

@@ -23,7 +23,8 @@ class NormOperators(OperatorBase):
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("layer_norm", tokens, hidden, variant="backward")
             self._host_backward(NORM)
-            return [self.block(tokens * hidden), *(self.block(hidden) for _ in leaves)]
+            of_input = self.block(tokens * hidden) if self.tape.of_inputs else None
+            return [of_input, *(self.block(hidden) if self.tape.of_weights else None for _ in leaves)]
 
         self._count("layer_norm", tokens, hidden)
         self._host_forward(NORM)
@@ -131,8 +132,10 @@ class NormOperators(OperatorBase):
         tape, whole = self.tape, FP32 * tokens * hidden
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
-            of_gain = tape.block(whole)
-            of_x = tape.block(whole)
+            of_gain = tape.block(whole) if tape.of_weights else None
+            of_x = tape.block(whole) if tape.of_inputs else None
+            if not tape.of_weights:
+                return [of_x, None]
             sums = tape.block(FP32 * hidden)
             del of_gain
             return [of_x, self.block(hidden) if self.half else sums]

@@ -97,14 +97,17 @@ class Operators(
             self._host_backward(LINEAR)
             if bias:
                 self._count("column_sum", tokens, rows)
-            if bias is None:
-                of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
-                return [self._product(tokens * columns, tokens * rows, rows * columns), of_weight]
-            of_input = self._product(tokens * columns, tokens * rows, rows * columns)
-            of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
-            of_bias = self.block(rows)
-            self._in_passing(*column_sum_buffer_bytes(tokens, rows, self._gpu))
-            return [of_input, of_weight, of_bias]
+            products = {
+                "input": (self.tape.of_inputs, (tokens * columns, tokens * rows, rows * columns)),
+                "weight": (self.tape.of_weights, (rows * columns, tokens * rows, tokens * columns)),
+            }
+            order = ("input", "weight") if bias else ("weight", "input")
+            found = {name: self._product(*sizes) for name in order for wanted, sizes in [products[name]] if wanted}
+            gradients = [found.get("input"), found.get("weight")]
+            if bias:
+                gradients.append(self.block(rows) if self.tape.of_weights else None)
+                self._in_passing(*column_sum_buffer_bytes(tokens, rows, self._gpu))
+            return gradients
 
         inputs = [x, self.weight(weight), *([self.weight(bias)] if bias else [])]
         node = self.tape.record(inputs, [x.block], rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from typing import NamedTuple
 
@@ -12,19 +13,45 @@ from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, r
 from suite.predict.analytic.stage_layers import chunk_layer_kinds
 
 
-class Pass(NamedTuple):
-    """One micro-batch through one chunk of the model, forward or backward."""
+class PassKind(enum.StrEnum):
+    """What a pass computes: outputs, all gradients, or of these a half each.
 
-    backward: bool
+    forward, backward
+    input: gradients of the chunk's input, which the chunk before waits for.
+    weight: gradients of the weights, which none waits for.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT = "input"
+    WEIGHT = "weight"
+
+
+class Pass(NamedTuple):
+    """One micro-batch through one chunk of the model."""
+
+    kind: PassKind
     chunk: int
     micro_batch: int
 
 
 class Durations(NamedTuple):
-    """How long a micro-batch takes through each chunk, in any unit."""
+    """How long a micro-batch takes through each chunk, in any unit; `weight` is that half of `backward`."""
 
     forward: list[float]
     backward: list[float]
+    weight: list[float]
+
+    def of(self, done: Pass) -> float:
+        """How long a pass takes. The first chunk has no input to find gradients of: its weights' half is all.
+
+        Source: torch/distributed/pipelining/stage.py, backward_one_chunk, backward_weight_one_chunk.
+        """
+        chunk = done.chunk
+        if done.kind is PassKind.FORWARD:
+            return self.forward[chunk]
+        whole, weight = self.backward[chunk], self.weight[chunk] if chunk else self.backward[chunk]
+        return {PassKind.BACKWARD: whole, PassKind.INPUT: whole - weight, PassKind.WEIGHT: weight}[done.kind]
 
 
 def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
@@ -35,47 +62,68 @@ def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
         1f1b               min(m, p - k) forward; then backward and forward in turns; the other backward
         interleaved 1f1b   min(v m, (v - 1) r + 2 (p - 1 - k)) forward; then forward and backward in turns; the other
                            backward; chunks change after r micro-batches, r = m / max(1, m // p)
+        zero-bubble        min(v m, (v - 1) r + p - 1 - k) forward; then forward and input half in turns, and from the
+                           k-th turn on a weight half each; the other input and weight halves in turns; the other weight
+                           halves
 
-    Source: torch/distributed/pipelining/schedules.py, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B.
+    Source: torch/distributed/pipelining/schedules.py, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble.
     """
     stages, virtual = layout.pipeline_stages, layout.virtual_stages
     total = micro_batches * virtual
     each_round = micro_batches // max(1, micro_batches // stages)
-    if virtual > 1:
+    halves = layout.schedule is Schedule.ZERO_BUBBLE
+    if halves:
+        ahead = (virtual - 1) * each_round + stages - 1 - stage
+    elif virtual > 1:
         ahead = min(total, (virtual - 1) * each_round + 2 * (stages - 1 - stage)) + 1
     else:
         ahead = micro_batches if layout.schedule is Schedule.GPIPE else stages - stage
     ahead = min(total, ahead)
-    seen: Counter[tuple[bool, int]] = Counter()
+    seen: Counter[tuple[PassKind, int]] = Counter()
 
-    def numbered_pass(number: int, *, backward: bool) -> Pass:
+    def numbered_pass(number: int, kind: PassKind) -> Pass:
         local = number // each_round % virtual
-        chunk = stage + stages * (virtual - 1 - local if backward else local)
-        seen[backward, chunk] += 1
-        return Pass(backward, chunk, seen[backward, chunk] - 1)
+        chunk = stage + stages * (local if kind is PassKind.FORWARD else virtual - 1 - local)
+        seen[kind, chunk] += 1
+        return Pass(kind, chunk, seen[kind, chunk] - 1)
 
-    order = [numbered_pass(number, backward=False) for number in range(ahead)]
+    order = [numbered_pass(number, PassKind.FORWARD) for number in range(ahead)]
+    if halves:
+        for number in range(total + stage):
+            if ahead + number < total:
+                order.append(numbered_pass(ahead + number, PassKind.FORWARD))
+            if number < total:
+                order.append(numbered_pass(number, PassKind.INPUT))
+            if number >= stage:
+                order.append(numbered_pass(number - stage, PassKind.WEIGHT))
+        return order
     for number in range(total):
-        order.append(numbered_pass(number, backward=True))
+        order.append(numbered_pass(number, PassKind.BACKWARD))
         if ahead + number < total:
-            order.append(numbered_pass(ahead + number, backward=False))
+            order.append(numbered_pass(ahead + number, PassKind.FORWARD))
     return order
 
 
 def flop_durations(workload: Workload) -> Durations:
-    """Flop of one sample through each chunk: layers, head, and in the backward pass twice that and recomputation."""
+    """Flop of one sample through each chunk: layers, head, and in the backward pass twice that and recomputation.
+
+    Half of the backward pass's products with weights are of the weights; attention's own products have none.
+    """
     architecture = workload.architecture
     chunks = chunk_layers(architecture.layers, workload.layout)
-    forward: list[float] = [
-        sum(
-            number * sum(layer_forward_flop(kind, samples=1).values())
-            for kind, number in chunk_layer_kinds(architecture, layers)
-        )
-        for layers in chunks
-    ]
+    forward: list[float] = []
+    weight: list[float] = []
+    for layers in chunks:
+        kinds = chunk_layer_kinds(architecture, layers)
+        parts = [(number, layer_forward_flop(kind, samples=1)) for kind, number in kinds]
+        forward.append(sum(number * sum(flop.values()) for number, flop in parts))
+        without = sum(number * (flop["attention scores"] + flop["attention context"]) for number, flop in parts)
+        weight.append(forward[-1] - without)
+    head = head_forward_flop(architecture, samples=1)
+    forward[-1], weight[-1] = forward[-1] + head, weight[-1] + head
     again = [repeated_flop(workload, samples=1, layers=layers) for layers in chunks]
-    forward[-1] += head_forward_flop(architecture, samples=1)
-    return Durations(forward, [2 * once + repeated for once, repeated in zip(forward, again, strict=True)])
+    return Durations(forward, [2 * once + repeated for once, repeated in zip(forward, again, strict=True)], weight)
 
 
 def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -> float:
@@ -102,8 +150,7 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
                 source = _input(this_pass, last)
                 if source is not None and source not in ended:
                     break
-                seconds = (durations.backward if this_pass.backward else durations.forward)[this_pass.chunk]
-                free[stage] = max(free[stage], ended[source] if source else 0.0) + seconds
+                free[stage] = max(free[stage], ended[source] if source else 0.0) + durations.of(this_pass)
                 ended[this_pass] = free[stage]
                 positions[stage] += 1
     if len(ended) < sum(map(len, orders)):
@@ -113,7 +160,9 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
 
 
 def _input(of: Pass, last: int) -> Pass | None:
-    """The pass on another chunk, or forward on the last one, whose result a pass needs."""
-    if of.backward:
-        return of._replace(chunk=of.chunk + 1) if of.chunk < last else of._replace(backward=False)
-    return of._replace(chunk=of.chunk - 1) if of.chunk else None
+    """The pass on another chunk, or before on this one, whose result a pass needs."""
+    if of.kind is PassKind.WEIGHT:
+        return of._replace(kind=PassKind.INPUT)
+    if of.kind is PassKind.FORWARD:
+        return of._replace(chunk=of.chunk - 1) if of.chunk else None
+    return of._replace(chunk=of.chunk + 1) if of.chunk < last else of._replace(kind=PassKind.FORWARD)

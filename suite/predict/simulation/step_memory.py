@@ -8,20 +8,18 @@ from functools import lru_cache
 import msgspec
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Schedule
 from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
 from suite.machine.gpu import cublas_workspace_bytes
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, optimizer_shards
-from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.autograd_tape import Tape
 from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
-from suite.predict.simulation.pipeline_schedule import passes
+from suite.predict.simulation.pipeline_memory import ExpertRows, PipelinedStage
 from suite.predict.simulation.simulated_rank import SimulatedRank
 from suite.predict.simulation.state import executed_state, optimizer_groups, update_bytes
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
 CUDA_GRANULARITY = 512  # bytes that PyTorch's allocator rounds every block up to
-ExpertRows = tuple[tuple[int, ...], ...]
 MULTIPLYING_THREADS = 2  # Python's, and autograd's for the backward pass: cuBLAS has a workspace for each
 
 
@@ -86,7 +84,7 @@ def executed_peaks(
     if cuda:
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
-    stored += (_run_pipeline if layout.pipeline_stages > 1 else _run)(rank, expert_rows)
+    stored += PipelinedStage(rank).run(expert_rows) if layout.pipeline_stages > 1 else _run(rank, expert_rows)
     _update(tape, workload, options, stage=stage)
     stored.clear()
     return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
@@ -101,52 +99,6 @@ def _run(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBloc
         loss = rank.forward(chunk)
         rank.backward(loss, last=number == micro_batches - 1)
     return []
-
-
-def _run_pipeline(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBlock]:
-    """The micro-batches of a step through a stage's chunks, in its schedule's order; returns PyTorch's buffers.
-
-    PyTorch's stages have a buffer for the input and one for the gradient of the output of every micro-batch, for good.
-    A chunk's output is held until its backward pass has ended. What is sent is held until the end of the step, in 1f1b
-    less: the gradient until the next backward pass has ended, and of outputs the last that the first passes send alone.
-    Source: torch/distributed/pipelining/stage.py, _RecvInfo, forward_one_chunk, backward_one_chunk; schedules.py.
-    """
-    assert rank.sharding is None
-    tape, layout, stage, numbers = rank.tape, rank.workload.layout, rank.stage, rank.numbers
-    micro_batches = accumulation(rank.workload.recipe, layout)
-    last = layout.pipeline_stages * layout.virtual_stages - 1
-    tape.enter(StepPhase.FORWARD, Category.BUFFERS)
-    inputs = {(n, m): tape.block(rank.hidden_bytes) for n in numbers if n > 0 for m in range(micro_batches)}
-    ends = {(n, m): tape.block(rank.hidden_bytes) for n in numbers if n < last for m in range(micro_batches)}
-    for block in ends.values():
-        block.borrowed = True
-    tape.enter(StepPhase.FORWARD)
-    batch = rank.batch(micro_batches)
-    outputs: dict[tuple[int, int], Value] = {}
-    returned: dict[tuple[int, int], _Arrived] = {}
-    sent: list[_Arrived] = []
-    posted: list[MemoryBlock] = []
-    alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.virtual_stages == 1
-    for backward, number, micro_batch in passes(layout, micro_batches=micro_batches, stage=stage):
-        key, chunk = (number, micro_batch), rank.chunks[numbers.index(number)]
-        if expert_rows is not None:
-            chunk.expert_rows = rank.rows_of(chunk, expert_rows[micro_batch])
-        tape.enter(StepPhase.BACKWARD if backward else StepPhase.FORWARD)
-        if backward:
-            rank.gradients.whole = micro_batch == micro_batches - 1
-            tape.backward(outputs[key], ends[key] if number < last else tape.block(FP32))
-            del outputs[key]
-            if alternates:
-                sent.clear()
-            sent.append(returned.pop(key))
-        else:
-            returned[key] = _Arrived()
-            x = Value(inputs[key], ParameterLeaf(returned[key].deliver)) if number > 0 else None
-            outputs[key] = chunk.forward(batch, x)
-            del x
-            if number < last and (not alternates or micro_batch == layout.pipeline_stages - stage - 2):
-                posted.append(outputs[key].block)
-    return [*inputs.values(), *ends.values()]
 
 
 def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int) -> None:
@@ -170,18 +122,6 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
         for group in groups:
             tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * group.padded * (group.shards > 1))
-
-
-class _Arrived:
-    """The gradient of a received input."""
-
-    def __init__(self) -> None:
-        self.block: MemoryBlock | None = None
-
-    def deliver(self, block: MemoryBlock) -> None:
-        """Add the gradient of one reader, in place."""
-        if self.block is None or self.block.borrowed:
-            self.block = block
 
 
 def _passing_bytes(workload: Workload, *, stage: int) -> list[int]:

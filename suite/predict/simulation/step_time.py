@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes, Subject
@@ -19,7 +18,7 @@ from suite.predict.simulation.operator_calls import (
     micro_batch_calls,
     update_calls,
 )
-from suite.predict.simulation.pipeline_schedule import Durations, idle_fraction
+from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, idle_fraction
 from suite.predict.simulation.traffic import executed_traffic_of_dtypes
 
 
@@ -122,7 +121,7 @@ def step_seconds(
             )
         )
     if workload.layout.pipeline_stages > 1:
-        stages = _with_bubbles(stages, passes, workload.layout, micro_batches)
+        stages = _with_bubbles(stages, passes, workload, micro_batches)
     stages = [StepSeconds(*(conditions.correction_factor * seconds for seconds in stage)) for stage in stages]
     if training.tokenises or training.workers:
         stages = _with_loading(stages, workload, options, conditions)
@@ -153,12 +152,14 @@ def _passes(cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, be
 
 
 def _with_bubbles(
-    stages: list[StepSeconds], passes: list[_Passes], layout: Layout, micro_batches: int
+    stages: list[StepSeconds], passes: list[_Passes], workload: Workload, micro_batches: int
 ) -> list[StepSeconds]:
-    """The stages of a pipeline with the time that each is idle."""
+    """The stages of a pipeline with the time that each is idle; the weights' half of a backward pass is as its flop."""
+    layout, flop = workload.layout, flop_durations(workload)
     by_chunk = {chunk: seconds for of_stage in passes for chunk, seconds in of_stage.durations.items()}
     forward, backward = zip(*(by_chunk[chunk] for chunk in sorted(by_chunk)), strict=True)
-    idle = idle_fraction(layout, Durations(list(forward), list(backward)), micro_batches=micro_batches)
+    weight = [whole * half / all_ for whole, half, all_ in zip(backward, flop.weight, flop.backward, strict=True)]
+    idle = idle_fraction(layout, Durations(list(forward), list(backward), weight), micro_batches=micro_batches)
     whole = sum(of_stage.seconds for of_stage in passes) / layout.pipeline_stages / (1 - idle)
     return [
         stage._replace(bubble=max(0.0, whole - of_stage.seconds))  # less than 0 by rounding alone

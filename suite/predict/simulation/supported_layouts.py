@@ -8,7 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Balancing, Mask, Position, Workload
-from suite.predict.analytic.pipeline_schedule import NO_FLUSH
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, halves_backward
 
 
 class LayoutLimit(NamedTuple):
@@ -30,11 +30,11 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
     architecture, recipe, layout = workload
     split, stages = layout.tensor_parallel > 1, layout.pipeline_stages
     micro_batches, fused = accumulation(recipe, layout), layout.fused_attention
-    flushes = layout.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+    flushes = layout.schedule not in NO_FLUSH
     offload_is_sharded = layout.offload is Offload.STATE and layout.zero_stage >= 2
     contexts, splits = layout.context_parallel, layout.context_parallel > 1
     local_length = architecture.sequence // contexts
-    few = layout.schedule is Schedule.ONE_F_ONE_B and micro_batches < stages
+    few = layout.schedule is not Schedule.GPIPE and micro_batches < stages
     return (
         LayoutLimit(
             f"cp{contexts} of {architecture.sequence} positions, no multiple of {2 * contexts}",
@@ -54,6 +54,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             f"tp{layout.tensor_parallel} with {recipe.product_format} products", split and recipe.product_format.casts
         ),
         *_of_expert_parallelism(workload),
+        *_of_halves(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
         LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
         LayoutLimit(layout.schedule.value, not flushes, described=stages == 1 or layout.schedule not in NO_FLUSH),
@@ -69,7 +70,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         ),
         LayoutLimit("partitioned checkpoints", layout.partitioned_checkpoints and split),
         LayoutLimit("scatter-gather", layout.scatter_gather and split, described=stages == 1),
-        LayoutLimit(f"{micro_batches} micro-batches, 1f1b, pp{stages}", few, described=True),
+        LayoutLimit(f"{micro_batches} micro-batches, {layout.schedule}, pp{stages}", few, described=True),
         LayoutLimit(f"interleave{layout.virtual_stages} without pp", layout.virtual_stages > 1 and stages == 1),
         LayoutLimit(
             "a top-query layer apart from the head",
@@ -104,6 +105,27 @@ def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
     ranks = layout.expert_parallel
     others = {"a capacity of experts": architecture.capacity_factor is not None}
     return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]
+
+
+def _of_halves(workload: Workload) -> list[LayoutLimit]:
+    """What is not executed where a backward pass finds the gradients of inputs first, and those of weights later.
+
+    Each half is a pass of autograd of its own, and the second one is many: one for each operator with weights.
+    Source: torch/distributed/pipelining/_backward.py.
+    """
+    architecture, recipe, layout = workload
+    replicas = f"{layout.state_ranks} ranks with the same weights and no zero1,reduce-scatter"
+    others = {
+        # of a layer each of these passes computes everything again; of attention's core, more memory is held than known
+        f"recompute-{layout.recomputation}": layout.recomputation is not Recomputation.NONE,
+        # the router's weights and an expert's inputs are found through each other: products are computed twice
+        "experts": architecture.experts is not None,
+        f"{recipe.product_format} products": recipe.product_format.casts,
+        # DistributedDataParallel waits for gradients that autograd accumulates itself
+        replicas: layout.state_ranks > 1 and not layout.scatters_gradients,
+    }
+    halved = halves_backward(layout)
+    return [LayoutLimit(f"{layout.schedule} with {name}", halved and applies) for name, applies in others.items()]
 
 
 def describes_ranks(workload: Workload) -> bool:

@@ -66,6 +66,8 @@ LAYOUTS = (
     "pp2,1f1b,recompute-full,every2",
     "pp2,1f1b,interleave2",
     "pp2,1f1b,fused,recompute-selective",
+    "pp2,zero-bubble",
+    "pp2,zero-bubble,interleave2",
     "cp2",
     "cp2,recompute-selective",
     "cp2,zero1,recompute-full,every3",
@@ -118,6 +120,9 @@ LAYOUTS = (
     "dp2,pp2,1f1b,interleave2",
     "tp2,pp2,1f1b",
     "tp2,pp2,1f1b,interleave2,sp,recompute-full",
+    "tp2,pp2,zero-bubble,sp",
+    "dp2,pp2,zero-bubble,zero1,reduce-scatter",
+    "pp4,zero-bubble",
     "dp2,tp2,pp2,1f1b",
     "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full",
 )
@@ -128,6 +133,7 @@ WITH_DROPOUT = (
     "tp2,recompute-full",
     "tp2,sp,recompute-full,every2",
     "pp2,1f1b,recompute-full,every2",
+    "pp2,zero-bubble",
 )
 # Products in 8 bits: where scales, casts and what is kept could differ
 WITH_FP8 = (
@@ -261,7 +267,7 @@ def table() -> list[Case]:
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
         and ("micro1" not in layout or has_equal_micro_batches(recorded))
-        and not ("cp" in layout and is_mixture(recorded))
+        and not (("cp" in layout or "zero-bubble" in layout) and is_mixture(recorded))
         and (not layout.startswith("ep") or is_mixture(recorded))
     ]
 

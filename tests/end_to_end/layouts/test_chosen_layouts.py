@@ -14,6 +14,11 @@ pytestmark = pytest.mark.ranks
 
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 RARE = [
+    Case("gpt2-mini", "16bit", "pp2,zero-bubble,interleave2"),
+    Case("llama2-mini", "16bit", "tp2,pp2,zero-bubble,sp"),
+    Case("gpt-neox-mini", "fp32", "pp4,zero-bubble"),
+    Case("llama3-mini", "16bit", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
+    Case("mt-nlg-mini", "dropout", "pp2,zero-bubble"),
     Case("llama3-mini", "16bit", "cp2,zero1,recompute-full,every3"),
     Case("gpt-neox-mini", "fp32", "cp4"),
     Case("opt-mini", "16bit", "dp4,zero2,shard2,micro1"),
@@ -74,6 +79,7 @@ CHOSEN = [
     Case("glm-mini", "fp32", "tp2,sp,recompute-full,every2"),
     Case("mt-nlg-mini", "fp32", "pp2,gpipe"),
     Case("codegeex-mini", "fp32", "pp2,1f1b"),
+    Case("codegeex-mini", "fp32", "pp2,zero-bubble"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
     Case("llama2-mini", "16bit", "tp2,sp"),
     Case("llama3-mini", "16bit", "dp2,zero1"),

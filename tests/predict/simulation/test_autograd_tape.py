@@ -48,6 +48,34 @@ def test_a_chain_keeps_all_inputs_and_frees_them_as_it_runs_back(length: int, si
     assert allocator.most == (length + 2) * size
 
 
+@given(st.integers(1, 20), st.integers(1, 100))
+def test_a_backward_pass_in_halves_gives_what_a_whole_one_gives_and_keeps_what_the_second_half_reads(
+    length: int, size: int
+) -> None:
+    allocator = Allocator()
+    tape = Tape(allocator)
+    given_back: list[MemoryBlock] = []
+    of_weights: list[MemoryBlock] = []
+    leaf = ParameterLeaf(given_back.append, is_weight=False)
+    weight = Value(tape.block(0), ParameterLeaf(of_weights.append))
+    x = Value(tape.block(size), leaf)
+    for _ in range(length):
+
+        def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            return [tape.block(size) if wanted else None for wanted in (tape.of_inputs, tape.of_weights)]
+
+        node = tape.record([x, weight], [x.block], rule)
+        x = Value(tape.block(size), node)
+    half = tape.backward_to(leaf, x, tape.block(size))
+    del x, node
+    assert ([block.bytes for block in given_back], of_weights) == ([size], [])
+    # every operator's input, and the gradient of its output; and that of the first one's input
+    assert allocator.held == (2 * length + 1) * size
+    tape.backward_to_weights(half)
+    assert [block.bytes for block in of_weights] == [size] * length
+    assert allocator.held == (1 + length) * size
+
+
 @given(st.integers(2, 20), st.integers(1, 100))
 def test_a_checkpoint_keeps_its_input_alone_and_computes_again_what_it_needs(length: int, size: int) -> None:
     calls: list[int] = []

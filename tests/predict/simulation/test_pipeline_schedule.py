@@ -5,13 +5,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.pipelining.schedules import _ComputationType
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
-from suite.predict.simulation.pipeline_schedule import Durations, Pass, flop_durations, idle_fraction, passes
+from suite.predict.simulation.pipeline_schedule import Durations, Pass, PassKind, flop_durations, idle_fraction, passes
 from tests.support.strategies import BLOOM
 
 
@@ -29,16 +34,36 @@ class Stage:
         self.device = "cpu"
 
 
+KINDS = {
+    _ComputationType.FORWARD: PassKind.FORWARD,
+    _ComputationType.FULL_BACKWARD: PassKind.BACKWARD,
+    _ComputationType.BACKWARD_INPUT: PassKind.INPUT,
+    _ComputationType.BACKWARD_WEIGHT: PassKind.WEIGHT,
+}
+
+
 @pytest.mark.parametrize(
-    ("stages", "virtual", "micro_batches"), [(2, 2, 4), (2, 3, 6), (3, 2, 6), (4, 2, 6), (2, 2, 2)]
+    ("schedule", "kind", "stages", "virtual", "micro_batches"),
+    [
+        *(
+            (Schedule.ONE_F_ONE_B, ScheduleInterleaved1F1B, *sizes)
+            for sizes in [(2, 2, 4), (2, 3, 6), (3, 2, 6), (4, 2, 6), (2, 2, 2)]
+        ),
+        *(
+            (Schedule.ZERO_BUBBLE, ScheduleInterleavedZeroBubble, *sizes)
+            for sizes in [(2, 1, 4), (3, 1, 3), (4, 1, 12), (5, 1, 5), (2, 2, 4), (3, 2, 6), (2, 3, 6), (4, 2, 4)]
+        ),
+    ],
 )
-def test_interleaved_passes_are_in_the_order_of_pytorch(stages: int, virtual: int, micro_batches: int) -> None:
-    layout = Layout(pipeline_stages=stages, virtual_stages=virtual)
+def test_passes_of_several_chunks_or_in_halves_are_in_the_order_of_pytorch(
+    schedule: Schedule, kind: Any, stages: int, virtual: int, micro_batches: int
+) -> None:
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, schedule=schedule)
     for rank in range(stages):
         chunks: Any = [Stage(chunk, stages, stages * virtual) for chunk in range(rank, stages * virtual, stages)]
-        order = ScheduleInterleaved1F1B(chunks, micro_batches, loss_fn=lambda *_: None).pipeline_order[rank]
+        order = kind(chunks, micro_batches, loss_fn=lambda *_: None).pipeline_order[rank]
         expected = [
-            Pass(action.computation_type is not _ComputationType.FORWARD, action.stage_index, action.microbatch_index)
+            Pass(KINDS[action.computation_type], action.stage_index, action.microbatch_index)
             for action in order
             if action is not None and action.microbatch_index is not None
         ]
@@ -53,10 +78,10 @@ class Recorder(Stage):
         self.order: list[Pass] = []
 
     def forward_one_chunk(self, micro_batch: int, *_: object, **__: object) -> None:
-        self.order.append(Pass(False, self.stage_index, micro_batch))
+        self.order.append(Pass(PassKind.FORWARD, self.stage_index, micro_batch))
 
     def backward_one_chunk(self, micro_batch: int, **_: object) -> None:
-        self.order.append(Pass(True, self.stage_index, micro_batch))
+        self.order.append(Pass(PassKind.BACKWARD, self.stage_index, micro_batch))
 
     def nothing(self, *_: object) -> list[object]:
         return []
@@ -83,17 +108,20 @@ def test_passes_of_one_chunk_a_stage_are_in_the_order_of_pytorch(
     st.integers(1, 6),
     st.integers(1, 3),
     st.integers(1, 4),
-    st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B]),
+    st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE]),
     st.integers(1, 9),
     st.integers(1, 9),
 )
 def test_equal_chunks_wait_for_the_bubble(
     stages: int, virtual: int, rounds: int, schedule: Schedule, forward: int, backward: int
 ) -> None:
+    if schedule is Schedule.ZERO_BUBBLE:  # its bubble is that of equal passes
+        backward = 2 * forward
     layout = Layout(pipeline_stages=stages, virtual_stages=virtual if stages > 1 else 1, schedule=schedule)
     chunks = stages * layout.virtual_stages
     micro_batches = rounds * stages
-    idle = idle_fraction(layout, Durations([forward] * chunks, [backward] * chunks), micro_batches=micro_batches)
+    durations = Durations([forward] * chunks, [backward] * chunks, [backward / 2] * chunks)
+    idle = idle_fraction(layout, durations, micro_batches=micro_batches)
     assert idle == pytest.approx(bubble_fraction(layout, micro_batches=micro_batches), abs=1e-12)
 
 
@@ -101,13 +129,16 @@ def test_unequal_stages_wait_for_the_slowest() -> None:
     # stage 0: 1 forward, 2 backward; stage 1: 2 forward, 4 backward; 2 micro-batches
     # 0: F0 0-1, F1 1-2, B0 7-9, B1 13-15;  1: F0 1-3, B0 3-7, F1 7-9, B1 9-13
     layout = Layout(pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B)
-    assert idle_fraction(layout, Durations([1, 2], [2, 4]), micro_batches=2) == pytest.approx(1 - (6 + 12) / (2 * 15))
+    assert idle_fraction(layout, Durations([1, 2], [2, 4], [1, 2]), micro_batches=2) == pytest.approx(
+        1 - (6 + 12) / (2 * 15)
+    )
 
 
 def test_a_chunk_takes_as_long_as_its_flop() -> None:
     layout = Layout(pipeline_stages=2)
-    forward, backward = flop_durations(Workload(BLOOM.architecture, BLOOM.recipe, layout))
+    forward, backward, weight = flop_durations(Workload(BLOOM.architecture, BLOOM.recipe, layout))
     layers = BLOOM.architecture.layers
     assert forward[1] > forward[0]
     assert sum(backward) == 2 * sum(forward)
+    assert all(half < whole / 2 for half, whole in zip(weight, backward, strict=True))  # attention has products besides
     assert layers % 2 == 0

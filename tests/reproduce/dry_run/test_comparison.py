@@ -43,8 +43,11 @@ CHOICE = (
     ("codegeex-mini", "dp2,pp2,interleave2,zero1"),
     ("qwen3-moe-mini", "dp2,zero3"),
     ("deepseek-v3-mini", "dp2,ep2,zero1"),
+    ("gpt2-mini", "dp1,pp4,zero-bubble,zero0"),
 )
 MORE = (
+    ("llama3-mini", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
+    ("opt-mini", "dp1,pp2,interleave2,zero-bubble,recompute-none,zero0"),
     ("glm-mini", "dp2,zero1"),
     ("gpt-neox-mini", "dp1,pp2,zero0,gpipe"),
     ("gpt2-mini", "dp4,zero3,shard2"),
