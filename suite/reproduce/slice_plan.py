@@ -73,7 +73,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
         _at_most(request.micro_batch, None, "--micro-batch") or layout.micro_batch,
     )
     workload = _workload(run, layout, shape)
-    compiled, eager = checked_compilation(request.compiled, device)
+    compiled, eager = checked_compilation(request.compiled, device, workload.layout)
     kernels = checked_kernels(request.kernels, device)
     _check_executable(run, workload, device, kernels)
     rank = next(r for r in range(workload.layout.ranks) if _is_place(workload.layout, r, shape.number))
