@@ -14,7 +14,7 @@ from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.commands import exit_codes
-from suite.commands.options import check_writable, print_json
+from suite.commands.options import Results, check_writable, print_json
 from suite.job.dry_run_job import CountedRank
 from suite.launch.interruption import end_as_interrupted
 from suite.metrics.comparison import Verdict
@@ -23,11 +23,12 @@ from suite.report.terminal.dry_run import print_dry_run, print_side_by_side
 from suite.report.terminal.tables import console
 from suite.reproduce.dry_run.comparison import DryRun, dry_run, peak_parts
 from suite.reproduce.dry_run.plan import DryPlan, dry_plan
+from suite.reproduce.dry_run.result import result_of, store
 
 ALL = "all"
 
 
-def dry_run_command(
+def dry_run_command(  # noqa: PLR0913  # the command's options
     name: Annotated[str, typer.Argument(help="A recorded run such as bloom-176b, a miniature, or a run file.")],
     mini: Annotated[bool, typer.Option("--mini", help="The miniature of the run or run file.")] = False,
     layout: Annotated[str | None, typer.Option(help="For instance dp8,tp4,pp12,zero1; default: as recorded.")] = None,
@@ -44,6 +45,8 @@ def dry_run_command(
     plot: Annotated[
         Path | None, typer.Option(readable=False, help="FILE.png: the fullest rank's memory over a step.")
     ] = None,
+    record: Annotated[bool, typer.Option("--record", help="Store the fullest rank's memory, for the page.")] = False,
+    results: Results = ROOT / "results",
     every_figure: Annotated[bool, typer.Option("--all", help="Print every figure with its reason.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a layout; progress goes to stderr.")] = False,
 ) -> None:
@@ -64,7 +67,6 @@ def dry_run_command(
     end_as_interrupted()
     check_writable(plot, "--plot")
     _check_picture(plot)
-    results = ROOT / "results"
     plans = [dry_plan(name, layout, mini=mini, results=results)]
     plans += [dry_plan(name, text, mini=mini, results=results, option="--compare") for text in compare or []]
     chosen = [_ranks(ranks, each) for each in plans]
@@ -75,6 +77,9 @@ def dry_run_command(
         _print(done[-1], board, json=json, complete=every_figure)
         if done[-1].failure:
             raise typer.Exit(exit_codes.EXECUTION_FAILED)
+        if record:
+            stored = store(result_of(done[-1], board), results)
+            console(stderr=True).print(f"stored {stored}", markup=False, soft_wrap=True)
     if len(done) > 1 and not json:
         print_side_by_side(console(), done)
     if plot is not None:

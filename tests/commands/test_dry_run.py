@@ -39,13 +39,15 @@ def test_bad_input_is_one_line_before_anything_is_executed(
 
 
 @pytest.mark.ranks
-def test_two_layouts_beside_each_other_and_their_memory_as_a_picture(
+def test_two_layouts_beside_each_other_and_their_memory_as_pictures_and_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "memory.png"
     layouts = ["--layout", "dp2,zero1", "--compare", "dp2,zero3", "--on", "a100-sxm-80gb"]
-    assert main(["dry-run", "gpt2-mini", *layouts, "--plot", str(picture)]) == 0
-    out, _ = capsys.readouterr()
+    kept = ["--plot", str(picture), "--record", "--results", str(tmp_path)]
+    assert main(["dry-run", "gpt2-mini", *layouts, *kept]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("stored ") == len(list((tmp_path / "dry_runs").glob("gpt2-mini__*.json"))) == 2
     assert out.count("exact figures agree") == 2
     assert "fits a100-sxm-80gb: 0% of its 80 GiB" in out
     assert picture.read_bytes().startswith(b"\x89PNG")

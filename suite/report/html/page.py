@@ -19,6 +19,7 @@ from suite.records.summary import LaunchSummary
 from suite.regression.change_points import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
+from suite.report.html.dry_runs import dry_runs
 from suite.report.html.ladder import ladders
 from suite.report.html.loss_curves import losses
 from suite.report.html.plot import Plot, milliseconds, utc
@@ -44,6 +45,7 @@ SECTIONS = (
     *(
         ("acceptance", "Acceptance"),
         ("ladder", "Ladder"),
+        ("dry-runs", "Dry runs"),
         ("roofline", "Roofline"),
         ("validation", "Validation"),
         ("facts", "Facts"),
@@ -103,8 +105,8 @@ def page(
     roofs = rooflines(machine_profiles, timings)
     of_predictor = validation()
     climbs, bad_climbs = ladders(results)
+    without_memory, bad_dry_runs = dry_runs(results)
     accepted = batteries(results)
-    template = _template()
     runs = sorted({setup.key.run for setup in all_setups})
     curves = [
         (run, plot) for run in runs for plot in losses(run, [setup for setup in all_setups if setup.key.run == run])
@@ -116,17 +118,18 @@ def page(
     details = _details(newest_setups, judged, history, names)
     summaries = _summaries(details, others, names)
     changes = _changes(history, names)
-    left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *accepted.damaged))
+    bad = (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *bad_dry_runs, *accepted.damaged)
     machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda machine: machine[1])
-    empty = {"acceptance": not accepted.shown, "ladder": not climbs} | dict.fromkeys(OF_RECORDS, not all_setups)
+    empty = {"acceptance": not accepted.shown, "ladder": not climbs, "dry-runs": not without_memory}
+    empty |= dict.fromkeys(OF_RECORDS, not all_setups)
     of_setups = [plot for row in details if row.detail for plot in row.detail.plots]
     return _rendered(
-        template,
-        [*of_setups, *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs],
+        _template(),
+        [*of_setups, *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs, *without_memory],
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
         summary=_headline(launches, all_setups, machines),
-        notices=_notices(left_out, len(all_setups) - len(summaries)),
+        notices=_notices(sorted(map(str, bad)), len(all_setups) - len(summaries)),
         sections=[section for section in SECTIONS if not empty.get(section[0])],
         setups=summaries,
         setup_columns=SETUP_COLUMNS,
@@ -144,6 +147,7 @@ def page(
         rooflines=roofs,
         validation=of_predictor,
         ladders=climbs,
+        dry_runs=without_memory,
         facts=_facts(),
     )
 

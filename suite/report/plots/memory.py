@@ -24,6 +24,7 @@ COLOURS = {
     "update": "#cc79a7",
     "other": "#000000",
 }
+CATEGORIES = tuple(COLOURS)
 
 
 def draw_memory(path: Path, runs: Sequence[DryRun]) -> None:
@@ -49,10 +50,14 @@ def draw_memory(path: Path, runs: Sequence[DryRun]) -> None:
         highest = max(range(len(history)), key=lambda number: history[number].total)
         peak = history[highest].total / GIB
         panel.annotate(f"{peak:.4g} GiB", (highest, peak), ha="center", va="bottom", fontsize=8)
+        executed, whole = run.executed_of(fullest), fullest.step.counts.peak_bytes / GIB
+        if executed < run.micro_batches:
+            panel.axhline(whole, color="black", lw=0.8, ls="--")
+            text = f"whole step, {run.micro_batches} micro-batches: {whole:.4g} GiB"
+            panel.annotate(text, (0, whole), ha="left", va="bottom", fontsize=8)
         panel.set_title(f"{run.name}, {layout_text(run.workload.layout)}: rank {fullest.of.rank}", fontsize=9)
         panel.set_ylabel("GiB")
         panel.set_xticks([])
-        executed = run.executed[-1 if fullest.of.alike == fullest.of.rank else 0]
         panel.set_xlabel(f"a step of {executed} micro-batches: allocations and frees in their order")
         panel.margins(x=0)
         panel.spines[["top", "right"]].set_visible(False)

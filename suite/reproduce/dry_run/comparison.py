@@ -76,6 +76,10 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
         """The class with the highest peak."""
         return max(self.counted, key=lambda each: each.step.counts.peak_bytes)
 
+    def executed_of(self, each: CountedClass) -> int:
+        """Micro-batches of the longest step that a class executed, whose history it has."""
+        return self.executed[-1 if each.of.alike == each.of.rank else 0]
+
 
 def dry_run(
     plan: DryPlan,
