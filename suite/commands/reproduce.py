@@ -25,7 +25,7 @@ from suite.paths import ROOT
 from suite.records.store import records_directory
 from suite.report.slice import slice_words
 from suite.report.terminal.progress import training_progress
-from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches
+from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches, slice_times_of
 from suite.report.terminal.tables import console, print_folded, print_refusal
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
@@ -252,6 +252,7 @@ def _entry(result: LaunchResult) -> dict[str, object]:
         **{name: getattr(result, name) for name in ("run", "status", "verdict", "record")},
         "figures": result.rows,
         **{name: getattr(result, name) for name in (*after, "others_share", "steal_share")},
+        **({"slice_times": times} if (times := slice_times_of(result)) else {}),
     }
 
 

@@ -90,6 +90,8 @@ def test_a_slice_counts_what_a_rank_of_the_layout_is_predicted_to(
     result = sliced(tmp_path, name, layout, stage=stage, layers=layers)
     assert result.message == ""
     assert result.verdict is Verdict.PASS
+    (kept,) = [row for row in result.rows if row.quantity == "activation_bytes"]
+    assert kept.left == kept.right
     assert {"parameters", "model_flop", "hardware_flop"} <= {row.quantity for row in exact_rows(result.rows)}
 
 

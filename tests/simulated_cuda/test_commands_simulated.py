@@ -74,6 +74,7 @@ def test_a_slice_is_compiled_counted_and_timed_in_the_device_s_stream(tmp_path: 
     assert launch.ranks == 1
     (rank,) = store.read(Path(launch.path)).end.ranks
     assert {len(samples) for samples in rank.slice_times.seconds.values()} == {3}
+    assert reported["slice_times"]["seconds"] == rank.slice_times.seconds
     assert all(sample > 0 for samples in rank.slice_times.seconds.values() for sample in samples)
 
 

@@ -76,7 +76,7 @@ def _verdict(result: LaunchResult) -> str:
 def _print_all(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     print_comparison(out, result.rows, left="predicted", right="measured")
-    if times := _slice_times(result):
+    if times := slice_times_of(result):
         print_parts(out, times)
         return
     routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
@@ -104,7 +104,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --all", "bold red")
     if peak := _row(result.rows, Quantity.PEAK_BYTES):
         print_folded(out, f"memory at the peak: {_both_sides(peak)}", "")
-    if times := _slice_times(result):
+    if times := slice_times_of(result):
         print_parts(out, times)
         return
     _print_time(out, result)
@@ -120,7 +120,8 @@ def _print_short(out: Console, result: LaunchResult) -> None:
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
 
 
-def _slice_times(result: LaunchResult) -> SliceTimes | None:
+def slice_times_of(result: LaunchResult) -> SliceTimes | None:
+    """Of a slice that ended well; None of a whole run."""
     return result.finished[0].slice_times if result.finished else None
 
 
