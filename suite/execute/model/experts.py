@@ -15,6 +15,7 @@ from torch.nn.functional import grouped_mm, linear
 
 from reference_runs.run import Architecture, Balancing, Gate
 from suite.execute.model.expert_capacity import Places, collected, placed
+from suite.execute.model.row_order import Copied, Returned
 from suite.execute.model.sequence_balance import balanced_by_sequence
 from suite.execute.model.torch_operations import Operations
 
@@ -104,35 +105,6 @@ class Dispatch(NamedTuple):
         inverse_R = torch.empty_like(order_R)
         inverse_R[order_R] = torch.arange(len(order_R), device=order_R.device)
         return cls(order_R, inverse_R, ends_E)
-
-
-class _Copied(torch.autograd.Function):
-    """Each token's hidden state for each of its experts, [R, D]; their gradients are summed in the order of tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse_R)
-        ctx.chosen = len(order_R) // len(x_ND)
-        return x_ND.index_select(0, order_R // ctx.chosen)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (inverse_R,) = ctx.saved_tensors
-        return gradients[0].index_select(0, inverse_R).unflatten(0, (-1, ctx.chosen)).sum(1), None, None
-
-
-class Returned(torch.autograd.Function):
-    """Rows in another order: the experts' output in that of the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, y_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-        ctx.save_for_backward(order_R)
-        return y_RD.index_select(0, inverse_R)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (order_R,) = ctx.saved_tensors
-        return gradients[0].index_select(0, order_R), None, None
 
 
 class GroupedProduct(torch.autograd.Function):
@@ -386,13 +358,18 @@ class Experts(nn.Module):
     def _dropless(self, x_ND: Tensor, dispatch: Dispatch) -> Tensor:
         """What the experts make of each row, [R, D], in the order of the tokens."""
         order_R, inverse_R, ends_E = dispatch
-        rows_RD: Tensor = _Copied.apply(x_ND, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
-        exchange = self.exchange
-        y_RD = self.experts(rows_RD, ends_E) if exchange is None else exchange(rows_RD, ends_E, self.experts)
+        rows_RD: Tensor = Copied.apply(x_ND, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
+        y_RD = self._computed(rows_RD, ends_E)
         del rows_RD
         returned: Tensor = Returned.apply(y_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
         return returned
 
     def _at_places(self, x_ND: Tensor, places: Places) -> Tensor:
         """The same of experts with a capacity."""
-        return collected(self.experts(placed(x_ND, places), places.ends), places)
+        return collected(self._computed(placed(x_ND, places), places.ends), places)
+
+    def _computed(self, rows_XD: Tensor, ends_E: Tensor) -> Tensor:
+        """What the experts make of rows in their order, here or on the ranks that have them."""
+        exchange = self.exchange
+        out: Tensor = self.experts(rows_XD, ends_E) if exchange is None else exchange(rows_XD, ends_E, self.experts)
+        return out

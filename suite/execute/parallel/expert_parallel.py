@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite.execute.model.decoder import Decoder
-from suite.execute.model.experts import ExpertMatrices, Experts, Returned
+from suite.execute.model.experts import ExpertMatrices, Experts
+from suite.execute.model.row_order import Returned
 from suite.job.events import ComputedRows
 
 EXPERT_DIM = 0  # of the matrices, which lie one below the other
@@ -111,18 +112,22 @@ class ExpertExchange:
     """Sends each row to the rank that has its expert, and brings back what that made of it.
 
     Ranks send each other first how many rows each expert gets, E numbers; the host waits for them, as it must give the
-    sizes of what follows.
+    sizes of what follows. Not where experts have a capacity, and thus as many places as each other on every rank.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rows: LayerRows) -> None:
-        self._group, self._ranks, self._rows = group, group.size(), rows
+    def __init__(self, group: dist.ProcessGroup, rows: LayerRows, *, equal: bool = False) -> None:
+        self._group, self._ranks, self._rows, self._equal = group, group.size(), rows, equal
 
     def __call__(self, rows_RD: Tensor, ends_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         loads_E = ends_E.diff(prepend=ends_E.new_zeros(1)).long()
-        coming_E = torch.empty_like(loads_E)  # of this rank's experts, rank by rank
-        dist.all_to_all_single(coming_E, loads_E, group=self._group)
+        coming_E = loads_E if self._equal else torch.empty_like(loads_E)  # of this rank's experts, rank by rank
+        if not self._equal:
+            dist.all_to_all_single(coming_E, loads_E, group=self._group)
         by_rank = torch.stack([loads_E, coming_E]).view(2, self._ranks, -1)
-        sent, received = exchanged_on_host(by_rank, len(rows_RD))
+        if self._equal:
+            sent = received = [len(rows_RD) // self._ranks] * self._ranks
+        else:
+            sent, received = exchanged_on_host(by_rank, len(rows_RD))
         coming_GE = by_rank[1]
         own = torch.arange(coming_GE.shape[1], device=coming_GE.device)
         experts_S = own.repeat(self._ranks).repeat_interleave(coming_GE.flatten(), output_size=sum(received))
@@ -147,7 +152,8 @@ def share_experts(chunk: Decoder, group: dist.ProcessGroup, rows: RowCounter) ->
     names: set[str] = set()
     for name, module in chunk.named_modules():
         if isinstance(module, Experts):
-            module.exchange = ExpertExchange(group, rows.new_layer())
+            has_places = chunk.architecture.capacity_factor is not None
+            module.exchange = ExpertExchange(group, rows.new_layer(), equal=has_places)
         if isinstance(module, ExpertMatrices):
             part = module.weight.detach().chunk(ranks, EXPERT_DIM)[rank]
             module.weight = nn.Parameter(part.clone())

@@ -45,10 +45,11 @@ def given_routing(
     Bytes sent stay those of equally busy experts: a payload has what stays on the rank too.
 
     Args:
-        rows: of each rank; empty where ranks do not share out experts.
+        rows: of each rank; empty where ranks do not share out experts. With a capacity they are as predicted.
         alone: the rank whose place the one process of a slice takes, whose figures have no rank.
     """
-    if workload.layout.expert_parallel == 1 or not any(rows):
+    has_places = workload.architecture.capacity_factor is not None
+    if workload.layout.expert_parallel == 1 or has_places or not any(rows):
         return figures
     if alone is not None:
         return [_of_rank(workload, options, figure, rows[0], rank=alone) for figure in figures]

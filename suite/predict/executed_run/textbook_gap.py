@@ -57,10 +57,12 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "layers are dealt to chunks"
     if axis == "dp" and architecture.balancing is Balancing.BIAS:
         yield "rows of experts are summed, in place of gradients of their biases"
-    if axis == "ep":
+    if axis == "ep" and architecture.capacity_factor is not None:
+        yield "all places of experts are sent, empty ones too"
+    elif axis == "ep":
         yield "the numbers of rows of each expert are exchanged too"
-        if layout.sequence_parallel:
-            yield "every tensor-parallel rank sends the rows of all positions"
+    if axis == "ep" and layout.sequence_parallel:
+        yield "every tensor-parallel rank sends the rows of all positions"
     if axis in ("dp", "edp", "shard", "replicate") and layout.zero_stage >= 2:
         tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
         if any(tensor.rows % layout.sharding_ranks for tensor in tensors):

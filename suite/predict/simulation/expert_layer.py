@@ -67,12 +67,13 @@ class ExpertLayer:
         self._rows, self._ranks = tokens * self._chosen, ranks
         self._has_capacity = architecture.capacity_factor is not None
         self._computed = architecture.expert_rows(tokens=tokens) if computed is None else computed
+        self._given = self._computed if self._has_capacity else self._rows  # by its tokens, to the experts
         self._sequences, self._sharding, self._unit = sequences, sharding, unit
         self._scores = FP32 * tokens * self._experts
 
     def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
         """What the chosen experts make of x, weighed and summed for each token."""
-        rows, hidden, width = self._rows, self._hidden, self._width
+        hidden, width = self._hidden, self._width
         gate = 2 if self._architecture.activation.gated else 1
         by_token = Value(x.block, self._tape.record([x], [], lambda _, gradients: list(gradients)))
         scores = self._router_scores(by_token, parameters.router)
@@ -107,9 +108,9 @@ class ExpertLayer:
         if self._sharding is not None and self._unit is not None:
             out = self._sharding.left(self._unit, out)
         if self._ranks > 1:
-            out = self._sent(self._reordered(out, own_order), sent=self._computed, received=rows)
+            out = self._sent(self._reordered(out, own_order), sent=self._computed, received=self._given)
             del own_order, own_inverse
-        return self._weighed(self._ordered(out, back, given=self._computed if self._has_capacity else rows), gates)
+        return self._weighed(self._ordered(out, back, given=self._given), gates)
 
     def gated(self, shared: Value, x: Value, gate: ParameterLeaf) -> Value:
         """What the shared experts give times the sigmoid of x by the gate's row: keeps the sigmoid and both factors."""
@@ -160,7 +161,7 @@ class ExpertLayer:
         order, inverse = tape.block(each), tape.block(each)
         ends = tape.block(INT32 * (self._experts // self._ranks))
         del numbers
-        received = self._sent(x, sent=self._rows, received=self._computed)
+        received = self._sent(x, sent=self._given, received=self._computed)
         return self._reordered(received, inverse), order, inverse, ends
 
     def _reordered(self, x: Value, keeps: MemoryBlock) -> Value:

@@ -8,6 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import repeated_layers
+from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds
@@ -22,7 +23,8 @@ def executed_expert_traffic(workload: Workload, *, stage: int) -> list[tuple[str
     """What one rank hands to all-to-alls in a step by element type, where experts are equally busy.
 
     `expert_traffic` without sequence parallelism, as tensor-parallel ranks route the hidden states of all positions;
-    and for each of its forward passes, repeated ones too, one of E int64: the rows of each expert.
+    and for each of its forward passes, repeated ones too, one of E int64: the rows of each expert. With a capacity all
+    places are sent, empty ones too, and no numbers.
     Given the routing, two of four payloads are of the rows that the rank's experts compute, not of those that its
     tokens have (see `suite.predict.executed_run.routing`).
     """
@@ -31,6 +33,10 @@ def executed_expert_traffic(workload: Workload, *, stage: int) -> list[tuple[str
         return []
     whole = workload._replace(layout=msgspec.structs.replace(layout, sequence_parallel=False))
     rows = expert_traffic(whole, stage=stage, micro_batches=accumulation(recipe, layout))
+    if architecture.capacity_factor is not None:
+        tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+        size = architecture.expert_rows(tokens=tokens) * architecture.hidden * WEIGHT_ELEMENT_BYTES[recipe.precision]
+        return [(WORK_DTYPES[recipe.precision], Traffic("ep", "all_to_all", rows.messages * size, rows.messages))]
     passes = expert_passes(workload, stage=stage)
     numbers = Traffic("ep", "all_to_all", INT64 * (architecture.experts or 0) * passes, passes)
     return [(WORK_DTYPES[recipe.precision], rows), ("fp32", numbers)]

@@ -53,7 +53,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         LayoutLimit(
             f"tp{layout.tensor_parallel} with {recipe.product_format} products", split and recipe.product_format.casts
         ),
-        *_of_expert_parallelism(workload),
         *_of_halves(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
         LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
@@ -97,14 +96,6 @@ def _of_dealt_experts(workload: Workload) -> list[LayoutLimit]:
         f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
     }
     return [LayoutLimit(f"cp{contexts} with {name}", contexts > 1 and applies) for name, applies in others.items()]
-
-
-def _of_expert_parallelism(workload: Workload) -> list[LayoutLimit]:
-    """What is not executed together with it."""
-    architecture, _, layout = workload
-    ranks = layout.expert_parallel
-    others = {"a capacity of experts": architecture.capacity_factor is not None}
-    return [LayoutLimit(f"ep{ranks} with {name}", ranks > 1 and applies) for name, applies in others.items()]
 
 
 def _of_halves(workload: Workload) -> list[LayoutLimit]:

@@ -35,12 +35,14 @@ class Wire:
         self.ranks = ranks
         self._barrier = threading.Barrier(ranks, timeout=SECONDS)
         self._sent: dict[int, tuple[Tensor, ...]] = {}
+        self.messages = 0
 
     def exchange(self, rank: int, out: Tensor, x: Tensor, received: list[int], sent: list[int]) -> None:
         self._sent[rank] = x.detach().split(sent)
         self._barrier.wait()
         parts = [self._sent[other][rank] for other in range(self.ranks)]
         assert [len(part) for part in parts] == received
+        self.messages += rank == 0
         out.copy_(torch.cat(parts))
         self._barrier.wait()
 
@@ -133,6 +135,31 @@ def test_ranks_compute_what_one_with_all_experts_does(monkeypatch: pytest.Monkey
         joined = torch.cat([of_one[2][number] for of_one in done])
         torch.testing.assert_close(joined, parameter.grad)
     assert sum(of_one[3].forward for of_one in done) == sum(map(sum, loads))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(2, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 99))
+def test_places_of_a_capacity_are_exchanged_without_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, own: int, each: int, seed: int
+) -> None:
+    monkeypatch.setattr(expert_parallel.dist, "all_to_all_single", all_to_all_single)
+    torch.manual_seed(seed)
+    experts = ranks * own
+    weights = random(experts * 2 * WIDTH, HIDDEN), random(experts * HIDDEN, WIDTH)
+    rows = [random(experts * each, HIDDEN) for _ in range(ranks)]
+    ends = torch.arange(each, experts * each + 1, each, dtype=torch.int32)
+
+    def of_rank(rank: int, group: Group) -> tuple[Tensor, int, ComputedRows]:
+        parts = weights[0].chunk(ranks)[rank], weights[1].chunk(ranks)[rank]
+        counter = RowCounter()
+        exchange = ExpertExchange(cast(dist.ProcessGroup, group), counter.new_layer(), equal=True)
+        out = exchange(rows[rank], ends, experts_of(parts, own))
+        return out.detach(), group.wire.messages, counter.counted
+
+    for x, (out, messages, counted) in zip(rows, on_every_rank(ranks, of_rank), strict=True):
+        torch.testing.assert_close(out, experts_of(weights, experts)(x, ends).detach())
+        assert messages == 2  # there and back
+        assert counted == ComputedRows(experts * each, 0)
 
 
 def decoder() -> Decoder:
