@@ -45,6 +45,9 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     plot: Annotated[
         Path | None, typer.Option(readable=False, help="FILE.png: the fullest rank's memory over a step.")
     ] = None,
+    schedule: Annotated[
+        Path | None, typer.Option(readable=False, help="FILE.png: the passes of every pipeline stage over a step.")
+    ] = None,
     record: Annotated[bool, typer.Option("--record", help="Store the fullest rank's memory, for the page.")] = False,
     results: Results = ROOT / "results",
     every_figure: Annotated[bool, typer.Option("--all", help="Print every figure with its reason.")] = False,
@@ -65,11 +68,16 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     signal n.
     """
     end_as_interrupted()
-    check_writable(plot, "--plot")
-    _check_picture(plot)
+    for option, picture in (("--plot", plot), ("--schedule", schedule)):
+        check_writable(picture, option)
+        _check_picture(picture, option)
     plans = [dry_plan(name, layout, mini=mini, results=results)]
     plans += [dry_plan(name, text, mini=mini, results=results, option="--compare") for text in compare or []]
     chosen = [_ranks(ranks, each) for each in plans]
+    for each in plans if schedule else ():
+        if each.workload.layout.pipeline_stages == 1:
+            got = layout_text(each.workload.layout)
+            raise InputError("a schedule is of pipeline stages", got=got, allowed="ppN", where="--schedule")
     board = _board(on, plans[0].accelerator)
     done: list[DryRun] = []
     for each, numbers in zip(plans, chosen, strict=True):
@@ -86,11 +94,15 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
         from suite.report.plots.memory import draw_memory
 
         draw_memory(plot, done)
+    if schedule is not None:
+        from suite.report.plots.schedule import draw_schedule
+
+        draw_schedule(schedule, [(each.name, each.workload) for each in plans])
     passed = all(run.verdict is Verdict.PASS for run in done)
     raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
 
 
-def _check_picture(plot: Path | None) -> None:
+def _check_picture(plot: Path | None, option: str) -> None:
     """Refuse a picture that could not be drawn when the work is done.
 
     Raises:
@@ -99,9 +111,9 @@ def _check_picture(plot: Path | None) -> None:
     if plot is None:
         return
     if plot.suffix != ".png":
-        raise InputError("not a picture's name", got=str(plot), allowed="a file ending in .png", where="--plot")
+        raise InputError("not a picture's name", got=str(plot), allowed="a file ending in .png", where=option)
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("a picture needs matplotlib", allowed="pip install matplotlib", where="--plot")
+        raise InputError("a picture needs matplotlib", allowed="pip install matplotlib", where=option)
 
 
 def _board(asked: str | None, recorded: str | None) -> Accelerator | None:

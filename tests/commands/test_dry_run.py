@@ -22,6 +22,8 @@ from suite.reproduce.dry_run import comparison
         (["bloom-176b", "--on", "a1000"], "unknown accelerator"),
         (["bloom-176b", "--plot", "/nowhere/memory.png"], "--plot"),
         (["bloom-176b", "--plot", "memory.docx"], "not a picture's name; got memory.docx"),
+        (["bloom-176b", "--schedule", "schedule.svg"], "--schedule: not a picture's name; got schedule.svg"),
+        (["gpt2-mini", "--schedule", "schedule.png", "--layout", "dp2"], "a schedule is of pipeline stages; got dp2"),
         (["bloom-176b", "--compare", "dp8,tp3"], "--compare: layout.tensor_parallel"),
         (["bloom-176b", "--layout", "dp8,zero2,reduce-scatter"], "reduce-scatter is a form of zero1; got zero2"),
         (["opt-175b", "--layout", "dp124,tp8,zero3,offload-state"], "offload"),

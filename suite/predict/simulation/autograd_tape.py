@@ -150,6 +150,7 @@ class Tape:
         calls: how often each call is made, by whether it belongs to the backward pass, recomputation included.
         compiled: whether what runs now is in a compiled region.
         of_inputs, of_weights: which gradients rules give: of a node's inputs, of its weights.
+        delivered: of weights, by the node that runs now, where these are found apart.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class Tape:
         self.calls: OperatorCalls = Counter()
         self.compiled = False
         self.of_inputs = self.of_weights = True
+        self.delivered: list[MemoryBlock] | None = None
         self._backward = False
         self._stops_early = stops_early
         self._allocator = allocator
@@ -275,11 +277,13 @@ class Tape:
     def backward_to_weights(self, half: WeightsHalf) -> None:
         """The gradients that `backward_to` left out, node by node in the order of the forward pass.
 
-        A node's inputs stay until all above it are done, as they hold it.
+        A node's inputs stay until all above it are done, as they hold it; what it gave until the next one has given.
         Source: torch/distributed/pipelining/_backward.py, stage_backward_weight.
         """
         self._backward, self.of_inputs = True, False
+        given: list[MemoryBlock] = []
         while half:
+            self.delivered = []
             node, gradients = half.pop(0)
             kept = node.kept.taken()
             results = node.rule(kept, list(gradients))
@@ -289,7 +293,9 @@ class Tape:
                 if result is not None and isinstance(to, ParameterLeaf):
                     to.deliver(result)
                 del result
+            given, self.delivered = self.delivered, None
             del node, gradients
+        del given
         self._backward, self.of_inputs = False, True
 
     def _run_backward(

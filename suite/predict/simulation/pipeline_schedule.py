@@ -129,34 +129,52 @@ def flop_durations(workload: Workload) -> Durations:
 def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -> float:
     """Share of the pipeline's time, from its first pass to its last, in which a stage computes nothing; mean of stages.
 
+    Equal chunks wait for `bubble_fraction`, where the stages divide the micro-batches of an interleaved schedule.
+
+    Raises:
+        ValueError: passes that wait for each other.
+    """
+    stages = timed_passes(layout, durations, micro_batches=micro_batches)
+    busy = micro_batches * (sum(durations.forward) + sum(durations.backward))
+    return 1 - busy / (len(stages) * max(done[-1].end for done in stages))
+
+
+class TimedPass(NamedTuple):
+    """A pass, and from when to when it runs."""
+
+    done: Pass
+    start: float
+    end: float
+
+
+def timed_passes(layout: Layout, durations: Durations, *, micro_batches: int) -> list[list[TimedPass]]:
+    """The passes of a step of each stage, in their order, from the first one's start on.
+
     Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
-    gradient of the one after it (backward). Messages take no time. Equal chunks wait for `bubble_fraction`, where the
-    stages divide the micro-batches of an interleaved schedule.
+    gradient of the one after it (backward). Messages take no time.
 
     Raises:
         ValueError: passes that wait for each other.
     """
     orders = [passes(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
     ended: dict[Pass, float] = {}
-    free = [0.0] * len(orders)
-    positions = [0] * len(orders)
+    timed: list[list[TimedPass]] = [[] for _ in orders]
     last = len(durations.forward) - 1
     before = -1
     while before < len(ended):
         before = len(ended)
-        for stage, order in enumerate(orders):
-            while positions[stage] < len(order):
-                this_pass = order[positions[stage]]
+        for order, done in zip(orders, timed, strict=True):
+            while len(done) < len(order):
+                this_pass = order[len(done)]
                 source = _input(this_pass, last)
                 if source is not None and source not in ended:
                     break
-                free[stage] = max(free[stage], ended[source] if source else 0.0) + durations.of(this_pass)
-                ended[this_pass] = free[stage]
-                positions[stage] += 1
+                start = max(done[-1].end if done else 0.0, ended[source] if source else 0.0)
+                ended[this_pass] = start + durations.of(this_pass)
+                done.append(TimedPass(this_pass, start, ended[this_pass]))
     if len(ended) < sum(map(len, orders)):
         raise ValueError("passes of the schedule wait for each other")
-    busy = micro_batches * (sum(durations.forward) + sum(durations.backward))
-    return 1 - busy / (len(orders) * max(free))
+    return timed
 
 
 def _input(of: Pass, last: int) -> Pass | None:

@@ -66,6 +66,8 @@ class Gradients:
                     block = self._tape.block(size)
                 waiting.clear()
                 self._count("add", rows * columns)
+            if self._tape.delivered is not None:
+                self._tape.delivered.append(block)
             if name in self._accumulated:
                 self._count("accumulate", rows * columns)
             self._tape.count("node", compiled=False)

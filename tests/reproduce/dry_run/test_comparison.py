@@ -43,7 +43,7 @@ CHOICE = (
     ("codegeex-mini", "dp2,pp2,interleave2,zero1"),
     ("qwen3-moe-mini", "dp2,zero3"),
     ("deepseek-v3-mini", "dp2,ep2,zero1"),
-    ("gpt2-mini", "dp1,pp4,zero-bubble,zero0"),
+    ("gpt2-mini", "dp1,pp4,zero-bubble,zero0,micro1"),
 )
 MORE = (
     ("llama3-mini", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
