@@ -25,6 +25,7 @@ class LatentAttention(nn.Module):
     and the released models rotate neighbours: both are permutations of rows.
 
     Attributes:
+        gathered: keys or values of all context-parallel ranks, of this rank's; None where a rank has whole sequences.
         shared: the rotated part of the keys of every position, for this rank's heads; None: it is there already.
     """
 
@@ -51,6 +52,7 @@ class LatentAttention(nn.Module):
         self.key_value_expansion = nn.Linear(self.compressed, expanded, bias=False)
         self.projection = nn.Linear(architecture.context_width, hidden, bias=False)
         self.context = Context(architecture, recipe, operations, fused=fused)
+        self.gathered: Callable[[Tensor], Tensor] | None = None
         self.shared: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:
@@ -63,6 +65,8 @@ class LatentAttention(nn.Module):
         k_BHSN, v_BHSW = self._expanded(compressed_BSC)
         k_BHSK = torch.cat([turned_B1SR.expand(-1, q_BHTK.shape[1], -1, -1), k_BHSN], dim=-1)
         del compressed_BSC, shared_BSR, turned_B1SR, k_BHSN
+        if self.gathered is not None:
+            k_BHSK, v_BHSW = self.gathered(k_BHSK), self.gathered(v_BHSW)
         out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSW, mask))
         return out
 

@@ -18,13 +18,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from suite.execute.model.attention import Attention
 from suite.execute.model.decoder import Decoder
+from suite.execute.model.latent_attention import LatentAttention
 
 
 def deal(decoder: Decoder, mesh: DeviceMesh) -> None:
     """Have `decoder` compute this rank's positions, see `dealt`; their queries see the keys and values of all ranks."""
     decoder.context_part = mesh.get_local_rank(), mesh.size()
     for block in decoder.blocks.values():
-        cast(Attention, block.attention).gathered = partial(gathered, mesh=mesh)
+        cast(Attention | LatentAttention, block.attention).gathered = partial(gathered, mesh=mesh)
 
 
 def gathered(own_BHTK: Tensor, *, mesh: DeviceMesh) -> Tensor:

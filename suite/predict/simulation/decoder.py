@@ -290,6 +290,9 @@ class Chunk:
             assert turn is not None
             latent = LatentLayer(operators, self.architecture, sizes, turns=self.inputs.turns)
             q, k, v = latent.parts(x, layer.query_key_value, turn)
+            if self.layout.context_parallel > 1:
+                k = self._gathered(k, elements=sizes.keys, copies=False)
+                v = self._gathered(v, elements=sizes.values, copies=True)
             context = self.context.of(q, k, v, bias, grouped=False)
             return self._by_rows(context, layer.projection, columns=sizes.context_width)
         apart = [] if layer.query is None else [self._queries(layer.query)]
@@ -308,16 +311,16 @@ class Chunk:
         if turn is not None:
             q, k = self._rotated(q, k, turn)
         if self.layout.context_parallel > 1:
-            k = self._gathered(k, copies=turn is None)
-            v = self._gathered(v, copies=True)
+            k = self._gathered(k, elements=sizes.keys, copies=turn is None)
+            v = self._gathered(v, elements=sizes.keys, copies=True)
         apart_by_group = grouped and sizes.kv_heads > 1 and not self._norms_projections
         context = self.context.of(q, k, v, bias, grouped=apart_by_group)
         return self._by_rows(context, layer.projection, columns=sizes.context_width)
 
-    def _gathered(self, x: Value, *, copies: bool) -> Value:
+    def _gathered(self, x: Value, *, elements: int, copies: bool) -> Value:
         """Keys or values of all context-parallel ranks; those of several heads are joined head by head."""
         joins, ranks = self.sizes.samples * self.sizes.kv_heads > 1, self.layout.context_parallel
-        return self.operators.of_all_positions(x, elements=self.sizes.keys, ranks=ranks, copies=copies, joins=joins)
+        return self.operators.of_all_positions(x, elements=elements, ranks=ranks, copies=copies, joins=joins)
 
     @property
     def _norms_projections(self) -> bool:

@@ -44,7 +44,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         LayoutLimit(f"cp{contexts} with a mask of documents", splits and architecture.mask is Mask.DOCUMENTS),
         LayoutLimit(f"cp{contexts} with fused attention", splits and fused),
         *_of_dealt_experts(workload),
-        LayoutLimit(f"cp{contexts} with latent attention", splits and architecture.key_value_rank is not None),
         LayoutLimit(f"cp{contexts} with a top-query layer", splits and architecture.top_query_layer),
         LayoutLimit(
             f"sp with tp{layout.tensor_parallel}, cp{contexts} and {architecture.sequence} positions",

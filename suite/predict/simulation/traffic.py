@@ -312,7 +312,8 @@ def _more_inputs(workload: Workload, operation: str, *, layers: int) -> Traffic:
 def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]:
     """What one rank hands to collectives over its context-parallel group in a step.
 
-    Keys are b s k d e / t bytes, with k key-value heads of size d, and values as many. For each of the rank's layers
+    Keys are b s k d e / t bytes, with k key-value heads of size d, and values as many (of latent
+    attention, of their own size). For each of the rank's layers
     and each micro-batch, a message each for keys and values:
         all_gather        forward, and again in full recomputation
         reduce_scatter    backward, of their gradients
@@ -326,12 +327,13 @@ def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]
         return []
     layers = sum(map(len, chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]))
     keys = key_width(architecture, tensor_parallel=layout.tensor_parallel)
-    size = layout.micro_batch * architecture.sequence * keys * WEIGHT_ELEMENT_BYTES[recipe.precision]
+    values = keys * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim
+    both = layout.micro_batch * architecture.sequence * (keys + values) * WEIGHT_ELEMENT_BYTES[recipe.precision]
     scattered = 2 * layers * accumulation(recipe, layout)
     gathered = (2 if layout.recomputation is Recomputation.FULL else 1) * scattered
     return [
-        Traffic("cp", "all_gather", gathered * size, gathered),
-        Traffic("cp", "reduce_scatter", scattered * size, scattered),
+        Traffic("cp", "all_gather", gathered * both // 2, gathered),
+        Traffic("cp", "reduce_scatter", scattered * both // 2, scattered),
     ]
 
 

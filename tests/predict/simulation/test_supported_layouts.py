@@ -42,7 +42,6 @@ def test_context_parallel_ranks_need_two_equal_parts_each(sequence: int, layout:
             {"experts": 4, "experts_per_token": 2, "balancing": Balancing.AUXILIARY_LOSS},
             "cp2 with experts that an auxiliary loss balances",
         ),
-        ({"key_value_rank": 4, "value_head_dim": 8}, "cp2 with latent attention"),
         ({"top_query_layer": True}, "cp2 with a top-query layer"),
         ({"mask": Mask.PREFIX}, "cp2 with a prefix mask"),
         ({"mask": Mask.DOCUMENTS, "mean_document": 9}, "cp2 with a mask of documents"),
