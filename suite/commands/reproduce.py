@@ -54,7 +54,8 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         bool, typer.Option("--slice", help="What one accelerator of the run or run file computes; as NAME-slice.")
     ] = False,
     stage: Annotated[
-        str | None, typer.Option(help="Of a slice: first, middle, last, or a number from 0; default: middle.")
+        str | None,
+        typer.Option(help="Of a slice: first, middle, last, or a number from 0; default: middle, or what there is."),
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Of a slice; default: as many as the stage has.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens of a slice's samples; default: as recorded.")] = None,

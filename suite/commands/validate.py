@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from reference_runs.errors import InputError
 from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
@@ -46,6 +47,8 @@ def validate(
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
     if proxies:
+        if ignored := [name for name, given in (("--plot", plot), ("--all", every_table)) if given]:
+            raise InputError("excludes --proxies", got="--proxies", allowed="one of both", where=", ".join(ignored))
         _proxies(tables or proxy_tables(), json=json)
         return
     loaded = [load_table(path) for path in tables or shipped_tables()]

@@ -79,6 +79,14 @@ class SlicePart(enum.StrEnum):
     UPDATE = "update"
 
 
+def relative_spread(samples: list[float]) -> float | None:
+    """Half of the range between the quartiles, over the median; None with fewer than 4 samples."""
+    if len(samples) < 4:
+        return None
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / 2 / middle
+
+
 class SliceTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What a slice measured.
 
@@ -96,9 +104,5 @@ class SliceTimes(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.seconds[part]) if self.seconds.get(part) else None
 
     def spread(self, part: SlicePart) -> float | None:
-        """Half of the range between the quartiles, over the median; None with fewer than 4 samples."""
-        samples = self.seconds.get(part, [])
-        if len(samples) < 4:
-            return None
-        low, middle, high = statistics.quantiles(samples, n=4)
-        return (high - low) / 2 / middle
+        """`relative_spread` of a part's samples."""
+        return relative_spread(self.seconds.get(part, []))

@@ -141,7 +141,9 @@ def _refuse_others(request: Request) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         what = "a slice is one process that takes one accelerator's place, on tokens that are drawn"
-        allowed = "--stage, --layers, --sequence, --micro-batch, --layout, --device, --compile, --kernels, --steps"
+        allowed = (
+            "--stage, --layers, --sequence, --micro-batch, --layout, --device, --compile, --kernels, --steps, --seed"
+        )
         raise InputError(what, got=", ".join(names), allowed=allowed, where="reproduce")
 
 
@@ -191,7 +193,7 @@ def _most_layers(architecture: Architecture, layout: Layout, stage: SliceStage) 
         SliceStage.LAST: of_stages[-1:],
         SliceStage.MIDDLE: of_stages[1:-1],
     }[stage]
-    return max(1, *of_kind) if len(of_kind) > 1 else max(1, of_kind[0])
+    return max(1, *of_kind)
 
 
 def _at_most(asked: int | None, most: int | None, option: str) -> int:

@@ -74,7 +74,7 @@ def test_the_first_lines_say_what_was_measured_and_the_step_stands_next_to_the_p
     lines = printed(capsys, "bloom-176b", "--from", "latest").splitlines()
     assert lines[1].startswith("measured on ")
     assert re.search(r"layer [0-9.]+ ms ± 0\.\d% \(modelled [0-9.]+ ms, -9\.09%\)", lines[1])
-    assert lines[2].startswith("modelled: embedding, messages, waiting, overheads: ")
+    assert lines[2].startswith("modelled: embedding, messages, overheads: ")
     step = re.match(
         r"step from the slice: ([0-9.]+) s, ([0-9.]+) to ([0-9.]+) s; published 105.2 s.*; modelled alone 107.9 s",
         lines[3],

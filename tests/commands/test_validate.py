@@ -287,6 +287,11 @@ def test_proxies_print_each_pair_and_the_plain_prediction(capsys: pytest.Capture
     assert pairs[0]["error_percent"] == pytest.approx(100 * (pairs[0]["predicted_seconds"] / 20.73 - 1))
 
 
+def test_what_proxies_have_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--proxies", "--plot", "errors.svg"]) == 2
+    assert "--plot: excludes --proxies" in capsys.readouterr().err
+
+
 def test_a_table_without_proxies_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(PUBLISHED / "korthikanti2022_table5.csv"), "--proxies"]) == 3
-    assert capsys.readouterr().out.startswith("no two rows have the same layers")
+    assert capsys.readouterr().out.startswith("no row is a proxy of another")

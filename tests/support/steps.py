@@ -11,7 +11,7 @@ import pytest
 from reference_runs.run import Workload
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.pipeline_schedule import NO_FLUSH
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.machines import Case
@@ -65,8 +65,9 @@ def waiting_stages(case: Case, machine: Machine) -> list[StepTime]:
     if layout.schedule in NO_FLUSH:
         return alone
     passes = [pass_seconds(time, micro_batches=micro_batches) for time in alone]
+    shared = layout.virtual_stages * waits_of_a_pass(layout)
     return [
-        time._replace(bubble_seconds=math.fsum(passes[:stage] + passes[stage + 1 :]) / layout.virtual_stages)
+        time._replace(bubble_seconds=math.fsum(passes[:stage] + passes[stage + 1 :]) / shared)
         for stage, time in enumerate(alone)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_runs.layout import Layout, Schedule
+from reference_runs.layout import Layout, Recomputation, Schedule
 from suite.predict.analytic.elementwise import chosen, smaller
 
 NO_FLUSH = (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
@@ -61,8 +61,10 @@ def bubble_fraction(layout: Layout, *, micro_batches: int) -> float:
     """Share of a step in which a pipeline stage waits, all stages taking the same time: (p - 1) / (v m + p - 1).
 
     With m micro-batches, p stages, v virtual stages a rank. Without flush (PipeDream) nothing waits in steady state: 0.
-    A zero-bubble schedule leaves a third of the wait, (p - 1) / (3 v m + p - 1), where the forward pass and both halves
-    of the backward pass take equal times (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1: (p - 1)(F + B - W)).
+    A zero-bubble schedule leaves (p - 1)(F + B - W) of (p - 1)(F + B + W), with F for the forward pass, B and W for the
+    halves of the backward pass, and B with recomputation: where F, B and W are equal, a third; with full recomputation,
+    half. So many waits fill a pass: see `waits_of_a_pass`. Described for m >= p; with fewer micro-batches more is left.
+    Source of that: Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1.
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2: the bubble's time over the ideal time is
     (p - 1) / (v m), which differs: it is a share of the ideal step, this one of the real step.
     """
@@ -74,7 +76,9 @@ def bubble_fraction(layout: Layout, *, micro_batches: int) -> float:
 
 def waits_of_a_pass(layout: Layout) -> int:
     """How many waits for another stage's micro-batch take as long as computing one: see `bubble_fraction`."""
-    return 3 if layout.schedule is Schedule.ZERO_BUBBLE else 1
+    if layout.schedule is not Schedule.ZERO_BUBBLE:
+        return 1
+    return 2 if layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT) else 3
 
 
 def weight_versions(layout: Layout, *, stage: int) -> int:

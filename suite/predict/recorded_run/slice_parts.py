@@ -11,7 +11,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.run import Architecture, Workload
-from suite.job.slice import SlicePart, SliceTimes
+from suite.job.slice import SlicePart, SliceTimes, relative_spread
 from suite.job.training_job import Job
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.flop import layer_forward_flop
@@ -60,7 +60,7 @@ def sliced_parts(run: str, workload: Workload, slices: Sequence[MeasuredSlice]) 
     """Every part that was measured; samples of several slices are put together.
 
     Where a slice has another sequence, micro-batch or number of context-parallel ranks than the run, its samples are
-    scaled: of layers and head by an accelerator's flop, of the rest by its tokens.
+    scaled: of layers by an accelerator's flop, of the rest by its tokens.
 
     Args:
         run: the name of the recorded run, or of the run file's.
@@ -101,7 +101,7 @@ def _part(key: tuple[str, int], passes: tuple[list[float], list[float]], *, is_s
 def _spread(samples: list[float]) -> float | None:
     if not statistics.median(samples):  # a clock that is coarser than the part
         return None
-    return SliceTimes(seconds={SlicePart.UPDATE: samples}, updated_parameters=1).spread(SlicePart.UPDATE)
+    return relative_spread(samples)
 
 
 def with_sliced(modelled: PartSeconds, parts: Sequence[SlicedPart], *, slower: float, spreads: float) -> PartSeconds:
@@ -146,8 +146,7 @@ def _mistakes(run: str, workload: Workload, measured: MeasuredSlice) -> Iterator
 def _kind(architecture: Architecture, job: Job) -> int | None:
     """Which of the run's `layer_kinds` the slice's layers are; None: none of them."""
     assert job.slice is not None
-    first = job.architecture.dense_layers >= job.slice.layers
-    measured = layer_kinds(job.architecture)[0 if first else -1].architecture
+    measured = layer_kinds(job.architecture)[-1].architecture
     kinds = [_one_layer(kind.architecture, measured.sequence) for kind in layer_kinds(architecture)]
     one = _one_layer(measured, measured.sequence)
     return kinds.index(one) if one in kinds else None

@@ -76,7 +76,7 @@ class PipelinedStage:
         tape, halved = self._tape, done.chunk > 0
         if done.kind is PassKind.INPUT and halved:
             output = self._outputs.pop(key)
-            half = tape.backward_to(self._leaves[key], output, self._gradient(key))
+            half = tape.backward_to(self._leaves.pop(key), output, self._gradient(key))
             self._halves[key] = half, Value(output.block)
             self._sent.append(self._returned.pop(key))
         elif done.kind is PassKind.WEIGHT and halved:
@@ -85,7 +85,7 @@ class PipelinedStage:
         elif done.kind is not PassKind.INPUT:
             self._rank.gradients.whole = done.micro_batch == self._micro_batches - 1
             tape.backward(self._outputs[key], self._gradient(key))
-            del self._outputs[key]
+            del self._outputs[key], self._leaves[key]
             if self._alternates:
                 self._sent.clear()
             self._sent.append(self._returned.pop(key))

@@ -55,7 +55,9 @@ class ProxyPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proxy_pairs(table: PublishedTable) -> list[ProxyPair]:
-    """Every step of the table from each of its proxies: of the same layers fewer, each on as many accelerators.
+    """Every step of the table from each of its proxies.
+
+    A proxy has fewer of the same layers, split over as many accelerators.
 
     The same are architecture, precision and products, micro-batch, recomputation, stack and accelerator; tensor,
     context and expert parallelism. Pipeline stages, replicas and batch may differ.

@@ -97,7 +97,7 @@ def _says(result: DryRunResult) -> str:
         f"{result.ranks:,} ranks of {result.kinds} kinds: {result.verdict}, "
         f"{result.exact_figures} exact figures agree.",
         f"The fullest, rank {result.rank} of stage {result.stage}, holds {peak / GIB:,.4g} GiB at most in a whole "
-        f"step, in its {result.peak.phase}; predicted are {result.predicted_peak / GIB:,.4g}.",
+        f"step, in its {result.peak.phase}; predicted: {result.predicted_peak / GIB:,.4g} GiB.",
     ]
     if result.executed < result.micro_batches:
         words.append(

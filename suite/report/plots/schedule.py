@@ -44,7 +44,7 @@ def draw_schedule(path: Path, workloads: Sequence[tuple[str, Workload]]) -> None
     rows = [1.3 + 0.32 * workload.layout.pipeline_stages for _, workload in workloads]
     figure = Figure(figsize=(11, sum(rows)), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(workloads), 1, squeeze=False, height_ratios=rows)[:, 0]
+    panels = figure.subplots(len(workloads), 1, squeeze=False, height_ratios=rows, sharex=True)[:, 0]
     for (name, workload), panel in zip(workloads, panels, strict=True):
         layout, micro_batches = workload.layout, accumulation(workload.recipe, workload.layout)
         durations = flop_durations(workload)

@@ -45,7 +45,7 @@ def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, co
 def print_proxies(out: Console, pairs: Sequence[ProxyPair]) -> None:
     """Print each step that is predicted from a proxy's, next to the plain prediction."""
     if not pairs:
-        print_folded(out, "no two rows have the same layers, one of them fewer")
+        print_folded(out, "no row is a proxy of another: the same layers, but fewer")
         return
     cells = [
         [

@@ -434,14 +434,16 @@ def test_a_stage_keeps_the_activations_in_flight_and_the_last_one_its_logits(ran
     architecture, recipe, layout, stage = rank = with_layout(rank, virtual_stages=1)
     last = layout.pipeline_stages - 1
     memory = memory_of(rank, micro_batches)
-    in_flight = {Schedule.GPIPE: micro_batches, Schedule.ONE_F_ONE_B: min(micro_batches, last + 1 - stage)}.get(
-        layout.schedule, last + 1 - stage
-    )
+    in_flight = {
+        Schedule.GPIPE: micro_batches,
+        Schedule.ONE_F_ONE_B: min(micro_batches, last + 1 - stage),
+        Schedule.ZERO_BUBBLE: min(micro_batches, last + 1),
+    }.get(layout.schedule, last + 1 - stage)
     each = activation_bytes(Workload(architecture, recipe, layout), stage=stage)
     assert memory.activations + memory.logits == in_flight * each
     logits = head_activation_bytes(Workload(architecture, recipe, layout))["logits"]
     assert memory.logits == (in_flight * logits if stage == last else 0)
-    flushed = layout.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+    flushed = layout.schedule not in NO_FLUSH
     behind = sum(head_activation_bytes(Workload(architecture, recipe, layout)).values()) if stage == last else 0
     assert memory.waiting == (0 if flushed else (in_flight - 1) * (each - behind))
 

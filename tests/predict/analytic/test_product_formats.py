@@ -178,6 +178,7 @@ def test_router_and_attention_stay_wider(architecture: object, product_format: P
     workload = Workload(architecture, BLOOM.recipe, Layout())  # type: ignore[arg-type]
     parts = products_in_format(in_format(workload, product_format))
     wider = {"attention scores", "attention context", "router"}
+    wider |= {"shared gate"} if workload.architecture.shared_gate else set()
     assert set(layer_products(workload)) - set(parts) == wider
 
 

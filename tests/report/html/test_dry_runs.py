@@ -49,7 +49,7 @@ def test_the_picture_says_which_step_its_area_is_and_draws_the_whole_step_s_peak
     ((plot,), bad) = dry_runs(tmp_path)
     assert bad == []
     assert "384 ranks of 12 kinds: pass, 197 exact figures agree" in plot.says
-    assert "holds 70 GiB at most in a whole step, in its backward pass; predicted are 71." in plot.says
+    assert "holds 70 GiB at most in a whole step, in its backward pass; predicted: 71 GiB." in plot.says
     assert "a step of 3 micro-batches, which was executed; the whole has 8" in plot.says
     assert "It fits a100-sxm-80gb: 88% of its 80 GiB." in plot.says
     areas = {trace["name"]: trace["y"] for trace in plot.traces if "stackgroup" in trace}

@@ -38,7 +38,7 @@ LAYOUTS = (
 # each axis and ZeRO stage once
 CHOICE = (
     ("gpt2-mini", "dp2,pp2,zero1"),
-    ("gpt2-mini", "dp2,tp2,pp2,zero1"),
+    ("bloom-mini", "dp2,tp2,pp2,zero1"),
     ("opt-mini", "dp2,tp2,zero3"),
     ("llama2-mini", "dp1,cp2,zero0"),
     ("codegeex-mini", "dp2,pp2,interleave2,zero1"),
@@ -96,10 +96,7 @@ def test_every_rank_counts_what_arithmetic_expects(name: str, layout: str) -> No
 
 
 # more is predicted than the dry run holds, 0.6 to 1.1 %; of codegeex-mini two hidden states on the last stage
-UNEXPLAINED = (
-    *itertools.product(("codegeex-mini", "opt-mini"), ("dp2,pp2,zero1", "dp2,tp2,pp2,zero1")),
-    ("bloom-mini", "dp2,tp2,pp2,zero1"),
-)
+UNEXPLAINED = (*itertools.product(("codegeex-mini", "opt-mini"), ("dp2,pp2,zero1", "dp2,tp2,pp2,zero1")),)
 
 
 @pytest.mark.rare
