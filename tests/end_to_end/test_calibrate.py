@@ -198,6 +198,7 @@ def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take
     )
 
 
+@pytest.mark.rare
 @pytest.mark.ranks
 def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

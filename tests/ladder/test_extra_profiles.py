@@ -161,7 +161,8 @@ def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pyte
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("cores", "had", "computing"), [pytest.param(2, 2, set(), marks=pytest.mark.rare), (4, 2, {3}), (2, 1, {2})]
+    ("cores", "had", "computing"),
+    [pytest.param(2, 2, set(), marks=pytest.mark.rare), pytest.param(4, 2, {3}, marks=pytest.mark.rare), (2, 1, {2})],
 )
 def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, had: int, computing: set[int]

@@ -42,13 +42,12 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     Qi et al. 2023, arXiv 2401.10241, section 2.2 (ZB-H1).
     Differs from the often quoted p for every stage: the last stage of 1F1B keeps one.
     """
-    schedule, virtual = layout.schedule, layout.virtual_stages
-    if schedule is Schedule.GPIPE:
-        return micro_batches + 0 * stage
-    if schedule is Schedule.ZERO_BUBBLE:
-        return smaller(micro_batches, layout.pipeline_stages) + 0 * stage
-    waiting = layout.pipeline_stages - stage
+    schedule, virtual, waiting = layout.schedule, layout.virtual_stages, layout.pipeline_stages - stage
     if schedule is not Schedule.ONE_F_ONE_B:
+        if schedule is Schedule.GPIPE:
+            return micro_batches + 0 * stage
+        if schedule is Schedule.ZERO_BUBBLE:
+            return smaller(micro_batches, layout.pipeline_stages) + 0 * stage
         return waiting
     if virtual.__class__ is int and virtual == 1:
         return smaller(micro_batches, waiting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -29,8 +30,10 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
         predicted_peak: bytes.
         board: whose memory counts, with its bytes; None where none is named.
         started: seconds since 1970, when the result was stored.
+        schema: of this file; a file of another one is not read.
     """
 
+    schema: Literal[1] = 1
     run: str
     layout: str
     verdict: Verdict

@@ -122,6 +122,7 @@ LAYOUTS = (
     "tp2,pp2,1f1b,interleave2,sp,recompute-full",
     "tp2,pp2,zero-bubble,sp",
     "dp2,pp2,zero-bubble,zero1,reduce-scatter",
+    "cp2,pp2,zero-bubble,zero1,reduce-scatter",
     "pp4,zero-bubble",
     "dp2,tp2,pp2,1f1b",
     "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full",

@@ -14,11 +14,21 @@ pytestmark = pytest.mark.ranks
 
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 RARE = [
+    Case("gpt-neox-mini", "fp8", "cp2"),
+    Case("mt-nlg-mini", "fp8", "dp2,zero1"),
+    Case("codegeex-mini", "fp8", "dp1,recompute-full,every3"),
+    Case("gpt2-mini", "fp32", "dp2,zero1,fused"),
+    Case("gpt-neox-mini", "fp32", "dp1,fused,recompute-full"),
+    Case("llama3-mini", "16bit", "dp2,zero1"),
+    Case("mt-nlg-mini", "fp32", "dp2"),
+    Case("llama2-mini", "fp32", "cp2,zero3"),
+    Case("bloom-mini", "fp32", "cp2,recompute-selective"),
     Case("gpt2-mini", "16bit", "pp2,zero-bubble,interleave2"),
     Case("llama2-mini", "16bit", "tp2,pp2,zero-bubble,sp"),
     Case("gpt-neox-mini", "fp32", "pp4,zero-bubble"),
     Case("llama3-mini", "16bit", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
     Case("mt-nlg-mini", "dropout", "pp2,zero-bubble"),
+    Case("llama3-mini", "16bit", "cp2,pp2,zero-bubble,zero1,reduce-scatter"),
     Case("llama3-mini", "16bit", "cp2,zero1,recompute-full,every3"),
     Case("gpt-neox-mini", "fp32", "cp4"),
     Case("opt-mini", "16bit", "dp4,zero2,shard2,micro1"),
@@ -45,8 +55,6 @@ RARE = [
 FUSED = [
     Case("gpt2-mini", "16bit", "dp1,fused"),
     Case("codegeex-mini", "fp32", "dp1,fused,recompute-selective"),
-    Case("gpt-neox-mini", "fp32", "dp1,fused,recompute-full"),
-    Case("gpt2-mini", "fp32", "dp2,zero1,fused"),
     Case("gpt2-mini", "fp32", "tp2,sp,fused"),
     Case("llama2-mini", "16bit", "dp2,zero3,fused,recompute-selective"),
     Case("opt-mini", "16bit", "pp2,1f1b,fused,recompute-selective"),
@@ -54,19 +62,13 @@ FUSED = [
 IN_8_BITS = [
     Case("gpt2-mini", "fp8", "dp1"),
     Case("llama3-mini", "fp8", "dp1,fused"),
-    Case("codegeex-mini", "fp8", "dp1,recompute-full,every3"),
-    Case("mt-nlg-mini", "fp8", "dp2,zero1"),
     Case("llama2-mini", "fp8", "pp2,1f1b,interleave2"),
-    Case("gpt-neox-mini", "fp8", "cp2"),
 ]
 CHOSEN = [
     Case("opt-mini", "fp32", "cp2"),
-    Case("bloom-mini", "fp32", "cp2,recompute-selective"),
-    Case("llama2-mini", "fp32", "cp2,zero3"),
     Case("llama3-mini", "fp32", "cp2,dp2,zero3"),
     Case("llama2-mini", "16bit", "cp2,tp2"),
     Case("opt-mini", "fp32", "dp1,recompute-full,every3"),
-    Case("mt-nlg-mini", "fp32", "dp2"),
     Case("gpt2-mini", "16bit", "dp2,zero1"),
     Case("llama3-mini", "16bit", "dp2,zero1,reduce-scatter"),
     Case("opt-mini", "fp32", "dp2,tp2,sp,zero1,reduce-scatter"),
@@ -82,7 +84,6 @@ CHOSEN = [
     Case("codegeex-mini", "fp32", "pp2,zero-bubble"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
     Case("llama2-mini", "16bit", "tp2,sp"),
-    Case("llama3-mini", "16bit", "dp2,zero1"),
     Case("mixtral-mini", "fp32", "dp2"),
     Case("qwen3-moe-mini", "fp32", "pp2,1f1b"),
     Case("deepseek-v3-mini", "fp32", "dp2,zero1"),
