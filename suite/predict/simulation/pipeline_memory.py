@@ -5,6 +5,7 @@ from __future__ import annotations
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Schedule
 from suite.predict.analytic.memory import FP32
+from suite.predict.analytic.pipeline_schedule import halves_backward
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value, WeightsHalf
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
 from suite.predict.simulation.pipeline_schedule import Pass, PassKind, passes
@@ -20,8 +21,8 @@ class PipelinedStage:
     PyTorch's stages have a buffer for the input and one for the gradient of the output of every micro-batch, for good.
     A chunk's output is held until its backward pass has ended, of one in halves both. What is sent is held until the
     end of the step, in 1f1b less: the gradient until the next backward pass has ended, and of outputs the last that the
-    first passes send alone. The gradient of an input that was found without those of the weights is held with its
-    buffer, until the next step.
+    first passes send alone, until backward passes follow each other. The gradient of an input that was found without
+    those of the weights is held with its buffer, until the next step.
     Source: torch/distributed/pipelining/stage.py, _RecvInfo, forward_one_chunk, backward_one_chunk,
     backward_weight_one_chunk; schedules.py.
     """
@@ -68,12 +69,14 @@ class PipelinedStage:
             apart = done.micro_batch == self._layout.pipeline_stages - rank.stage - 2
             if done.chunk < self._last and (not self._alternates or apart):
                 self._posted.append(self._outputs[key].block)
-        found = self._sent if self._layout.schedule is Schedule.ZERO_BUBBLE else []
+        found = self._sent if halves_backward(self._layout) else []
         return [*self._inputs.values(), *self._ends.values(), *(each.block for each in found if each.block)]
 
     def _backward(self, done: Pass, key: Key) -> None:
         """The first chunk has no input to find a gradient of: the half of the weights is all."""
-        tape, halved = self._tape, done.chunk > 0
+        tape, halved, ahead = self._tape, done.chunk > 0, self._layout.pipeline_stages - self._rank.stage
+        if self._alternates and done.micro_batch > self._micro_batches - min(ahead, self._micro_batches):
+            self._posted.clear()  # the work that was named last is another one now
         if done.kind is PassKind.INPUT and halved:
             output = self._outputs.pop(key)
             half = tape.backward_to(self._leaves.pop(key), output, self._gradient(key))

@@ -92,4 +92,4 @@ def test_the_embedding_s_backward_pass_has_the_whole_table_on_each_tensor_parall
     recipe = msgspec.structs.replace(run.recipe, global_batch=16)
     workload = Workload(run.architecture, recipe, layout)
     peak = executed_peak_bytes(workload, StepOptions(kernels=Kernels()), stage=0, replica=0)
-    assert 21_346_860 <= peak <= 21_346_860 + 2 * 98_304
+    assert peak == 21_346_860 - 4  # the smallest blocks are left out

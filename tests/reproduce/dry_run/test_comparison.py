@@ -95,15 +95,17 @@ def test_every_rank_counts_what_arithmetic_expects(name: str, layout: str) -> No
     check(executed(name, layout))
 
 
-# more is predicted than the dry run holds, 0.6 to 1.1 %; of codegeex-mini two hidden states on the last stage
-UNEXPLAINED = (*itertools.product(("codegeex-mini", "opt-mini"), ("dp2,pp2,zero1", "dp2,tp2,pp2,zero1")),)
+UNEXPLAINED = (("codegeex-mini", "dp2,tp2,pp2,zero1"), ("opt-mini", "dp2,tp2,pp2,zero1"))
+APART = (
+    "0.9 to 1.1 % more is predicted of the first stage, a hidden state, than the dry run holds; a launch held yet more"
+)
 
 
 @pytest.mark.rare
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param(*case, marks=[pytest.mark.xfail(strict=True)] if case in UNEXPLAINED else [])
+        pytest.param(*case, marks=[pytest.mark.xfail(strict=True, reason=APART)] if case in UNEXPLAINED else [])
         for case in itertools.product(MINIS, LAYOUTS)
     ],
 )
