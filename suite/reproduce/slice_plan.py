@@ -23,6 +23,7 @@ from suite.paths import cache_directory, whole_file
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels
 from suite.reproduce.plan import Plan, Request, check_numbers
+from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
 from suite.reproduce.slice_memory import check_memory
 from suite.reproduce.supported import (
     check_executable,
@@ -33,7 +34,6 @@ from suite.reproduce.supported import (
     check_products,
 )
 
-LOSS_SCALE, LOSS_SCALE_WINDOW = 2.0**16, 1000  # where none is recorded; the times do not depend on it
 DRAWN = "drawn evenly from the vocabulary"  # the source of a slice's tokens
 
 
@@ -241,15 +241,10 @@ def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
     products = run.recipe.product_format
     if architecture.experts is not None or local.tensor_parallel > 1 or products is not ProductFormat.FP8_CURRENT:
         products = ProductFormat.NONE
-    lacks_scale = run.recipe.precision.scaled and run.recipe.initial_loss_scale is None
     recipe = msgspec.structs.replace(
-        run.recipe,
+        with_loss_scale(in_whole_batches(run.recipe)),
         global_batch=local.replicas * shape.micro_batch,
-        batch_rampup_start=None,
-        batch_rampup_increment=None,
-        batch_rampup_samples=None,
         product_format=products,
-        **({"initial_loss_scale": LOSS_SCALE, "loss_scale_window": LOSS_SCALE_WINDOW} if lacks_scale else {}),
     )
     return Workload(architecture, recipe, local)
 

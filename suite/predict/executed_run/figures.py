@@ -138,9 +138,9 @@ def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
     Compared on CPUs: the miniatures on one rank and on two of each axis, experts shared out over two among them. Not
     ZeRO-2 and 3 over several ranks, nor gradients that are reduce-scattered: gloo's threads send them while the rank
     computes on, and hold messages and their copies a while longer. Of 30 ranks' peaks (three launches of five runs on 2
-    ranks, 300,000 to 1,500,000 parameters, 2026-11-26) 20 are the predicted ones to 500 bytes, and 10 larger by one to
-    three whole messages of a unit. Of mixtures, whose layers have many weights for their activations, that is 2 to
-    14 %.
+    ranks, 300,000 to 1,500,000 parameters, 2026-11-26) 14 were the predicted ones to 500 bytes, 10 larger by one to
+    three whole messages of a unit, and 6, of a mixture with ZeRO-2, by as much as the gradient of its contractions,
+    which is predicted since. Of mixtures, whose layers have many weights for their activations, that was 2 to 14 %.
     Compared on simulated GPUs, where PyTorch's caching allocator is the real one: the same, and ZeRO-3. What
     cuDNN's attention takes only a GPU will show.
     """

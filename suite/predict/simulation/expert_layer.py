@@ -119,18 +119,7 @@ class ExpertLayer:
         out = operators.block(tokens)
         weight = Value(out, tape.record([score], [out], self._passing(operators.element * tokens)))
         del score, out
-
-        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
-            tape.count("add", tokens * hidden, variant="forward", dtype=operators.dtype, times=2)
-            of_shared = operators.block(tokens * hidden)
-            of_weight = operators.block(tokens * hidden)
-            sums = operators.block(tokens)
-            del of_weight
-            return [of_shared, sums]
-
-        tape.count("add", tokens * hidden, variant="forward", dtype=operators.dtype)
-        node = tape.record([shared, weight], [shared.block, weight.block], rule)
-        return Value(operators.block(tokens * hidden), node)
+        return self._times(shared, weight, rows=tokens)
 
     def _ordered(self, x: Value, keeps: Blocks, *, given: int, rows: int | None = None) -> Value:
         """Of so many given rows, so many (None: those of the tokens) in another order: keeps what leads back."""
@@ -309,17 +298,23 @@ class ExpertLayer:
         operators, tape, rows, hidden = self._operators, self._tape, self._rows, self._hidden
         if operators.half:
             gates = Value(operators.block(rows), tape.record([gates], [], self._passing(FP32 * rows)))
+        product = self._times(x, gates, rows=rows)
+        tape.count("add", rows * hidden, variant="forward", dtype=operators.dtype)
+        summed = tape.record([product], [], lambda _, gradients: list(gradients))
+        return Value(operators.block(self._tokens * hidden), summed)
+
+    def _times(self, x: Value, factors: Value, *, rows: int) -> Value:
+        """Each of so many rows times its factor: keeps both. Backward: two products, one summed up for the factors."""
+        operators, tape, hidden = self._operators, self._tape, self._hidden
 
         def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
             tape.count("add", rows * hidden, variant="forward", dtype=operators.dtype, times=2)
-            of_gates = operators.block(rows * hidden)
+            of_factors = operators.block(rows * hidden)
             of_x = operators.block(rows * hidden)
             sums = operators.block(rows)
-            del of_gates
+            del of_factors
             return [of_x, sums]
 
-        tape.count("add", rows * hidden, variant="forward", dtype=operators.dtype, times=2)
-        node = tape.record([x, gates], [x.block, gates.block], rule)
-        product = Value(operators.block(rows * hidden), node)
-        summed = tape.record([product], [], lambda _, gradients: list(gradients))
-        return Value(operators.block(self._tokens * hidden), summed)
+        tape.count("add", rows * hidden, variant="forward", dtype=operators.dtype)
+        node = tape.record([x, factors], [x.block, factors.block], rule)
+        return Value(operators.block(rows * hidden), node)

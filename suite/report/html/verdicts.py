@@ -76,7 +76,7 @@ def remembered() -> Expected:
             job.slice,
         )
         script = msgspec.structs.replace(job.training_options, rung="", texts=None)
-        key = msgspec.json.encode([*facts, job.slice, script, list(kernels), alone])
+        key = msgspec.json.encode([*facts, script, list(kernels), alone])
         if key not in known:
             known[key] = expected_of_job(job, kernels, cores)
         return known[key]

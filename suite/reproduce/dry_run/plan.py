@@ -13,9 +13,8 @@ from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, parse_layout
 from reference_runs.run import Workload
 from suite.reproduce.plan import Request, plan
+from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
-
-LOSS_SCALE, LOSS_SCALE_WINDOW = 2.0**16, 1000  # where none is recorded: no number is computed
 
 
 class DryPlan(NamedTuple):
@@ -51,12 +50,13 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path, option
         request = Request(name=name, mini=mini, layout=layout, device="cpu", compiled=False, results=results)
         planned = plan(request)
         check_without_memory(planned.workload, option)
-        return DryPlan(planned.name, _in_whole_batches(planned.workload), None)
+        workload = planned.workload._replace(recipe=in_whole_batches(planned.recipe))
+        return DryPlan(planned.name, workload, None)
     run = reference_run(name)
     check_whole(run, needs_layout=layout is None)
     recorded = run.recorded_layout or Layout()
     chosen = recorded if layout is None else parse_layout(layout, base=recorded)
-    workload, changes = _as_executed(_in_whole_batches(Workload(run.architecture, run.recipe, chosen)))
+    workload, changes = _as_executed(Workload(run.architecture, in_whole_batches(run.recipe), chosen))
     _, recipe, chosen = workload
     where = option if layout else run.where
     mistakes = Mistakes()
@@ -71,12 +71,6 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path, option
     return DryPlan(run.name, workload, None if run.cluster is None else run.cluster.accelerator, changes)
 
 
-def _in_whole_batches(workload: Workload) -> Workload:
-    """The same without a ramp-up of the batch."""
-    none = dict.fromkeys(("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples"))
-    return workload._replace(recipe=msgspec.structs.replace(workload.recipe, **none))
-
-
 def _as_executed(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     """A recorded run as it can be executed: without what only its own framework does, and what that changes."""
     architecture, recipe, layout = workload
@@ -87,8 +81,8 @@ def _as_executed(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     if layout.scatter_gather and layout.tensor_parallel > 1:
         layout = msgspec.structs.replace(layout, scatter_gather=False)
         changes.append("every tensor-parallel rank sends its hidden states whole to the next stage, not its share")
-    if recipe.precision.scaled and recipe.initial_loss_scale is None:
-        recipe = msgspec.structs.replace(recipe, initial_loss_scale=LOSS_SCALE, loss_scale_window=LOSS_SCALE_WINDOW)
+    if (scaled := with_loss_scale(recipe)) is not recipe:
+        recipe = scaled
         changes.append("a dynamic loss scale, which the file does not record; it changes no count")
     return Workload(architecture, recipe, layout), tuple(changes)
 

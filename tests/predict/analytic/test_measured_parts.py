@@ -128,7 +128,7 @@ def test_a_slower_layer_lengthens_the_slowest_stage_and_its_bubble(slower: float
     grown = seconds(slower * more) - seconds(slower)
     rounding = 10 * ROUNDING * seconds(slower * more)  # of the difference of two steps
     expected = (more - 1) * slower * layer * (case.micro_batches * slowest + waited)
-    # data-parallel traffic hides behind a longer backward pass
+    # more data-parallel traffic overlaps with a longer backward pass
     hidden = A100.overlap_share * (more - 1) * slower * parts.layers[0].backward * slowest
     assert expected - hidden - rounding <= grown <= expected + rounding
     assert stage_parts(workload, parts, stage=1).layers.total == pytest.approx(slowest * layer, rel=ROUNDING)
