@@ -37,14 +37,12 @@ def context_parts(rank: int, ranks: int) -> tuple[int, int]:
 
 
 def chunk_layers(layers: int, layout: Layout) -> list[range]:
-    """The layers, numbered from 0 in the whole model, of each of the p v chunks; chunk c stands on stage c mod p.
+    """The layers, numbered from 0 in the whole model, of each of the p v chunks, which `stage_chunks` places.
 
-    With p pipeline stages and v virtual stages a rank, so `chunk_layers(...)[k::p]` are the chunks of stage k.
+    With p pipeline stages and v virtual stages a rank:
         layers             L / (p v) each; the first L mod p v chunks have one more
         layers and tables  as if embedding and head were a layer each, less one on the first and one on the last chunk
         counted            `layout.stage_layer_counts`, where they are given
-
-    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (figure 4: consecutive chunks on consecutive stages).
     """
     if layout.stage_layer_counts is not None:
         ends = list(accumulate(layout.stage_layer_counts, initial=0))
@@ -61,6 +59,25 @@ def chunk_layers(layers: int, layout: Layout) -> list[range]:
         dealt.append(range(start, stop))
         start = stop
     return dealt
+
+
+def stage_chunks(layout: Layout, *, stage: int) -> tuple[int, ...]:
+    """Numbers of the chunks of a pipeline stage, in the order of the model: chunk c stands on stage c mod p.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (figure 4: consecutive chunks on consecutive stages).
+    """
+    return tuple(range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages))
+
+
+def stage_chunk_layers(layers: int, layout: Layout, *, stage: int) -> list[range]:
+    """Of `chunk_layers`, those of the chunks of a pipeline stage."""
+    dealt = chunk_layers(layers, layout)
+    return [dealt[chunk] for chunk in stage_chunks(layout, stage=stage)]
+
+
+def head_stage(layout: Layout) -> int:
+    """The pipeline stage with the last chunk, and so with final norm and head; the first stage has the embedding."""
+    return layout.pipeline_stages - 1
 
 
 class Blocks(NamedTuple):

@@ -12,7 +12,7 @@ from reference_runs.catalog import check_layout, reference_run, run_names
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, layout_text, parse_layout
-from reference_runs.placement import chunk_layers, coordinates
+from reference_runs.placement import coordinates, stage_chunk_layers
 from reference_runs.run import Architecture, ProductFormat, ReferenceRun, Workload
 from suite.job.corpus import Corpus
 from suite.job.options import KernelChoice
@@ -182,11 +182,8 @@ def _stage(asked: str | None, layout: Layout) -> SliceStage:
 def _most_layers(architecture: Architecture, layout: Layout, stage: SliceStage) -> int:
     """Ordinary layers of the fullest stage of a kind: those that all layers but a few are like."""
     few = range(architecture.dense_layers)
-    chunks = chunk_layers(architecture.layers, layout)
-    of_stages = [
-        sum(layer not in few for chunk in chunks[number :: layout.pipeline_stages] for layer in chunk)
-        for number in range(layout.pipeline_stages)
-    ]
+    dealt = [stage_chunk_layers(architecture.layers, layout, stage=number) for number in range(layout.pipeline_stages)]
+    of_stages = [sum(layer not in few for chunk in chunks for layer in chunk) for chunks in dealt]
     of_kind = {
         SliceStage.ONLY: of_stages,
         SliceStage.FIRST: of_stages[:1],

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import AXES, Layout, StageAssignment
-from reference_runs.placement import chunk_layers, context_parts, coordinates
+from reference_runs.placement import (
+    chunk_layers,
+    context_parts,
+    coordinates,
+    head_stage,
+    stage_chunk_layers,
+    stage_chunks,
+)
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.strategies import BLOOM, described_architectures
 
@@ -94,3 +101,15 @@ def test_ten_layers_on_two_stages_of_two_chunks(assignment: StageAssignment, chu
     assert [len(chunk) for chunk in chunk_layers(10, layout)] == chunks
     # the first stage has chunks 0 and 2
     assert [len(chunk) for chunk in chunk_layers(10, layout)[0::2]] == [chunks[0], chunks[2]]
+
+
+@given(st.integers(1, 20), COUNTS, COUNTS)
+def test_every_chunk_stands_on_one_stage_and_the_last_one_with_the_head(layers: int, pp: int, virtual: int) -> None:
+    layout = Layout(pipeline_stages=pp, virtual_stages=virtual)
+    on_stages = [stage_chunks(layout, stage=stage) for stage in range(pp)]
+    assert sorted(itertools.chain(*on_stages)) == list(range(pp * virtual))
+    assert all(list(chunks) == sorted(chunks) and len(chunks) == virtual for chunks in on_stages)
+    assert on_stages[head_stage(layout)][-1] == pp * virtual - 1
+    assert on_stages[0][0] == 0
+    by_stage = [stage_chunk_layers(layers, layout, stage=stage) for stage in range(pp)]
+    assert sorted(layer for chunks in by_stage for chunk in chunks for layer in chunk) == list(range(layers))

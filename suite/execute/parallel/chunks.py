@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from reference_runs.layout import Layout
-from reference_runs.placement import chunk_layers
+from reference_runs.placement import chunk_layers, stage_chunks
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.torch_operations import Operations, TorchOperations
@@ -19,10 +19,9 @@ from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
 from suite.job.training_job import Job
 
 
-def chunk_numbers(layout: Layout, mesh: DeviceMesh) -> range:
+def chunk_numbers(layout: Layout, mesh: DeviceMesh) -> tuple[int, ...]:
     """Numbers of this rank's chunks in the whole model."""
-    stages = layout.pipeline_stages
-    return range(mesh.get_local_rank(PIPELINE), stages * layout.virtual_stages, stages)
+    return stage_chunks(layout, stage=mesh.get_local_rank(PIPELINE))
 
 
 def split_chunks(

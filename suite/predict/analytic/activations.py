@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
+from reference_runs.placement import head_stage
 from reference_runs.run import QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
 from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
@@ -258,7 +259,7 @@ def activation_bytes(workload: Workload, *, stage: int) -> int:
     kept = (stage == 0) * unit.embedding
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
         kept = kept + micro_batch_bytes(Workload(kind, recipe, layout)).unit * kept_units(layout, layers=layers)
-    return kept + (stage == layout.pipeline_stages - 1) * (unit.head + unit.logits)
+    return kept + (stage == head_stage(layout)) * (unit.head + unit.logits)
 
 
 def approximate_activation_bytes(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reference_runs.layout import Recomputation, Schedule
+from reference_runs.placement import head_stage
 from reference_runs.run import Residual, Workload
 from suite.predict.analytic.activations import (
     checkpoint_bytes,
@@ -122,7 +123,7 @@ def reserved_peak_bytes(workload: Workload, memory: StageMemory, *, stage: int, 
             units, again = unit, once_more
     embedding = embedding_activation_bytes(workload)
     one += [(size, (stage == 0) * 1) for size in embedding.values()]
-    heads = (stage == layout.pipeline_stages - 1) * (micro_batches if layout.schedule is Schedule.GPIPE else 1)
+    heads = (stage == head_stage(layout)) * (micro_batches if layout.schedule is Schedule.GPIPE else 1)
     head = [(size, heads) for size in head_activation_bytes(workload).values()]
     waiting = _times(one, in_flight - 1) if layout.schedule in NO_FLUSH else []
     constant = [(part, 1) for part in (*memory[2:5], memory.weights)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.placement import chunk_layers
+from reference_runs.placement import chunk_layers, head_stage, stage_chunk_layers
 from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import expert_forward_flop
@@ -287,7 +287,7 @@ def rank_model_flop(workload: Workload, *, stage: int, samples: int, at_once: in
     for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
         more = redundant_flop(kind, layout, samples=samples, at_once=at_once)
         forward += layers * (sum(layer_forward_flop(kind, samples=samples).values()) + more)
-    if stage == layout.pipeline_stages - 1:
+    if stage == head_stage(layout):
         forward += head_forward_flop(architecture, samples=samples)
     return 3 * forward // (layout.tensor_parallel * layout.context_parallel)
 
@@ -298,7 +298,7 @@ def rank_executed_flop(workload: Workload, *, stage: int, samples: int) -> int:
     Each chunk adds `repeated_flop`, over t c.
     """
     layout = workload.layout
-    chunks = chunk_layers(workload.architecture.layers, layout)[stage :: layout.pipeline_stages]
+    chunks = stage_chunk_layers(workload.architecture.layers, layout, stage=stage)
     again = sum(repeated_flop(workload, samples=samples, layers=layers) for layers in chunks)
     again //= layout.tensor_parallel * layout.context_parallel
     return rank_model_flop(workload, stage=stage, samples=samples, at_once=layout.micro_batch) + again

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
+from reference_runs.placement import head_stage
 from reference_runs.run import Architecture
 from suite.predict.analytic.elementwise import by_row, ceil_division, larger, smaller
 from suite.predict.analytic.parameters import ParameterTensor, layer_tensors, outer_tensors
@@ -36,7 +37,7 @@ def stage_gradient_buckets(architecture: Architecture, layout: Layout, *, stage:
         layers=stage_layers(architecture, layout, stage=stage),
         dense_layers=_dense_layers(architecture, layout, stage=stage),
         first=stage == 0,
-        last=stage == layout.pipeline_stages - 1,
+        last=stage == head_stage(layout),
         bucket_bytes=layout.bucket_bytes,
         element_bytes=element_bytes,
     )
@@ -60,7 +61,7 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
         )
         return len(buckets)
 
-    layers, last = stage_layers(architecture, layout, stage=stage), stage == layout.pipeline_stages - 1
+    layers, last = stage_layers(architecture, layout, stage=stage), stage == head_stage(layout)
     dense = _dense_layers(architecture, layout, stage=stage)
     return by_row(messages, layout.tensor_parallel, layers, dense, stage == 0, last, layout.bucket_bytes)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation
+from reference_runs.placement import head_stage
 from reference_runs.run import Workload
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
@@ -109,14 +110,13 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
 
 
 def stage_parts(workload: Workload, parts: PartSeconds, *, stage: int) -> StageParts:
-    """The parts of pipeline stage `stage`: its layers, the embedding on the first, the head on the last."""
+    """The parts of pipeline stage `stage`: its layers, the embedding on the first, the head on its own."""
     counts = [number for _, number in stage_layer_kinds(workload.architecture, workload.layout, stage=stage)]
-    last = workload.layout.pipeline_stages - 1
     layers = [layer.times(number) for layer, number in zip(parts.layers, counts, strict=True)]
     return StageParts(
         _sum([*layers, parts.shared.times(sum(counts) > 0)]),
         parts.embedding.times(stage == 0),
-        parts.head.times(stage == last),
+        parts.head.times(stage == head_stage(workload.layout)),
     )
 
 

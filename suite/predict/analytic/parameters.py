@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.placement import chunk_layers
+from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Architecture, Balancing, Position, QueryKeyNorm
 from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
@@ -170,7 +170,7 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     stores 8.5 % more than N / (t p).
     """
     t = layout.tensor_parallel
-    first, last = (stage == 0) * 1, (stage == layout.pipeline_stages - 1) * 1
+    first, last = (stage == 0) * 1, (stage == head_stage(layout)) * 1
     of_layer, outer = (_known_layer_sums, _known_outer_sums) if t.__class__ is int else (_layer_sums, _outer_sums)
     stored = list(zip(outer(architecture, t), (first, last, last * (1 - first)), strict=True))
     kinds = stage_layer_kinds(architecture, layout, stage=stage)

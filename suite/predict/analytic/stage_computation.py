@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
+from reference_runs.placement import head_stage
 from reference_runs.run import Workload
 from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.flop import repeated_layers
@@ -63,7 +64,7 @@ def stage_computation(
     bandwidth = machine.achievable_memory_bytes_per_second
     layers_of_kinds = stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
     of_kinds = [(layer, layers) for layer, (_, layers) in zip(kinds, layers_of_kinds, strict=True)]
-    first, last = stage == 0, stage == workload.layout.pipeline_stages - 1
+    first, last = stage == 0, stage == head_stage(workload.layout)
     embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
     loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
     repeated = [_recomputed(workload.layout.recomputation, layer, layers) for layer, layers in of_kinds]
@@ -126,7 +127,7 @@ def stage_kernels(workload: Workload, machine: Machine, *, stage: int) -> float:
     """
     layout, stack = workload.layout, machine.stack
     layers = stage_layers(workload.architecture, layout, stage=stage)
-    last = stage == layout.pipeline_stages - 1
+    last = stage == head_stage(layout)
     kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
     launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
     launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, StageAssignment
-from reference_runs.placement import chunk_layers
+from reference_runs.placement import head_stage, stage_chunk_layers, stage_chunks
 from reference_runs.run import Architecture
 from suite.predict.analytic.elementwise import by_row, ceil_division, larger, smaller
 
@@ -31,7 +31,7 @@ def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> i
     """
     stages, virtual = layout.pipeline_stages, layout.virtual_stages
     if layout.stage_layer_counts is not None:
-        return sum(layout.stage_layer_counts[stage::stages])
+        return sum(layout.stage_layer_counts[chunk] for chunk in stage_chunks(layout, stage=stage))
     with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
     slots = architecture.layers + (2 if with_tables else 0)
     each, more = slots // (stages * virtual), slots % (stages * virtual)
@@ -40,7 +40,7 @@ def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> i
     else:
         layers = virtual * each + larger(smaller(ceil_division(more - stage, stages), virtual), 0)
     if with_tables:
-        layers = layers - (stage == 0) - (stage == stages - 1)
+        layers = layers - (stage == 0) - (stage == head_stage(layout))
     return layers
 
 
@@ -73,7 +73,7 @@ def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int)
             stage_assignment=layout.stage_assignment,
             stage_layer_counts=counts,
         )
-        chunks = chunk_layers(architecture.layers, one)[int(stage) :: int(stages)]
+        chunks = stage_chunk_layers(architecture.layers, one, stage=int(stage))
         return sum(layer < architecture.dense_layers for chunk in chunks for layer in chunk)
 
     dense = by_row(dense_layers, layout.pipeline_stages, layout.virtual_stages, stage)

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload, Schedule
+from reference_runs.placement import head_stage
 from reference_runs.run import Precision, Recipe, Workload
 from suite.predict.analytic.activations import (
     MicroBatchBytes,
@@ -202,7 +203,7 @@ def _before_passes(
     if layout.offload is not Offload.NONE:
         state = _offloaded(state, layout)
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
-    on_stage = heads * (stage == layout.pipeline_stages - 1)
+    on_stage = heads * (stage == head_stage(layout))
     head, logits = on_stage * unit.head, on_stage * unit.logits
     kinds = list(zip(shared.kinds, layers, strict=True))
     recomputed = reduce(larger, [recomputed_bytes(kind, layout, layers=number) for kind, number in kinds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Recomputation
+from reference_runs.placement import head_stage
 from reference_runs.run import Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import kept_units
 from suite.predict.analytic.elementwise import ceil_division
@@ -83,7 +84,7 @@ def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     architecture, recipe, layout = workload
     rank = rank_parameters(architecture, layout, stage=stage)
     kinds = stage_layer_kinds(architecture, layout, stage=stage)
-    outside = (stage == 0) | (stage == layout.pipeline_stages - 1)
+    outside = (stage == 0) | (stage == head_stage(layout))
     experts = 0 if layout.expert_parallel == 1 else rank.experts
     groups = (rank.all - experts, 0) if recipe.decay_of_vectors else (rank.matrices - experts, rank.vectors)
     units = sum(layers for _, layers in kinds) + outside
@@ -185,7 +186,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     architecture, recipe, layout = workload
     a = activation_message_bytes(workload)
     several = layout.tensor_parallel > 1
-    first, last = stage == 0, stage == layout.pipeline_stages - 1
+    first, last = stage == 0, stage == head_stage(layout)
     layers = stage_layers(architecture, layout, stage=stage)
     inputs = 1 if architecture.shared_norm else 2
     outputs = 1 if architecture.residual is Residual.PARALLEL else 2
@@ -321,7 +322,7 @@ def pipeline_messages(layout: Layout, *, stage: int, micro_batches: int) -> int:
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaving sends v times as much).
     """
-    ends = (stage == 0) * 1 + (stage == layout.pipeline_stages - 1) * 1
+    ends = (stage == 0) * 1 + (stage == head_stage(layout)) * 1
     return (layout.pipeline_stages > 1) * micro_batches * (2 * layout.virtual_stages - ends)
 
 
@@ -350,7 +351,7 @@ def tied_embedding_traffic(workload: Workload, *, stage: int) -> Traffic:
     Source: Narayanan et al. 2021, arXiv 2104.04473; Megatron-LM, core/distributed/finalize_model_grads.py.
     """
     architecture, recipe, layout = workload
-    ends = (stage == 0) | (stage == layout.pipeline_stages - 1)
+    ends = (stage == 0) | (stage == head_stage(layout))
     messages = (layout.pipeline_stages > 1) * ends * (1 if architecture.tied_embeddings else 0)
     table = architecture.padded_vocabulary * architecture.hidden // layout.tensor_parallel
     payload = messages * reduced_gradient_element_bytes(recipe.precision) * table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_runs.placement import chunk_layers
+from reference_runs.placement import stage_chunks
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
@@ -98,7 +98,7 @@ class SimulatedRank:
         self.tape, self.workload, self.stage, self.cuda = tape, workload, stage, options.kernels.cuda
         self.gradients = Gradients(tape, workload, options)
         self.sharding = FullySharding(tape, recipe, layout, options.kernels) if layout.fully_sharded else None
-        self.numbers = range(stage, len(chunk_layers(architecture.layers, layout)), layout.pipeline_stages)
+        self.numbers = stage_chunks(layout, stage=stage)
         self.chunks = [
             Chunk(
                 tape,

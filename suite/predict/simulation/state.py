@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.placement import coordinates
+from reference_runs.placement import coordinates, stage_chunks
 from reference_runs.run import Architecture, Precision, Workload
 from suite.job.options import TrainingOptions, Update
 from suite.predict.analytic.elementwise import ceil_division
@@ -165,7 +165,7 @@ def unlearned_tensors_of_rank(architecture: Architecture, layout: Layout, *, sta
 
 
 def _all_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: int) -> list[ParameterTensor]:
-    chunks = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
+    chunks = stage_chunks(layout, stage=stage)
     return [tensor for chunk in chunks for tensor in chunk_tensors(architecture, layout, chunk=chunk)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.placement import chunk_layers
+from reference_runs.placement import chunk_layers, head_stage, stage_chunk_layers, stage_chunks
 from reference_runs.run import Workload
 from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.machine.half_precision import WORK_DTYPES
@@ -207,9 +207,8 @@ def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> lis
     """
     architecture, _, layout = workload
     if architecture.experts is not None:
-        chunks = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
         buckets: list[int] = []
-        for chunk in chunks:
+        for chunk in stage_chunks(layout, stage=stage):
             tensors = chunk_tensors(architecture, layout, chunk=chunk)
             reduced = [each for each in reversed(tensors) if each.learned and not is_shared_out(each, layout)]
             buckets += filled_buckets([element_bytes * each.elements for each in reduced], layout.bucket_bytes)
@@ -217,7 +216,7 @@ def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> lis
     dealt = chunk_layers(architecture.layers, layout)
     return [
         bucket
-        for chunk in range(stage, len(dealt), layout.pipeline_stages)
+        for chunk in stage_chunks(layout, stage=stage)
         for bucket in chunk_gradient_buckets(
             architecture,
             tensor_parallel=layout.tensor_parallel,
@@ -264,12 +263,12 @@ def executed_tensor_traffic(
     gradients of them.
     """
     architecture, recipe, layout = workload
-    t, last = layout.tensor_parallel, stage == layout.pipeline_stages - 1
+    t, last = layout.tensor_parallel, stage == head_stage(layout)
     if t == 1:
         return []
     micro_batches, a = accumulation(recipe, layout), activation_message_bytes(workload)
     layers = again = stopped = 0
-    for chunk in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
+    for chunk in stage_chunk_layers(architecture.layers, layout, stage=stage):
         layers += len(chunk)
         if not compiled:
             stopped += groups_stopped_early(workload, layers=len(chunk))
@@ -325,7 +324,7 @@ def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]
     architecture, recipe, layout = workload
     if layout.context_parallel == 1:
         return []
-    layers = sum(map(len, chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]))
+    layers = sum(map(len, stage_chunk_layers(architecture.layers, layout, stage=stage)))
     keys = key_width(architecture, tensor_parallel=layout.tensor_parallel)
     values = keys * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim
     both = layout.micro_batch * architecture.sequence * (keys + values) * WEIGHT_ELEMENT_BYTES[recipe.precision]
