@@ -209,10 +209,10 @@ def validate(session: nox.Session) -> None:
 
 
 @nox.session
-def fit(session: nox.Session) -> None:
-    """Fit the machine model to the published step times: nox -s fit -- --write --leave-out"""
+def refit(session: nox.Session) -> None:
+    """Fit the machine model to the published step times: nox -s refit -- --write --leave-out"""
     install(session, "fit")
-    suite(session, "fit", *session.posargs)
+    suite(session, "refit", *session.posargs)
 
 
 @nox.session

@@ -12,7 +12,7 @@ from reference_runs.recorded_file import record_of
 from reference_runs.stack import AttentionKernel
 
 MACHINE_MODEL = Path(__file__).parent / "machine_model.toml"
-FIT_SCORES = Path(__file__).parent / "fit_scores.toml"  # what the fit reached: written by `fit`
+FIT_SCORES = Path(__file__).parent / "fit_scores.toml"  # what the fit reached: written by `refit`
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,12 +125,15 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         free_parameters: that the fit determined.
         all_terms: mean over the tables of their mean absolute errors, in percent.
+        peak_bytes: mean absolute error of the predicted peaks by table, in percent, of tables that have measured ones;
+            no parameter of the fit enters them.
         without_term: the same by term.
         without_term_by_table: term -> table -> mean absolute error.
     """
 
     free_parameters: int
     all_terms: float
+    peak_bytes: dict[str, float]
     tables: dict[str, LeftOutScore]
     without_term: dict[str, float]
     without_term_by_table: dict[str, dict[str, float]]

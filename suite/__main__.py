@@ -45,7 +45,7 @@ COMMANDS = {
     "import": ("suite.commands.import_configuration", "import_command"),
     "predict": ("suite.commands.predict", "predict"),
     "validate": ("suite.commands.validate", "validate"),
-    "fit": ("suite.commands.fit", "fit_command"),
+    "refit": ("suite.commands.refit", "refit_command"),
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
     "dry-run": ("suite.commands.dry_run", "dry_run_command"),

@@ -33,6 +33,12 @@ def test_a_tables_stored_error_is_that_of_the_shipped_model(path: Path) -> None:
     assert found == pytest.approx(SCORES.tables[path.stem].fitted, abs=0.1)
 
 
+def test_stored_errors_of_peaks_are_those_of_the_tables_that_have_measured_ones() -> None:
+    found = {path.stem: table_score(load_table(path), worst=0).peak_bytes_mape for path in shipped_tables()}
+    measured = {name: error for name, error in found.items() if error is not None}
+    assert measured == pytest.approx(SCORES.peak_bytes, rel=DIGITS)
+
+
 def test_the_error_of_the_whole_is_the_mean_over_tables() -> None:
     fitted = [score.fitted for score in SCORES.tables.values()]
     assert SCORES.all_terms == pytest.approx(math.fsum(fitted) / len(fitted), rel=DIGITS)

@@ -173,8 +173,14 @@ def with_values(model: MachineModel, fitted: Fitted) -> MachineModel:
     return msgspec.structs.replace(model, parameters=parameters)
 
 
-def left_out_scores(model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float]) -> FitScores:
-    """Errors of every row with its table, its model's size or its run left out, and of all without each term."""
+def left_out_scores(
+    model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float], *, peak_bytes: dict[str, float]
+) -> FitScores:
+    """Errors of every row with its table, its model's size or its run left out, and of all without each term.
+
+    Args:
+        peak_bytes: see `FitScores`.
+    """
     folds: list[tuple[str, list[int]]] = []  # group, and indices of the rows that are left out
     for kind, group in _GROUPS.items():
         names = [group(each.row) for each in rows]
@@ -208,6 +214,7 @@ def left_out_scores(model: MachineModel, rows: Sequence[PreparedRow], weights: M
     return FitScores(
         free_parameters=sum(parameter.fitted for parameter in model.parameters.values()),
         all_terms=fmean([score.fitted for score in tables.values()]),
+        peak_bytes=peak_bytes,
         tables=tables,
         without_term={term: fmean(list(each.values())) for term, each in without_terms.items()},
         without_term_by_table=without_terms,

@@ -227,6 +227,12 @@ def expected_error(assumed: Sequence[float]) -> float:
     return math.hypot(unseen, *assumed)
 
 
+def expected_peak_error() -> float:
+    """Relative error to expect of a predicted peak: the mean over the published tables that have measured peaks."""
+    errors = fit_scores().peak_bytes.values()
+    return sum(errors) / len(errors) / 100
+
+
 def recorded_network_bytes_per_second(cluster: Cluster | None) -> float | None:
     """Bytes per second out of a node over all its interfaces; None where a run does not record them."""
     if cluster is None or cluster.network_interface_bandwidth is None or cluster.network_interfaces_per_node is None:

@@ -8,7 +8,7 @@ from suite.report.tables import MARKDOWN, table
 
 PAGE = """# Numbers of the machine model
 
-Written by `nox -s fit -- --write --leave-out`. What they mean: [machine_model.md](machine_model.md).
+Written by `nox -s refit -- --write --leave-out`. What they mean: [machine_model.md](machine_model.md).
 
 ## Errors of step time
 

@@ -25,7 +25,7 @@ def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
         matplotlib.rcParams["svg.hashsalt"] = "step-times"  # the same file for the same numbers
         from matplotlib import pyplot
     except ImportError as error:
-        raise InputError(f"a picture needs {error.name}", allowed="nox -s fit installs it", where="--plot") from error
+        raise InputError(f"a picture needs {error.name}", allowed="nox -s refit installs it", where="--plot") from error
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.2), width_ratios=(1.15, 1))
     colours = pyplot.get_cmap("tab10")
     every = [seconds for rows in tables.values() for row in rows for seconds in (row.measured, row.predicted)]
