@@ -217,12 +217,26 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         InputError: a word outside the grammar, a word given twice, or a count of 0.
     """
     axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
-    changes: dict[str, object] = dict.fromkeys((*axes, "virtual_stages"), 1) | {
+    omitted: dict[str, object] = dict.fromkeys((*axes, "virtual_stages"), 1) | {
         "sequence_parallel": False,
         "shard_ranks": None,
         "accumulation": None,
     }
-    seen: set[str] = set()
+    changes = omitted | named_fields(text, where="--layout")
+    layout = msgspec.structs.replace(base, **changes)
+    if changes.get("reduce_scatter") and layout.zero_stage != 1:
+        what = "reduce-scatter is a form of zero1"
+        raise InputError(what, got=f"zero{layout.zero_stage}", allowed="zero1,reduce-scatter", where="--layout")
+    return layout
+
+
+def named_fields(text: str, *, where: str) -> dict[str, object]:
+    """The fields of a layout that the words of `text` name, with their values; of any part of a layout.
+
+    Raises:
+        InputError: a word outside the grammar, a word given twice, or a count of 0.
+    """
+    named: dict[str, object] = {}
     for word in text.split(","):
         name = word.strip()
         counted = re.fullmatch(rf"({'|'.join(_COUNTS)})(\d+)|zero\d+", name)
@@ -230,21 +244,16 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
             key, value = _WORDS[name]
         elif counted is None:
             meant = _meant(name)
-            raise InputError("not a layout", got=repr(word), meant=meant, allowed=_GRAMMAR, where="--layout")
+            raise InputError("not a layout", got=repr(word), meant=meant, allowed=_GRAMMAR, where=where)
         elif counted.group(1) is None or int(counted.group(2)) < 1:
-            raise InputError("number out of range", got=repr(word), allowed=_GRAMMAR, where="--layout")
+            raise InputError("number out of range", got=repr(word), allowed=_GRAMMAR, where=where)
         else:
             key = _COUNTS[counted.group(1)]
             value = int(counted.group(2)) * (10**6 if key == "bucket_bytes" else 1)
-        if key in seen:
-            raise InputError("given twice", got=repr(word), where="--layout")
-        seen.add(key)
-        changes[key] = value
-    layout = msgspec.structs.replace(base, **changes)
-    if changes.get("reduce_scatter") and layout.zero_stage != 1:
-        what = "reduce-scatter is a form of zero1"
-        raise InputError(what, got=f"zero{layout.zero_stage}", allowed="zero1,reduce-scatter", where="--layout")
-    return layout
+        if key in named:
+            raise InputError("given twice", got=repr(word), where=where)
+        named[key] = value
+    return named
 
 
 def _meant(word: str) -> str | None:

@@ -17,6 +17,12 @@ from reference_runs.sourced import Sourced
 STACKS = Path(__file__).parent / "stacks.toml"
 GENERIC = "generic"
 
+# Words of the layout grammar, without numbers, that not every stack executes; all have dp, 1f1b and recompute-none
+SEARCHED = (
+    *("tp", "sp", "cp", "ep", "pp", "interleave", "zero-bubble"),
+    *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
+)
+
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
 
 
@@ -95,10 +101,17 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     one_ring: bool
 
 
+class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of `SEARCHED` a stack executes, separated by commas."""
+
+    layouts: str
+
+
 class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
     """A stack by its name, texts that its frameworks match (* for any letters), each switch's fact under `NAME.key`.
 
     Args:
+        layouts: of `SEARCHED`, what it executes.
         measured: published rows of it determined the machine model.
         newer: the stack that the same texts mean on accelerators later than those of the family "ampere".
     """
@@ -106,6 +119,7 @@ class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     frameworks: tuple[str, ...]
+    layouts: tuple[str, ...]
     measured: bool
     newer: str | None
     switches: Stack
@@ -138,16 +152,23 @@ def _recorded(name: str, path: Path) -> RecordedStack:
         raise InputError(f"stacks.{name}.title: expected a text", got=repr(about["title"]), where=where)
     if about["like"]:
         like = raw["stacks"][about["like"]]
-        entry = {key: fact for key, fact in like.items() if key in Stack.__struct_fields__} | entry
+        entry = {key: fact for key, fact in like.items() if key in (*Stack.__struct_fields__, "layouts")} | entry
+    searched = {key: entry.pop(key) for key in ("layouts",) if key in entry}
+    able, able_facts = section_of(searched, _Layouts, f"stacks.{name}", raw["sources"], where)
     switches, facts = section_of(entry, Stack, f"stacks.{name}", raw["sources"], where)
+    layouts = tuple(able.layouts.split(", "))
+    if unknown := [word for word in layouts if word not in SEARCHED]:
+        allowed = ", ".join(SEARCHED)
+        raise InputError(f"stacks.{name}.layouts", got=", ".join(unknown), allowed=allowed, where=where)
     return RecordedStack(
         name=name,
         title=about["title"],
         frameworks=tuple(about["frameworks"] or ()),
+        layouts=layouts,
         measured=bool(about["measured"]),
         newer=about["newer"],
         switches=switches,
-        facts=facts,
+        facts=facts | able_facts,
     )
 
 

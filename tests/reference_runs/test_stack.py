@@ -10,11 +10,13 @@ import pytest
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
+from reference_runs.layout import Recomputation
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
 from reference_runs.recorded_file import read_toml
 from reference_runs.sourced import Kind
 from reference_runs.stack import GENERIC, STACKS, Stack, matches, stack, stack_of, stacks
+from suite.predict.plan.search import SIZES
 
 SOURCES = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["sources"]
 
@@ -22,13 +24,29 @@ SOURCES = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["sources
 @pytest.mark.parametrize("name", stacks())
 def test_every_switch_has_a_fact_with_a_source(name: str) -> None:
     recorded = stacks()[name]
-    assert set(recorded.facts) == {f"stacks.{name}.{switch}" for switch in Stack.__struct_fields__}
+    assert set(recorded.facts) == {f"stacks.{name}.{switch}" for switch in (*Stack.__struct_fields__, "layouts")}
     assert recorded.title
-    for switch, value in msgspec.to_builtins(recorded.switches).items():
+    values = {**msgspec.to_builtins(recorded.switches), "layouts": ", ".join(recorded.layouts)}
+    for switch, value in values.items():
         fact = recorded.facts[f"stacks.{name}.{switch}"]
         assert fact.value == value
         assert SOURCES[fact.source]
         assert fact.kind is not Kind.ASSUMED or (fact.why and fact.effect)
+
+
+@pytest.mark.parametrize("name", [name for name in run_names() if reference_run(name).software is not None])
+def test_a_runs_software_executes_its_recorded_layout(name: str) -> None:
+    run = reference_run(name)
+    layout, software = run.recorded_layout, run.software
+    if layout is None or software is None:
+        pytest.skip("its layout is not published")
+    executed = stack_of(software.stack).layouts
+    sizes = {axis: getattr(layout, field) > 1 for axis, field in SIZES.items()}
+    needed = [axis for axis, is_used in sizes.items() if is_used]
+    needed += [f"zero{layout.zero_stage}"] if layout.zero_stage and layout.state_ranks > 1 else []
+    needed += [f"recompute-{layout.recomputation}"] if layout.recomputation is not Recomputation.NONE else []
+    needed += ["sp"] if layout.sequence_parallel and layout.tensor_parallel > 1 else []
+    assert not [word for word in needed if word not in executed]
 
 
 def test_every_source_is_used_by_a_switch() -> None:

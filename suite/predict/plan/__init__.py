@@ -1,0 +1,1 @@
+"""Planning a training: which layout, on how many accelerators, for how long."""
