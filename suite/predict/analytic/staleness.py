@@ -88,6 +88,22 @@ def bounded_training(iteration_seconds: Sequence[Sequence[float]], *, bound: int
     )
 
 
+def steady_iterations_per_second(iteration_seconds: Sequence[Sequence[float]], *, bound: int | None) -> float:
+    """Iterations of all workers in a second while none has finished its last: the sum of each one's own rate.
+
+    Of worker p, whose I iterations end at finish(p, I - 1): I / finish(p, I - 1). It grows with the bound, from that of
+    barriers to that of workers that never wait.
+
+    Differs from `bounded_training`, which counts until the last worker has finished: with one slow worker that is its
+    own time under any bound.
+
+    Raises:
+        ValueError: as `iteration_times`.
+    """
+    _, finishes = iteration_times(iteration_seconds, bound=bound)
+    return sum(len(own) / own[-1] for own in finishes)
+
+
 def _refuse_impossible_seconds(iteration_seconds: Sequence[Sequence[float]]) -> None:
     if not iteration_seconds or not iteration_seconds[0]:
         raise ValueError("iteration_seconds must have at least 1 worker with at least 1 iteration")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.predict.analytic.staleness import bounded_training, iteration_times
+from suite.job.synchronisation import WorkerClocks
+from suite.predict.analytic.staleness import bounded_training, iteration_times, steady_iterations_per_second
 
 
 def bulk_synchronous_seconds(iteration_seconds: Sequence[Sequence[float]]) -> float:
@@ -84,6 +85,48 @@ def test_the_recurrence_equals_workers_played_second_by_second(seconds: Duration
     assert training.iterations_per_second == len(expected.staleness) / expected.seconds
     assert training.largest_staleness == max(expected.staleness)
     assert [ends[-1] for ends in iteration_times(seconds, bound=bound).finishes] == expected.finishes
+
+
+@given(durations(), BOUNDS)
+def test_workers_at_the_clocks_of_a_parameter_store_finish_as_the_recurrence_says(
+    seconds: Durations, bound: int | None
+) -> None:
+    workers, iterations = range(len(seconds)), len(seconds[0])
+    clocks = WorkerClocks(len(seconds), bound)
+    busy = [(seconds[worker][0], worker) for worker in workers]
+    finishes: Durations = [[] for _ in workers]
+    while busy:
+        busy.sort()
+        now, worker = busy.pop(0)
+        finishes[worker].append(now)
+        update = clocks.push(worker)
+        for reader in update.readers if update else ():
+            if clocks.clocks[reader] < iterations:
+                busy.append((now + seconds[reader][clocks.clocks[reader]], reader))
+    assert finishes == iteration_times(seconds, bound=bound).finishes
+
+
+@given(durations(), st.integers(0, 6))
+def test_the_steady_rate_grows_with_the_bound_from_that_of_barriers_to_that_without_waiting(
+    seconds: Durations, bound: int
+) -> None:
+    tight, loose = (steady_iterations_per_second(seconds, bound=S) for S in (bound, bound + 1))
+    barriers, free = (steady_iterations_per_second(seconds, bound=S) for S in (0, None))
+    assert barriers <= tight <= loose <= free
+    iterations = len(seconds[0])
+    # each worker's own rate is one rounded quotient, and their sum at most five rounded terms
+    assert free == pytest.approx(sum(iterations / own for own in asynchronous_seconds(seconds)), rel=2**-49)
+
+
+@pytest.mark.parametrize(
+    ("bound", "rate"), [(0, 20 / 11), (3, 40 / 44 + 40 / 41), (None, 1 + 10 / 11)], ids=["bsp", "ssp3", "asp"]
+)
+def test_a_worker_that_is_twice_as_slow_in_one_iteration_of_ten_slows_barriers_most(
+    bound: int | None, rate: float
+) -> None:
+    # within 40 iterations it loses 4: without a bound the other one loses none, with S = 3 it waits for the last one
+    seconds = [[1] * 40, [2 if i % 10 == 0 else 1 for i in range(40)]]
+    assert steady_iterations_per_second(seconds, bound=bound) == pytest.approx(rate, rel=2**-50)
 
 
 @given(durations())
