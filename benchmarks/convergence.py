@@ -26,8 +26,9 @@ from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.job.events import Status
 from suite.job.options import Averaging
-from suite.reproduce.plan import Request, corpus_for, plan
+from suite.reproduce.plan import corpus_for, plan
 from suite.reproduce.reproduce import reproduce
+from suite.reproduce.request import Request
 
 LIMIT = 0.01  # of exact Adam's final loss
 COLOURS = {"exact Adam": "0.45", "1-bit Adam": "C1", "1-bit Adam, renewed": "C0"}

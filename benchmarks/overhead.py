@@ -48,7 +48,8 @@ from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.precision import prepare_arithmetic
 from suite.job.training_job import WARM_UP_STEPS, Job
 from suite.metrics.launch_statistics import median_interval
-from suite.reproduce.plan import Request, corpus_for, job_for, plan
+from suite.reproduce.plan import corpus_for, job_for, plan
+from suite.reproduce.request import Request
 
 TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from reference_runs.errors import InputError
 from suite.job.events import Status
 from suite.job.slice import SlicePart, SliceTimes
-from suite.reproduce.plan import Request
 from suite.reproduce.reproduce import reproduce
+from suite.reproduce.request import Request
 from suite.reproduce.slice_plan import slice_plan, slice_tokens
 
 LIMIT = 0.05

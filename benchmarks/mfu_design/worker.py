@@ -25,7 +25,8 @@ from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.step import Steps
 from suite.job.training_job import LEAST_STEPS, Job
-from suite.reproduce.plan import Plan, Request, corpus_for, job_for, plan
+from suite.reproduce.plan import Plan, corpus_for, job_for, plan
+from suite.reproduce.request import Request
 
 TIMED_STEPS = 3  # the least processor time counts: whatever else runs here only adds to it
 

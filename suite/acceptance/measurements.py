@@ -43,8 +43,9 @@ from suite.metrics.figures import EXACT, Quantity, StepTerm, of_job
 from suite.predict.machine_model.from_profile import known_accelerator
 from suite.records import store
 from suite.records.record import shared_fields
-from suite.reproduce.plan import Request, corpus_for, plan
+from suite.reproduce.plan import corpus_for, plan
 from suite.reproduce.reproduce import reproduce
+from suite.reproduce.request import Request
 from suite.reproduce.step_time import predicted_times
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0

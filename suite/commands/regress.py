@@ -32,8 +32,9 @@ from suite.report.markdown.regression import junit, markdown
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console, print_folded, refusal
-from suite.reproduce.plan import Plan, Request, corpus_for, plan
+from suite.reproduce.plan import Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
+from suite.reproduce.request import Request
 
 NEEDED = ("numpy", "scipy", "ruptures")
 KERNELS = "kernels"

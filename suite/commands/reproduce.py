@@ -27,8 +27,9 @@ from suite.report.slice import slice_words
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches, slice_times_of
 from suite.report.terminal.tables import console, print_folded, print_refusal
-from suite.reproduce.plan import Plan, Request, corpus_for, plan
+from suite.reproduce.plan import Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
+from suite.reproduce.request import Request
 from suite.reproduce.slice_memory import needs
 from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
 

@@ -12,7 +12,7 @@ from reference_runs.catalog import check_layout, miniatures, reference_run, run_
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, layout_text, parse_layout
-from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature, scaled_layout
+from reference_runs.miniature import in_batches, miniature, scaled_layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
@@ -23,10 +23,12 @@ from suite.machine.devices import cuda_device_list, resolved_device, usable_core
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
+from suite.reproduce.averaging import checked_averaging, checked_renewal
 from suite.reproduce.checked_options import check_no_slice, checked_products, checked_trace, of_global_batch
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
+from suite.reproduce.request import Request
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,
@@ -41,44 +43,6 @@ from suite.reproduce.supported import (
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 MOST_STEPS = 1_000_000  # a record keeps every step of every rank: 512 MB for 2 ranks
 MOST_SEED = 2**32 - 1
-OPTIMIZERS: tuple[str, ...] = ("adam", Averaging.ONE_BIT.value)  # adam: Adam or AdamW, as recorded
-COMPRESSIONS: tuple[str, ...] = ("none", Averaging.FP16.value, Averaging.BF16.value, Averaging.POWER_SGD.value)
-EXACT_SHARE = 0.15  # of the steps, as in Tang et al. 2021, arXiv 2102.02888, section 7
-LEAST_EXACT_STEPS = 2  # PyTorch's PowerSGD averages the first two exactly, in which buckets are arranged
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; None where an option is absent.
-
-    Args:
-        mini: the miniature of the run or run file that is named.
-        slice, stage, layers, sequence, micro_batch: of a slice, which NAME-slice asks for too.
-    """
-
-    name: str
-    mini: bool = False
-    slice: bool = False
-    stage: str | None = None
-    layers: int | None = None
-    sequence: int | None = None
-    micro_batch: int | None = None
-    ranks: int | None = None
-    layout: str | None = None
-    global_batch: int | None = None
-    device: str = "auto"
-    compiled: bool | None = None
-    steps: int = DEFAULT_STEPS
-    seed: int = 1
-    kernels: str = KernelChoice.TORCH.value
-    products: str | None = None
-    optimizer: str = OPTIMIZERS[0]
-    gradient_compression: str = COMPRESSIONS[0]
-    exact_steps: int | None = None
-    renewal: bool = False
-    share_devices: bool = False
-    corpus: Path | None = None
-    trace: Path | None = None
-    results: Path
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,57 +272,6 @@ def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[
             f"{layout.replicas} (dp{shared}) * {layout.micro_batch} (micro-batch); losses of the two do not compare"
         )
     return tuple(changes)
-
-
-def checked_averaging(request: Request) -> tuple[Averaging, int]:
-    """How gradients are averaged, and the steps that average exactly before: 15 % of all, where nothing is said.
-
-    Raises:
-        InputError: an unknown word, both an optimizer and a compression of gradients, or too few or many exact steps.
-    """
-    for what, got, words, where in (
-        ("optimizer", request.optimizer, OPTIMIZERS, "--optimizer"),
-        ("gradient compression", request.gradient_compression, COMPRESSIONS, "--gradient-compression"),
-    ):
-        if got not in words:
-            raise InputError(f"unknown {what}", got=repr(got), allowed=", ".join(words), where=where)
-    compression = request.gradient_compression
-    if request.optimizer == Averaging.ONE_BIT:
-        if compression != COMPRESSIONS[0]:
-            what, where = "1-bit Adam does not average gradients", "--gradient-compression"
-            raise InputError(what, got=compression, allowed="none", where=where)
-        averaging = Averaging.ONE_BIT
-    else:
-        averaging = Averaging.EXACT if compression == COMPRESSIONS[0] else Averaging(compression)
-    asked = request.exact_steps
-    if not averaging.exact_at_first:
-        if asked is not None:
-            allowed = "with --optimizer one-bit-adam or --gradient-compression powersgd"
-            what = "exact steps before what never changes"
-            raise InputError(what, got=asked, allowed=allowed, where="--exact-steps")
-        return averaging, 0
-    steps = max(LEAST_EXACT_STEPS, round(EXACT_SHARE * request.steps)) if asked is None else asked
-    if not LEAST_EXACT_STEPS <= steps < max(request.steps, LEAST_EXACT_STEPS + 1):
-        allowed = f"{LEAST_EXACT_STEPS} or more, and fewer than --steps"
-        raise InputError("exact steps out of range", got=steps, allowed=allowed, where="--exact-steps")
-    return averaging, steps
-
-
-def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) -> bool:
-    """Whether 1-bit Adam's second moment is renewed.
-
-    Raises:
-        InputError: it has none, or the first renewal would begin before the counted steps, which are compressed, end.
-    """
-    if not request.renewal:
-        return False
-    where = "--renew-second-moment"
-    if averaging is not Averaging.ONE_BIT:
-        raise InputError("nothing to renew", got=averaging, allowed="--optimizer one-bit-adam", where=where)
-    if 2 * exact_steps < (counted := warm_up_steps(exact_steps) + COUNTED_STEPS):
-        least = counted - exact_steps
-        raise InputError("too few exact steps to renew", got=exact_steps, allowed=f"{least} or more", where=where)
-    return True
 
 
 def _layout(request: Request, subject: _NamedRun) -> Layout:

@@ -22,8 +22,9 @@ from suite.machine.devices import cuda_device_list, resolved_device
 from suite.paths import cache_directory, whole_file
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels
-from suite.reproduce.plan import Plan, Request, check_numbers
+from suite.reproduce.plan import Plan, check_numbers
 from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
+from suite.reproduce.request import Request
 from suite.reproduce.slice_memory import check_memory
 from suite.reproduce.supported import (
     check_executable,

@@ -17,8 +17,8 @@ from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Subject, Table, fitted
 from suite.metrics.figures import Quantity, of_job
-from suite.reproduce.plan import Request
 from suite.reproduce.plan import plan as planned
+from suite.reproduce.request import Request
 from suite.reproduce.step_time import correction_factor, time_figures_of
 from tests.support.profiles import profile, timing
 

@@ -19,7 +19,8 @@ from reference_runs.catalog import RUNS, miniatures, reference_run, run_names
 from suite.__main__ import main
 from suite.machine.devices import cuda_devices
 from suite.paths import ROOT
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
+from suite.reproduce.request import Request
 
 RECORDED = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
 LAYERS = 'layers = { value = 70, unit = "1", kind = "stated", source = "slurm" }'

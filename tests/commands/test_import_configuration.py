@@ -12,7 +12,8 @@ from reference_runs.incomplete import missing_keys
 from reference_runs.sourced import Kind
 from suite.__main__ import main
 from suite.predict.analytic.parameters import parameter_count
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
+from suite.reproduce.request import Request
 from tests.support.configurations import PUBLISHED, written
 
 LLAMA, PARAMETERS = PUBLISHED["llama3.1-8b"]

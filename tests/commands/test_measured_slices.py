@@ -18,7 +18,8 @@ from suite.job.slice import SlicePart
 from suite.predict.analytic.measured_parts import PartSeconds, modelled_parts
 from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.slice_parts import sliced_parts
-from suite.reproduce.plan import Request, job_for
+from suite.reproduce.plan import job_for
+from suite.reproduce.request import Request
 from suite.reproduce.slice_plan import slice_plan
 from tests.support.slices import measured, ones, slice_job, stored, times_of
 from tests.support.synthetic_records import CORPUS

@@ -43,8 +43,8 @@ from suite.predict.simulation.step_correction import step_correction
 from suite.report.terminal.machine_profile import print_profile
 from suite.report.terminal.progress import calibration_progress
 from suite.report.terminal.tables import console
-from suite.reproduce.plan import Request as RunRequest
 from suite.reproduce.plan import plan as planned_run
+from suite.reproduce.request import Request as RunRequest
 from suite.reproduce.step_time import predicted_times
 from tests.support.profiles import SPARSE, profile
 

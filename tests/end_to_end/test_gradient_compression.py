@@ -15,7 +15,8 @@ from reference_runs.run import Precision
 from suite.job.events import Status
 from suite.job.options import Averaging
 from suite.metrics.figures import Quantity
-from suite.reproduce.plan import Plan, Request, plan
+from suite.reproduce.plan import Plan, plan
+from suite.reproduce.request import Request
 from tests.end_to_end.layouts.table import Case, small_run
 from tests.support.launches import FP32_WITHOUT_DROPOUT, exact_rows, failed_rows, launched, small_plan
 

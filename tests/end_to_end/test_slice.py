@@ -15,8 +15,8 @@ from suite.job.slice import SlicePart
 from suite.metrics.comparison import Verdict
 from suite.records.query import record_path
 from suite.records.store import read
-from suite.reproduce.plan import Request
 from suite.reproduce.reproduce import LaunchResult, reproduce
+from suite.reproduce.request import Request
 from suite.reproduce.slice_plan import slice_of, slice_tokens
 from tests.support.launches import exact_rows
 from tests.support.run_file import run_file

@@ -14,7 +14,8 @@ from reference_runs.layout import layout_text
 from reference_runs.miniature import miniature, prime_factors, scaled_layout
 from suite.job.training_job import LEAST_STEPS
 from suite.predict.simulation.supported_layouts import describes_ranks
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
+from suite.reproduce.request import Request
 
 AXES = {
     ("bloom-176b", 1): "dp1,tp1,pp1",

@@ -12,7 +12,8 @@ from suite.machine.devices import CudaDevice
 from suite.predict.analytic.cuda_temporaries import bytes_outside_allocator
 from suite.predict.simulation.step_memory import executed_peak_bytes
 from suite.reproduce.device_memory import check_device_memory, needed_bytes
-from suite.reproduce.plan import Plan, Request, plan
+from suite.reproduce.plan import Plan, plan
+from suite.reproduce.request import Request
 
 GIB = 2**30
 

@@ -15,7 +15,8 @@ from suite.machine.devices import CudaDevice
 from suite.machine.gpu import Gpu
 from suite.records.record import policy
 from suite.reproduce import device_use
-from suite.reproduce.plan import Plan, Request, job_for, plan
+from suite.reproduce.plan import Plan, job_for, plan
+from suite.reproduce.request import Request
 from suite.reproduce.step_time import check_timed
 from suite.reproduce.supported import check_products
 

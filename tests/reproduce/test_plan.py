@@ -12,7 +12,8 @@ from reference_runs.catalog import RUNS
 from reference_runs.errors import InputError
 from reference_runs.run import ProductFormat
 from suite.__main__ import main
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
+from suite.reproduce.request import Request
 
 
 def changes(**options: Any) -> tuple[str, ...]:

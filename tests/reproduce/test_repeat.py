@@ -16,8 +16,9 @@ from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, TrainingOptions
 from suite.paths import RECORDED
 from suite.records.record import Begin
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
 from suite.reproduce.repeat import repeating_command
+from suite.reproduce.request import Request
 from tests.support.record_halves import stored_records
 
 

@@ -14,7 +14,8 @@ from suite.job.slice import SliceStage
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.simulation.state import executed_state
 from suite.reproduce import slice_memory
-from suite.reproduce.plan import Plan, Request
+from suite.reproduce.plan import Plan
+from suite.reproduce.request import Request
 from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
 
 UNPUBLISHED = {"palm-540b": "recipe.optimizer"}  # of runs without slices, what is missing

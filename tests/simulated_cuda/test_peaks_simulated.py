@@ -28,7 +28,8 @@ from suite.metrics.figures import EXACT, Quantity
 from suite.paths import ROOT
 from suite.predict.executed_run.figures import expected_figures
 from suite.reproduce.measured_figures import counted_figures
-from suite.reproduce.plan import Request, job_for, plan
+from suite.reproduce.plan import job_for, plan
+from suite.reproduce.request import Request
 from suite.reproduce.supported import without_triton_kernel
 from tests.simulated_cuda.environment import simulated_environment
 

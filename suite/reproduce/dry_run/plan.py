@@ -12,8 +12,9 @@ from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, parse_layout
 from reference_runs.run import Workload
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
 from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
+from suite.reproduce.request import Request
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 
 

@@ -18,7 +18,8 @@ from suite.records.index import launches
 from suite.records.summary import LaunchSummary, Values, packed, unpacked
 from suite.report.markdown.step_times import median_launches, step_tables, step_times
 from suite.report.markdown.utilisation import ASKED, utilisation_table
-from suite.reproduce.plan import Request, plan
+from suite.reproduce.plan import plan
+from suite.reproduce.request import Request
 from suite.reproduce.step_time import Residuals, residuals
 from tests.support.timed_records import MEASURED, PREDICTED, figures, record, scaled
 
