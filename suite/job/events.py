@@ -8,6 +8,7 @@ from pathlib import PurePath
 import msgspec
 
 from suite.job.calibration_job import CalibrationEvent
+from suite.job.pipeline_passes import PipelineTimes
 from suite.job.probe_job import ProbeEvent
 from suite.job.slice import SliceTimes
 from suite.machine.cpu_contention import Shared
@@ -148,6 +149,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         computed_rows: where experts are shared out over ranks, what this rank's computed in the pass in which a figure
             was measured, by the figure: that pass alone, as routing changes from step to step.
         slice_times: of a slice; None of a whole run.
+        pipeline_times: of a pipeline's passes; None without pipeline.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
@@ -180,6 +182,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     computed_rows: dict[str, ComputedRows] = {}
     packed: PackedDocuments | None = None
     slice_times: SliceTimes | None = None
+    pipeline_times: PipelineTimes | None = None
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

@@ -17,6 +17,7 @@ from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
 from suite.job.events import ComputedRows, Event, Failed, Finished, PackedDocuments, Phase, RoutedLayer, Status, Step
 from suite.job.options import DEFAULT_OPTIONS
+from suite.job.pipeline_passes import PipelineTimes
 from suite.job.slice import SliceTimes
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
@@ -28,8 +29,8 @@ from suite.metrics.figures import Figure
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
-# what each rank reserved, and how often it waited; 1.5: slices
-SCHEMA = "1.5"
+# what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines
+SCHEMA = "1.6"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
@@ -108,6 +109,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     computed_rows: dict[str, ComputedRows] = {}
     packed: PackedDocuments | None = None
     slice_times: SliceTimes | None = None
+    pipeline_times: PipelineTimes | None = None
 
 
 _OF_FINISHED = shared_fields(RankOutcome, Finished)

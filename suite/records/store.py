@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from reference_runs.errors import InputError
+from suite.job.pipeline_passes import most_passes
 from suite.machine.fingerprint import node_identity
 from suite.records.record import (
     BEGIN,
@@ -34,6 +35,7 @@ _LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.[0-9a-f]{8}\.\.
 _OLD_SECONDS = 86400
 _RESERVED_BYTES = 256 * 1024
 _RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200
+_RESERVED_BYTES_PER_PASS = 100  # of a pipeline's rank: about 80
 
 
 class StoreFullError(OSError):
@@ -105,6 +107,7 @@ class Opened:
         job = begin.job
         try:
             size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.ranks
+            size += _RESERVED_BYTES_PER_PASS * most_passes(job.workload) * job.ranks
             keep_room(self._reserve, size)
             write_new(self.path, encode(begin))
         except OSError as error:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+
+from suite.machine.processes import boot_identity
 
 Call = Callable[[], object]
 
@@ -18,6 +22,26 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def seconds_ahead(device: torch.device) -> float:
+    """How far `time.perf_counter` of this rank is ahead of rank 0's: 0 on the same host, whose ranks share a clock.
+
+    Between hosts the median difference of the moments at which the two ranks leave BARRIERS barriers: right but for the
+    time in which a message reaches one of them earlier than the other. All ranks must call it together.
+    """
+    hosts: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, boot_identity())
+    if len(set(hosts)) == 1:
+        return 0.0
+    own = []
+    for _ in range(BARRIERS):
+        dist.barrier()
+        own.append(now(device))
+    moments: list[list[float]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(moments, own)
+    return statistics.median(mine - first for mine, first in zip(own, moments[0], strict=True))
+
+
+BARRIERS = 15
 IP_AND_TCP_BYTES = 20 + 32  # headers of IPv4 and TCP with timestamps: RFC 791, 9293 and 7323
 HEADER_BYTES = 14 + IP_AND_TCP_BYTES  # and Ethernet's: RFC 894
 SNMP = Path("/proc/net/snmp")

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from suite.job.pipeline_passes import Pass
+
 RANGE = "step: "  # prefix of a phase's ranges in a profile of PyTorch or Nsight Systems
 
 
@@ -40,12 +42,18 @@ class Phases:
         self.on_cuda = device.type == "cuda"
         self._device = device
         self.marks: list[tuple[Part, Any, Any]] = []
+        self.passes: list[tuple[Pass, Any, Any]] = []
+        self._began: tuple[float, Any] = (0.0, None)
 
     def clear(self) -> None:
+        """A step begins. On CUDA the device must have no work left, so that its clock and the host's agree."""
         self.marks.clear()
+        self.passes.clear()
+        self._began = time.perf_counter(), self.mark()
 
-    def phase(self, part: Part) -> AbstractContextManager[None]:
-        return _PhaseTimer(self, part)
+    def phase(self, part: Part, done: Pass | None = None) -> AbstractContextManager[None]:
+        """One phase, within the context; `done`: the pipeline's pass that it is."""
+        return _PhaseTimer(self, part, done)
 
     def mark(self) -> Any:
         """Now: on the CPU as seconds, on CUDA as an event in the stream."""
@@ -64,6 +72,13 @@ class Phases:
             total[part] += self.between(start, end)
         return total
 
+    def pass_times(self) -> list[tuple[Pass, float, float]]:
+        """Start and end of every pass since `clear`, in seconds of the host's clock; on CUDA of work that is done."""
+        host, mark = self._began
+        return [
+            (done, host + self.between(mark, start), host + self.between(mark, end)) for done, start, end in self.passes
+        ]
+
     def between(self, start: Any, end: Any) -> float:
         """Seconds between two marks; on CUDA of work that is done."""
         seconds: float = start.elapsed_time(end) / 1000 if self.on_cuda else end - start
@@ -73,10 +88,11 @@ class Phases:
 class _PhaseTimer:
     """One phase, from entering to leaving it. A generator would take four times as long."""
 
-    __slots__ = ("_part", "_phases", "_range", "_start")
+    __slots__ = ("_done", "_part", "_phases", "_range", "_start")
 
-    def __init__(self, phases: Phases, part: Part) -> None:
+    def __init__(self, phases: Phases, part: Part, done: Pass | None) -> None:
         self._phases = phases
+        self._done = done
         self._part = part
         self._range: torch.profiler.record_function | None = None
 
@@ -95,4 +111,7 @@ class _PhaseTimer:
         if self._phases.on_cuda:
             torch.cuda.nvtx.range_pop()
         self._phases.now = None
-        self._phases.marks.append((self._part, self._start, self._phases.mark()))
+        end = self._phases.mark()
+        self._phases.marks.append((self._part, self._start, end))
+        if self._done is not None:
+            self._phases.passes.append((self._done, self._start, end))

@@ -15,6 +15,7 @@ EXPERT, EXPERT_DATA = "ep", "edp"  # with experts shared out: the ranks that do,
 KEY_VALUE = "kv"  # tensor-parallel ranks with the same key-value head, where there are fewer heads than ranks
 SHARD, REPLICATE = "shard", "replicate"  # of hybrid sharding, within "dp": ranks with other shards, and with the same
 EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
+CPU = torch.device("cpu")
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
@@ -169,9 +170,9 @@ def axis_of_group(
     return axes
 
 
-def slowest(group: dist.ProcessGroup, *values: float) -> list[float]:
-    """The largest of each value over the ranks."""
-    largest = torch.tensor(values, dtype=torch.float64)
+def slowest(group: dist.ProcessGroup, *values: float, device: torch.device = CPU) -> list[float]:
+    """The largest of each value over the ranks; `device`: which the group sends from."""
+    largest = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     seconds: list[float] = largest.tolist()
     return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Architecture
 from suite.execute.measure.phases import Part, Phases
+from suite.job.pipeline_passes import Pass, PassKind
 
 
 class Pipeline:
@@ -63,11 +65,7 @@ class Pipeline:
                 output_args=(loss if chunk == chunks - 1 else hidden,),
                 group=group,
             )
-            forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
-            stage.forward_one_chunk = self._in_phase(Part.FORWARD, forward)  # type: ignore[method-assign]  # a clock
-            stage.backward_one_chunk = self._in_phase(Part.BACKWARD, backward)  # type: ignore[method-assign]  # a clock
-            weight = self._in_phase(Part.BACKWARD, stage.backward_weight_one_chunk)
-            stage.backward_weight_one_chunk = weight  # type: ignore[method-assign]  # a clock
+            self._watch(stage)
             self._stages.append(stage)
 
     def step(
@@ -104,10 +102,20 @@ class Pipeline:
         kind = ScheduleGPipe if self._layout.schedule is Schedule.GPIPE else Schedule1F1B
         return kind(stage, micro_batches, loss_fn=scaled, scale_grads=False)
 
-    def _in_phase(self, part: Part, work: Callable[..., Any]) -> Callable[..., Any]:
-        def in_phase(*args: Any, **kwargs: Any) -> Any:
-            assert self._phases is not None
-            with self._phases.phase(part):
-                return work(*args, **kwargs)
+    def _watch(self, stage: _PipelineStageBase) -> None:
+        """Have a clock around every pass of a chunk."""
+        forward, backward, weight = stage.forward_one_chunk, stage.backward_one_chunk, stage.backward_weight_one_chunk
 
-        return in_phase
+        def timed(kind: PassKind, work: Callable[..., Any], micro_batch: int, *args: Any, **kwargs: Any) -> Any:
+            assert self._phases is not None
+            part = Part.FORWARD if kind is PassKind.FORWARD else Part.BACKWARD
+            with self._phases.phase(part, Pass(kind, stage.stage_index, micro_batch)):
+                return work(micro_batch, *args, **kwargs)
+
+        def timed_backward(micro_batch: int, *args: Any, **kwargs: Any) -> Any:
+            kind = PassKind.BACKWARD if kwargs.get("full_backward", True) else PassKind.INPUT
+            return timed(kind, backward, micro_batch, *args, **kwargs)
+
+        stage.forward_one_chunk = partial(timed, PassKind.FORWARD, forward)  # type: ignore[method-assign]  # a clock
+        stage.backward_one_chunk = timed_backward  # type: ignore[method-assign,assignment]  # a clock
+        stage.backward_weight_one_chunk = partial(timed, PassKind.WEIGHT, weight)  # type: ignore[method-assign]  # a clock

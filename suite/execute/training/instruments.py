@@ -24,6 +24,7 @@ from suite.execute.measure.profiler import ProfiledSteps
 from suite.execute.measure.system_load import SharedProcessors
 from suite.execute.measure.timeline import term_seconds
 from suite.execute.parallel.mesh import TENSOR, slowest
+from suite.execute.training.pipeline_times import StepPasses
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
 from suite.job.events import ComputedRows, RoutedLayer, StepKind
@@ -95,6 +96,7 @@ class StepClocks:
     Attributes:
         phase_seconds: of each phase in each timed step.
         part_seconds: of each part of a slice in each timed step.
+        passes: of a pipeline, in each timed step.
         resident_bytes: before the first timed step; None where the system does not report them.
     """
 
@@ -102,6 +104,7 @@ class StepClocks:
         self.step_seconds: list[float] = []
         self.phase_seconds: list[dict[Part, float]] = []
         self.part_seconds: list[dict[SlicePart, float]] = []
+        self.passes: list[StepPasses] = []
         self.resident_bytes: int | None = None
         self.processors = SharedProcessors()
         self.speed = SpeedSampler(steps.device)
@@ -131,6 +134,7 @@ class StepClocks:
             self.step_seconds.append(seconds)
             self.phase_seconds.append(self._steps.phases.seconds())
             self.part_seconds.append(self._steps.part_seconds())
+            self.passes.append(StepPasses(self._steps.step - 1, self._steps.phases.pass_times()))
             self.processors.update()
             self._sent = clock.interface_sent_bytes(self._interface)
             self.speed.after_step()

@@ -21,6 +21,7 @@ from suite.execute.parallel.mesh import DATA, TENSOR, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
+from suite.execute.training.pipeline_times import pipeline_times
 from suite.execute.training.slice_step import SliceSteps, slice_times
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPlan
@@ -124,6 +125,9 @@ def _finished(
         computed_rows=computed_rows if steps.job.layout.expert_parallel > 1 else {},
         packed=steps.packed_documents(),
         slice_times=slice_times(training, clocks.part_seconds),
+        pipeline_times=pipeline_times(clocks.passes, [s[Part.PIPELINE] for s in pipelined], steps.device)
+        if pipelined
+        else None,
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )

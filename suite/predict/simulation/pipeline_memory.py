@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Schedule
+from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.memory import FP32
 from suite.predict.analytic.pipeline_schedule import halves_backward
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value, WeightsHalf
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
-from suite.predict.simulation.pipeline_schedule import Pass, PassKind, passes
+from suite.predict.simulation.pipeline_schedule import passes
 from suite.predict.simulation.simulated_rank import SimulatedRank
 
 ExpertRows = tuple[tuple[int, ...], ...]

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
+from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
 from suite.predict.analytic.stage_layers import chunk_layer_kinds
-
-
-class PassKind(enum.StrEnum):
-    """What a pass computes: outputs, all gradients, or of these a half each.
-
-    forward, backward
-    input: gradients of the chunk's input, which the chunk before waits for.
-    weight: gradients of the weights, which none waits for.
-    """
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    INPUT = "input"
-    WEIGHT = "weight"
-
-
-class Pass(NamedTuple):
-    """One micro-batch through one chunk of the model."""
-
-    kind: PassKind
-    chunk: int
-    micro_batch: int
 
 
 class Durations(NamedTuple):

@@ -9,7 +9,8 @@ from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.run import Workload
-from suite.predict.simulation.pipeline_schedule import PassKind, flop_durations, idle_fraction, timed_passes
+from suite.job.pipeline_passes import PassKind
+from suite.predict.simulation.pipeline_schedule import flop_durations, idle_fraction, timed_passes
 
 # Okabe and Ito's colours
 COLOURS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from reference_runs.catalog import accumulation
 from reference_runs.run import Activation, Architecture, Precision
 from suite.execute.precision import DTYPES
 from suite.job.events import Finished
+from suite.job.pipeline_passes import MeasuredPass, Pass, PassKind
 from suite.job.training_job import Job
 from suite.machine.half_precision import kernels_for
 from suite.metrics.comparison import Verdict, compare
@@ -19,6 +22,7 @@ from suite.metrics.figures import EXACT, Quantity
 from suite.predict.executed_run.counts import prediction
 from suite.predict.executed_run.figures import memory_figures
 from suite.predict.executed_run.routing import given_routing
+from suite.predict.simulation.pipeline_schedule import passes
 from suite.reproduce.measured_figures import counted_figures
 from tests.end_to_end.layouts.execution import Executed
 from tests.end_to_end.layouts.table import STEPS
@@ -181,9 +185,47 @@ def without_copies(executed: Executed, parts: list[Tensor]) -> Tensor:
     return torch.cat([torch.cat([*(part[:-rows] for part in head), head[0][-rows:]]) for head in heads])
 
 
+def differing_passes(executed: Executed) -> Iterator[str]:
+    """Passes of a pipeline that are not those of its schedule, in its order, each after what it needs.
+
+    On a GPU clocks of ranks are set to each other but for some microseconds, so that ranks are not compared.
+    """
+    job, layout = executed.job, executed.job.layout
+    if layout.pipeline_stages == 1:
+        return
+    pipelines: dict[tuple[int, ...], dict[Pass, MeasuredPass]] = {}
+    for rank, report in enumerate(executed.finished):
+        assert report.pipeline_times is not None
+        own, stage = report.pipeline_times.passes, report.coordinates["pp"]
+        order = [Pass(each.kind, each.chunk, each.micro_batch) for each in own]
+        if order != passes(layout, micro_batches=accumulation(job.recipe, layout), stage=stage):
+            yield f"passes of rank {rank}: {order}"
+        if any(after.start_us < before.end_us for before, after in itertools.pairwise(own)):
+            yield f"passes of rank {rank} overlap"
+        others = tuple(index for axis, index in sorted(report.coordinates.items()) if axis != "pp")
+        pipelines.setdefault(others, {}).update(zip(order, own, strict=True))
+        medians = {(each.kind, each.chunk) for each in report.pipeline_times.medians}
+        if medians != {(each.kind, each.chunk) for each in order}:
+            yield f"medians of rank {rank}: {medians}"
+    last = layout.pipeline_stages * layout.virtual_stages - 1
+    for pipeline in pipelines.values() if job.device == "cpu" else ():
+        for done, measured in pipeline.items():
+            kind, chunk, micro_batch = done
+            if kind is PassKind.WEIGHT:
+                needed = [Pass(PassKind.INPUT, chunk, micro_batch)]
+            elif kind is PassKind.FORWARD:
+                needed = [Pass(kind, chunk - 1, micro_batch)] if chunk else []
+            else:
+                needed = [Pass(PassKind.FORWARD, chunk, micro_batch)]
+                needed += [Pass(kind, chunk + 1, micro_batch)] if chunk < last else []
+            for before in needed:
+                if measured.start_us < pipeline[before].end_us:
+                    yield f"{done} began before {before} had ended"
+
+
 def disagreements(executed: Executed, single: Executed | None) -> list[str]:
     """All of them; `single`: the same run in one process, where dropout does not tell them apart."""
-    found = [*differences_from_prediction(executed), *differing_copies(executed)]
+    found = [*differences_from_prediction(executed), *differing_copies(executed), *differing_passes(executed)]
     if single is not None:
         found += differing_losses(executed, single)
         found += differing_norms(executed, single)

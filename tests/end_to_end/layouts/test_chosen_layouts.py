@@ -13,6 +13,7 @@ from tests.end_to_end.layouts.table import Case, table
 pytestmark = pytest.mark.ranks
 
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
+PIPELINED = Case("codegeex-mini", "fp32", "pp2,1f1b")
 RARE = [
     Case("gpt-neox-mini", "fp8", "cp2"),
     Case("mt-nlg-mini", "fp8", "dp2,zero1"),
@@ -80,7 +81,7 @@ CHOSEN = [
     SEQUENCE_PARALLEL,
     Case("glm-mini", "fp32", "tp2,sp,recompute-full,every2"),
     Case("mt-nlg-mini", "fp32", "pp2,gpipe"),
-    Case("codegeex-mini", "fp32", "pp2,1f1b"),
+    PIPELINED,
     Case("codegeex-mini", "fp32", "pp2,zero-bubble"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
     Case("llama2-mini", "16bit", "tp2,sp"),
@@ -144,3 +145,20 @@ def test_a_figure_that_is_off_by_one_is_told(case: Case, executed: Executions) -
         f"gradient_bytes: predicted {first.gradient_bytes}, measured {first.gradient_bytes + 1}",
         f"gradient_bytes rank 1: predicted {first.gradient_bytes}, measured {first.gradient_bytes + 1}",
     ]
+
+
+@pytest.mark.parametrize("case", [PIPELINED], ids=lambda case: case.name)
+def test_passes_out_of_their_order_or_before_what_they_need_are_told(case: Case, executed: Executions) -> None:
+    right = executed(case)
+    first, second = right.finished
+    assert first.pipeline_times is not None
+    assert second.pipeline_times is not None
+    own = second.pipeline_times.passes
+    early = [msgspec.structs.replace(each, start_us=each.start_us - own[0].start_us - 1) for each in own[:1]]
+    for passes, told in (
+        ([own[1], own[0], *own[2:]], "passes of rank 1: "),
+        ([*early, *own[1:]], "Pass(kind=<PassKind.FORWARD: 'F'>, chunk=1, micro_batch=0) began before "),
+    ):
+        times = msgspec.structs.replace(second.pipeline_times, passes=passes)
+        wrong = [first, msgspec.structs.replace(second, pipeline_times=times)]
+        assert disagreements(right._replace(finished=wrong), None)[0].startswith(told)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from suite.execute.measure.phases import RANGE, Part, Phases
+from suite.job.pipeline_passes import Pass, PassKind
 
 
 class _Event:
@@ -54,3 +56,20 @@ def test_on_a_cpu_no_range_is_asked_for(calls: list[Any]) -> None:
         pass
     assert calls == []
     assert phases.seconds()[Part.FORWARD] > 0
+
+
+def test_a_pass_has_the_time_of_its_phase_and_other_phases_are_none() -> None:
+    phases = Phases(torch.device("cpu"))
+    for micro_batch in range(2):
+        phases.clear()
+        done = Pass(PassKind.INPUT, 1, micro_batch)
+        before = time.perf_counter()
+        with phases.phase(Part.PIPELINE):
+            with phases.phase(Part.BACKWARD, done):
+                time.sleep(0.002)
+            with phases.phase(Part.FORWARD):
+                pass
+        ((timed, start, end),) = phases.pass_times()
+        assert timed == done
+        assert end - start == pytest.approx(phases.seconds()[Part.BACKWARD], abs=1e-9)
+        assert before < start < end < time.perf_counter()

@@ -15,8 +15,9 @@ from torch.distributed.pipelining.schedules import _ComputationType
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
+from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
-from suite.predict.simulation.pipeline_schedule import Durations, Pass, PassKind, flop_durations, idle_fraction, passes
+from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, idle_fraction, passes
 from tests.support.strategies import BLOOM
 
 
