@@ -81,7 +81,7 @@ def predict(  # noqa: PLR0913  # the command's options
         bool, typer.Option("--all", help="Print every published figure, convention, message, stage and assumption too.")
     ] = False,
     show_choices: Annotated[
-        bool, typer.Option("--choices", help="Limits and alternatives too: what fits, what pays, faster layouts.")
+        bool, typer.Option("--choices", help="Limits too: what fits, and what pays. `plan` searches layouts.")
     ] = False,
     json: JsonLines = False,
 ) -> None:

@@ -12,9 +12,11 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.predict.plan.published_layouts import ranked_layouts
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
+from suite.report.terminal.plan import print_ranked
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_proxies, print_scores
 
@@ -32,8 +34,12 @@ def validate(
     proxies: Annotated[
         bool, typer.Option("--proxies", help="Predict whole models from published steps of some of their layers.")
     ] = False,
+    layouts: Annotated[
+        bool, typer.Option("--layouts", help="Rank 18 published layouts among all that their builders could choose.")
+    ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a table, or a pair of --proxies; errors in percent.")
+        bool,
+        typer.Option("--json", help="One JSON object a table, a pair of --proxies, or a layout; errors in percent."),
     ] = False,
 ) -> None:
     """Predict the step time and memory of published measurements, and say how far off the predictions are.
@@ -42,10 +48,16 @@ def validate(
     something is skipped, with the reason.
 
     Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10;
-    python -m suite validate --proxies
+    python -m suite validate --proxies; python -m suite validate --layouts
 
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
+    if layouts:
+        given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables}
+        if ignored := [name for name, value in given.items() if value]:
+            raise InputError("excludes --layouts", got="--layouts", allowed="one of both", where=", ".join(ignored))
+        _layouts(json=json)
+        return
     if proxies:
         if ignored := [name for name, given in (("--plot", plot), ("--all", every_table)) if given]:
             raise InputError("excludes --proxies", got="--proxies", allowed="one of both", where=", ".join(ignored))
@@ -75,3 +87,12 @@ def _proxies(paths: list[Path], *, json: bool) -> None:
         print_proxies(console(), pairs)
     if not pairs:
         raise typer.Exit(exit_codes.INCONCLUSIVE)
+
+
+def _layouts(*, json: bool) -> None:
+    ranked = ranked_layouts()
+    if json:
+        for each in ranked:
+            print_json(each)
+    else:
+        print_ranked(console(), ranked)

@@ -204,22 +204,8 @@ def test_choices_come_as_rows_and_as_text(capsys: pytest.CaptureFixture[str]) ->
     assert named["batch and ranks", "world size"] == 384
     assert named["batch and ranks", "samples of an update"] == 2048
     shown = text(capsys, "bloom-176b", "--choices")
-    assert "fastest layouts that fit" in shown
+    assert "largest useful size" in shown
     assert objects(capsys, "llama2-70b", "--choices")[0]["choices"] == []
-
-
-def test_a_named_layout_is_one_to_ask_for_next(capsys: pytest.CaptureFixture[str]) -> None:
-    """The run's own attention is fused and its gradients are reduce-scattered; what was asked for stays."""
-    own = reference_run("nemotron4-15b").layout
-    assert own.fused_attention
-    assert own.reduce_scatter
-    asked = "dp128,tp8,zero1,all-reduce,recompute-full,unfused,micro1"
-    (entry,) = objects(capsys, "nemotron4-15b", "--layout", asked, "--choices")
-    named = [choice for choice in entry["choices"] if choice["topic"] == "fastest layouts that fit"]
-    for choice in named[:2]:
-        (again,) = objects(capsys, "nemotron4-15b", "--layout", choice["name"])
-        seconds = next(row["left"] for row in again["figures"] if row["quantity"] == "step_seconds" and row["left"])
-        assert seconds == pytest.approx(choice["value"], rel=1e-9)
 
 
 def test_costs_follow_from_the_prices_given(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,11 +239,6 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     peak = next(row for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["stage"] is None)
     assert peak["why"].startswith("not published: does not fit: the accelerator has")
     assert text(capsys, "gpt2-1558m").splitlines()[1].startswith("fits: 51.65 of 80 GiB on a rank of stage 0")
-
-
-def test_the_list_of_layouts_says_where_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = text(capsys, "bloom-176b", "--layout", "dp1,tp4,pp1,zero0,micro1", "--choices", code=1)
-    assert "no dp, tp, pp and micro-batch of as many accelerators fits into their memory" in shown
 
 
 def test_a_prediction_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,7 +329,6 @@ def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path: Path, caps
     assert "where the memory goes" in shown
     assert "where the time goes" not in shown
     assert "fits on one accelerator" in shown
-    assert "fastest layouts" not in shown
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:

@@ -1,4 +1,4 @@
-"""What a run could have chosen, and the limits that decide it: a list of named answers for one run and machine."""
+"""The limits of a run's choices: a list of named answers for one run and machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Offload, Recomputation, layout_text
+from reference_runs.layout import Recomputation
 from reference_runs.run import Recipe, Workload
 from suite.predict.analytic import limits
 from suite.predict.analytic.activations import (
@@ -42,7 +42,6 @@ from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.analytic.training_cost import training_years
 from suite.predict.recorded_run.prediction import RunPrediction
-from suite.predict.recorded_run.sweep import alternatives
 
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
 STRAGGLER, LATE_EVERY = 2.0, 10  # a late step takes twice as long, and is one of ten
@@ -89,7 +88,6 @@ def choices(
         *_communication(workload, machine, host_bytes_per_second, interfaces, interface_bytes_per_second),
         *_data_parallelism(prediction),
         *_precision(workload.recipe),
-        *_fastest(workload, machine),
     ]
 
 
@@ -332,15 +330,3 @@ def _precision(recipe: Recipe) -> Iterator[Choice]:
     note = "of weights as large as the initialisation's standard deviation; the reason for fp32 master weights"
     yield Choice("precision", "distance between fp16 numbers", spacing, "1", note)
     yield Choice("precision", "updates lost below", spacing / 2, "1")
-
-
-def _fastest(workload: Workload, machine: Machine) -> Iterator[Choice]:
-    if workload.layout.offload is not Offload.NONE:
-        return  # no time is predicted
-    topic = "fastest layouts that fit"
-    fitting = alternatives(workload, machine)
-    if not fitting:
-        yield Choice(topic, "none", "no dp, tp, pp and micro-batch of as many accelerators fits into their memory", "")
-    for other, figures in fitting[:5]:
-        note = f"{figures.peak_bytes / 2**30:,.1f} GiB, bubble {figures.bubble_fraction:.1%}"
-        yield Choice(topic, layout_text(other, complete=True), figures.step_seconds, "s", note)

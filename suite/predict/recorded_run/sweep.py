@@ -1,14 +1,10 @@
-"""Other layouts of a run: many at once, with arrays in place of counts, and those that fit and take less time."""
+"""Many layouts of a run at once, with arrays in place of counts."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
-from reference_runs.catalog import accumulation, check_layout
-from reference_runs.errors import InputError
-from reference_runs.layout import Layout
+from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.machine import Machine
@@ -17,8 +13,6 @@ from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.step_time import step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
-
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 class LayoutFigures(NamedTuple):
@@ -58,34 +52,3 @@ def layout_figures(workload: Workload, machine: Machine) -> LayoutFigures:
             peak_flop_per_second=machine.peak_flop_per_second,
         ),
     )
-
-
-def alternatives(workload: Workload, machine: Machine) -> list[tuple[Layout, LayoutFigures]]:
-    """Layouts of the same ranks that fit into memory, the fastest first: other tp, pp, dp and micro-batch.
-
-    Expert parallelism stays.
-    """
-    architecture, recipe, layout = workload
-    found: list[tuple[Layout, LayoutFigures]] = []
-    node, ranks = machine.accelerators_per_node, layout.ranks // layout.expert_parallel
-    for tensor_parallel in [size for size in range(1, node + 1) if node % size == 0]:
-        for stages in [p for p in range(1, architecture.layers + 1) if ranks % (tensor_parallel * p) == 0]:
-            for micro_batch in MICRO_BATCHES:
-                other = msgspec.structs.replace(
-                    layout,
-                    tensor_parallel=tensor_parallel,
-                    pipeline_stages=stages,
-                    context_parallel=1,
-                    data_parallel=ranks // (tensor_parallel * stages),
-                    virtual_stages=1,
-                    micro_batch=micro_batch,
-                    accumulation=None,
-                )
-                try:
-                    check_layout(Workload(architecture, recipe, other), "here")
-                except InputError:
-                    continue
-                figures = layout_figures(Workload(architecture, recipe, other), machine)
-                if figures.peak_bytes <= machine.memory_bytes:
-                    found.append((other, figures))
-    return sorted(found, key=lambda pair: pair[1].step_seconds)

@@ -6,12 +6,11 @@ import msgspec
 import numpy
 import pytest
 
-from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.run import Workload
 from suite.predict.recorded_run.prediction import run_prediction
-from suite.predict.recorded_run.sweep import alternatives, layout_figures
+from suite.predict.recorded_run.sweep import layout_figures
 from tests.support.layouts import AXES, as_arrays, machine_of, many_layouts
 from tests.support.strategies import BLOOM
 
@@ -54,15 +53,3 @@ def test_offload_has_memory_but_no_time() -> None:
     assert prediction.step is None
     with pytest.raises(InputError, match="no time is predicted"):
         layout_figures(Workload(BLOOM.architecture, BLOOM.recipe, layout), machine_of(BLOOM))
-
-
-@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-neox-20b", "bloom-176b"])
-def test_alternatives_have_as_many_ranks_as_the_run(name: str) -> None:
-    run = reference_run(name)
-    machine = machine_of(run)
-    roomy = msgspec.structs.replace(machine, memory_bytes=1e15)
-    found = alternatives(run.workload, roomy)
-    assert {layout.ranks for layout, _ in found} == {run.layout.ranks}
-    assert {layout.expert_parallel for layout, _ in found} == {run.layout.expert_parallel}
-    times = [figures.step_seconds for _, figures in found]
-    assert times == sorted(times)

@@ -1,0 +1,193 @@
+"""The best layouts of a training on so many accelerators, what they cost, and what would help."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import typer
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text, named_fields
+from reference_runs.run import ProductFormat, ReferenceRun
+from suite.commands import exit_codes
+from suite.commands.options import JsonLines, print_json
+from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.plan.plan import OtherNumber, Plan, Planned, other_numbers, plan, question_of
+from suite.predict.recorded_run.figures import Prices
+from suite.report.terminal.plan import print_numbers, print_plan, print_why
+from suite.report.terminal.tables import console, print_folded
+
+
+def plan_command(  # noqa: PLR0913  # the command's options
+    run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
+    on: Annotated[str | None, typer.Option(help="Accelerator; default: the run's own.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Accelerators; default: as many as the run had.")] = None,
+    fix: Annotated[
+        str, typer.Option(help="Words of a layout that stay, such as tp8,1f1b,recompute-full; all else is searched.")
+    ] = "",
+    tokens: Annotated[float | None, typer.Option(help="To train on, such as 3e11; default: as the run did.")] = None,
+    days: Annotated[float | None, typer.Option(help="In which the training has to end.")] = None,
+    budget: Annotated[float | None, typer.Option(help="That it may cost at most; needs --price.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of a step; default: as the run had.")] = None,
+    network: Annotated[float | None, typer.Option(help="Gbit/s out of a node over all its interfaces.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.")] = None,
+    energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.")] = None,
+    pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
+    top: Annotated[int, typer.Option(help="Layouts to print.", min=1, max=1000)] = 5,
+    numbers: Annotated[bool, typer.Option("--numbers", help="Other numbers of accelerators too.")] = False,
+    json: JsonLines = False,
+) -> None:
+    """Search the layouts of a training: the fastest that fit, what they cost, what binds them and what would help.
+
+    Examples: python -m suite plan bloom-176b; python -m suite plan llama3.1-405b --gpus 16384 --stack pytorch;
+    python -m suite plan gpt-neox-20b --on h100-sxm --gpus 64 --network 3200 --tokens 1e12 --price 2.5 --numbers
+
+    Exit codes: 0 planned; 1 no layout fits; 2 bad input, or a limit of days or budget that no layout meets.
+    """
+    _check_positive(
+        {
+            "--gpus": gpus,
+            "--tokens": tokens,
+            "--days": days,
+            "--budget": budget,
+            "--batch": batch,
+            "--network": network,
+            "--price": price,
+            "--energy-price": energy_price,
+            "--pue": pue,
+        }
+    )
+    if budget is not None and price is None:
+        raise InputError("needs the price of an accelerator hour", allowed="--price too", where="--budget")
+    described = _run(run)
+    fixed = named_fields(fix, where="--fix") if fix else {}
+    ranks = gpus if gpus is not None else _own_ranks(described)
+    machine = _machine(described, on, ranks, network, stack)
+    question = question_of(described, machine, ranks=ranks, fixed=fixed, global_batch=batch)
+    prices = Prices(price, energy_price, pue)
+    amount = described.recipe.tokens if tokens is None else int(tokens)
+    assert machine.uncertainty is not None
+    planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=top)
+    limited = days is not None or budget is not None
+    others = other_numbers(question, tokens=amount, prices=prices) if numbers or limited else []
+    if planned.best:
+        _check_limits(planned.best[0], others, ranks, days=days, budget=budget)
+    if json:
+        print_json(_entry(run, machine, planned, others if numbers else []))
+    else:
+        out = console()
+        _print_question(described, machine, planned, fix)
+        print_plan(out, planned)
+        print_why(out, planned)
+        if numbers and others:
+            print_numbers(out, others)
+        if planned.best:
+            layout = layout_text(planned.best[0].found.layout, complete=True)
+            options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
+            given = "".join(f" {option} {value}" for option, value in options.items() if value)
+            print_folded(out, f"more of the first: python -m suite predict {run} --layout {layout}{given}")
+    if not planned.best:
+        raise typer.Exit(exit_codes.FAIL)
+
+
+def _check_positive(given: dict[str, float | None]) -> None:
+    for option, value in given.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
+
+
+def _run(name: str) -> ReferenceRun:
+    minis = miniatures()
+    if name in minis:
+        raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
+    return reference_run(name, also=minis)
+
+
+def _own_ranks(run: ReferenceRun) -> int:
+    if run.cluster is not None and run.cluster.accelerators is not None:
+        return run.cluster.accelerators
+    if run.recorded_layout is not None:
+        return run.recorded_layout.ranks
+    raise InputError("the run does not say on how many accelerators", allowed="--gpus N", where=run.where)
+
+
+def _machine(run: ReferenceRun, on: str | None, ranks: int, network: float | None, stack: str | None) -> RunMachine:
+    found = run_machine(
+        run.cluster,
+        run.recipe.precision,
+        ProductFormat(run.recipe.product_format),
+        ranks=ranks,
+        accelerator_name=on,
+        network_bytes_per_second=None if network is None else network * 1e9 / 8,
+        software=run.software,
+        stack_name=stack,
+    )
+    if found is None:
+        raise InputError("the run names no accelerator", allowed="--on ACCELERATOR", where=run.where)
+    return found
+
+
+def _check_limits(
+    first: Planned, others: list[OtherNumber], ranks: int, *, days: float | None, budget: float | None
+) -> None:
+    """Refuse a limit that the fastest layout misses, with the number of accelerators that would meet it."""
+    if days is not None and first.training.days > days:
+        enough = [each for each in others if each.planned.training.days <= days]
+        needed = f"{enough[0].ranks:,} accelerators need {enough[0].planned.training.days:,.4g}" if enough else None
+        fastest = min(others, key=lambda each: each.planned.training.seconds)
+        least = f"{fastest.ranks:,} accelerators need {fastest.planned.training.days:,.4g}, and are the fastest here"
+        got = f"{days:,.4g}, and {ranks:,} accelerators need {first.training.days:,.4g}"
+        raise InputError("more days are needed", got=got, allowed=needed or least, where="--days")
+    cost = first.training.cost
+    if budget is not None and cost is not None and cost > budget:
+        cheapest = min(others, key=lambda each: each.planned.training.cost or math.inf)
+        least_cost = cheapest.planned.training.cost or math.inf
+        least = f"the least is {least_cost:,.0f}, with {cheapest.ranks:,} accelerators"
+        got = f"{budget:,.0f}, and {ranks:,} accelerators cost {cost:,.0f}"
+        raise InputError("more money is needed", got=got, allowed=least, where="--budget")
+
+
+def _print_question(run: ReferenceRun, machine: RunMachine, planned: Plan, fix: str) -> None:
+    out, question = console(), planned.question
+    batch, sequence = question.recipe.global_batch, question.architecture.sequence
+    node = f"{question.machine.accelerators_per_node} a node"
+    words = f"{run.name} on {question.ranks:,} {machine.accelerator.name}, {node}"
+    print_folded(out, f"{words}; {batch:,} samples of {sequence:,} tokens a step, {planned.tokens:.4g} tokens", "bold")
+    searched = ", ".join(("dp", *machine.stack.layouts, "micro"))
+    print_folded(out, f"searched, as {machine.stack.name} executes it (--stack): {searched}")
+    attention = "fused attention" if question.fused else "attention not fused"
+    order = f"order of ranks {question.base.rank_order}, {question.base.stage_assignment} dealt to stages"
+    print_folded(out, f"held: the batch, {attention}, {order}{f', {fix}' if fix else ''}")
+    for note in machine.notes:
+        print_folded(out, note)
+
+
+def _entry(run: str, machine: RunMachine, planned: Plan, others: list[OtherNumber]) -> dict[str, Any]:
+    question, result = planned.question, planned.result
+    return {
+        "run": run,
+        "status": "ok" if planned.best else "does not fit",
+        "accelerator": machine.accelerator.name,
+        "accelerators": question.ranks,
+        "stack": machine.stack.name,
+        "tokens": planned.tokens,
+        "memory_bytes": question.memory_bytes,
+        "step_seconds_uncertainty": planned.uncertainty,
+        "layouts": {"considered": result.considered, "fitting": result.fitting, "equal": result.within},
+        "best": [_planned(each) for each in planned.best],
+        "smallest": None if result.smallest is None else _found(result.smallest),
+        "step_terms": None if planned.step is None else planned.step._asdict(),
+        "changes": [change._asdict() for change in planned.changes],
+        "numbers": [{"accelerators": each.ranks, **_planned(each.planned)} for each in others],
+    }
+
+
+def _planned(planned: Planned) -> dict[str, Any]:
+    return {**_found(planned.found), **planned.training._asdict()}
+
+
+def _found(found: Any) -> dict[str, Any]:
+    return {"layout": layout_text(found.layout, complete=True), **found.figures._asdict()}

@@ -1,0 +1,141 @@
+"""The plan of a training: the fastest layouts of so many accelerators, what they cost, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.incomplete import IncompleteRecipe
+from reference_runs.layout import Layout, Offload
+from reference_runs.run import Recipe, ReferenceRun, Workload
+from reference_runs.stack import AttentionKernel
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.step_time import StepTime
+from suite.predict.machine_model.model import RunMachine, expected_peak_error
+from suite.predict.plan.changes import Change, helpful_changes
+from suite.predict.plan.frontier import OfNumber, by_number
+from suite.predict.plan.search import Found, Question, SearchResult, search
+from suite.predict.plan.training import Training, training
+from suite.predict.recorded_run.figures import Prices
+from suite.predict.recorded_run.prediction import run_prediction
+
+_RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
+
+
+class Planned(NamedTuple):
+    """A layout with its training."""
+
+    found: Found
+    training: Training
+
+
+class OtherNumber(NamedTuple):
+    """The fastest layout of another number of accelerators."""
+
+    ranks: int
+    planned: Planned
+
+
+class Plan(NamedTuple):
+    """What a training on so many accelerators can be.
+
+    Args:
+        question: what was searched; its memory is the accelerator's less the error of predicted peaks.
+        tokens: trained on.
+        result: counts of layouts, and the smallest.
+        best: the fastest layouts, the first one first.
+        step: terms of the best one's step; None where none fits.
+        changes: single changes that would shorten the best one's step.
+        uncertainty: relative error of a step time that is to be expected; layouts that lie as near are equal.
+    """
+
+    question: Question
+    tokens: int
+    result: SearchResult
+    best: list[Planned]
+    step: StepTime | None
+    changes: list[Change]
+    uncertainty: float
+
+    @property
+    def equal_share(self) -> float:
+        """How much longer a step may take than the fastest one before their intervals part."""
+        return _overlap(self.uncertainty)
+
+
+def question_of(
+    run: ReferenceRun, on: RunMachine, *, ranks: int, fixed: Mapping[str, object], global_batch: int | None
+) -> Question:
+    """What is searched for a run on such a machine.
+
+    Raises:
+        InputError: the machine lacks its network, or state is to be offloaded.
+    """
+    recipe = run.recipe
+    if global_batch is not None:
+        recipe = _with_batch(recipe, global_batch)
+    if on.machine is None:
+        raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")
+    if fixed.get("offload", Offload.NONE) is not Offload.NONE:
+        raise InputError("no time is predicted of offloaded state", got="offload", where="--fix")
+    base = run.recorded_layout or Layout()
+    return Question(
+        architecture=run.architecture,
+        recipe=recipe,
+        base=msgspec.structs.replace(base, accumulation=None, shard_ranks=None, stage_layer_counts=None),
+        machine=on.machine,
+        ranks=ranks,
+        memory_bytes=on.machine.memory_bytes * (1 - expected_peak_error()),
+        layouts=on.stack.layouts,
+        fused=on.stack.switches.attention is not AttentionKernel.UNFUSED,
+        fixed=fixed,
+    )
+
+
+def _with_batch(recipe: Recipe, global_batch: int) -> Recipe:
+    """The recipe with whole batches of that size, which it may lack."""
+    changes: dict[str, Any] = {"global_batch": global_batch, **dict.fromkeys(_RAMP_UP)}
+    if isinstance(recipe, IncompleteRecipe):
+        changes["missing"] = tuple(key for key in recipe.missing if key not in changes)
+    return msgspec.structs.replace(recipe, **changes)
+
+
+def plan(question: Question, *, tokens: int, prices: Prices, uncertainty: float, top: int) -> Plan:
+    """The `top` fastest layouts with their trainings, and what would help the first."""
+    result = search(question, top=top, share=_overlap(uncertainty))
+    best = [_planned(question, found, question.ranks, tokens, prices) for found in result.best]
+    step, changes = None, []
+    if best:
+        workload = Workload(question.architecture, question.recipe, best[0].found.layout)
+        step = run_prediction(workload, question.machine).step
+        changes = helpful_changes(question, best[0].found)
+    return Plan(question, tokens, result, best, step, changes, uncertainty)
+
+
+def _overlap(uncertainty: float) -> float:
+    return (1 + uncertainty) / (1 - uncertainty) - 1
+
+
+def other_numbers(question: Question, *, tokens: int, prices: Prices) -> list[OtherNumber]:
+    """The fastest training of each number of accelerators around the question's, in rising order."""
+    found: list[OfNumber] = by_number(question)
+    return [OtherNumber(each.ranks, _planned(question, each.found, each.ranks, tokens, prices)) for each in found]
+
+
+def _planned(question: Question, found: Found, ranks: int, tokens: int, prices: Prices) -> Planned:
+    machine: Machine = question.machine
+    return Planned(
+        found,
+        training(
+            tokens=tokens,
+            global_batch=question.recipe.global_batch,
+            sequence=question.architecture.sequence,
+            step_seconds=found.figures.step_seconds,
+            ranks=ranks,
+            machine=machine,
+            prices=prices,
+        ),
+    )
