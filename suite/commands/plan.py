@@ -14,9 +14,10 @@ from reference_runs.run import ProductFormat, ReferenceRun
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.plan.failures import Failures, goodput
 from suite.predict.plan.plan import OtherNumber, Plan, Planned, other_numbers, plan, question_of
 from suite.predict.recorded_run.figures import Prices
-from suite.report.terminal.plan import print_numbers, print_plan, print_why
+from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
 from suite.report.terminal.tables import console, print_folded
 
 
@@ -36,8 +37,16 @@ def plan_command(  # noqa: PLR0913  # the command's options
     price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.")] = None,
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.")] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
+    failures: Annotated[
+        float | None, typer.Option(help="That stop the job, per accelerator-hour; default: as Llama 3's training.")
+    ] = None,
+    checkpoint_seconds: Annotated[float | None, typer.Option(help="In which nothing is trained.")] = None,
+    restart_seconds: Annotated[float | None, typer.Option(help="From a failure until training goes on.")] = None,
     top: Annotated[int, typer.Option(help="Layouts to print.", min=1, max=1000)] = 5,
     numbers: Annotated[bool, typer.Option("--numbers", help="Other numbers of accelerators too.")] = False,
+    with_failures: Annotated[
+        bool, typer.Option("--goodput", help="The expected days with failures, checkpoints and restarts too.")
+    ] = False,
     json: JsonLines = False,
 ) -> None:
     """Search the layouts of a training: the fastest that fit, what they cost, what binds them and what would help.
@@ -58,6 +67,9 @@ def plan_command(  # noqa: PLR0913  # the command's options
             "--price": price,
             "--energy-price": energy_price,
             "--pue": pue,
+            "--failures": failures,
+            "--checkpoint-seconds": checkpoint_seconds,
+            "--restart-seconds": restart_seconds,
         }
     )
     if budget is not None and price is None:
@@ -75,13 +87,25 @@ def plan_command(  # noqa: PLR0913  # the command's options
     others = other_numbers(question, tokens=amount, prices=prices) if numbers or limited else []
     if planned.best:
         _check_limits(planned.best[0], others, ranks, days=days, budget=budget)
+    told = Failures(failures, checkpoint_seconds, restart_seconds)
+    expected = None
+    if planned.best and (with_failures or any(value is not None for value in told)):
+        expected = goodput(
+            told,
+            accelerators=ranks,
+            training_seconds=planned.best[0].training.seconds,
+            recorded_checkpoint_seconds=described.reported.checkpoint_seconds,
+        )
     if json:
-        print_json(_entry(run, machine, planned, others if numbers else []))
+        goodput_entry = {"goodput": None if expected is None else expected._asdict()}
+        print_json(_entry(run, machine, planned, others if numbers else []) | goodput_entry)
     else:
         out = console()
         _print_question(described, machine, planned, fix)
         print_plan(out, planned)
         print_why(out, planned)
+        if expected is not None:
+            print_goodput(out, expected)
         if numbers and others:
             print_numbers(out, others)
         if planned.best:

@@ -88,6 +88,14 @@ def test_what_does_not_fit_is_the_first_result(capsys: pytest.CaptureFixture[str
     assert "does not fit: the least is " in capsys.readouterr().out
 
 
+def test_failures_lengthen_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = entry(capsys, "bloom-176b", "--goodput")
+    assert planned["goodput"]["checkpoint_seconds"] == 40  # as BLOOM's chronicles have it
+    assert planned["goodput"]["seconds"] > planned["best"][0]["seconds"]
+    assert main(["plan", "bloom-176b", "--failures", "1e-4"]) == 0
+    assert "with failures: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -98,6 +106,7 @@ def test_what_does_not_fit_is_the_first_result(capsys: pytest.CaptureFixture[str
         (["bloom-176b", "--budget", "1000"], "--budget: needs the price of an accelerator hour"),
         (["bloom-176b", "--budget", "1000", "--price", "2"], "allowed: the least is "),
         (["bloom-176b", "--on", "v100-sxm-32gb"], "bf16"),
+        (["bloom-176b", "--failures", "0"], "--failures: not a usable number"),
         (["bloom-176b", "--fix", "tp0"], "--fix: number out of range"),
         (["bloom-176b", "--fix", "offload"], "--fix: no time is predicted of offloaded state"),
         (["bloom-mini"], "is for recorded runs and run files; got the miniature bloom-mini"),

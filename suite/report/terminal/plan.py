@@ -10,10 +10,11 @@ from rich.console import Console
 from reference_runs.layout import Layout, layout_text
 from reference_runs.units import printed
 from suite.predict.plan.changes import Change
+from suite.predict.plan.failures import Goodput
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, Plan, Planned
 from suite.predict.plan.published_layouts import RankedLayout
-from suite.predict.plan.training import Training
+from suite.predict.plan.training import SECONDS_PER_DAY, Training
 from suite.report.terminal.tables import print_folded, print_table
 
 GIB = 2**30
@@ -102,6 +103,20 @@ def _words(change: Change, plan: Plan) -> str:
     if not change.allowed:
         against.append("the software does not execute it")
     return f"{change.words}: {change.time:+.1%}, {memory}{': ' if against else ''}{', and '.join(against)}"
+
+
+def print_goodput(out: Console, expected: Goodput) -> None:
+    """Print the expected days of the first layout's training, and what they rest on."""
+    days = printed(expected.seconds / SECONDS_PER_DAY, "d")
+    failure, interval = (
+        printed(seconds / 3600, "h") for seconds in (expected.between_failures_seconds, expected.interval_seconds)
+    )
+    out.print()
+    print_folded(out, f"with failures: {days} days, of which {expected.share:.1%} train undisturbed", "")
+    rest = f"a checkpoint of {expected.checkpoint_seconds:g} s each {interval} h (Daly), {expected.restart_seconds:g} s"
+    print_folded(out, f"a failure each {failure} h, {rest} to restart", "")
+    for words in expected.assumed:
+        print_folded(out, words)
 
 
 def print_numbers(out: Console, others: Sequence[OtherNumber]) -> None:
