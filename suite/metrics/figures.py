@@ -81,6 +81,7 @@ class StepTerm(enum.StrEnum):
 
 ACTIVATIONS = "kept for the backward pass of one micro-batch"
 ALLOCATED = "largest sum of allocated blocks in one step, executed eagerly"
+MEASURED_PASSES = "of measured passes"  # term of a pipeline's bubble: the schedule's own, each pass as long as measured
 LAST_LOSSES = 3  # steps whose mean is the last loss
 
 

@@ -11,7 +11,15 @@ from reference_runs.layout import Layout
 from suite.job.events import Finished, Step, StepKind
 from suite.job.slice import WITHIN_LAYERS
 from suite.job.training_job import Job
-from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, StepTerm, with_maximum_over_ranks
+from suite.metrics.figures import (
+    ACTIVATIONS,
+    ALLOCATED,
+    MEASURED_PASSES,
+    Figure,
+    Quantity,
+    StepTerm,
+    with_maximum_over_ranks,
+)
 
 
 def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]]) -> list[Figure]:
@@ -46,7 +54,10 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
     ]
     if job.layout.pipeline_stages > 1:
-        job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=_idle_fraction(finished)))
+        idle = _idle_fraction(finished)
+        job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle))
+        if all(report.pipeline_times for report in finished):  # for the simulation of these
+            job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle, term=MEASURED_PASSES))
     work = [figure for rank, report in enumerate(finished) for figure in _work_figures(rank, report)]
     kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(rank, report)]
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
@@ -19,6 +19,11 @@ class Durations(NamedTuple):
     forward: list[float]
     backward: list[float]
     weight: list[float]
+
+    @property
+    def chunks(self) -> int:
+        """Of the whole model."""
+        return len(self.forward)
 
     def of(self, done: Pass) -> float:
         """How long a pass takes. The first chunk has no input to find gradients of: its weights' half is all.
@@ -117,6 +122,17 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
     return 1 - busy / (len(stages) * max(done[-1].end for done in stages))
 
 
+class PassDurations(Protocol):
+    """How long passes take."""
+
+    @property
+    def chunks(self) -> int:
+        """Of the whole model."""
+
+    def of(self, done: Pass) -> float:
+        """How long a pass takes."""
+
+
 class TimedPass(NamedTuple):
     """A pass, and from when to when it runs."""
 
@@ -125,7 +141,7 @@ class TimedPass(NamedTuple):
     end: float
 
 
-def timed_passes(layout: Layout, durations: Durations, *, micro_batches: int) -> list[list[TimedPass]]:
+def timed_passes(layout: Layout, durations: PassDurations, *, micro_batches: int) -> list[list[TimedPass]]:
     """The passes of a step of each stage, in their order, from the first one's start on.
 
     Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
@@ -137,7 +153,7 @@ def timed_passes(layout: Layout, durations: Durations, *, micro_batches: int) ->
     orders = [passes(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
     ended: dict[Pass, float] = {}
     timed: list[list[TimedPass]] = [[] for _ in orders]
-    last = len(durations.forward) - 1
+    last = durations.chunks - 1
     before = -1
     while before < len(ended):
         before = len(ended)

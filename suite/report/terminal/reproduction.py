@@ -11,7 +11,7 @@ from reference_runs.units import printed
 from suite.job.events import Status
 from suite.job.slice import SliceTimes
 from suite.metrics.comparison import Row, Verdict
-from suite.metrics.figures import Quantity, StepTerm, last_loss
+from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines, routing_summary
@@ -112,7 +112,8 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         _print_terms(out, result.rows)
         rate = _row(result.rows, Quantity.TOKENS_PER_SECOND)
         throughput = [f"throughput: {_both_sides(rate)}"] if rate else []
-        for line in (*_speed_lines(result), *_others_lines(result, least_share=DISTURBING_SHARE), *throughput):
+        others = _others_lines(result, least_share=DISTURBING_SHARE)
+        for line in (*_waiting_lines(result.rows), *_speed_lines(result), *others, *throughput):
             print_folded(out, line, "")
     routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
     for line in (_loss_line(result), *_loss_scale_lines(result), *routing_summary(routed), *packing_lines(packed)):
@@ -187,6 +188,14 @@ def _print_terms(out: Console, rows: Sequence[Row]) -> None:
         if len(line) + _BAR_CELLS <= out.width:
             line += bar(took / step.right, cells=_BAR_CELLS)
         print_folded(out, line, "")
+
+
+def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """How long a pipeline's stage waits, measured and by its schedule."""
+    bubble = _row(rows, Quantity.BUBBLE_FRACTION, MEASURED_PASSES)
+    if bubble is not None and bubble.left is not None and bubble.right is not None:
+        judged = "within 5 points" if bubble.verdict is Verdict.PASS else bubble.why
+        yield f"a stage waits {bubble.right:.1%}; its schedule, with the measured passes: {bubble.left:.1%}, {judged}"
 
 
 def _speed_lines(result: LaunchResult) -> Iterator[str]:
