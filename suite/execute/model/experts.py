@@ -27,10 +27,14 @@ class RouterStatistics:
 
     Attributes:
         upstream: the gradient that the loss will get, and with it the auxiliary loss.
+        averaged: over the ranks that have the other positions of the sequences; None where this one has whole ones.
     """
+
+    averaged: Callable[[Tensor], Tensor] | None
 
     def __init__(self) -> None:
         self.upstream = 1.0
+        self.averaged = None
         self.clear()
 
     def clear(self) -> None:
@@ -168,6 +172,8 @@ class _Balanced(torch.autograd.Function):
     With f_i the share of N tokens that choose expert i, computed or dropped, and P_i its mean probability, the loss is
         weight E sum_i f_i P_i,   whose gradient of each token's probability of expert i is weight E f_i / N
     where f does not depend on the scores. Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6.
+    Where ranks have parts of the sequences, f is of all their tokens (Megatron-LM, core/transformer/moe/router.py), and
+    P of a rank's own: the mean of the ranks' losses is that of whole sequences.
     """
 
     @staticmethod
@@ -182,7 +188,9 @@ class _Balanced(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         ends_E, mean_E = ctx.saved_tensors
         loads_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-        share_E = loads_E / ctx.tokens * len(loads_E)
+        averaged = ctx.statistics.averaged if ctx.weight else None
+        mean_load_E = loads_E if averaged is None else averaged(loads_E.float())
+        share_E = mean_load_E / ctx.tokens * len(loads_E)
         ctx.statistics.add(loads_E, share_E @ mean_E, ctx.places)
         if not ctx.weight:
             return gradients[0], None, None, None, None

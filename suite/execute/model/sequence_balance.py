@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +14,11 @@ class Statistics(Protocol):
 
     Attributes:
         upstream: the gradient that the loss of a micro-batch will get.
+        averaged: over the ranks that have the other positions of the sequences; None where this one has whole ones.
     """
 
     upstream: float
+    averaged: Callable[[Tensor], Tensor] | None
 
     def add_sequence_loss(self, loss: Tensor) -> None:
         """The unweighted loss of one micro-batch."""
@@ -28,6 +31,7 @@ class _BalancedBySequence(torch.autograd.Function):
     over sequences of
         weight sum_i f_i P_i,    f_i = E / (k T) times the tokens with i among their k largest s,    P_i = mean of p_i
     where f does not depend on the scores. Neither the bias nor groups, which the choice of experts has, are in it.
+    Where ranks have parts of the sequences, f is of all their tokens, and P of a rank's own.
     Source: DeepSeek-AI 2024, arXiv 2412.19437, section 2.1.2, equations 17 to 20.
     """
 
@@ -47,6 +51,8 @@ class _BalancedBySequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         scores_NE, load_BE = ctx.saved_tensors
+        if (averaged := ctx.statistics.averaged) is not None:
+            load_BE = averaged(load_BE.clone())
         total_N1 = scores_NE.sum(-1, keepdim=True)
         share_BTE = (scores_NE / total_N1).unflatten(0, (len(load_BE), -1))
         weighed_BT1 = (share_BTE * load_BE.unsqueeze(1)).sum(-1, keepdim=True)

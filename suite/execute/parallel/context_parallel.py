@@ -1,8 +1,9 @@
 """Context parallelism of one chunk: a rank has parts of every sequence, and gathers the keys and values of all.
 
 Each rank computes whole rows of the scores, so that softmax, its mask and dropout are those of one rank. Sums over
-ranks are in the backward pass alone. PyTorch's own ring attention (torch.distributed.tensor.experimental) has no kernel
-for CPUs, no biases of the scores and no dropout (torch 2.11 and 2.13).
+ranks are in the backward pass alone. PyTorch's own ring attention (torch.distributed.tensor.experimental) leaves
+attention on a CPU as it is, of a rank's own keys alone, without a word (torch 2.13), and has no biases of the scores
+and no dropout.
 
 Source: Llama team 2024, arXiv 2407.21783, section 3.3.2 (all-gather of keys and values).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import cast
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -26,6 +28,14 @@ def deal(decoder: Decoder, mesh: DeviceMesh) -> None:
     decoder.context_part = mesh.get_local_rank(), mesh.size()
     for block in decoder.blocks.values():
         cast(Attention | LatentAttention, block.attention).gathered = partial(gathered, mesh=mesh)
+    for router in decoder.routers.values():
+        router.statistics.averaged = partial(averaged, mesh=mesh)
+
+
+def averaged(of_rank: Tensor, *, mesh: DeviceMesh) -> Tensor:
+    """The mean over the ranks, in place."""
+    dist.all_reduce(of_rank, group=mesh.get_group())
+    return of_rank.div_(mesh.size())
 
 
 def gathered(own_BHTK: Tensor, *, mesh: DeviceMesh) -> Tensor:

@@ -12,6 +12,7 @@ from reference_runs.layout import Layout
 DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
 CONTEXT = "cp"  # within "dp": its ranks hold the same weights
 EXPERT, EXPERT_DATA = "ep", "edp"  # with experts shared out: the ranks that do, and those with the same experts
+REPLICA = "replica"  # within "edp" where it spans context-parallel ranks too
 KEY_VALUE = "kv"  # tensor-parallel ranks with the same key-value head, where there are fewer heads than ranks
 SHARD, REPLICATE = "shard", "replicate"  # of hybrid sharding, within "dp": ranks with other shards, and with the same
 EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
@@ -44,19 +45,32 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
 
 
 def _sharing_experts(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh where experts are shared out: the group of `DATA` joins `EXPERT_DATA` and `EXPERT`."""
+    """The mesh where experts are shared out: the group of `DATA` joins `EXPERT_DATA` and `EXPERT`.
+
+    Those of context-parallel ranks are joined too, neighbours on `DATA` and on `EXPERT_DATA`.
+    """
     sizes = {
         DATA: layout.data_parallel,
         EXPERT: layout.expert_parallel,
         TENSOR: layout.tensor_parallel,
         PIPELINE: layout.pipeline_stages,
     }
-    axes = [axis for axis in reversed(layout.axis_order) if axis in sizes]
-    names = tuple(EXPERT_DATA if axis == DATA else axis for axis in axes)
-    ranks = torch.arange(layout.ranks).view([sizes[axis] for axis in axes])
+    splits = layout.context_parallel > 1
+    if splits:
+        sizes[CONTEXT] = layout.context_parallel
+    order = [axis for axis in reversed(layout.axis_order) if axis in sizes]
+    axes = [axis for axis in order if axis != CONTEXT]
+    if splits:
+        axes.insert(max(axes.index(DATA), axes.index(EXPERT)) + 1, CONTEXT)
+    ranks = torch.arange(layout.ranks).view([sizes[axis] for axis in order])
+    ranks = ranks.permute([order.index(axis) for axis in axes])
+    of_data = REPLICA if splits else EXPERT_DATA
+    names = tuple(of_data if axis == DATA else axis for axis in axes)
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
-    apart = mesh[tuple(name for name in names if name in (EXPERT_DATA, EXPERT))]
-    # with a backend it is a group of its own also where EXPERT's has the same ranks: counters tell them apart
+    # with a backend they are groups of their own also where others have the same ranks: counters tell them apart
+    if splits:
+        mesh[REPLICA, CONTEXT]._flatten(EXPERT_DATA, backend_override=dist.get_backend())
+    apart = mesh[tuple(name for name in names if name in (of_data, EXPERT, CONTEXT))]
     apart._flatten(DATA, backend_override=dist.get_backend())
     return mesh
 
@@ -70,6 +84,8 @@ def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
     if layout.context_parallel == 1:
         return None
     names = mesh.mesh_dim_names or ()
+    if CONTEXT in names:
+        return mesh[CONTEXT]
     samples = mesh.mesh.movedim(names.index(DATA), -1).reshape(-1, layout.context_parallel).tolist()
     groups = [dist.new_group(ranks) for ranks in samples]  # not the mesh's own: messages are counted by their group
     group = next(group for group, ranks in zip(groups, samples, strict=True) if dist.get_rank() in ranks)
@@ -99,8 +115,8 @@ def sharding_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
 def coordinates(mesh: DeviceMesh, layout: Layout) -> dict[str, int]:
     """Axis -> this rank's coordinate on it; of context parallelism where it has several ranks."""
     names = mesh.mesh_dim_names or ()
-    by_axis = {DATA if axis == EXPERT_DATA else axis: mesh.get_local_rank(axis) for axis in names}
-    if layout.context_parallel > 1:
+    by_axis = {DATA if axis in (EXPERT_DATA, REPLICA) else axis: mesh.get_local_rank(axis) for axis in names}
+    if layout.context_parallel > 1 and CONTEXT not in names:
         by_axis[DATA], by_axis[CONTEXT] = divmod(by_axis[DATA], layout.context_parallel)
     return by_axis
 
@@ -157,7 +173,9 @@ def axis_of_group(
     sharding: DeviceMesh | None,
 ) -> dict[str, str]:
     """Process group name -> axis. The group of all ranks belongs to the axis that spans them."""
-    axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in (*(mesh.mesh_dim_names or ()), DATA)}
+    names = mesh.mesh_dim_names or ()
+    joined = (EXPERT_DATA, DATA) if REPLICA in names else (DATA,)
+    axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in (*names, *joined)}
     if embedding is not None:
         axes[embedding.group_name] = EMBEDDING
     if key_value is not None:

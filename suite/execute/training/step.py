@@ -287,8 +287,8 @@ class Steps:
             if leaf.expert and layout.fully_sharded:  # a mean over those with the same experts
                 leaf.gradient.div_(layout.expert_parallel)
             elif leaf.expert and self.training.scattered is None:
-                leaf.gradient.div_(layout.replicas)
-                if layout.data_parallel > 1:
+                leaf.gradient.div_(layout.state_ranks)
+                if layout.data_parallel * layout.context_parallel > 1:
                     dist.all_reduce(leaf.gradient, group=self._mesh.get_group(EXPERT_DATA))
         if self.training.embedding_group is not None:
             for leaf in leaves:

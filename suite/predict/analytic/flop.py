@@ -233,16 +233,17 @@ def redundant_flop(architecture: Architecture, layout: Layout, *, samples: int, 
     router          2 T h E (t - 1)           of E experts and a shared gate (as one more), as each routes all tokens
     compression     2 T h (q + c + r) (t - 1) of latent attention of ranks q and c, as each rank compresses all tokens;
                                               not with sequence parallelism
-    experts         2 (g + 1) h f (P - R)     where they have a capacity: P places of all experts for every
-                                              `at_once` sequences, less the rows R that the tokens have; less than 0
+    experts         2 (g + 1) h f (P - R)     where they have a capacity: P places of all experts for every rank's part
+                                              of `at_once` sequences, less the rows R that the tokens have; less than 0
                                               where more rows are dropped than places stay empty
     """
     a, t, tokens = architecture, layout.tensor_parallel, samples * architecture.sequence
     columns: int = 2 * a.head_dim * max(t - a.kv_heads, 0) + ((a.experts or 0) + a.shared_gate) * (t - 1)
     if a.key_value_rank is not None and not layout.sequence_parallel:
         columns += (compressed_width(a) + (a.rotary_dim or 0)) * (t - 1)
-    each = at_once * a.sequence
-    more = samples * (a.expert_rows(tokens=each) - each * (a.experts_per_token or 0)) // at_once
+    parts = layout.context_parallel
+    each = at_once * a.sequence // parts
+    more = samples * parts * (a.expert_rows(tokens=each) - each * (a.experts_per_token or 0)) // at_once
     return 2 * a.hidden * (tokens * columns + (3 if a.activation.gated else 2) * a.expert_width * more)
 
 

@@ -36,7 +36,7 @@ def given_routing(
 
     With h hidden, f the experts' width on a rank, p = 3 products if gated and 2 otherwise, e bytes of an element, and
     rows that a rank computed, d of them forward and b backward, more than with equally busy experts of its stage:
-        model flop          6 p h f times the rows of one sample, times the samples of a step
+        model flop          6 p h f times the rows of one sample, or a rank's part of it, times the samples of a step
         hardware flop       2 p h f d + 4 p h f b
         payload of "ep"     h e (d + b)     what comes back from the experts, and the gradient of what went there
         activation bytes    as the simulation keeps a row more
@@ -71,7 +71,7 @@ def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: Row
     layers = sum(number for kind, number in kinds if kind.experts is not None)
     if not layers:
         return figure
-    sample = architecture.sequence * (architecture.experts_per_token or 0)
+    sample = architecture.sequence // layout.context_parallel * (architecture.experts_per_token or 0)
     micro_batches = accumulation(recipe, layout)
     step = layers * layout.micro_batch * micro_batches * sample
     products = 3 if architecture.activation.gated else 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.catalog import accumulation
-from reference_runs.run import Workload
+from reference_runs.run import Balancing, Workload
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds
@@ -62,3 +62,22 @@ def balancing_traffic(workload: Workload, *, stage: int) -> Traffic:
         return Traffic("dp", "all_reduce", 0, 0)
     experts = total_elements(unlearned_tensors_of_rank(architecture, layout, stage=stage))
     return Traffic("dp", "all_reduce", INT32 * experts, 1 if experts else 0)
+
+
+def context_balancing_traffic(workload: Workload, *, stage: int) -> Traffic:
+    """The rows of each expert, fp32, that context-parallel ranks all-reduce for the losses that balance experts.
+
+    With E experts, for each of the rank's layers with experts and each micro-batch of b samples, in backward passes:
+        auxiliary loss        4 E       a message
+        loss of a sequence    4 b E     a message
+    """
+    architecture, recipe, layout = workload
+    experts = architecture.experts or 0
+    numbers = [experts] if architecture.balancing is Balancing.AUXILIARY_LOSS else []
+    if architecture.sequence_loss_weight is not None:
+        numbers.append(layout.micro_batch * experts)
+    if layout.context_parallel == 1:
+        return Traffic("cp", "all_reduce", 0, 0)
+    kinds = stage_layer_kinds(architecture, layout, stage=stage)
+    passes = accumulation(recipe, layout) * sum(layers for kind, layers in kinds if kind.experts is not None)
+    return Traffic("cp", "all_reduce", FP32 * passes * sum(numbers), passes * len(numbers))

@@ -40,7 +40,7 @@ def rank_position(layout: Layout, rank: int) -> RankPosition:
     if layout.expert_parallel > 1:
         sizes = {"dp": layout.data_parallel, "ep": layout.expert_parallel}
         outer, inner = (axis for axis in reversed(layout.axis_order) if axis in sizes)
-        replica = index[outer] * sizes[inner] + index[inner]
+        replica = (index[outer] * sizes[inner] + index[inner]) * layout.context_parallel + index["cp"]
     return RankPosition(index["pp"], replica % layout.sharding_ranks if layout.zero_stage >= 2 else 0)
 
 
@@ -58,7 +58,9 @@ def shard_of(tensor: ParameterTensor, layout: Layout, *, replica: int) -> Shard:
         return Shard(layout.sharding_ranks, replica)
     order, ranks = layout.axis_order, layout.data_parallel
     dp_is_inner = order.index("dp") < order.index("ep")
-    return Shard(ranks, replica % ranks if dp_is_inner else replica // layout.expert_parallel)
+    sample, part = divmod(replica, layout.context_parallel)
+    number = sample % ranks if dp_is_inner else sample // layout.expert_parallel
+    return Shard(group_ranks(layout, "edp"), number * layout.context_parallel + part)
 
 
 class OptimizerGroup(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Balancing, Mask, Position, Workload
+from reference_runs.run import Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, halves_backward
 
 
@@ -43,7 +43,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         LayoutLimit(f"cp{contexts} with a prefix mask", splits and architecture.mask is Mask.PREFIX),
         LayoutLimit(f"cp{contexts} with a mask of documents", splits and architecture.mask is Mask.DOCUMENTS),
         LayoutLimit(f"cp{contexts} with fused attention", splits and fused),
-        *_of_dealt_experts(workload),
         LayoutLimit(f"cp{contexts} with a top-query layer", splits and architecture.top_query_layer),
         LayoutLimit(
             f"sp with tp{layout.tensor_parallel}, cp{contexts} and {architecture.sequence} positions",
@@ -79,22 +78,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
             layout.offload is not Offload.NONE and not offload_is_sharded,
         ),
     )
-
-
-def _of_dealt_experts(workload: Workload) -> list[LayoutLimit]:
-    """What of experts is not executed where ranks route the positions of a sequence that each has.
-
-    Losses and places of experts are elsewhere those of a whole micro-batch.
-    """
-    architecture, _, layout = workload
-    contexts = layout.context_parallel
-    others = {
-        "experts that a loss of each sequence balances": architecture.sequence_loss_weight is not None,
-        "experts that an auxiliary loss balances": architecture.balancing is Balancing.AUXILIARY_LOSS,
-        "a capacity of experts": architecture.capacity_factor is not None,
-        f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
-    }
-    return [LayoutLimit(f"cp{contexts} with {name}", contexts > 1 and applies) for name, applies in others.items()]
 
 
 def _of_halves(workload: Workload) -> list[LayoutLimit]:

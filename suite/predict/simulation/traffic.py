@@ -15,7 +15,7 @@ from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
-from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.process_groups import Traffic, group_ranks
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
     activation_message_bytes,
@@ -23,7 +23,11 @@ from suite.predict.analytic.traffic import (
     reduced_gradient_element_bytes,
     tied_embedding_traffic,
 )
-from suite.predict.simulation.expert_traffic import balancing_traffic, executed_expert_traffic
+from suite.predict.simulation.expert_traffic import (
+    balancing_traffic,
+    context_balancing_traffic,
+    executed_expert_traffic,
+)
 from suite.predict.simulation.gradient_averaging import averaging_traffic
 from suite.predict.simulation.state import (
     is_shared_out,
@@ -48,7 +52,7 @@ def executed_traffic(
         ep           `executed_expert_traffic`
         tp           `executed_tensor_traffic`
         kv           `copied_head_traffic`
-        cp           `executed_context_traffic`
+        cp           `executed_context_traffic`, `context_balancing_traffic`
         pp           `pipeline_traffic`
         embedding    `tied_embedding_traffic`
         dp           `balancing_traffic`
@@ -90,6 +94,7 @@ def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, repl
         (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
         (gradients, tied_embedding_traffic(workload, stage=stage)),
         ("fp32", balancing_traffic(workload, stage=stage)),
+        ("fp32", context_balancing_traffic(workload, stage=stage)),
         *(("fp32", entry) for entry in scalar_traffic(layout, options.averaging)),
     ]
 
@@ -143,9 +148,9 @@ def executed_gradient_traffic(
         hybrid    the same over the n ranks of a group, axis "shard"; over all groups, axis "replicate":
                   all_reduce       g P             once a step, a message for each unit: what m micro-batches summed up
 
-    Of experts that ranks share out, N_e elements in all their matrices, over the dp ranks with the same ones, "edp":
+    Of experts that ranks share out, N_e elements in all their matrices, over the dp x cp ranks with the same, "edp":
         stage 0   all_reduce       g N_e  once a step, a message a matrix, after the backward pass
-        stage 1   all_gather       w n ceil(N_e / n)    with n = dp, in a message
+        stage 1   all_gather       w n ceil(N_e / n)    over these n, in a message
                   reduce_scatter   g n ceil(N_e / n)    with reduce_scatter, in place of the all-reduce
 
     Stages 2 and 3 are fully_shard's: each layer is a unit, and all tensors outside the layers are one; P are the
@@ -173,7 +178,7 @@ def executed_gradient_traffic(
         for group in groups:
             if group.shards > 1:
                 traffic.append(Traffic(group.axis, "all_gather", weight * group.padded, 1))
-        if layout.data_parallel > 1 and not layout.scatters_gradients:
+        if group_ranks(layout, "edp") > 1 and not layout.scatters_gradients:
             tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
             shared = [gradient * tensor.elements for tensor in tensors if is_shared_out(tensor, layout)]
             traffic.append(Traffic("edp", "all_reduce", sum(shared), len(shared)))
@@ -190,7 +195,7 @@ def executed_gradient_traffic(
         Traffic(axis, "all_gather", gathered, of_layers * layers + of_outside),
         Traffic(axis, "reduce_scatter", scattered, micro_batches * (layers + 1)),
     ]
-    n = layout.data_parallel
+    n = group_ranks(layout, "edp")
     if of_experts and n > 1:
         gathered, scattered = weight * n * of_layers * of_experts, gradient * n * micro_batches * of_experts
         traffic.append(Traffic("edp", "all_gather", gathered, of_layers * layers_of_experts))

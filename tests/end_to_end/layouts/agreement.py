@@ -135,7 +135,9 @@ def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
             known = "embedding.weight"
         of_experts = ".feed_forward.experts." in name
         if layout.zero_stage >= 2 and not of_experts and len(expert) > 1:
-            held = {(0, 0, t): torch.cat([held[d, e, t] for d in data for e in expert]) for t in tensor}
+            contexts = layout.context_parallel
+            order = [(d + c, e) for d in data[::contexts] for e in expert for c in range(contexts)]
+            held = {(0, 0, t): torch.cat([held[d, e, t] for d, e in order]) for t in tensor}
         elif layout.zero_stage >= 2:
             shards = len(data) if of_experts else layout.sharding_ranks
             held = {

@@ -102,6 +102,7 @@ class Executions:
         jobs = [job_for(plan, self._corpus(plan), str(directory)) for plan in plans]
         jobs = [msgspec.structs.replace(job, threads=1) for job in jobs]  # products are too small to be shared
         (directory / "jobs.json").write_bytes(msgspec.json.encode(jobs))
+        (directory / "parts.json").write_bytes(msgspec.json.encode([case.parts for case in cases]))
         self._places |= {case: (directory, number, jobs[number]) for number, case in enumerate(cases)}
         first = 0
         while first < len(cases):

@@ -108,6 +108,9 @@ LAYOUTS = (
     "ep2,pp2,1f1b",
     "ep2,pp2,1f1b,interleave2,zero1,recompute-full",
     "ep2,dp2,pp2,1f1b,zero1,micro1",
+    "ep2,cp2",
+    "ep2,cp2,zero1,recompute-full",
+    "ep2,cp2,zero3",
     "dp2,tp2",
     "dp2,tp2,sp,zero1",
     "dp2,tp2,sp,zero1,reduce-scatter",
@@ -231,15 +234,18 @@ class Case(NamedTuple):
         arithmetic: "fp32" or, in the recorded precision, "16bit", both without dropout; "dropout": fp32 with dropout;
             "fp8": as "16bit", with products in 8 bits.
         layout: what it says, in the command line's grammar; ZeRO-0, no recomputation and 1F1B where it says nothing.
+        parts: of a sequence, in each of which experts have places of their own, as on so many context-parallel ranks.
     """
 
     run: str
     arithmetic: str
     layout: str
+    parts: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.run}:{self.arithmetic}:{self.layout.replace(',', '+')}"
+        in_parts = f":{self.parts} parts" if self.parts > 1 else ""
+        return f"{self.run}:{self.arithmetic}:{self.layout.replace(',', '+')}{in_parts}"
 
     @property
     def is_compared(self) -> bool:
@@ -253,7 +259,8 @@ class Case(NamedTuple):
     @property
     def single(self) -> Case:
         """The same run in one process."""
-        return self._replace(layout=SINGLE)
+        has_places = "capacity_factor" in VARIATIONS.get(self.run, {})
+        return self._replace(layout=SINGLE, parts=small_run(self).layout.context_parallel if has_places else 1)
 
 
 def table() -> list[Case]:
@@ -268,7 +275,7 @@ def table() -> list[Case]:
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
         and ("micro1" not in layout or has_equal_micro_batches(recorded))
-        and not (("cp" in layout or "zero-bubble" in layout) and is_mixture(recorded))
+        and not ("zero-bubble" in layout and is_mixture(recorded))
         and (not layout.startswith("ep") or is_mixture(recorded))
     ]
 
@@ -299,7 +306,7 @@ def has_equal_micro_batches(recorded: str) -> bool:
 
 @functools.cache
 def is_mixture(recorded: str) -> bool:
-    """Whether the recorded run has experts, which ranks can share out, and no context-parallel layout executes."""
+    """Whether the recorded run has experts, which ranks can share out, and no zero-bubble schedule executes."""
     return reference_run(recorded).architecture.experts is not None
 
 

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from suite.execute import rank as life
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.local_parameter import LocalParameter
-from suite.execute.parallel.mesh import device_mesh, dropout_seed
+from suite.execute.parallel.mesh import CONTEXT, device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.parallel.scattered_gradients import ScatteredGradients
 from suite.execute.parallel.shared_device import communicate_through_host
@@ -35,6 +35,7 @@ from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.loop import train
 from suite.job.events import Event
 from suite.job.training_job import Job
+from tests.end_to_end.layouts.dealt_places import dealt_places
 
 
 class Noted:
@@ -77,7 +78,8 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)
     events.append(reported)
     hybrid = training.sharding.get_all_groups() if training.sharding else ()
-    contexts = training.context and training.context.get_group()
+    of_mesh = CONTEXT in (mesh.mesh_dim_names or ())
+    contexts = None if of_mesh or training.context is None else training.context.get_group()
     for group in (training.embedding_group, contexts, training.key_value_group, *hybrid):
         if group is not None:
             dist.destroy_process_group(group)
@@ -103,6 +105,7 @@ def joined(job: Job, timeout: timedelta) -> torch.device:
 
 def main(directory: Path, first: int, seconds: float) -> None:
     jobs = msgspec.json.decode((directory / "jobs.json").read_bytes(), type=list[Job])
+    parts = msgspec.json.decode((directory / "parts.json").read_bytes(), type=list[int])
     torch.set_num_threads(jobs[0].threads)
     device = joined(jobs[0], timedelta(seconds=seconds))
     rank = dist.get_rank()
@@ -111,7 +114,9 @@ def main(directory: Path, first: int, seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True)
         (directory / f"{number}.begun").touch()
         try:
-            torch.save(executed(jobs[number], mesh, device), directory / f"{number}.rank{rank}.part")
+            with dealt_places(jobs[number].architecture, ranks=parts[number]):
+                done = executed(jobs[number], mesh, device)
+            torch.save(done, directory / f"{number}.rank{rank}.part")
             (directory / f"{number}.rank{rank}.part").rename(directory / f"{number}.rank{rank}.pt")
             gc.collect()
             dist.barrier()  # so that one job at most is under way when a rank fails

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -130,6 +131,31 @@ def test_outputs_gradients_and_auxiliary_loss_equal_those_of_all_experts_on_all_
     statistics = layer.router.statistics
     assert sum(statistics.loads) == 14 * (architecture.experts_per_token or 0)
     assert statistics.auxiliary_loss == pytest.approx(auxiliary.item(), rel=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 9))
+def test_the_auxiliary_loss_of_parts_of_sequences_is_that_of_whole_ones(samples: int, half: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    a = mixture(balancing=Balancing.AUXILIARY_LOSS, auxiliary_loss_weight=0.3)
+    whole_BTD = torch.randn(samples, 2 * half, 12)
+    parts = whole_BTD.chunk(2, 1)
+
+    def of(x_BTD: Tensor, averaged: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, float]:
+        router = layer_of(a).router
+        router.statistics.averaged = averaged
+        gates_NC, _ = router(x_BTD.flatten(0, 1))
+        gates_NC.backward(torch.zeros_like(gates_NC))  # what is left is the loss's
+        assert router.weight.grad is not None
+        return router.weight.grad, router.statistics.auxiliary_loss
+
+    loads: list[Tensor] = []
+    for part in parts:  # what each rank hands to the others
+        of(part, lambda load_E: loads.append(load_E) or load_E)  # type: ignore[func-returns-value]  # notes it
+    gradients, losses = zip(*(of(part, lambda _: torch.stack(loads).mean(0)) for part in parts), strict=True)
+    wanted, loss = of(whole_BTD, None)
+    torch.testing.assert_close(sum(gradients) / 2, wanted)  # ranks average their gradients
+    assert sum(losses) / 2 == pytest.approx(loss, rel=1e-5)
 
 
 @settings(max_examples=30, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -49,6 +51,33 @@ def test_the_gradient_is_that_of_the_mean_over_sequences(
     ((scores * cotangent).sum() + upstream * weight * loss).backward()
     torch.testing.assert_close(got, logits.grad)
     assert statistics.sequence_loss == pytest.approx(loss.item())
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 9))
+def test_parts_of_sequences_have_the_mean_loss_and_the_gradients_of_whole_ones(
+    sequences: int, tokens: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    whole_BTE = torch.rand(sequences, 2 * tokens, 5, dtype=torch.float64)
+
+    def of(scores_BTE: Tensor, averaged: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, float]:
+        statistics, scores_NE = RouterStatistics(), scores_BTE.flatten(0, 1).clone().requires_grad_()
+        statistics.averaged = averaged
+        statistics.add(torch.ones(5, dtype=torch.int32), torch.zeros(()))
+        out = balanced_by_sequence(scores_NE, sequences=sequences, chosen=2, weight=0.3, statistics=statistics)
+        out.backward(torch.zeros_like(out))
+        assert scores_NE.grad is not None
+        assert statistics.sequence_loss is not None
+        return scores_NE.grad.view_as(scores_BTE), statistics.sequence_loss
+
+    parts = whole_BTE.chunk(2, 1)
+    loads: list[Tensor] = []
+    for part in parts:  # what each rank hands to the others
+        of(part, lambda load_BE: loads.append(load_BE.clone()) or load_BE)  # type: ignore[func-returns-value]  # notes it
+    gradients, losses = zip(*(of(part, lambda _: torch.stack(loads).mean(0)) for part in parts), strict=True)
+    wanted, loss = of(whole_BTE, None)
+    torch.testing.assert_close(torch.cat(gradients, 1) / 2, wanted)  # ranks average their gradients
+    assert sum(losses) / 2 == pytest.approx(loss)
 
 
 def test_equally_busy_experts_have_a_loss_of_one_and_a_busy_one_more() -> None:

@@ -217,11 +217,18 @@ def test_expert_parallel_ranks_share_out_experts_and_the_state_of_all_else(
     st.integers(1, 3),
     st.sampled_from([2, 3]),
     st.sampled_from(["tp-cp-dp-pp", "ep-tp-cp-dp-pp", "tp-cp-dp-ep-pp"]),
+    st.integers(1, 2),
 )
 def test_fully_sharded_experts_and_the_rest_are_stored_once_over_all_ranks(
-    architecture: Architecture, recipe: Recipe, data_parallel: int, zero_stage: int, order: str
+    architecture: Architecture, recipe: Recipe, data_parallel: int, zero_stage: int, order: str, contexts: int
 ) -> None:
-    layout = Layout(data_parallel=data_parallel, expert_parallel=2, zero_stage=zero_stage, rank_order=order)
+    layout = Layout(
+        data_parallel=data_parallel,
+        expert_parallel=2,
+        context_parallel=contexts,
+        zero_stage=zero_stage,
+        rank_order=order,
+    )
     workload = Workload(architecture, recipe, layout)
     places = [rank_position(layout, rank).replica for rank in range(layout.ranks)]
     assert sorted(places) == list(range(layout.ranks))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from reference_runs.layout import Layout
-from reference_runs.run import Balancing, Mask, Workload
+from reference_runs.run import Mask, Workload
 from suite.predict.simulation.supported_layouts import describes_ranks, layout_limits
 from tests.support.strategies import BLOOM
 
@@ -38,10 +38,6 @@ def test_context_parallel_ranks_need_two_equal_parts_each(sequence: int, layout:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        (
-            {"experts": 4, "experts_per_token": 2, "balancing": Balancing.AUXILIARY_LOSS},
-            "cp2 with experts that an auxiliary loss balances",
-        ),
         ({"top_query_layer": True}, "cp2 with a top-query layer"),
         ({"mask": Mask.PREFIX}, "cp2 with a prefix mask"),
         ({"mask": Mask.DOCUMENTS, "mean_document": 9}, "cp2 with a mask of documents"),
