@@ -44,6 +44,7 @@ COMMANDS = {
     "show": ("suite.commands.show", "show"),
     "import": ("suite.commands.import_configuration", "import_command"),
     "predict": ("suite.commands.predict", "predict"),
+    "fit": ("suite.commands.fit", "fit_command"),
     "plan": ("suite.commands.plan", "plan_command"),
     "validate": ("suite.commands.validate", "validate"),
     "refit": ("suite.commands.refit", "refit_command"),

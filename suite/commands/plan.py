@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text, named_fields
-from reference_runs.run import ProductFormat, ReferenceRun
+from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
+from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, goodput
 from suite.predict.plan.plan import OtherNumber, Plan, Planned, other_numbers, plan, question_of
 from suite.predict.recorded_run.figures import Prices
@@ -56,7 +56,7 @@ def plan_command(  # noqa: PLR0913  # the command's options
 
     Exit codes: 0 planned; 1 no layout fits; 2 bad input, or a limit of days or budget that no layout meets.
     """
-    _check_positive(
+    check_positive(
         {
             "--gpus": gpus,
             "--tokens": tokens,
@@ -74,10 +74,10 @@ def plan_command(  # noqa: PLR0913  # the command's options
     )
     if budget is not None and price is None:
         raise InputError("needs the price of an accelerator hour", allowed="--price too", where="--budget")
-    described = _run(run)
+    described = planned_run(run)
     fixed = named_fields(fix, where="--fix") if fix else {}
-    ranks = gpus if gpus is not None else _own_ranks(described)
-    machine = _machine(described, on, ranks, network, stack)
+    ranks = gpus if gpus is not None else own_ranks(described)
+    machine = machine_of(described, on, ranks, network, stack)
     question = question_of(described, machine, ranks=ranks, fixed=fixed, global_batch=batch)
     prices = Prices(price, energy_price, pue)
     amount = described.recipe.tokens if tokens is None else int(tokens)
@@ -117,43 +117,6 @@ def plan_command(  # noqa: PLR0913  # the command's options
         raise typer.Exit(exit_codes.FAIL)
 
 
-def _check_positive(given: dict[str, float | None]) -> None:
-    for option, value in given.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
-
-
-def _run(name: str) -> ReferenceRun:
-    minis = miniatures()
-    if name in minis:
-        raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
-    return reference_run(name, also=minis)
-
-
-def _own_ranks(run: ReferenceRun) -> int:
-    if run.cluster is not None and run.cluster.accelerators is not None:
-        return run.cluster.accelerators
-    if run.recorded_layout is not None:
-        return run.recorded_layout.ranks
-    raise InputError("the run does not say on how many accelerators", allowed="--gpus N", where=run.where)
-
-
-def _machine(run: ReferenceRun, on: str | None, ranks: int, network: float | None, stack: str | None) -> RunMachine:
-    found = run_machine(
-        run.cluster,
-        run.recipe.precision,
-        ProductFormat(run.recipe.product_format),
-        ranks=ranks,
-        accelerator_name=on,
-        network_bytes_per_second=None if network is None else network * 1e9 / 8,
-        software=run.software,
-        stack_name=stack,
-    )
-    if found is None:
-        raise InputError("the run names no accelerator", allowed="--on ACCELERATOR", where=run.where)
-    return found
-
-
 def _check_limits(
     first: Planned, others: list[OtherNumber], ranks: int, *, days: float | None, budget: float | None
 ) -> None:
@@ -182,7 +145,7 @@ def _print_question(run: ReferenceRun, machine: RunMachine, planned: Plan, fix: 
     print_folded(out, f"{words}; {batch:,} samples of {sequence:,} tokens a step, {planned.tokens:.4g} tokens", "bold")
     searched = ", ".join(("dp", *machine.stack.layouts, "micro"))
     print_folded(out, f"searched, as {machine.stack.name} executes it (--stack): {searched}")
-    attention = "fused attention" if question.fused else "attention not fused"
+    attention = "fused attention" if any(question.fused) else "attention not fused"
     order = f"order of ranks {question.base.rank_order}, {question.base.stage_assignment} dealt to stages"
     print_folded(out, f"held: the batch, {attention}, {order}{f', {fix}' if fix else ''}")
     for note in machine.notes:

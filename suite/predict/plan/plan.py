@@ -90,7 +90,7 @@ def question_of(
         ranks=ranks,
         memory_bytes=on.machine.memory_bytes * (1 - expected_peak_error()),
         layouts=on.stack.layouts,
-        fused=on.stack.switches.attention is not AttentionKernel.UNFUSED,
+        fused=(on.stack.switches.attention is not AttentionKernel.UNFUSED,),
         fixed=fixed,
     )
 

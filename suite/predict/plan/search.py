@@ -31,7 +31,9 @@ SIZES = {
     "pp": "pipeline_stages",
     "interleave": "virtual_stages",
 }
-COUNTS = ("data_parallel", "tensor_parallel", "pipeline_stages", "virtual_stages", "micro_batch")
+COUNTS = (
+    *("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages", "micro_batch"),
+)
 
 
 class Question(NamedTuple):
@@ -42,7 +44,7 @@ class Question(NamedTuple):
         ranks: accelerators of the job.
         memory_bytes: that a rank may fill.
         layouts: what the software executes, see `reference_runs.stack.SEARCHED`.
-        fused: whether its attention is fused.
+        fused: whether attention is fused; several values are all searched.
         fixed: fields of `Layout` that have one value, whatever the software executes, see
             `reference_runs.layout.named_fields`.
     """
@@ -54,7 +56,7 @@ class Question(NamedTuple):
     ranks: int
     memory_bytes: float
     layouts: tuple[str, ...] = SEARCHED
-    fused: bool = False
+    fused: tuple[bool, ...] = (False,)
     fixed: Mapping[str, object] = {}
 
     def values(self, field: str, searched: Iterable[Any]) -> tuple[Any, ...]:
@@ -104,11 +106,13 @@ def search(question: Question, *, top: int = 10, share: float = 0.0) -> SearchRe
     import numpy
 
     groups: list[_Columns] = []
-    for layout, columns in _count_groups(question):
-        for switched in _switches(question, layout):
-            chosen = columns[:, _compatible(question, switched, columns)]
+    for experts in question.sizes("ep", _divisors(question.architecture.experts or 1)):
+        counts = list(_counts(question, experts))
+        for layout in _switches(question, experts) if counts else ():
+            columns = numpy.array(counts, dtype=float).T
+            chosen = columns[:, _compatible(question, layout, columns)]
             if chosen.shape[1]:
-                groups.append(_computed(question, switched, chosen))
+                groups.append(_computed(question, layout, chosen))
     if not groups:
         return SearchResult(0, 0, 0, [], None)
     peak = numpy.concatenate([group.figures.peak_bytes for group in groups])
@@ -131,7 +135,7 @@ class _Columns(NamedTuple):
 
     Args:
         layout: one of them.
-        columns: of counts, one a layout: [5, layouts].
+        columns: of counts, one a layout: [counts, layouts].
         figures: `LayoutFigures` of arrays with an entry a layout.
     """
 
@@ -154,59 +158,48 @@ def _computed(question: Question, layout: Layout, columns: numpy.ndarray[Any, An
     return _Columns(layout, columns, LayoutFigures(*columnwise))
 
 
-def _count_groups(question: Question) -> Iterator[tuple[Layout, numpy.ndarray[Any, Any]]]:
-    """For each size of context and expert parallelism: the layout, and `COUNTS` of all that divide, one a column."""
-    import numpy
-
-    experts = question.architecture.experts or 1
-    for context, expert in itertools.product(
-        question.sizes("cp", _divisors(question.ranks)), question.sizes("ep", _divisors(experts))
-    ):
-        if question.architecture.sequence % context or question.ranks % (context * expert):
-            continue
-        base = msgspec.structs.replace(
-            question.base,
-            **{"accumulation": None, **question.fixed, "context_parallel": context, "expert_parallel": expert},
-        )
-        counts = list(_counts(question, base, question.ranks // (context * expert)))
-        if counts:
-            yield base, numpy.array(counts, dtype=float).T
-
-
-def _counts(question: Question, base: Layout, ranks: int) -> Iterator[tuple[int, ...]]:
-    """`COUNTS` of the layouts of so many ranks that `check_layout` lets pass."""
+def _counts(question: Question, experts: int) -> Iterator[tuple[int, ...]]:
+    """`COUNTS` of the layouts with that expert parallelism that `check_layout` lets pass with some switches."""
     architecture, recipe = question.architecture, question.recipe
     plain = msgspec.structs.replace(
-        base,
+        question.base,
         schedule=Schedule.ONE_F_ONE_B,
         recomputation=Recomputation.NONE,
         checkpoint_layers=1,
         zero_stage=0,
         shard_ranks=None,
         sequence_parallel=False,
+        expert_parallel=experts,
+        accumulation=None,
     )
     node = question.machine.accelerators_per_node
-    for tensor in question.sizes("tp", _divisors(node)):
-        for stages in question.sizes("pp", range(1, architecture.layers + 1)):
-            data, rest = divmod(ranks, tensor * stages)
-            if rest or data not in question.values("data_parallel", (data,)):
-                continue
-            for virtual in question.sizes("interleave", _chunks(architecture.layers, stages)):
-                for micro_batch in question.values("micro_batch", MICRO_BATCHES):
-                    counts = (data, tensor, stages, virtual, micro_batch)
-                    layout = msgspec.structs.replace(plain, **dict(zip(COUNTS, counts, strict=True)))
-                    try:
-                        check_layout(Workload(architecture, recipe, layout), "--fix")
-                    except InputError:
-                        continue
-                    yield counts
+    for context, tensor, stages in itertools.product(
+        question.sizes("cp", _divisors(question.ranks)),
+        question.sizes("tp", _divisors(node)),
+        question.sizes("pp", range(1, architecture.layers + 1)),
+    ):
+        data, rest = divmod(question.ranks, context * experts * tensor * stages)
+        if rest or data not in question.values("data_parallel", (data,)):
+            continue
+        for virtual in question.sizes("interleave", _chunks(architecture.layers, stages)):
+            for micro_batch in question.values("micro_batch", MICRO_BATCHES):
+                counts = (data, tensor, stages, context, virtual, micro_batch)
+                layout = msgspec.structs.replace(plain, **dict(zip(COUNTS, counts, strict=True)))
+                try:
+                    check_layout(Workload(architecture, recipe, layout), "--fix")
+                except InputError:
+                    continue
+                yield counts
 
 
-def _switches(question: Question, layout: Layout) -> Iterator[Layout]:
-    """The layout with every combination of what is no count."""
+def _switches(question: Question, experts: int) -> Iterator[Layout]:
+    """The question's layout with that expert parallelism and every combination of what is no count."""
     words = question.layouts
+    layout = msgspec.structs.replace(
+        question.base, **{"accumulation": None, **question.fixed, "expert_parallel": experts}
+    )
     recomputations = [Recomputation.NONE]
-    if "recompute-selective" in words and not question.fused:  # else there are no scores to repeat
+    if "recompute-selective" in words:
         recomputations.append(Recomputation.SELECTIVE)
     if "recompute-full" in words:
         recomputations.append(Recomputation.FULL)
@@ -216,8 +209,10 @@ def _switches(question: Question, layout: Layout) -> Iterator[Layout]:
         question.values("recomputation", recomputations),
         question.values("schedule", schedules),
         question.values("sequence_parallel", (False, True) if "sp" in words else (False,)),
-        question.values("fused_attention", (question.fused,)),
+        question.values("fused_attention", question.fused),
     ):
+        if fused and recomputation is Recomputation.SELECTIVE and "recomputation" not in question.fixed:
+            continue  # there are no scores to repeat
         full = recomputation is Recomputation.FULL
         yield msgspec.structs.replace(
             layout,
@@ -245,8 +240,8 @@ def _zero_forms(question: Question) -> list[tuple[int, bool]]:
 
 def _compatible(question: Question, layout: Layout, columns: numpy.ndarray[Any, Any]) -> Any:
     """For each column whether the switches of `layout` have a meaning for it, and software that has them."""
-    data, tensor, stages, virtual, _ = columns
-    holders = data * layout.context_parallel * layout.expert_parallel
+    data, tensor, stages, context, virtual, _ = columns
+    holders = data * context * layout.expert_parallel
     allowed = data > 0
     if layout.zero_stage and "zero_stage" not in question.fixed:
         allowed &= holders > 1

@@ -1,0 +1,110 @@
+"""Does a model fit, in which layout, and what is the largest that would: every switch is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.layout import Recomputation, Schedule
+from reference_runs.run import Architecture
+from suite.predict.analytic.parameters import parameter_count
+from suite.predict.plan.search import Question, SearchResult, search
+
+LARGEST_MICRO_BATCH = 2**12
+LARGEST_FACTOR = 2**10  # of layers, and of accelerators
+
+
+class Larger(NamedTuple):
+    """A model of the same shape with other layers."""
+
+    layers: int
+    parameters: int
+
+
+class Fit(NamedTuple):
+    """Whether a model fits.
+
+    Args:
+        result: of all layouts; the first one is the fastest.
+        micro_batch: the largest that fits in any layout; None: none does.
+        largest: the deepest model of the same width that fits; None where none does.
+        ranks: the least number of accelerators that would do, among twice the question's, four times, and so on;
+            None: it fits as it is, or no such number does.
+    """
+
+    question: Question
+    result: SearchResult
+    micro_batch: int | None
+    largest: Larger | None
+    ranks: int | None
+
+
+def fit(question: Question) -> Fit:
+    """All that the question of whether a model fits is asked for."""
+    result = search(question, top=1)
+    if not result.best:
+        doubled = (question.ranks * 2**power for power in range(1, LARGEST_FACTOR.bit_length()))
+        enough = next((ranks for ranks in doubled if _fits(question._replace(ranks=ranks))), None)
+        return Fit(question, result, None, _largest(question), enough)
+    return Fit(question, result, _largest_micro_batch(question), _largest(question), None)
+
+
+def _fits(question: Question) -> bool:
+    """Whether any layout fits; of the switches that have no fixed value, those alone that take least memory."""
+    least: dict[str, object] = {
+        "recomputation": Recomputation.FULL,
+        "schedule": Schedule.ONE_F_ONE_B,
+        "micro_batch": 1,
+        "virtual_stages": 1,
+        "fused_attention": max(question.fused),
+    }
+    return bool(search(question._replace(fixed={**least, **question.fixed}), top=1).best)
+
+
+def _largest_micro_batch(question: Question) -> int | None:
+    """The largest power of two that fits, or the fixed one."""
+    sizes = question.values("micro_batch", _powers(LARGEST_MICRO_BATCH))
+    fitting = [size for size in sizes if _fits(_with_micro_batch(question, size))]
+    return max(fitting, default=None)
+
+
+def _powers(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+def _with_micro_batch(question: Question, size: int) -> Question:
+    """The question with that micro-batch, and a global batch of which it is a divisor."""
+    return question._replace(fixed={**question.fixed, "micro_batch": size})
+
+
+def _largest(question: Question) -> Larger | None:
+    """The most layers that fit, to 2 %: doubled or halved from the model's own, then halved intervals."""
+    least = question.architecture.layers
+    while not _fits(_with_layers(question, least)):
+        if least == 1:
+            return None
+        least //= 2
+    most = 2 * least
+    while most <= LARGEST_FACTOR * question.architecture.layers and _fits(_with_layers(question, most)):
+        least, most = most, 2 * most
+    while most - least > max(1, least // 50):
+        middle = (least + most) // 2
+        if _fits(_with_layers(question, middle)):
+            least = middle
+        else:
+            most = middle
+    return Larger(least, parameter_count(_deep(question.architecture, least)))
+
+
+def _with_layers(question: Question, layers: int) -> Question:
+    return question._replace(architecture=_deep(question.architecture, layers))
+
+
+def _deep(architecture: Architecture, layers: int) -> Architecture:
+    dense = min(architecture.dense_layers, layers - 1) if architecture.dense_layers else architecture.dense_layers
+    return msgspec.structs.replace(architecture, layers=layers, dense_layers=dense)

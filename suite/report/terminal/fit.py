@@ -1,0 +1,52 @@
+"""Whether a model fits, in the terminal: the answer in the first line."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from reference_runs.layout import layout_text
+from reference_runs.units import printed
+from suite.predict.machine_model.model import RunMachine
+from suite.predict.plan.fit import Fit
+from suite.predict.plan.search import Found
+from suite.report.terminal.tables import print_folded
+
+GIB = 2**30
+
+
+def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, fix: str) -> None:
+    """Print whether it fits, the fastest and the smallest layout, the largest that would fit, and what was held."""
+    question, result = answer.question, answer.result
+    limit, memory = question.memory_bytes / GIB, question.machine.memory_bytes / GIB
+    where = f"{name} on {question.ranks:,} {machine.accelerator.name}"
+    if result.best:
+        counts = f"{result.fitting:,} of {result.considered:,} layouts"
+        print_folded(out, f"fits: {where}, in {counts}", "bold green")
+        figures = result.best[0].figures
+        error = "" if machine.uncertainty is None else f" ± {machine.uncertainty:.0%}"
+        time = f"{printed(figures.step_seconds, 's')} s a step{error}, {figures.tokens_per_second:,.0f} tokens/s"
+        print_folded(out, f"fastest: {_layout(result.best[0])}, {time}, MFU {figures.mfu:.1%}", "")
+    else:
+        print_folded(out, f"does not fit: {where}", "bold red")
+        would = f"{answer.ranks:,} accelerators would do" if answer.ranks else "nor would more accelerators do"
+        print_folded(out, would, "")
+    if result.smallest is None:
+        print_folded(out, "no layout divides model, batch and accelerators", "")
+    else:
+        print_folded(out, f"least memory: {_layout(result.smallest)}", "")
+    if answer.micro_batch is not None:
+        words = f"{answer.micro_batch:,} samples of {question.architecture.sequence:,} tokens"
+        print_folded(out, f"largest micro-batch that fits: {words}", "")
+    if answer.largest is not None:
+        layers, parameters = answer.largest
+        words = f"{layers:,} layers, {parameters / 1e9:,.4g} billion parameters (to 2 %)"
+        print_folded(
+            out, f"largest model of this width that fits: {words}; this one has {question.architecture.layers}", ""
+        )
+    print_folded(out, f"memory: {limit:,.1f} GiB, {memory:,.1f} less the error to expect of a predicted peak")
+    batch = f"{question.recipe.global_batch:,} samples of {question.architecture.sequence:,} tokens a step"
+    print_folded(out, f"held: {batch}, {question.recipe.precision}{f', {fix}' if fix else ''}; no offloading")
+
+
+def _layout(found: Found) -> str:
+    return f"{layout_text(found.layout)}, {found.figures.peak_bytes / GIB:,.1f} GiB"

@@ -1,0 +1,54 @@
+"""`fit` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from tests.support.short_run_files import short_run_file
+
+
+def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "gpt2-1558m", "--on", "a100-sxm-80gb", "--gpus", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("fits: gpt2-1558m on 1 a100-sxm-80gb, in ")
+    assert lines[1].startswith("fastest: dp1,tp1,pp1,zero0")
+    assert main(["fit", "gpt2-1558m", "--on", "rtx-4090", "--gpus", "1"]) == 1
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "does not fit: gpt2-1558m on 1 rtx-4090"
+    assert second == "2 accelerators would do"
+
+
+def test_a_longer_sequence_needs_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    smallest = []
+    for sequence in ("1024", "4096"):
+        main(["fit", "gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "1", "--sequence", sequence, "--json"])
+        smallest.append(json.loads(capsys.readouterr().out)["smallest"]["peak_bytes"])
+    assert smallest[0] < smallest[1]
+
+
+def test_a_short_run_file_is_enough_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "short.toml"
+    short_run_file(path, recipe={"precision": "bf16"})
+    assert main(["fit", str(path), "--on", "h100-sxm", "--gpus", "8", "--batch", "64"]) == 0
+    assert capsys.readouterr().out.startswith("fits: ")
+    assert main(["fit", str(path), "--on", "h100-sxm", "--gpus", "8"]) == 2
+    assert "recipe.global_batch is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gpt2-124m", "--gpus", "0"], "--gpus: not a usable number"),
+        (["gpt2-124m", "--on", "v100-sxm-16gb", "--gpus", "1"], "bf16"),
+        (["gpt2-124m", "--on", "abacus", "--gpus", "1"], "unknown accelerator; got 'abacus'"),
+        (["gpt2-mini"], "did you mean gpt2-124m?"),
+    ],
+)
+def test_wrong_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(["fit", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line

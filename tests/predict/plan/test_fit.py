@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from suite.predict.plan.fit import fit
+from suite.predict.plan.search import Question, search
+from tests.predict.plan.test_search import question
+
+
+def of_layers(asked: Question, layers: int) -> Question:
+    return asked._replace(architecture=msgspec.structs.replace(asked.architecture, layers=layers))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_largest_model_fits_and_one_of_a_tenth_more_layers_does_not(ranks: int) -> None:
+    asked = question(ranks)
+    answer = fit(asked)
+    assert answer.result.best
+    assert answer.largest is not None
+    layers = answer.largest.layers
+    assert search(of_layers(asked, layers)).fitting > 0
+    assert search(of_layers(asked, round(1.1 * layers) + 1)).fitting == 0
+
+
+def test_the_largest_micro_batch_is_the_largest_power_of_two_that_fits_in_some_layout() -> None:
+    asked = question(4, memory_bytes=2.5e9)
+    answer = fit(asked)
+    fitting = [size for size in (1, 2, 4, 8, 16, 32, 64) if search(asked._replace(fixed={"micro_batch": size})).fitting]
+    assert answer.micro_batch == max(fitting)
+    assert fit(asked._replace(fixed={"micro_batch": 2})).micro_batch == 2
+
+
+def test_what_does_not_fit_says_how_many_accelerators_would_do() -> None:
+    asked = question(2, memory_bytes=1.2e9)
+    answer = fit(asked)
+    assert not answer.result.best
+    assert answer.micro_batch is None
+    assert answer.ranks is not None
+    assert search(asked._replace(ranks=answer.ranks)).fitting > 0
+    assert search(asked._replace(ranks=answer.ranks // 2)).fitting == 0
+    assert answer.largest is not None
+    assert answer.largest.layers < asked.architecture.layers
+
+
+def test_no_number_helps_where_one_layer_is_too_large() -> None:
+    answer = fit(question(2, memory_bytes=1e6))
+    assert answer.ranks is None
+    assert answer.largest is None
