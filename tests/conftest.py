@@ -3,9 +3,13 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
+from suite.launch import launcher
+from suite.launch.multi_host import Hosts
 from suite.machine.devices import has_driver
+from tests.support.warm_ranks import warm
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from, or set by their workers
@@ -15,3 +19,15 @@ if not has_driver():
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60, print_blob=True)
 settings.load_profile("ci")
+
+
+@pytest.fixture
+def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that this process launches on CPUs are forks of one that has imported what they need."""
+    command, environment = launcher._command, launcher._environment
+
+    def warm_command(job: launcher.AnyJob, hosts: Hosts) -> list[str]:
+        real = command(job, hosts)
+        return warm(real, environment(job, "", hosts)) if job.device == "cpu" else real
+
+    monkeypatch.setattr(launcher, "_command", warm_command)

@@ -41,6 +41,8 @@ def kinds(record: str) -> list[str]:
     return [step["kind"] for step in end["ranks"][0]["steps"]]
 
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 SCALED = {"precision": Precision.FP16, "initial_loss_scale": 65536.0, "loss_scale_window": 1000}
 
 

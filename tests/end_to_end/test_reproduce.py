@@ -21,7 +21,7 @@ from suite.paths import ROOT
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, failed_rows, launched, small_plan
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 
 RARE_CASES = [("bloom-mini", 1), ("bloom-mini", 3), ("bloom-mini", 4), ("gpt2-mini", 2), ("mt-nlg-mini", 2)]
 EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_bytes", "optimizer_bytes"}

@@ -21,7 +21,7 @@ from suite.reproduce.slice_plan import slice_of, slice_tokens
 from tests.support.launches import exact_rows
 from tests.support.run_file import run_file
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 LAYERS = {SlicePart.SHARED_FORWARD, SlicePart.LAYER_FORWARD, SlicePart.LAYER_BACKWARD, SlicePart.UPDATE}
 HEAD = {SlicePart.HEAD_FORWARD, SlicePart.HEAD_BACKWARD}
 

@@ -22,6 +22,7 @@ def of_five_layers(**layout: Any) -> Plan:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 def test_chunks_that_do_not_divide_the_layers_and_layers_as_a_list_train_as_one_rank_does(tmp_path: Path) -> None:
     alone = launched(of_five_layers(), tmp_path).losses
     pipeline = {"pipeline_stages": 2, "schedule": Schedule.ONE_F_ONE_B}

@@ -27,6 +27,7 @@ from suite.records import store
 from suite.reproduce.plan import Plan, corpus_for, job_for
 from tests.end_to_end.layouts.table import Case, mesh_of, small_run
 from tests.support.launches import TEXT
+from tests.support.warm_ranks import warm
 
 START_SECONDS = 120
 CASE_SECONDS = 180
@@ -155,10 +156,11 @@ def _launched(directory: Path, first: int, jobs: list[Job], base: Mapping[str, s
         "OMP_NUM_THREADS": str(jobs[0].threads),
         LAUNCH_VARIABLE: identity,
     }
+    command += ["-m", "tests.end_to_end.layouts.worker", str(directory), str(first), str(CASE_SECONDS)]
     log_path = directory / f"{first}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [*command, "-m", "tests.end_to_end.layouts.worker", str(directory), str(first), str(CASE_SECONDS)],
+            warm(command, environment) if jobs[0].device == "cpu" else command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

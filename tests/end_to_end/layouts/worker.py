@@ -110,6 +110,7 @@ def main(directory: Path, first: int, seconds: float) -> None:
     device = joined(jobs[0], timedelta(seconds=seconds))
     rank = dist.get_rank()
     mesh = device_mesh(jobs[0].layout, device.type)
+    gc.freeze()  # collections after each job look at what it left alone
     for number in range(first, len(jobs)):
         faulthandler.dump_traceback_later(seconds, exit=True)
         (directory / f"{number}.begun").touch()

@@ -96,6 +96,7 @@ def test_wrong_products_are_wrong_elements_of_the_soak():
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 def test_three_ranks_exchange_by_pairs_at_once_and_in_sums_and_verify_products(tmp_path):
     parts = {"exchanges": 2, "exchange_bytes": 12_288, "soak_seconds": 0.2, "product_seconds": 0.2, "product_size": 64}
     job = probe_job(tmp_path, ranks=3, **parts)

@@ -1,0 +1,63 @@
+"""Launches from a process that is warm end as torchrun's own do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from suite.machine.processes import LAUNCH_VARIABLE, end_all, environment_of, marked_processes
+from suite.paths import ROOT
+from tests.support.warm_ranks import OWN, TORCHRUN, warm
+
+pytestmark = [pytest.mark.ranks, pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: forks are Linux's here")]
+
+
+def begun(log: Path, identity: str, *module: str, ranks: int) -> subprocess.Popen[bytes]:
+    environment = os.environ | {LAUNCH_VARIABLE: identity, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "--monitor-interval=0.1"]
+    command = warm([*command, "-m", *module], environment)
+    assert Path(command[3]).name == "warm_ranks.py"
+    with log.open("wb") as file:
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+
+
+def test_a_rank_that_fails_ends_the_launch_with_its_traceback_and_torchruns_words(tmp_path: Path) -> None:
+    process = begun(tmp_path / "log", "fails", "suite.execute", f"{tmp_path}/no-job.json", ranks=2)
+    assert process.wait(60) == 1
+    log = (tmp_path / "log").read_text()
+    assert "No such file or directory" in log
+    assert "suite.execute FAILED" in log
+    assert "exitcode  : 1 (pid: " in log
+
+
+def test_ranks_are_marked_have_their_environment_and_end_with_their_launch(tmp_path: Path) -> None:
+    process = begun(tmp_path / "log", "serves", "http.server", "--bind", "127.0.0.1", "0", ranks=2)
+    deadline = time.monotonic() + 60
+    while (tmp_path / "log").read_text().count("Serving HTTP") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    marked = set(marked_processes("serves"))
+    assert len(marked) == 4  # the client, torchrun, two ranks
+    here = {name for name in os.environ if name not in OWN}
+    for pid in marked - {process.pid}:
+        assert here <= {entry.partition(b"=")[0].decode() for entry in environment_of(pid)}
+    end_all(process, "serves", [])
+    assert set(marked_processes("serves")) == set()
+
+
+def test_an_environment_of_its_own_has_a_process_of_its_own_until_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = [sys.executable, *TORCHRUN, "--nproc-per-node=1", "-m", "suite.execute"]
+    assert warm([sys.executable, "-m", "suite"], {}) == [sys.executable, "-m", "suite"]
+    monkeypatch.setattr("tests.support.warm_ranks._SOCKETS", {(("A", "1"),): "first"})
+    monkeypatch.setattr("tests.support.warm_ranks._server", lambda shared: f"{shared}")
+    assert [warm(real, {"A": "1", LAUNCH_VARIABLE: name})[4] for name in "xy"] == ["first", "first"]
+    assert warm(real, {"A": "2"})[4] == "(('A', '2'),)"
+    assert warm(real, {"A": "3"})[5:] == real[3:]
+    assert warm(real, {"A": "4"}) == real

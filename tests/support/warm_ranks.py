@@ -1,0 +1,224 @@
+"""Launches whose ranks are forks of a process that has imported PyTorch and the suite: each saves 2 s of a processor.
+
+torchrun is PyTorch's own, in a fork too, and the ranks run the same modules with the same arguments, environment and
+mark of their launch. What forks do not show: ranks have one seed of Python's hashes, where new processes have one each;
+and what a launch needs besides its imports. So tests of launches and faults start new processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "SUITE_LAUNCH"
+OWN = {MARK, "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS"}  # what differs between launches of one server
+MARK_BYTES = 200
+TORCHRUN = ["-m", "torch.distributed.run"]
+MOST_SERVERS = 3  # of one process, each with the environment of some launches, and 0.2 GB
+PRELOADED = ("torch.distributed.run", "suite.execute.__main__", "tests.end_to_end.layouts.worker")
+
+
+def warm(command: list[str], environment: Mapping[str, str]) -> list[str]:
+    """A command that does what `command`, a torchrun of Python modules, does in this environment."""
+    if command[:3] != [sys.executable, *TORCHRUN] or sys.platform != "linux":
+        return command
+    shared = tuple(sorted((name, value) for name, value in environment.items() if name not in OWN))
+    if shared not in _SOCKETS and len(_SOCKETS) == MOST_SERVERS:
+        return command
+    _SOCKETS[shared] = _SOCKETS.get(shared) or _server(shared)
+    return [sys.executable, "-I", "-S", __file__, _SOCKETS[shared], *command[3:]]
+
+
+_SOCKETS: dict[tuple[tuple[str, str], ...], str] = {}
+
+
+def _server(shared: tuple[tuple[str, str], ...]) -> str:
+    """The socket of a process with these variables, which ends with this one.
+
+    An environment that is there from a process's start is read by its libraries as they are loaded.
+    """
+    path = f"warm-{os.getpid()}-{time.monotonic_ns()}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.warm_ranks", path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**dict(shared), "OMP_NUM_THREADS": "1", MARK: "-" * MARK_BYTES},
+        cwd=ROOT,
+    )
+    atexit.register(_end, server)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return path
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    server.communicate()
+
+
+def ask(path: str, arguments: list[str]) -> int:
+    """Have a launch done, with this process's environment and output; returns its exit code."""
+    request = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect("\0" + path)
+        socket.send_fds(connection, [len(request).to_bytes(8)], [1, 2])
+        connection.sendall(request)
+        return (connection.recv(1) or b"\1")[0]  # nothing from a launch that was killed
+
+
+def serve(path: str) -> None:
+    """Import what ranks need, then fork a launch for each request."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    mark = libc.getenv(MARK.encode())  # what /proc shows of the environment lies there
+    del os.environ[MARK]
+    for module in PRELOADED:
+        __import__(module)
+    gc.collect()
+    gc.freeze()
+    assert len([*Path("/proc/self/task").iterdir()]) == 1, "a fork has no other threads"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + path)
+        listener.listen()
+        print("ready", flush=True)
+        signal.signal(signal.SIGCHLD, _reap)
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _launch(connection, mark)
+            connection.close()
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _launch(connection: socket.socket, mark: int) -> None:
+    _end_with_parent()
+    os.setsid()
+    header, outputs, _, _ = socket.recv_fds(connection, 8, 2)
+    with connection.makefile("rb") as stream:
+        arguments, environment, directory = json.loads(stream.read(int.from_bytes(header)))
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(output, number)
+        os.close(output)
+    identity = environment[MARK].encode()
+    assert len(identity) <= MARK_BYTES
+    ctypes.memmove(mark, identity.ljust(MARK_BYTES, b"\0"), MARK_BYTES)
+    _replace_environment(environment)
+    os.chdir(directory)
+    ranks = int(next(word for word in arguments if word.startswith("--nproc-per-node=")).partition("=")[2])
+    forks = [Fork() for _ in range(ranks)]
+
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = lambda _, command, variables: forks.pop(0).begin(command, variables)
+    sys.argv = ["torchrun", *arguments]
+    code = _ended(lambda: sys.modules["torch.distributed.run"].main(arguments))
+    connection.sendall(bytes([code & 255]))
+    os._exit(code)
+
+
+class Fork:
+    """A process that waits to become a rank; torchrun sees of it what it sees of a subprocess.Popen.
+
+    It is made before torchrun starts threads.
+    """
+
+    def __init__(self) -> None:
+        requests, self._request = os.pipe()
+        begun, beginning = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._request)
+            _end_with_parent()
+            os.setsid()  # torchrun ends a rank by its process group
+            os.close(beginning)
+            with os.fdopen(requests, "rb") as stream:
+                request = stream.readline()  # not to the end: forks after this one hold the pipe open too
+            _become_rank(*json.loads(request))
+        os.close(requests)
+        os.close(beginning)
+        os.read(begun, 1)
+        os.close(begun)
+
+    def begin(self, command: tuple[str, ...], environment: dict[str, str]) -> Fork:
+        with os.fdopen(self._request, "wb") as stream:
+            stream.write(json.dumps([command, environment]).encode() + b"\n")
+        return self
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
+
+def _become_rank(command: list[str], environment: dict[str, str]) -> None:
+    _, unbuffered, dash_m, module, *arguments = command
+    assert (unbuffered, dash_m) == ("-u", "-m")
+    _replace_environment(environment)
+    sys.argv = [module, *arguments]
+    for name in (module, f"{module}.__main__"):  # it runs as __main__ once more
+        if name in PRELOADED:
+            del sys.modules[name]
+    os._exit(_ended(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)))
+
+
+def _ended(run: Callable[[], Any]) -> int:
+    """Runs it; returns the exit code that a Python process would have."""
+    try:
+        run()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _replace_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        serve(sys.argv[1])
+    else:
+        sys.exit(ask(sys.argv[1], sys.argv[2:]))
