@@ -14,14 +14,14 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.failures import Failures, goodput
-from suite.predict.plan.plan import OtherNumber, Plan, Planned, other_numbers, plan, question_of
+from suite.predict.plan.failures import Failures, Goodput, goodput
+from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan, question_of
 from suite.predict.recorded_run.figures import Prices
 from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
 from suite.report.terminal.tables import console, print_folded
 
 
-def plan_command(  # noqa: PLR0913  # the command's options
+def plan_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
     on: Annotated[str | None, typer.Option(help="Accelerator; default: the run's own.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Accelerators; default: as many as the run had.")] = None,
@@ -88,37 +88,49 @@ def plan_command(  # noqa: PLR0913  # the command's options
     if planned.best:
         _check_limits(planned.best[0], others, ranks, days=days, budget=budget)
     told = Failures(failures, checkpoint_seconds, restart_seconds)
-    expected = None
-    if planned.best and (with_failures or any(value is not None for value in told)):
-        expected = goodput(
-            told,
-            accelerators=ranks,
-            training_seconds=planned.best[0].training.seconds,
-            recorded_checkpoint_seconds=described.reported.checkpoint_seconds,
-        )
+    asked = with_failures or any(value is not None for value in told)
+    expected = _goodput(told, described, planned) if planned.best and asked else None
     if json:
         goodput_entry = {"goodput": None if expected is None else expected._asdict()}
         print_json(_entry(run, machine, planned, others if numbers else []) | goodput_entry)
     else:
-        out = console()
         _print_question(described, machine, planned, fix)
-        print_plan(out, planned)
-        print_why(out, planned)
-        if expected is not None:
-            print_goodput(out, expected)
-        if numbers and others:
-            print_numbers(out, others)
-        if planned.best:
-            layout = layout_text(planned.best[0].found.layout, complete=True)
-            options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
-            given = "".join(f" {option} {value}" for option, value in options.items() if value)
-            print_folded(out, f"more of the first: python -m suite predict {run} --layout {layout}{given}")
+        _print(planned, expected, others if numbers else [])
+        options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
+        _print_next(run, planned, options)
     if not planned.best:
         raise typer.Exit(exit_codes.FAIL)
 
 
+def _goodput(failures: Failures, run: ReferenceRun, planned: TrainingPlan) -> Goodput:
+    return goodput(
+        failures,
+        accelerators=planned.question.ranks,
+        training_seconds=planned.best[0].training.seconds,
+        recorded_checkpoint_seconds=run.reported.checkpoint_seconds,
+    )
+
+
+def _print(planned: TrainingPlan, expected: Goodput | None, others: list[OtherNumber]) -> None:
+    out = console()
+    print_plan(out, planned)
+    print_why(out, planned)
+    if expected is not None:
+        print_goodput(out, expected)
+    if others:
+        print_numbers(out, others)
+
+
+def _print_next(run: str, planned: TrainingPlan, options: dict[str, str | None]) -> None:
+    """Print the command that says more of the first layout."""
+    if planned.best:
+        layout = layout_text(planned.best[0].found.layout, complete=True)
+        given = "".join(f" {option} {value}" for option, value in options.items() if value)
+        print_folded(console(), f"more of the first: python -m suite predict {run} --layout {layout}{given}")
+
+
 def _check_limits(
-    first: Planned, others: list[OtherNumber], ranks: int, *, days: float | None, budget: float | None
+    first: PlannedLayout, others: list[OtherNumber], ranks: int, *, days: float | None, budget: float | None
 ) -> None:
     """Refuse a limit that the fastest layout misses, with the number of accelerators that would meet it."""
     if days is not None and first.training.days > days:
@@ -137,7 +149,7 @@ def _check_limits(
         raise InputError("more money is needed", got=got, allowed=least, where="--budget")
 
 
-def _print_question(run: ReferenceRun, machine: RunMachine, planned: Plan, fix: str) -> None:
+def _print_question(run: ReferenceRun, machine: RunMachine, planned: TrainingPlan, fix: str) -> None:
     out, question = console(), planned.question
     batch, sequence = question.recipe.global_batch, question.architecture.sequence
     node = f"{question.machine.accelerators_per_node} a node"
@@ -152,7 +164,7 @@ def _print_question(run: ReferenceRun, machine: RunMachine, planned: Plan, fix: 
         print_folded(out, note)
 
 
-def _entry(run: str, machine: RunMachine, planned: Plan, others: list[OtherNumber]) -> dict[str, Any]:
+def _entry(run: str, machine: RunMachine, planned: TrainingPlan, others: list[OtherNumber]) -> dict[str, Any]:
     question, result = planned.question, planned.result
     return {
         "run": run,
@@ -172,7 +184,7 @@ def _entry(run: str, machine: RunMachine, planned: Plan, others: list[OtherNumbe
     }
 
 
-def _planned(planned: Planned) -> dict[str, Any]:
+def _planned(planned: PlannedLayout) -> dict[str, Any]:
     return {**_found(planned.found), **planned.training._asdict()}
 
 

@@ -18,7 +18,7 @@ from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
 LEAST_GAIN = 0.001  # of a step; less is not worth a line
 
 
-class Change(NamedTuple):
+class HelpfulChange(NamedTuple):
     """One change and what it does.
 
     Args:
@@ -36,7 +36,7 @@ class Change(NamedTuple):
     allowed: bool
 
 
-def helpful_changes(question: Question, found: Found, *, top: int = 3) -> list[Change]:
+def helpful_changes(question: Question, found: Found, *, top: int = 3) -> list[HelpfulChange]:
     """The `top` single changes that save most time, the most helpful first; those that save nothing are left out.
 
     What the search could have taken is named because it does not fit, or because the software does not execute it.
@@ -53,7 +53,7 @@ def helpful_changes(question: Question, found: Found, *, top: int = 3) -> list[C
         if time < -LEAST_GAIN:
             more = figures.peak_bytes - found.figures.peak_bytes
             fits = figures.peak_bytes <= question.memory_bytes
-            changes.append(Change(words, time, more, fits, allowed))
+            changes.append(HelpfulChange(words, time, more, fits, allowed))
     return sorted(changes, key=lambda change: change.time)[:top]
 
 
@@ -61,7 +61,7 @@ def _per_token(figures: LayoutFigures) -> float:
     return 1 / figures.tokens_per_second
 
 
-class _Case(NamedTuple):
+class _Variation(NamedTuple):
     words: str
     allowed: bool
     recipe: Recipe
@@ -69,19 +69,19 @@ class _Case(NamedTuple):
     machine: Machine
 
 
-def _changed(question: Question, layout: Layout) -> Iterator[_Case]:
+def _changed(question: Question, layout: Layout) -> Iterator[_Variation]:
     """Each single change of the layout, of the batch and of the machine."""
     recipe, machine, able = question.recipe, question.machine, question.layouts
     for words, word, fields in _layout_changes(layout):
         changed = msgspec.structs.replace(layout, **fields)
-        yield _Case(words, word is None or word in able, recipe, changed, machine)
+        yield _Variation(words, word is None or word in able, recipe, changed, machine)
     doubled = msgspec.structs.replace(recipe, global_batch=2 * recipe.global_batch)
     words = f"global batch {recipe.global_batch:,} -> {doubled.global_batch:,} samples"
-    yield _Case(words, True, doubled, layout, machine)
+    yield _Variation(words, True, doubled, layout, machine)
     network = 2 * machine.network_bytes_per_second
     faster = msgspec.structs.replace(machine, network_bytes_per_second=network)
     gbits = f"{machine.network_bytes_per_second * 8e-9:,.0f} -> {network * 8e-9:,.0f} Gbit/s"
-    yield _Case(f"network of a node {gbits}", True, recipe, layout, faster)
+    yield _Variation(f"network of a node {gbits}", True, recipe, layout, faster)
 
 
 def _layout_changes(layout: Layout) -> Iterator[tuple[str, str | None, dict[str, object]]]:

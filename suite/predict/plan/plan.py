@@ -15,31 +15,31 @@ from reference_runs.stack import AttentionKernel
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.machine_model.model import RunMachine, expected_peak_error
-from suite.predict.plan.changes import Change, helpful_changes
+from suite.predict.plan.changes import HelpfulChange, helpful_changes
 from suite.predict.plan.frontier import OfNumber, by_number
 from suite.predict.plan.search import Found, Question, SearchResult, search
-from suite.predict.plan.training import Training, training
+from suite.predict.plan.training import TrainingBill, training
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.prediction import run_prediction
 
 _RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
 
 
-class Planned(NamedTuple):
+class PlannedLayout(NamedTuple):
     """A layout with its training."""
 
     found: Found
-    training: Training
+    training: TrainingBill
 
 
 class OtherNumber(NamedTuple):
     """The fastest layout of another number of accelerators."""
 
     ranks: int
-    planned: Planned
+    planned: PlannedLayout
 
 
-class Plan(NamedTuple):
+class TrainingPlan(NamedTuple):
     """What a training on so many accelerators can be.
 
     Args:
@@ -55,9 +55,9 @@ class Plan(NamedTuple):
     question: Question
     tokens: int
     result: SearchResult
-    best: list[Planned]
+    best: list[PlannedLayout]
     step: StepTime | None
-    changes: list[Change]
+    changes: list[HelpfulChange]
     uncertainty: float
 
     @property
@@ -103,7 +103,7 @@ def _with_batch(recipe: Recipe, global_batch: int) -> Recipe:
     return msgspec.structs.replace(recipe, **changes)
 
 
-def plan(question: Question, *, tokens: int, prices: Prices, uncertainty: float, top: int) -> Plan:
+def plan(question: Question, *, tokens: int, prices: Prices, uncertainty: float, top: int) -> TrainingPlan:
     """The `top` fastest layouts with their trainings, and what would help the first."""
     result = search(question, top=top, share=_overlap(uncertainty))
     best = [_planned(question, found, question.ranks, tokens, prices) for found in result.best]
@@ -112,7 +112,7 @@ def plan(question: Question, *, tokens: int, prices: Prices, uncertainty: float,
         workload = Workload(question.architecture, question.recipe, best[0].found.layout)
         step = run_prediction(workload, question.machine).step
         changes = helpful_changes(question, best[0].found)
-    return Plan(question, tokens, result, best, step, changes, uncertainty)
+    return TrainingPlan(question, tokens, result, best, step, changes, uncertainty)
 
 
 def _overlap(uncertainty: float) -> float:
@@ -125,9 +125,9 @@ def other_numbers(question: Question, *, tokens: int, prices: Prices) -> list[Ot
     return [OtherNumber(each.ranks, _planned(question, each.found, each.ranks, tokens, prices)) for each in found]
 
 
-def _planned(question: Question, found: Found, ranks: int, tokens: int, prices: Prices) -> Planned:
+def _planned(question: Question, found: Found, ranks: int, tokens: int, prices: Prices) -> PlannedLayout:
     machine: Machine = question.machine
-    return Planned(
+    return PlannedLayout(
         found,
         training(
             tokens=tokens,

@@ -17,7 +17,7 @@ from suite.predict.recorded_run.figures import Prices
 SECONDS_PER_DAY = 24 * SECONDS_PER_HOUR
 
 
-class Training(NamedTuple):
+class TrainingBill(NamedTuple):
     """A whole training without interruption.
 
     Args:
@@ -40,7 +40,7 @@ class Training(NamedTuple):
 
 def training(
     *, tokens: int, global_batch: int, sequence: int, step_seconds: float, ranks: int, machine: Machine, prices: Prices
-) -> Training:
+) -> TrainingBill:
     """The training on `tokens` tokens with steps of `step_seconds` on `ranks` accelerators."""
     steps = training_steps(tokens=tokens, global_batch=global_batch, sequence=sequence)
     seconds = steps * step_seconds
@@ -58,4 +58,4 @@ def training(
         charges.append(accelerator_cost(accelerator_seconds=held, price_per_accelerator_hour=prices.accelerator_hour))
     if prices.kilowatt_hour is not None and joules is not None:
         charges.append(energy_cost(energy_joules=joules, price_per_kilowatt_hour=prices.kilowatt_hour))
-    return Training(steps, seconds, held, joules, sum(charges) if charges else None)
+    return TrainingBill(steps, seconds, held, joules, sum(charges) if charges else None)

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from reference_runs.layout import Layout, layout_text
 from reference_runs.units import printed
-from suite.predict.plan.changes import Change
+from suite.predict.plan.changes import HelpfulChange
 from suite.predict.plan.failures import Goodput
 from suite.predict.plan.frontier import frontier
-from suite.predict.plan.plan import OtherNumber, Plan, Planned
+from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan
 from suite.predict.plan.published_layouts import RankedLayout
-from suite.predict.plan.training import SECONDS_PER_DAY, Training
+from suite.predict.plan.training import SECONDS_PER_DAY, TrainingBill
 from suite.report.terminal.tables import print_folded, print_table
 
 GIB = 2**30
@@ -22,7 +22,7 @@ BINDING_TERMS = 3
 NEAR = 0.03  # of the best step
 
 
-def print_plan(out: Console, plan: Plan) -> None:
+def print_plan(out: Console, plan: TrainingPlan) -> None:
     """Print the layouts, or the smallest one where none fits."""
     question, result = plan.question, plan.result
     limit, memory = question.memory_bytes / GIB, question.machine.memory_bytes / GIB
@@ -51,7 +51,7 @@ def print_plan(out: Console, plan: Plan) -> None:
     )
 
 
-def _row(number: int, planned: Planned, plan: Plan) -> list[str]:
+def _row(number: int, planned: PlannedLayout, plan: TrainingPlan) -> list[str]:
     figures, training = planned.found.figures, planned.training
     fastest = plan.best[0].found.figures.step_seconds
     equal = number > 1 and figures.step_seconds <= fastest * (1 + plan.equal_share)
@@ -69,16 +69,16 @@ def _row(number: int, planned: Planned, plan: Plan) -> list[str]:
     ]
 
 
-def _thousand_hours(training: Training) -> str:
+def _thousand_hours(training: TrainingBill) -> str:
     return printed(training.accelerator_seconds / 3.6e6, "h")
 
 
-def _short(planned: Planned) -> str:
+def _short(planned: PlannedLayout) -> str:
     """The words of the layout that a search chooses: buckets are the run's own."""
     return layout_text(msgspec.structs.replace(planned.found.layout, bucket_bytes=Layout().bucket_bytes))
 
 
-def print_why(out: Console, plan: Plan) -> None:
+def print_why(out: Console, plan: TrainingPlan) -> None:
     """Print what the best layout's step consists of, and the changes that would shorten it."""
     if plan.step is None:
         return
@@ -93,7 +93,7 @@ def print_why(out: Console, plan: Plan) -> None:
         print_folded(out, f"what would help it: {_words(change, plan)}", "")
 
 
-def _words(change: Change, plan: Plan) -> str:
+def _words(change: HelpfulChange, plan: TrainingPlan) -> str:
     more = change.more_bytes / GIB
     memory = f"{more:+,.1f} GiB" if abs(more) >= 0.05 else "no more memory"
     against = []
