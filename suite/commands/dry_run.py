@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +13,13 @@ from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.commands import exit_codes
-from suite.commands.options import Results, check_writable, print_json
+from suite.commands.options import Results, print_json
+from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined
 from suite.job.dry_run_job import CountedRank
 from suite.launch.interruption import end_as_interrupted
 from suite.metrics.comparison import Verdict
 from suite.paths import ROOT
+from suite.report.schedule import predicted_panel
 from suite.report.terminal.dry_run import print_dry_run, print_side_by_side
 from suite.report.terminal.tables import console
 from suite.reproduce.dry_run.comparison import DryRun, dry_run, peak_parts
@@ -68,16 +69,13 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     signal n.
     """
     end_as_interrupted()
-    for option, picture in (("--plot", plot), ("--schedule", schedule)):
-        check_writable(picture, option)
-        _check_picture(picture, option)
+    for option, picture in (("--plot", plot), (SCHEDULE, schedule)):
+        check_picture(picture, option)
     plans = [dry_plan(name, layout, mini=mini, results=results)]
     plans += [dry_plan(name, text, mini=mini, results=results, option="--compare") for text in compare or []]
     chosen = [_ranks(ranks, each) for each in plans]
-    for each in plans if schedule else ():
-        if each.workload.layout.pipeline_stages == 1:
-            got = layout_text(each.workload.layout)
-            raise InputError("a schedule is of pipeline stages", got=got, allowed="ppN", where="--schedule")
+    for each in plans:
+        check_pipelined(schedule, each.workload.layout)
     board = _board(on, plans[0].accelerator)
     done: list[DryRun] = []
     for each, numbers in zip(plans, chosen, strict=True):
@@ -97,23 +95,11 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     if schedule is not None:
         from suite.report.plots.schedule import draw_schedule
 
-        draw_schedule(schedule, [(each.name, each.workload) for each in plans])
+        names = [f"{each.name}, {layout_text(each.workload.layout)}" for each in plans]
+        panels = [predicted_panel(each.workload, name) for each, name in zip(plans, names, strict=True)]
+        draw_schedule(schedule, panels)
     passed = all(run.verdict is Verdict.PASS for run in done)
     raise typer.Exit(exit_codes.PASS if passed else exit_codes.FAIL)
-
-
-def _check_picture(plot: Path | None, option: str) -> None:
-    """Refuse a picture that could not be drawn when the work is done.
-
-    Raises:
-        InputError: matplotlib is missing, or the name is no PNG's.
-    """
-    if plot is None:
-        return
-    if plot.suffix != ".png":
-        raise InputError("not a picture's name", got=str(plot), allowed="a file ending in .png", where=option)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("a picture needs matplotlib", allowed="pip install matplotlib", where=option)
 
 
 def _board(asked: str | None, recorded: str | None) -> Accelerator | None:

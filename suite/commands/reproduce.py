@@ -15,6 +15,7 @@ from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
 from suite.commands.options import Compiled, CorpusPath, Device, MayCalibrate, print_json
+from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined, draw_launch
 from suite.commands.runs import runs
 from suite.job.events import Status
 from suite.job.options import Averaging
@@ -110,6 +111,10 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         Path | None,
         typer.Option(readable=False, help="FILE.json for the profiled steps of rank 0, FILE.rankN.json for others'."),
     ] = None,
+    schedule: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
+    ] = None,
     results: Annotated[Path, typer.Option(help="Where records and profiles are stored.")] = ROOT / "results",
     may_calibrate: MayCalibrate = True,
     every_figure: Annotated[
@@ -148,6 +153,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
     if trace is not None and launches > 1:
         raise InputError("a trace is of one launch", got=f"--launches {launches}", allowed="1", where="--trace")
+    if schedule is not None and launches > 1:
+        raise InputError("a picture is of one launch", got=f"--launches {launches}", allowed="1", where=SCHEDULE)
+    check_picture(schedule, SCHEDULE)
     end_as_interrupted()
     request = Request(
         name=name,
@@ -177,12 +185,16 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     )
     printing = _Printing(json, every_figure, console(stderr=True))
     planned = slice_plan(request) if asks_for_slice(request) else plan(request)
+    check_pipelined(schedule, planned.layout)
     done: list[LaunchResult] = []
     for result in _launched(planned, request, launches, printing, may_calibrate=may_calibrate):
         done.append(result)
         _print(result, planned, printing, number=len(done), launches=launches)
     if launches > 1 and done:
         _summarise(done, json=json)
+    if schedule is not None and done and done[-1].status is Status.OK:
+        times = [report.pipeline_times for report in done[-1].finished]
+        draw_launch(schedule, planned.name, planned.workload, times, done[-1].figures)
     code = max(map(_exit_code, done), default=exit_codes.EXECUTION_FAILED)
     is_whole = len(done) == launches or code == exit_codes.INTERRUPTED
     raise typer.Exit(code if is_whole else exit_codes.EXECUTION_FAILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.commands.options import Json, Results, print_json
+from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined, draw_launch
 from suite.metrics.comparison import Row, compare, overall
 from suite.paths import RESULTS
 from suite.records.query import record_path
@@ -27,6 +29,10 @@ def show_command(
     record: Annotated[
         str, typer.Argument(help="latest, an id, its beginning, its last 8 digits, or the path of a file.")
     ],
+    schedule: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
+    ] = None,
     results: Results = RESULTS,
     json: Json = False,
 ) -> None:
@@ -36,12 +42,18 @@ def show_command(
 
     Exit codes: 0 shown, 2 no such record, several, or a damaged one.
     """
+    check_picture(schedule, SCHEDULE)
     whole = read(record_path(results, record))
+    check_pipelined(schedule, whole.begin.job.layout)
     if json:
         entry = {"path": whole.path, "status": whole.status, "begin": whole.begin, "end": whole.end}
         print_json(entry)
-        return
-    _print(whole)
+    else:
+        _print(whole)
+    if schedule is not None:
+        ranks, figures = (whole.end.ranks, whole.end.figures) if whole.end else ([], [])
+        times = [rank.pipeline_times for rank in ranks]
+        draw_launch(schedule, whole.begin.run, whole.begin.job.workload, times, figures)
 
 
 def _print(record: Record) -> None:

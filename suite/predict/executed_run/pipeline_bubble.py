@@ -12,6 +12,7 @@ from suite.job.pipeline_passes import Pass, PassKind, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
 from suite.predict.simulation.pipeline_schedule import TimedPass, timed_passes
+from suite.predict.simulation.supported_layouts import describes_ranks
 
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side
 REASON = "within 5 points: the schedule with measured passes, messages of no time"
@@ -68,15 +69,16 @@ def bubble_of_measured_passes(
 ) -> list[Figure]:
     """The share of time in which stages wait if each pass takes its measured time, and messages none.
 
-    Nothing where a rank's passes were not measured. Judged where only the schedule makes a rank wait: see `_disturbed`.
+    Nothing where a rank's passes were not measured, or the schedule is not described. Judged
+    where only the schedule makes a rank wait: see `_disturbed`.
 
     Args:
         times: of every rank.
     """
     known = [each for each in times if each is not None]
-    if not known or len(known) < len(times):
-        return []
     workload = job.workload
+    if not known or len(known) < len(times) or not describes_ranks(workload):
+        return []
     micro_batches = accumulation(workload.recipe, workload.layout)
     stages = timed_passes(workload.layout, measured_durations(known), micro_batches=micro_batches)
     idle = idle_share(stages)

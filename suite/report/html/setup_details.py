@@ -14,6 +14,7 @@ from suite.regression.change_points import Segment
 from suite.report.html.history import history
 from suite.report.html.memory import memory
 from suite.report.html.plot import Plot, utc
+from suite.report.html.schedule import schedule
 from suite.report.html.setups import Setup
 from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import JudgedSetup
@@ -56,7 +57,7 @@ def detail(judged: JudgedSetup, segments: Sequence[Segment]) -> Detail:
     if judged.rows:
         plots = [waterfall(key, judged.rows), traffic(key, judged.rows), *plots]
     if record is not None and setup.latest_ok is not None:
-        plots.insert(1, memory(key, record))
+        plots[1:1] = [schedule(key, record), memory(key, record)]
     return Detail(
         about=_about(setup, record),
         plots=[plot for plot in plots if plot is not None],
