@@ -20,16 +20,16 @@ from reference_runs.run import ProductFormat, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.commands.predicted_run import (
+from suite.metrics.comparison import Row, overall
+from suite.predict.analytic.key_value_heads import key_value_copies
+from suite.predict.analytic.process_groups import node_crossing_share
+from suite.predict.plan.predicted_run import (
     Predicted,
     PredictionRequest,
     is_accelerator,
     predicted_run,
     undisturbed_profile,
 )
-from suite.metrics.comparison import Row, overall
-from suite.predict.analytic.key_value_heads import key_value_copies
-from suite.predict.analytic.process_groups import node_crossing_share
 from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where

@@ -318,3 +318,8 @@ def peak_bytes(workload: Workload, *, micro_batches: int) -> float:
         for stage in (0 * last, smaller(1, last), last)
     )
     return larger(larger(first, second), final)
+
+
+def exceeds(stages: Sequence[StageMemory], memory_bytes: float | None) -> bool:
+    """Whether the fullest stage needs more memory than an accelerator has."""
+    return memory_bytes is not None and any(stage.peak > memory_bytes for stage in stages)

@@ -9,7 +9,7 @@ from rich.console import Console
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
+from suite.predict.analytic.stage_memory import StageMemory, exceeds, fullest_instant
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
@@ -294,11 +294,6 @@ def _runs(stages: tuple[StageMemory, ...]) -> list[tuple[int, int, StageMemory]]
         else:
             runs.append((stage, stage, memory))
     return runs
-
-
-def exceeds(stages: Sequence[StageMemory], memory_bytes: float | None) -> bool:
-    """Whether the fullest stage needs more memory than an accelerator has."""
-    return memory_bytes is not None and any(stage.peak > memory_bytes for stage in stages)
 
 
 def print_fit(out: Console, stages: Sequence[StageMemory], memory_bytes: float | None) -> None:

@@ -17,6 +17,7 @@ from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
+from suite.predict.analytic.stage_memory import exceeds
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.model import RunMachine, run_machine
@@ -31,7 +32,6 @@ from suite.predict.recorded_run.published import (
     published_figures,
 )
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
-from suite.report.terminal.prediction import exceeds
 
 _OF_THE_ACCELERATOR = (Quantity.MFU, Quantity.HFU, Quantity.ENERGY_JOULES)  # by its data sheet
 
