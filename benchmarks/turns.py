@@ -44,7 +44,7 @@ class SuiteLoop:
         """One step: its loss, and the norm of the gradient without the loss scale."""
         start = clock.now(self.device)
         loss = self._steps.forward_and_backward()
-        outcome = self._steps.update(loss)
+        (outcome,) = self._steps.update(loss)
         seconds = clock.now(self.device) - start
         self._usual_seconds = min(self._usual_seconds, seconds)
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None

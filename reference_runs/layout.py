@@ -32,6 +32,11 @@ class Schedule(enum.StrEnum):
     PIPEDREAM_VERTICAL_SYNC = "pipedream-vertical-sync"
     PIPEDREAM_2BW = "pipedream-2bw"
 
+    @property
+    def flushes(self) -> bool:
+        """Whether all passes of a step end before its update, in a pipeline."""
+        return self not in (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
+
 
 class Recomputation(enum.StrEnum):
     """Which activations are computed again in the backward pass.
@@ -124,6 +129,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scatter_gather: bool = False
     offload: Offload = Offload.NONE
     stage_layer_counts: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+
+    @property
+    def flushes(self) -> bool:
+        """Whether all passes of a step end before its update, which they do in one stage."""
+        return self.pipeline_stages == 1 or self.schedule.flushes
 
     @property
     def ranks(self) -> int:

@@ -150,6 +150,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
             was measured, by the figure: that pass alone, as routing changes from step to step.
         slice_times: of a slice; None of a whole run.
         pipeline_times: of a pipeline's passes; None without pipeline.
+        weight_versions, staleness: of a stage without flush: versions that it stores, and updates by which gradients
+            are late at most; None elsewhere.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
@@ -183,6 +185,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     packed: PackedDocuments | None = None
     slice_times: SliceTimes | None = None
     pipeline_times: PipelineTimes | None = None
+    weight_versions: int | None = None
+    staleness: int | None = None
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

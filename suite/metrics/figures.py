@@ -24,6 +24,8 @@ class Quantity(enum.StrEnum):
     WEIGHT_BYTES = "weight_bytes", "byte"
     GRADIENT_BYTES = "gradient_bytes", "byte"
     OPTIMIZER_BYTES = "optimizer_bytes", "byte"
+    WEIGHT_VERSIONS = "weight_versions", "1"
+    STALENESS = "staleness", "1"
     ACTIVATION_BYTES = "activation_bytes", "byte"
     PEAK_BYTES = "peak_bytes", "byte"
     PAYLOAD_BYTES = "payload_bytes", "byte"
@@ -54,6 +56,8 @@ EXACT = frozenset(
         Quantity.WEIGHT_BYTES,
         Quantity.GRADIENT_BYTES,
         Quantity.OPTIMIZER_BYTES,
+        Quantity.WEIGHT_VERSIONS,
+        Quantity.STALENESS,
         Quantity.PAYLOAD_BYTES,
         Quantity.MESSAGES,
     }

@@ -170,6 +170,14 @@ def _rank_figures(rank: int, report: Finished) -> list[Figure]:
         Figure(quantity=quantity, value=getattr(report, quantity), rank=rank, convention=convention)
         for quantity, convention in _CONVENTIONS.items()
     ]
+    figures += [
+        Figure(quantity=quantity, value=value, rank=rank)
+        for quantity, value in (
+            (Quantity.WEIGHT_VERSIONS, report.weight_versions),
+            (Quantity.STALENESS, report.staleness),
+        )
+        if value is not None
+    ]
     for collective in report.collectives:
         figures += [
             Figure(

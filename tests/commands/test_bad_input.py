@@ -28,7 +28,8 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
-    "1f1b, zero-bubble, zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
+    "1f1b, zero-bubble, pipedream/pipedream-vertical-sync/pipedream-2bw with ppN alone, "
+    "zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
     "offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
@@ -556,9 +557,6 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
         "pp2,zero2": "zero2 with pp2",
         "dp2,pp2,zero3": "zero3 with pp2",
         "recompute-from-input": "recompute-from-input",
-        "pp2,pipedream": "pipedream",
-        "pp2,pipedream-vertical-sync": "pipedream-vertical-sync",
-        "pp2,pipedream-2bw": "pipedream-2bw",
     }.items(),
 )
 def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layout, word, reproduce_refused):
@@ -577,6 +575,23 @@ def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layo
 def test_what_a_backward_pass_in_halves_computes_twice_or_leaves_out_is_refused(run, layout, words, reproduce_refused):
     line = reproduce_refused(run, "--layout", layout)
     assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'zero-bubble with {words}')}"
+
+
+@pytest.mark.parametrize(
+    ("run", "layout", "words"),
+    [
+        ("gpt2-mini", "dp2,pp2,pipedream", "dp2"),
+        ("gpt2-mini", "tp2,pp2,pipedream-2bw", "tp2"),
+        ("gpt2-mini", "cp2,pp2,pipedream", "cp2"),
+        ("qwen3-moe-mini", "pp2,pipedream", "experts"),
+        ("gpt-neox-mini", "pp2,pipedream", "the loss scale of fp16"),
+        ("bloom-mini", "pp2,pipedream-vertical-sync", "a batch that ramps up"),
+    ],
+)
+def test_what_does_not_go_without_flush_is_refused(run, layout, words, reproduce_refused):
+    line = reproduce_refused(run, "--layout", layout)
+    (schedule,) = [word for word in layout.split(",") if word.startswith("pipedream")]
+    assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'{schedule} with {words}')}"
 
 
 def test_kernels_that_find_all_gradients_at_once_are_refused_with_halves(reproduce_refused):

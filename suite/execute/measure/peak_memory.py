@@ -37,6 +37,7 @@ class AllocatedPeak:
         self._device = device
         self._before: list[Allocation] = []
         self._settled: int | None = None
+        self._last: tuple[int, list[Allocation], int] = 0, [], 0
         self._recording = None if device.type == "cuda" else _started()
 
     def settle(self) -> None:
@@ -63,14 +64,24 @@ class AllocatedPeak:
         self._recording = _started()
         settled = len(self._before) if self._settled is None else self._settled
         since = [*self._before[settled:], *within]
-        self.bytes = largest_sum(self._before[:settled], since, window=len(since) - len(within))
+        self._last = settled, since, len(since) - len(within)
+        self.bytes = largest_sum(self._before[:settled], since, window=self._last[2])
         self._before += within
 
-    def finish(self) -> None:
-        """Stop following: no window comes after."""
-        if self._recording is not None:
+    def finish(self, *, later: bool = False) -> None:
+        """Stop following: no window comes after.
+
+        Args:
+            later: whether what the last window allocated may have been freed since it ended, and counts until then.
+        """
+        if self._recording is None:
+            return
+        if later:
+            settled, since, window = self._last
+            self.bytes = largest_sum(self._before[:settled], since, window=window, after=_changes(self._recording))
+        else:
             self._recording.stop()
-            self._before.clear()
+        self._before.clear()
 
 
 def resident_bytes() -> int | None:
@@ -78,16 +89,20 @@ def resident_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if sys.platform == "linux" else None
 
 
-def largest_sum(before: Iterable[Allocation], since: list[Allocation], *, window: int = 0) -> int:
+def largest_sum(
+    before: Iterable[Allocation], since: list[Allocation], *, window: int = 0, after: Iterable[Allocation] = ()
+) -> int:
     """The largest sum of blocks that live at a time within a window.
 
     The free of a block is not seen if a communication thread is the last to release it (gloo's messages). Such a block
-    counts until another one overlaps it; one allocated in `since`, until the next change.
+    counts until another one overlaps it; one allocated in `since` that is not freed in `after` either, until the next
+    change.
 
     Args:
         before: changes until allocations settled; these blocks may live on.
         since: later changes, to the end of the window.
         window: index of the window's first change in `since`.
+        after: changes after the window.
     """
     sizes: dict[int, int] = {}
     addresses: list[int] = []
@@ -112,7 +127,7 @@ def largest_sum(before: Iterable[Allocation], since: list[Allocation], *, window
 
     for change in before:
         total += apply(change)
-    unseen = _never_freed(since)
+    unseen = _never_freed([*since, *after])
     largest = 0 if window else total
     for index, change in enumerate(since):
         if index == window:

@@ -54,6 +54,13 @@ class MasterWeights:
             if self.in_passing:
                 master.data = _empty(weight)
 
+    def write_to(self, weights: list[Tensor]) -> None:
+        """From now on update `weights`, which have the values of those so far, and leave those as they are."""
+        for master, before, after in zip(self.masters, self.weights, weights, strict=True):
+            if master.untyped_storage()._cdata == before.untyped_storage()._cdata:
+                master.data = after
+        self.weights[:] = weights
+
     def widened(self, gradients: list[Tensor]) -> list[Tensor]:
         """`gradients` in fp32: themselves, the kept copies, or new memory that `gradient_bytes` does not count."""
         if gradients[0].dtype == torch.float32:

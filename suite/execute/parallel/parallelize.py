@@ -47,6 +47,7 @@ from suite.execute.parallel.sharded_adamw import (
     sharded_adamw,
     whole_adamw,
 )
+from suite.execute.parallel.without_flush import WithoutFlush, without_flush
 from suite.execute.precision import DTYPES, WeightGroup, on_device, store_weights
 from suite.job.options import POWER_SGD_RANK, Averaging
 from suite.job.training_job import Job
@@ -60,7 +61,8 @@ class Training:
         chunks: this rank's parts of the decoder.
         modules: what is called instead of them.
         weights: the stored weights.
-        pipeline: runs the modules where there are several stages.
+        pipeline: runs the modules where there are several stages, and all passes of a step end before its update.
+        without_flush: the parts of a stage where they do not.
         gradient_sums: of compiled blocks whose graphs add to them.
         scattered: the gradients, where they are reduce-scattered.
         embedding_group: joins the ranks that store a tied table twice.
@@ -74,8 +76,9 @@ class Training:
     modules: list[nn.Module]
     leaves: list[LocalParameter]
     weights: list[Tensor]
-    optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
+    optimizer: ShardedAdamW | TensorAdamW | OneBitMasters | WithoutFlush
     pipeline: Pipeline | None
+    without_flush: WithoutFlush | None
     gradient_sums: GradientSums | None
     scattered: ScatteredGradients | None
     embedding_group: dist.ProcessGroup | None
@@ -135,30 +138,61 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     elif layout.state_ranks > 1 and not layout.fully_sharded and job.slice is None:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device, apart=experts) for chunk in chunks]
     pipeline = None
-    if layout.pipeline_stages > 1 and job.slice is None:
+    if layout.pipeline_stages > 1 and layout.flushes and job.slice is None:
         numbered = dict(zip(chunk_numbers(layout, mesh), modules, strict=True))
         group = mesh.get_group(PIPELINE)
         pipeline = Pipeline(numbered, job.architecture, layout, group=group, device=device, dtype=dtype)
     copies = max(layout.tensor_parallel // job.architecture.kv_heads, 1)
+    leaves = _leaves(layout, mesh, chunks, splits, experts, copies=copies)
+    weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
+    tied = job.architecture.tied_embeddings
+    tables = embedding_group(mesh) if tied else None
+    unflushed = None
+    if not layout.flushes:
+        assert groups is not None
+        (chunk,) = chunks
+        unflushed = without_flush(job, chunk, groups, leaves, weights, mesh=mesh, tables=tables, device=device)
+    optimizer = unflushed or _optimizer(job, mesh, groups, leaves, modules, scattered)
+    heads = key_value_group(mesh, copies=copies)
+    return Training(
+        chunks,
+        modules,
+        leaves,
+        weights,
+        optimizer,
+        pipeline,
+        unflushed,
+        sums,
+        scattered,
+        tables,
+        context,
+        heads,
+        sharding,
+        rows,
+    )
+
+
+def _leaves(
+    layout: Layout,
+    mesh: DeviceMesh,
+    chunks: list[Decoder],
+    splits: list[tensor_parallel.Split],
+    experts: frozenset[str],
+    *,
+    copies: int,
+) -> list[LocalParameter]:
+    """The parameters of `chunks`; `copies`: tensor-parallel ranks that have one key-value head."""
     place = Place(
         first=_is_first(mesh, TENSOR),
         first_of_head=mesh.get_local_rank(TENSOR) % copies == 0,
         counts_dense=layout.fully_sharded or _is_first(mesh, EXPERT),
         has_shards=layout.scatters_gradients,
     )
-    leaves = [
+    return [
         leaf
         for chunk, split in zip(chunks, splits, strict=True)
         for leaf in local_parameters(chunk, split, experts, place)
     ]
-    optimizer = _optimizer(job, mesh, groups, leaves, modules, scattered)
-    weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
-    tied = job.architecture.tied_embeddings
-    tables = embedding_group(mesh) if tied else None
-    heads = key_value_group(mesh, copies=copies)
-    return Training(
-        chunks, modules, leaves, weights, optimizer, pipeline, sums, scattered, tables, context, heads, sharding, rows
-    )
 
 
 def _is_first(mesh: DeviceMesh, axis: str) -> bool:
@@ -210,12 +244,20 @@ def _stored(
         device=device,
         as_dtensor=as_dtensor,
         reduced=reduced,
-        apart={id(p) for chunk in chunks for name, p in chunk.named_parameters() if name in experts},
+        apart=_apart(job, chunks, experts),
         apart_shards=1 if shared is None else shared.shards,
     )
     for chunk in chunks:
         on_device(chunk, device)
     return groups
+
+
+def _apart(job: Job, chunks: list[Decoder], experts: frozenset[str]) -> set[int]:
+    """Ids of the weights in groups of their own: experts, and a table that another stage updates too, without flush."""
+    table = not job.layout.flushes and job.architecture.tied_embeddings
+    tied = {"embedding.weight", "head.weight"} if table else set()
+    names = experts | tied
+    return {id(p) for chunk in chunks for name, p in chunk.named_parameters() if name in names}
 
 
 def _shards(layout: Layout) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -20,12 +21,13 @@ from suite.execute.measure.system_load import environment
 from suite.execute.parallel.mesh import DATA, TENSOR, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
+from suite.execute.training.asynchronous_step import AsynchronousSteps
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
 from suite.execute.training.pipeline_times import pipeline_times
 from suite.execute.training.slice_step import SliceSteps, slice_times
-from suite.execute.training.step import Steps
+from suite.execute.training.step import StepOutcome, Steps
 from suite.execute.training.step_plan import StepPlan
-from suite.job.events import Event, Finished, Phase, Step
+from suite.job.events import Event, Finished, Phase, Step, StepKind
 from suite.job.training_job import Job
 
 
@@ -47,10 +49,18 @@ def train(
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
     """
-    steps = (Steps if job.slice is None else SliceSteps)(job, training, mesh, device)
+    steps = _kind_of_steps(job, training)(job, training, mesh, device)
     plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps)
     counters, clocks, profile = StepCounters(steps, mesh, peak), StepClocks(steps), StepProfile(steps)
     purpose = plan.purpose(0, averages_as_asked=steps.averages_as_asked)
+    unreported: deque[tuple[int, StepKind, float]] = deque()
+
+    def report_steps(outcomes: list[StepOutcome]) -> None:
+        for outcome in outcomes:
+            step, kind, seconds = unreported.popleft()
+            norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
+            report(Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
+
     for step in range(job.steps):
         clocks.before(purpose)
         profile.before(purpose)
@@ -58,16 +68,18 @@ def train(
         with counters.around(purpose):
             loss = steps.forward_and_backward()
             counters.before_update(purpose)
-            outcome = steps.update(loss)
+            outcomes = steps.update(loss)
         seconds = clock.now(device) - start
-        plan.done(purpose, skipped=outcome.skipped)
+        skipped = any(outcome.skipped for outcome in outcomes)
+        plan.done(purpose, skipped=skipped)
         following = plan.purpose(step + 1, averages_as_asked=steps.averages_as_asked)
-        clocks.after(purpose, seconds, skipped=outcome.skipped)
+        clocks.after(purpose, seconds, skipped=skipped)
         profile.after(purpose)
-        counters.after(purpose, following, skipped=outcome.skipped)
-        norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
-        report(Step(step, purpose.kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
+        counters.after(purpose, following, skipped=skipped)
+        unreported.append((step, purpose.kind, seconds))
+        report_steps(outcomes)
         purpose = following
+    report_steps(steps.remaining())
     clocks.finish()
     if not clocks.step_seconds:
         raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", at_fault=False)
@@ -77,6 +89,12 @@ def train(
         terms = profile.term_seconds(clocks)
     report(Phase("count model flop and activations", time.time()))
     return _finished(steps, mesh, counters, clocks, profile, terms, arithmetic)
+
+
+def _kind_of_steps(job: Job, training: Training) -> type[Steps]:
+    if job.slice is not None:
+        return SliceSteps
+    return Steps if training.without_flush is None else AsynchronousSteps
 
 
 def _finished(
@@ -90,7 +108,7 @@ def _finished(
 ) -> Finished:
     """What the instruments show, and the counts of the passes after the last step."""
     training = steps.training
-    pipelined = [] if training.pipeline is None else clocks.phase_seconds
+    pipelined = clocks.phase_seconds if training.pipeline or training.without_flush else []
     computed_rows, flop = counters.computed_rows, model_flop(steps)
     computed_rows["model_flop"] = training.computed_rows.counted
     activations = activation_bytes(steps)
@@ -128,6 +146,8 @@ def _finished(
         pipeline_times=pipeline_times(clocks.passes, [s[Part.PIPELINE] for s in pipelined], steps.device)
         if pipelined
         else None,
+        weight_versions=None if training.without_flush is None else training.without_flush.own.weights.stored,
+        staleness=steps.staleness,
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )

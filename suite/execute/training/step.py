@@ -132,6 +132,11 @@ class Steps:
             router.statistics.clear()
         return first, factor
 
+    @property
+    def staleness(self) -> int | None:
+        """Updates by which gradients of the last step were late at most; None where all passes end before an update."""
+        return None
+
     def part_seconds(self) -> dict[SlicePart, float]:
         """Of the parts of a slice in the last step; empty of a whole run."""
         return {}
@@ -184,19 +189,25 @@ class Steps:
         length //= layout.tensor_parallel if layout.sequence_parallel else 1
         return samples, length, architecture.hidden
 
-    def update(self, loss: Tensor) -> StepOutcome:
+    def update(self, loss: Tensor) -> list[StepOutcome]:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
 
         A skipped step leaves the learning rate's schedule where it is.
+
+        Returns the outcomes that are known now and were not before, in the order of their steps: here this step's.
 
         Raises:
             NotFiniteError: the loss, or without loss scaling the gradient, is NaN or infinite.
         """
         with self.phases.phase(Part.UPDATE):
             try:
-                return self._update(loss)
+                return [self._update(loss)]
             except (LossScaleError, FloatingPointError) as error:
                 raise NotFiniteError(f"{error} at step {self.step}", at_fault=False) from error
+
+    def remaining(self) -> list[StepOutcome]:
+        """After the last step: the outcomes that `update` has not returned."""
+        return []
 
     def _update(self, loss: Tensor) -> StepOutcome:
         local_loss = loss.clone()

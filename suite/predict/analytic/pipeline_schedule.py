@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reference_runs.layout import Layout, Recomputation, Schedule
-from suite.predict.analytic.elementwise import chosen, smaller
+from suite.predict.analytic.elementwise import ceil_division, chosen, smaller
 
-NO_FLUSH = (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
+NO_FLUSH = tuple(schedule for schedule in Schedule if not schedule.flushes)
 
 
 def halves_backward(layout: Layout) -> bool:
@@ -36,7 +36,8 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     1f1b                min(m, p - k)
     interleaved 1f1b    min(m v, 2 (p - k - 1) + (v - 1) p + 1) / v   (see `chunks_in_flight`)
     zero-bubble         min(m, p), interleaved too: the weights' halves of backward passes wait
-    pipedream, 2bw      p - k, as no flush limits them to a step
+    pipedream           p - k, as no flush limits them to a step
+    2bw                 min(m + 1, p - k): one more would need a third version
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2;
     Qi et al. 2023, arXiv 2401.10241, section 2.2 (ZB-H1).
@@ -48,7 +49,7 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
             return micro_batches + 0 * stage
         if schedule is Schedule.ZERO_BUBBLE:
             return smaller(micro_batches, layout.pipeline_stages) + 0 * stage
-        return waiting
+        return smaller(micro_batches + 1, waiting) if schedule is Schedule.PIPEDREAM_2BW else waiting
     if virtual.__class__ is int and virtual == 1:
         return smaller(micro_batches, waiting)
     chunks = chunks_in_flight(pipeline_stages=layout.pipeline_stages, virtual_stages=virtual, stage=stage)
@@ -80,20 +81,24 @@ def waits_of_a_pass(layout: Layout) -> int:
     return 2 if layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT) else 3
 
 
-def weight_versions(layout: Layout, *, stage: int) -> int:
+def weight_versions(layout: Layout, *, stage: int, micro_batches: int = 1) -> int:
     """Versions of its weights that a rank of `stage` (from 0) keeps.
 
     gpipe, 1f1b, zero-bubble  1: the flush comes before the update
-    pipedream                 p - k: one for each micro-batch in flight (weight stashing)
-    pipedream, vertical sync  p on every stage: stage k waits for version i of the first stage, p - 1 updates later
+    pipedream                 ceil((p - 1 - k) / m) + 1: with m = 1 one for each micro-batch in flight (stashing)
+    pipedream, vertical sync  ceil((p - 1) / m) + 1 on every stage: stage k waits for version i of the first stage,
+                              p - 1 micro-batches later
     pipedream-2bw             2 (1 where p = 1), with at least p micro-batches a step
+
+    Args:
+        micro_batches: m, of an update. PipeDream has one; with several the micro-batches in flight share versions.
 
     Source: Narayanan et al. 2019, PipeDream, SOSP, section 3.3; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
     """
     if layout.schedule is Schedule.PIPEDREAM:
-        return layout.pipeline_stages - stage
+        return ceil_division(layout.pipeline_stages - 1 - stage, micro_batches) + 1
     if layout.schedule is Schedule.PIPEDREAM_VERTICAL_SYNC:
-        return layout.pipeline_stages + 0 * stage
+        return ceil_division(layout.pipeline_stages - 1, micro_batches) + 1 + 0 * stage
     if layout.schedule is Schedule.PIPEDREAM_2BW:
         return smaller(2, layout.pipeline_stages) + 0 * stage
     return 1 + 0 * stage

@@ -198,7 +198,7 @@ def _before_passes(
     of_experts = stored_elements((rank.experts, 0), layout, shards=expert_shards(layout))
     stored, kept_gradients, share = (sum(pair) for pair in zip(dense, of_experts, strict=True))
     if layout.schedule in NO_FLUSH:
-        stored = stored * weight_versions(layout, stage=stage)
+        stored = stored * weight_versions(layout, stage=stage, micro_batches=micro_batches)
     state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share)
     if layout.offload is not Offload.NONE:
         state = _offloaded(state, layout)

@@ -29,6 +29,7 @@ from suite.predict.simulation.pipeline_schedule import flop_durations, idle_frac
 from suite.predict.simulation.state import RankPosition, executed_state, rank_position
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.predict.simulation.traffic import executed_traffic
+from suite.predict.simulation.weight_versions import staleness, stored_versions
 
 SENT_TOLERANCE = 0.03
 SENT_REASON = "needs a network interface of the rank's own; the tolerance is for the backend's own bytes"
@@ -117,11 +118,15 @@ def _state(workload: Workload, position: RankPosition, averaging: Averaging) -> 
     optimizer_bytes = stored.optimizer_bytes
     if averaging is Averaging.ONE_BIT and workload.layout.state_ranks > 1:
         optimizer_bytes += one_bit_state_bytes(workload, stage=stage)
-    return [
+    figures = [
         Figure(Quantity.WEIGHT_BYTES, stored.weight_bytes),
         Figure(Quantity.GRADIENT_BYTES, stored.gradient_bytes),
         Figure(Quantity.OPTIMIZER_BYTES, optimizer_bytes),
     ]
+    if not workload.layout.flushes:
+        figures.append(Figure(Quantity.WEIGHT_VERSIONS, stored_versions(workload, stage=stage).own))
+        figures.append(Figure(Quantity.STALENESS, staleness(workload, stage=stage)))
+    return figures
 
 
 def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -> list[Figure]:
@@ -159,7 +164,7 @@ def bubble_figure(workload: Workload, *, own_processors: bool) -> Figure:
         why = UNEQUAL_REASON
     elif not own_processors:
         why = SHARED_REASON
-    tolerance = BUBBLE_TOLERANCE / idle if why == BUBBLE_REASON else None
+    tolerance = BUBBLE_TOLERANCE / idle if why == BUBBLE_REASON and idle else None
     return Figure(Quantity.BUBBLE_FRACTION, idle, tolerance=tolerance, why=why)
 
 

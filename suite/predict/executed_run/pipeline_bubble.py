@@ -44,11 +44,15 @@ def measured_durations(times: Sequence[PipelineTimes]) -> MeasuredDurations:
     return MeasuredDurations({key: statistics.median(medians) for key, medians in seconds.items()})
 
 
-def idle_share(stages: Sequence[Sequence[TimedPass]]) -> float:
-    """Share of the time from the first pass to the last one in which a stage computes nothing; mean of stages."""
-    whole = max(done[-1].end for done in stages) - min(done[0].start for done in stages)
-    busy = sum(each.end - each.start for done in stages for each in done)
-    return 1 - busy / (len(stages) * whole)
+def idle_share(stages: Sequence[Sequence[TimedPass]], *, flushes: bool = True) -> float:
+    """Share of the time from the first pass to the last one in which a stage computes nothing; mean of stages.
+
+    Args:
+        flushes: without, the next step's passes follow at once, and a step takes as long as the busiest stage computes.
+    """
+    busy = [sum(each.end - each.start for each in done) for done in stages]
+    whole = max(done[-1].end for done in stages) - min(done[0].start for done in stages) if flushes else max(busy)
+    return 1 - sum(busy) / (len(stages) * whole)
 
 
 class Surroundings(NamedTuple):
@@ -81,10 +85,10 @@ def bubble_of_measured_passes(
         return []
     micro_batches = accumulation(workload.recipe, workload.layout)
     stages = timed_passes(workload.layout, measured_durations(known), micro_batches=micro_batches)
-    idle = idle_share(stages)
+    idle = idle_share(stages, flushes=workload.layout.flushes)
     lasting = [each.end - each.start for done in stages for each in done]
     disturbed = _disturbed(job, surroundings, pass_seconds=statistics.fmean(lasting))
-    tolerance = None if disturbed else BUBBLE_TOLERANCE / idle
+    tolerance = BUBBLE_TOLERANCE / idle if idle and not disturbed else None
     why = f"not judged: {disturbed}" if disturbed else REASON
     return [Figure(Quantity.BUBBLE_FRACTION, idle, term=MEASURED_PASSES, tolerance=tolerance, why=why)]
 

@@ -10,7 +10,10 @@ from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
 from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
+from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.analytic.stage_layers import chunk_layer_kinds
+
+STEPS_TO_STEADY = 4  # for each stage: until the slowest one decides when every other passes
 
 
 class Durations(NamedTuple):
@@ -48,10 +51,17 @@ def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
         zero-bubble        min(v m, (v - 1) r + p - 1 - k) forward; then forward and input half in turns, and from the
                            k-th turn on a weight half each; the other input and weight halves in turns; the other weight
                            halves
+        without flush      in the steady state: a forward pass and a backward pass in turns, the first of a micro-batch
+                           that is further by those in flight (`micro_batches_in_flight`) but one; counted from the
+                           step's first backward pass
 
     Source: torch/distributed/pipelining/schedules.py, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble.
     """
+    if not layout.flushes:
+        ahead = int(micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)) - 1
+        turn = Pass(PassKind.FORWARD, stage, ahead), Pass(PassKind.BACKWARD, stage, 0)
+        return [_later(done, number) for number in range(micro_batches) for done in turn]
     stages, virtual = layout.pipeline_stages, layout.virtual_stages
     total = micro_batches * virtual
     each_round = micro_batches // max(1, micro_batches // stages)
@@ -114,9 +124,14 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
 
     Equal chunks wait for `bubble_fraction`, where the stages divide the micro-batches of an interleaved schedule.
 
+    Without flush: in the steady state, in which every stage takes as long as the slowest one for a micro-batch.
+
     Raises:
         ValueError: passes that wait for each other.
     """
+    if not layout.flushes:
+        seconds = [sum(both) for both in zip(durations.forward, durations.backward, strict=True)]
+        return 1 - sum(seconds) / (len(seconds) * max(seconds))
     stages = timed_passes(layout, durations, micro_batches=micro_batches)
     busy = micro_batches * (sum(durations.forward) + sum(durations.backward))
     return 1 - busy / (len(stages) * max(done[-1].end for done in stages))
@@ -145,12 +160,40 @@ def timed_passes(layout: Layout, durations: PassDurations, *, micro_batches: int
     """The passes of a step of each stage, in their order, from the first one's start on.
 
     Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
-    gradient of the one after it (backward). Messages take no time.
+    gradient of the one after it (backward). Messages take no time. Without flush: a step in the steady state, the same
+    one of every stage.
 
     Raises:
         ValueError: passes that wait for each other.
     """
-    orders = [passes(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
+    stages = range(layout.pipeline_stages)
+    orders = [passes(layout, micro_batches=micro_batches, stage=stage) for stage in stages]
+    if layout.flushes:
+        return _timed(orders, durations)
+    steps = STEPS_TO_STEADY * len(stages)
+    first = (steps - 1) * micro_batches
+    timed = []
+    for done in _timed([_from_the_start(order, steps=steps) for order in orders], durations):
+        own = done[-2 * micro_batches :]
+        timed.append([each._replace(done=_later(each.done, -first)) for each in own])
+    start = min(done[0].start for done in timed)
+    return [[each._replace(start=each.start - start, end=each.end - start) for each in done] for done in timed]
+
+
+def _later(done: Pass, micro_batches: int) -> Pass:
+    return done._replace(micro_batch=done.micro_batch + micro_batches)
+
+
+def _from_the_start(step: list[Pass], *, steps: int) -> list[Pass]:
+    """All passes of a stage without flush, of which `step` is one in the steady state."""
+    forward, ahead, micro_batches = step[0], step[0].micro_batch, len(step) // 2
+    order = [forward._replace(micro_batch=number) for number in range(ahead)]
+    for number in range(steps):
+        order += [_later(done, number * micro_batches) for done in step]
+    return order
+
+
+def _timed(orders: list[list[Pass]], durations: PassDurations) -> list[list[TimedPass]]:
     ended: dict[Pass, float] = {}
     timed: list[list[TimedPass]] = [[] for _ in orders]
     last = durations.chunks - 1

@@ -79,6 +79,10 @@ class Gradients:
 
         return ParameterLeaf(deliver)
 
+    def clear(self) -> None:
+        """After an update."""
+        self._accumulated.clear()
+
     def _count(self, operation: str, elements: int) -> None:
         dtype = timed_dtype(self._element)
         self._tape.count(operation, elements, variant="forward", dtype=dtype, compiled=False)

@@ -21,6 +21,7 @@ from suite.predict.analytic.memory import (
 )
 from suite.predict.analytic.parameters import ParameterTensor, Spread, chunk_tensors, total_elements
 from suite.predict.analytic.process_groups import group_ranks
+from suite.predict.simulation.weight_versions import stored_versions
 
 
 class RankPosition(NamedTuple):
@@ -101,7 +102,7 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
 
     ZeRO-0 and 1, and every stage where no other rank has them, with N elements in an optimizer group of the rank, all
     its chunks together, and n shards (1 with ZeRO-0; of experts that ranks share out as many as have the same ones):
-        weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`
+        weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`; w N for each of `stored_versions`
         gradients    g N               g of `BYTES_PER_PARAMETER`; g n ceil(N / n) where they are reduce-scattered
         optimizer    ceil(N / n) elements of moments, masters and gradient copies
                      4                 a step counter for each group; with n = 1 for each tensor
@@ -135,7 +136,8 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
             return ExecutedState(parameters + unlearned, weight * parameters, gradient_bytes, optimizer_bytes)
         counters = STEP_COUNTER_BYTES * len(groups if optimizer_shards(layout) > 1 else tensors)
         optimizer_bytes = (element + int(each.moments)) * sum(group.share for group in groups) + counters
-        return ExecutedState(parameters + unlearned, weight * padded, gradient_bytes, optimizer_bytes)
+        stored = padded if layout.flushes else _of_all_versions(workload, stage=stage)
+        return ExecutedState(parameters + unlearned, weight * stored, gradient_bytes, optimizer_bytes)
     elements = rank_shard_elements(tensors, layout, replica=replica)
     padded = sum(padded_shard_elements(t, shard_of(t, layout, replica=replica).ranks) for t in tensors)
     stored = stored_element_bytes(recipe.precision)
@@ -145,6 +147,17 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         stored * padded,
         stored * padded,
         element_bytes * elements + STEP_COUNTER_BYTES * len(tensors),
+    )
+
+
+def _of_all_versions(workload: Workload, *, stage: int) -> int:
+    """Elements of all versions of a stage's weights; a table may have fewer than the others."""
+    architecture, layout = workload.architecture, workload.layout
+    versions = stored_versions(workload, stage=stage)
+    table = {"embedding.weight", "head.weight"} if architecture.tied_embeddings else set()
+    return sum(
+        tensor.elements * (versions.table if tensor.name in table else versions.own)
+        for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage)
     )
 
 

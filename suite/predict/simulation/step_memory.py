@@ -12,6 +12,7 @@ from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
 from suite.machine.gpu import cublas_workspace_bytes
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, optimizer_shards
+from suite.predict.simulation.asynchronous_memory import UnflushedStage
 from suite.predict.simulation.autograd_tape import Tape
 from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
 from suite.predict.simulation.pipeline_memory import ExpertRows, PipelinedStage
@@ -84,9 +85,14 @@ def executed_peaks(
     if cuda:
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
-    stored += PipelinedStage(rank).run(expert_rows) if layout.pipeline_stages > 1 else _run(rank, expert_rows)
+    unflushed = None if layout.flushes else UnflushedStage(rank)
+    if unflushed is not None:
+        unflushed.run()
+    else:
+        stored += PipelinedStage(rank).run(expert_rows) if layout.pipeline_stages > 1 else _run(rank, expert_rows)
     _update(tape, workload, options, stage=stage)
     stored.clear()
+    del unflushed
     return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
 
 

@@ -8,7 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Mask, Position, Workload
-from suite.predict.analytic.pipeline_schedule import NO_FLUSH, halves_backward
+from suite.predict.analytic.pipeline_schedule import halves_backward
 
 
 class LayoutLimit(NamedTuple):
@@ -30,11 +30,12 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
     architecture, recipe, layout = workload
     split, stages = layout.tensor_parallel > 1, layout.pipeline_stages
     micro_batches, fused = accumulation(recipe, layout), layout.fused_attention
-    flushes = layout.schedule not in NO_FLUSH
     offload_is_sharded = layout.offload is Offload.STATE and layout.zero_stage >= 2
     contexts, splits = layout.context_parallel, layout.context_parallel > 1
     local_length = architecture.sequence // contexts
-    few = layout.schedule is not Schedule.GPIPE and micro_batches < stages
+    least = {Schedule.GPIPE: 1, Schedule.PIPEDREAM: 1, Schedule.PIPEDREAM_VERTICAL_SYNC: 1}.get(
+        layout.schedule, stages - (layout.schedule is Schedule.PIPEDREAM_2BW)
+    )
     return (
         LayoutLimit(
             f"cp{contexts} of {architecture.sequence} positions, no multiple of {2 * contexts}",
@@ -54,7 +55,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         *_of_halves(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
         LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
-        LayoutLimit(layout.schedule.value, not flushes, described=stages == 1 or layout.schedule not in NO_FLUSH),
+        *_without_flush(workload),
         # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
         LayoutLimit(f"zero{layout.zero_stage} with pp{stages}", layout.zero_stage > 1 and stages > 1),
         # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
@@ -67,7 +68,11 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         ),
         LayoutLimit("partitioned checkpoints", layout.partitioned_checkpoints and split),
         LayoutLimit("scatter-gather", layout.scatter_gather and split, described=stages == 1),
-        LayoutLimit(f"{micro_batches} micro-batches, {layout.schedule}, pp{stages}", few, described=True),
+        LayoutLimit(
+            f"{micro_batches} micro-batches, {layout.schedule}, pp{stages}",
+            micro_batches < least,
+            described=layout.flushes,
+        ),
         LayoutLimit(f"interleave{layout.virtual_stages} without pp", layout.virtual_stages > 1 and stages == 1),
         LayoutLimit(
             "a top-query layer apart from the head",
@@ -99,6 +104,23 @@ def _of_halves(workload: Workload) -> list[LayoutLimit]:
     }
     halved = halves_backward(layout)
     return [LayoutLimit(f"{layout.schedule} with {name}", halved and applies) for name, applies in others.items()]
+
+
+def _without_flush(workload: Workload) -> list[LayoutLimit]:
+    """What is not executed where stages update their weights at times of their own."""
+    architecture, recipe, layout = workload
+    axes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "cp": layout.context_parallel}
+    others = {
+        **{f"{axis}{ranks}": ranks > 1 for axis, ranks in axes.items()},
+        f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
+        # routers' statistics are those of a step's micro-batches, and a stage has begun the next step's
+        "experts": architecture.experts is not None,
+        # an overflow on one stage would have to take back updates of the others
+        f"the loss scale of {recipe.precision}": recipe.precision.scaled,
+        "a batch that ramps up": recipe.batch_rampup_start is not None,
+    }
+    overlaps = not layout.flushes
+    return [LayoutLimit(f"{layout.schedule} with {name}", overlaps and applies) for name, applies in others.items()]
 
 
 def describes_ranks(workload: Workload) -> bool:

@@ -40,6 +40,8 @@ _COUNTED: dict[str, str] = {
     Quantity.WEIGHT_BYTES: "state bytes",
     Quantity.GRADIENT_BYTES: "state bytes",
     Quantity.OPTIMIZER_BYTES: "state bytes",
+    Quantity.WEIGHT_VERSIONS: "weight versions",
+    Quantity.STALENESS: "staleness",
 }
 SIGNS = "differences: predicted over measured, less 1"
 _STATISTICS = ("quantity", "launches", "median", "minimum", "maximum", "variation", "interval", "detectable")

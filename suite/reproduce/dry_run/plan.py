@@ -100,6 +100,7 @@ def check_without_memory(workload: Workload, where: str) -> None:
     for wrong, got, allowed in (
         (sample % ranks > 0, f"{sample} rows of a sample over ep{ranks}", "ranks that share them out evenly"),
         (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator"),
+        (not layout.flushes, f"{layout.schedule}, whose steps overlap", "gpipe, 1f1b, zero-bubble"),
     ):
         if wrong:
             raise InputError("not executed without memory", got=got, allowed=allowed, where=where)

@@ -68,6 +68,9 @@ LAYOUTS = (
     "pp2,1f1b,fused,recompute-selective",
     "pp2,zero-bubble",
     "pp2,zero-bubble,interleave2",
+    "pp2,pipedream",
+    "pp2,pipedream-vertical-sync,recompute-full",
+    "pp2,pipedream-2bw,recompute-selective",
     "cp2",
     "cp2,recompute-selective",
     "cp2,zero1,recompute-full,every3",
@@ -87,6 +90,8 @@ LAYOUTS = (
     "dp4,zero3,shard2,micro1",
     "tp4,sp",
     "pp4,1f1b",
+    "pp4,pipedream,micro8",
+    "pp4,pipedream-2bw",
     "cp4",
     "cp2,dp2",
     "cp2,dp2,zero1",
@@ -138,6 +143,7 @@ WITH_DROPOUT = (
     "tp2,sp,recompute-full,every2",
     "pp2,1f1b,recompute-full,every2",
     "pp2,zero-bubble",
+    "pp2,pipedream-2bw,recompute-selective",
 )
 # Products in 8 bits: where scales, casts and what is kept could differ
 WITH_FP8 = (
@@ -274,7 +280,8 @@ def table() -> list[Case]:
         and not (arithmetic == "fp8" and is_mixture(recorded))
         and ("fused" not in layout.split(",") or has_plain_mask(recorded))
         and ("cp" not in layout or has_dealt_positions(recorded))
-        and ("micro1" not in layout or has_equal_micro_batches(recorded))
+        and ("micro" not in layout or has_equal_micro_batches(recorded))
+        and ("pipedream" not in layout or goes_without_flush(recorded, arithmetic))
         and not ("zero-bubble" in layout and is_mixture(recorded))
         and (not layout.startswith("ep") or is_mixture(recorded))
     ]
@@ -302,6 +309,13 @@ def has_equal_micro_batches(recorded: str) -> bool:
     """
     run = reference_run(recorded)
     return run.recipe.objective is Objective.CAUSAL_LM and run.architecture.balancing is not Balancing.AUXILIARY_LOSS
+
+
+@functools.cache
+def goes_without_flush(recorded: str, arithmetic: str) -> bool:
+    """Whether the recorded run has no experts, and in 16 bit no loss scale."""
+    run = reference_run(recorded)
+    return run.architecture.experts is None and not (arithmetic == "16bit" and run.recipe.precision.scaled)
 
 
 @functools.cache

@@ -72,7 +72,13 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
     peak = AllocatedPeak(device)
     training = parallelize(job, mesh=mesh, device=device)
-    noted = Noted(training.optimizer, training.leaves, training.scattered)
+    unflushed = training.without_flush
+    noted = Noted(training.optimizer, training.leaves if unflushed is None else unflushed.leaves, training.scattered)
+    table = None if unflushed is None else unflushed.table
+    noted_table = None
+    if table is not None:  # its gradient is whole at a time of its own
+        noted_table = Noted(table.optimizer, [table.leaf], None)
+        table.optimizer = noted_table  # type: ignore[assignment]  # it has what the table uses
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
     reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)
@@ -83,7 +89,8 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     for group in (training.embedding_group, contexts, training.key_value_group, *hybrid):
         if group is not None:
             dist.destroy_process_group(group)
-    return {"events": msgspec.json.encode(events), "gradients": noted.gradients}
+    of_table = (noted_table and noted_table.gradients) or {}
+    return {"events": msgspec.json.encode(events), "gradients": (noted.gradients or {}) | of_table}
 
 
 def joined(job: Job, timeout: timedelta) -> torch.device:

@@ -32,6 +32,13 @@ def test_a_block_of_a_step_whose_free_nobody_saw_lives_until_the_next_change() -
     assert largest_sum([], [*step, Allocation(300, 20), Allocation(300, -20)], window=len(step)) == 20
 
 
+def test_a_block_that_is_freed_after_the_window_lives_to_its_end() -> None:
+    step = [Allocation(0, 100), Allocation(200, 30), Allocation(200, -30), Allocation(300, 50), Allocation(300, -50)]
+    assert largest_sum([], step) == 100
+    assert largest_sum([], step, after=[Allocation(0, -100)]) == 150
+    assert largest_sum([], step, after=[Allocation(0, 100), Allocation(0, -100)]) == 100  # another one's
+
+
 def test_a_free_of_what_nobody_saw_allocated_counts_nothing() -> None:
     assert largest_sum([Allocation(0, 10)], [Allocation(500, -400), Allocation(20, 5), Allocation(20, -5)]) == 15
 

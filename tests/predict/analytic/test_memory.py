@@ -370,16 +370,17 @@ def test_offloading_takes_its_parts_off_the_accelerator(rank: Rank) -> None:
 
 
 def test_pipedream_keeps_a_version_of_its_weights_for_each_micro_batch_in_flight() -> None:
-    def weights(schedule: Schedule) -> list[float]:
+    def weights(schedule: Schedule, micro_batches: int = 1) -> list[float]:
         layout = Layout(pipeline_stages=4, schedule=schedule)
         architecture = msgspec.structs.replace(BLOOM.architecture, layers=8)
-        stages = memory_by_stage(Workload(architecture, BLOOM.recipe, layout), micro_batches=4)
+        stages = memory_by_stage(Workload(architecture, BLOOM.recipe, layout), micro_batches=micro_batches)
         flushed = memory_by_stage(Workload(architecture, BLOOM.recipe, Layout(pipeline_stages=4)), micro_batches=4)
         return [a.weights / b.weights for a, b in zip(stages, flushed, strict=True)]
 
     assert weights(Schedule.PIPEDREAM) == [4, 3, 2, 1]
     assert weights(Schedule.PIPEDREAM_VERTICAL_SYNC) == [4, 4, 4, 4]
     assert weights(Schedule.PIPEDREAM_2BW) == [2, 2, 2, 2]
+    assert weights(Schedule.PIPEDREAM, micro_batches=4) == [2, 2, 2, 1]  # of the step before, and this one's
     assert weights(Schedule.GPIPE) == [1, 1, 1, 1]
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
-from suite.job.pipeline_passes import PassMedian, PipelineTimes
+from suite.job.pipeline_passes import Pass, PassKind, PassMedian, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Quantity
-from suite.predict.executed_run.pipeline_bubble import REASON, Surroundings, bubble_of_measured_passes
-from suite.predict.simulation.pipeline_schedule import Durations, idle_fraction, passes
+from suite.predict.executed_run.pipeline_bubble import REASON, Surroundings, bubble_of_measured_passes, idle_share
+from suite.predict.simulation.pipeline_schedule import Durations, TimedPass, idle_fraction, passes
 from suite.reproduce.plan import job_for
 from suite.reproduce.slice_plan import slice_tokens
 from tests.support.launches import small_plan
@@ -100,3 +100,13 @@ def test_without_the_passes_of_every_rank_nothing_is_simulated() -> None:
     first, _ = times_of(job, Durations([1.0] * 2, [2.0] * 2, [1.0] * 2))
     assert bubble_of_measured_passes(job, [first, None], QUIET) == []
     assert bubble_of_measured_passes(job, [], QUIET) == []
+
+
+def test_without_flush_only_the_less_busy_stage_waits() -> None:
+    def passes(stage: int, start: float, seconds: float) -> list[TimedPass]:
+        done = Pass(PassKind.FORWARD, stage, 1 - stage), Pass(PassKind.BACKWARD, stage, 0)
+        return [TimedPass(each, start + n * seconds, start + (n + 1) * seconds) for n, each in enumerate(done)]
+
+    assert idle_share([passes(0, 3.0, 2.0), passes(1, 0.0, 2.0)], flushes=False) == 0
+    assert idle_share([passes(0, 3.0, 1.0), passes(1, 0.0, 2.0)], flushes=False) == 0.25
+    assert idle_share([passes(0, 3.0, 2.0), passes(1, 0.0, 2.0)]) == pytest.approx(3 / 7)

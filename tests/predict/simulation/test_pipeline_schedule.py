@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -16,8 +17,8 @@ from torch.distributed.pipelining.schedules import _ComputationType
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
 from suite.job.pipeline_passes import Pass, PassKind
-from suite.predict.analytic.pipeline_schedule import bubble_fraction
-from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, idle_fraction, passes
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
+from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, idle_fraction, passes, timed_passes
 from tests.support.strategies import BLOOM
 
 
@@ -143,3 +144,30 @@ def test_a_chunk_takes_as_long_as_its_flop() -> None:
     assert sum(backward) == 2 * sum(forward)
     assert all(half < whole / 2 for half, whole in zip(weight, backward, strict=True))  # attention has products besides
     assert layers % 2 == 0
+
+
+@given(st.sampled_from(NO_FLUSH), st.integers(2, 5), st.integers(1, 6), st.integers(1, 9), st.integers(1, 9))
+def test_without_flush_equal_stages_never_wait(
+    schedule: Schedule, stages: int, micro_batches: int, forward: int, backward: int
+) -> None:
+    layout = Layout(pipeline_stages=stages, schedule=schedule)
+    assume(schedule is not Schedule.PIPEDREAM_2BW or micro_batches >= stages - 1)
+    equal = Durations([forward] * stages, [backward] * stages, [0.0] * stages)
+    timed = timed_passes(layout, equal, micro_batches=micro_batches)
+    assert idle_fraction(layout, equal, micro_batches=micro_batches) == 0
+    assert min(done[0].start for done in timed) == 0
+    for stage, done in enumerate(timed):
+        assert [each.done for each in done] == passes(layout, micro_batches=micro_batches, stage=stage)
+        assert all(after.start == before.end for before, after in itertools.pairwise(done))
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.data())
+def test_without_flush_the_slowest_stage_decides(stages: int, micro_batches: int, data: st.DataObject) -> None:
+    layout = Layout(pipeline_stages=stages, schedule=Schedule.PIPEDREAM)
+    times = [float(data.draw(st.integers(1, 9))) for _ in range(2 * stages)]
+    durations = Durations(times[:stages], times[stages:], [0.0] * stages)
+    seconds = [sum(both) for both in zip(times[:stages], times[stages:], strict=True)]
+    idle = idle_fraction(layout, durations, micro_batches=micro_batches)
+    assert idle == pytest.approx(1 - sum(seconds) / (stages * max(seconds)))
+    slowest = timed_passes(layout, durations, micro_batches=micro_batches)[seconds.index(max(seconds))]
+    assert slowest[-1].end - slowest[0].start == pytest.approx(micro_batches * max(seconds))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Mask, Workload
 from suite.predict.simulation.supported_layouts import describes_ranks, layout_limits
 from tests.support.strategies import BLOOM
@@ -51,3 +51,23 @@ def test_what_ranks_cannot_share_out_is_named(changes: dict[str, Any], name: str
     }
     alone = {limit.name for limit in layout_limits(Workload(shape, recipe, Layout())) if limit.applies}
     assert refused - alone == {name}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "names"),
+    [
+        (Schedule.PIPEDREAM, 1, []),
+        (Schedule.PIPEDREAM_VERTICAL_SYNC, 1, []),
+        (Schedule.PIPEDREAM_2BW, 3, []),
+        (Schedule.PIPEDREAM_2BW, 2, ["2 micro-batches, pipedream-2bw, pp4"]),
+        (Schedule.ONE_F_ONE_B, 3, ["3 micro-batches, 1f1b, pp4"]),
+    ],
+)
+def test_two_versions_keep_four_stages_busy_from_three_micro_batches_an_update_on(
+    schedule: Schedule, micro_batches: int, names: list[str]
+) -> None:
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=micro_batches, batch_rampup_start=None)
+    layout = Layout(pipeline_stages=4, schedule=schedule)
+    workload = Workload(BLOOM.architecture, recipe, layout)
+    assert [limit.name for limit in layout_limits(workload) if limit.applies] == names
+    assert describes_ranks(workload) == (not names or schedule.flushes)

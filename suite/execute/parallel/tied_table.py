@@ -1,0 +1,85 @@
+"""A table that first and last stage of a pipeline without flush share: one update of it, at the pace of the first."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import torch.distributed as dist
+from torch import Tensor
+
+from reference_runs.run import Recipe
+from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
+from suite.execute.parallel.asynchronous_pipeline import Versioned
+from suite.execute.parallel.local_parameter import LocalParameter
+from suite.execute.parallel.sharded_adamw import TensorAdamW
+from suite.execute.rank import NotFiniteError
+
+
+class TiedTable:
+    """Both ends sum their gradients of a step and update the table alike, when both have gone through its passes.
+
+    The last stage has passed those long before, and does not wait: it sends its part, and updates its copy where the
+    first stage does, counted in micro-batches. So at both ends a micro-batch is computed with the same version, that of
+    the first stage, and gradients are clipped by the table's own norm, which both know.
+
+    Args:
+        versioned: the table's versions, by the rule of the first stage.
+        later: micro-batches by which this stage is ahead of the first one.
+        group: first and last stage.
+    """
+
+    def __init__(
+        self,
+        leaf: LocalParameter,
+        versioned: Versioned,
+        optimizer: TensorAdamW,
+        recipe: Recipe,
+        *,
+        later: int,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.leaf, self.optimizer = leaf, optimizer
+        self.versioned = versioned
+        self._recipe, self._later, self._group = recipe, later, group
+        self._sums: deque[tuple[Tensor, dist.Work]] = deque()
+        self._updates = 0
+
+    def begin_sum(self) -> None:
+        """Begin to sum the gradient of the step that has ended; a new one gathers from now on."""
+        gradient = self.leaf.gradient
+        self.leaf.parameter.grad = None
+        work = dist.all_reduce(gradient, group=self._group, async_op=True)
+        self._sums.append((gradient, work))
+
+    def update_after(self, micro_batch: int) -> Tensor | None:
+        """Update the table, if that is due after the backward pass of a micro-batch.
+
+        Returns the squared norm of its gradient; None where nothing is due.
+
+        Raises:
+            NotFiniteError: it is not finite.
+        """
+        micro_batches = self.versioned.rule.micro_batches
+        passed = micro_batch + 1 - self._later  # by the first stage
+        if passed <= 0 or passed % micro_batches:
+            return None
+        gradient, work = self._sums.popleft()
+        work.wait()
+        squared = squared_norm([gradient], device=gradient.device)
+        norm = math.sqrt(squared.item())
+        if not math.isfinite(norm):
+            raise NotFiniteError(f"the tied table's gradient norm is {norm} at step {self._updates}", at_fault=True)
+        self._updates += 1
+        self.versioned.weights.begin_update(oldest=self.versioned.rule.version(micro_batch + 1))
+        rate = learning_rate(self._recipe, self._updates * self._recipe.global_batch)
+        gathering, self.leaf.parameter.grad = self.leaf.parameter.grad, gradient
+        self.optimizer.step(rate, gradient_factor(self._recipe, norm))
+        self.leaf.parameter.grad = gathering
+        return squared
+
+    def finish(self) -> None:
+        """Wait for the sums that no update will read."""
+        for _, work in self._sums:
+            work.wait()
+        self._sums.clear()

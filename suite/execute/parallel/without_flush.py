@@ -1,0 +1,101 @@
+"""What a rank trains in a pipeline without flush: its weights in versions, its optimizers, and its neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from suite.execute.model.decoder import Decoder
+from suite.execute.parallel.asynchronous_pipeline import Versioned
+from suite.execute.parallel.local_parameter import LocalParameter
+from suite.execute.parallel.mesh import PIPELINE
+from suite.execute.parallel.neighbours import Neighbour
+from suite.execute.parallel.sharded_adamw import TensorAdamW, whole_adamw
+from suite.execute.parallel.tied_table import TiedTable
+from suite.execute.parallel.weight_versions import VersionRule, WeightVersions
+from suite.execute.precision import DTYPES, WeightGroup
+from suite.job.training_job import Job
+
+
+@dataclass(frozen=True)
+class WithoutFlush:
+    """A stage's parts.
+
+    Args:
+        own: weights that no other stage has.
+        optimizer: theirs.
+        table: the one that first and last stage share, on these.
+        before, after: the neighbours; None at the ends.
+    """
+
+    own: Versioned
+    optimizer: TensorAdamW
+    leaves: list[LocalParameter]
+    table: TiedTable | None
+    before: Neighbour | None
+    after: Neighbour | None
+
+    @property
+    def versioned(self) -> list[Versioned]:
+        return [self.own] if self.table is None else [self.own, self.table.versioned]
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        table = [] if self.table is None else self.table.optimizer.state_tensors
+        return [*self.optimizer.state_tensors, *table]
+
+    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
+        """Update what the stage alone has."""
+        self.optimizer.step(learning_rate, gradient_factor)
+
+
+def without_flush(
+    job: Job,
+    chunk: Decoder,
+    groups: list[WeightGroup],
+    leaves: list[LocalParameter],
+    weights: list[Tensor],
+    *,
+    mesh: DeviceMesh,
+    tables: dist.ProcessGroup | None,
+    device: torch.device,
+) -> WithoutFlush:
+    """The parts of this rank's stage.
+
+    Args:
+        groups: of its weights; a table that another stage has too is apart.
+        weights: their storages, to which those of further versions are added.
+        tables: joins the stages that have the table.
+    """
+    layout, recipe = job.layout, job.recipe
+    stage, stages = mesh.get_local_rank(PIPELINE), layout.pipeline_stages
+    micro_batches = recipe.global_batch // (layout.replicas * layout.micro_batch)
+    rule = VersionRule(layout.schedule, stages, stage, micro_batches)
+    update = job.training_options.update
+
+    def versioned(of: list[WeightGroup], rule: VersionRule) -> tuple[Versioned, TensorAdamW]:
+        optimizer = whole_adamw(of, recipe, update)
+        return Versioned(WeightVersions(of, [chunk], optimizer, weights), rule), optimizer
+
+    own, optimizer = versioned([group for group in groups if not group.apart], rule)
+    table = None
+    if tables is not None:
+        (leaf,) = [leaf for leaf in leaves if leaf.tied]
+        shared, of_table = versioned([group for group in groups if group.apart], dataclasses.replace(rule, stage=0))
+        later = shared.rule.in_flight - 1 if stage else 0
+        table = TiedTable(leaf, shared, of_table, recipe, later=later, group=tables)
+
+    def neighbour(other: int) -> Neighbour | None:
+        if not 0 <= other < stages:
+            return None
+        shape = (layout.micro_batch, job.architecture.sequence, job.architecture.hidden)
+        dtype = DTYPES[recipe.precision]
+        return Neighbour(mesh.get_group(PIPELINE), other, shape=shape, dtype=dtype, device=device)
+
+    rest = [leaf for leaf in leaves if table is None or leaf is not table.leaf]
+    return WithoutFlush(own, optimizer, rest, table, neighbour(stage - 1), neighbour(stage + 1))

@@ -1,0 +1,110 @@
+"""One step of one stage of a pipeline without flush: its passes up to its next update, and this."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from suite.execute.measure.phases import Part
+from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
+from suite.execute.parallel.asynchronous_pipeline import AsynchronousStage
+from suite.execute.parallel.mesh import PIPELINE
+from suite.execute.parallel.parallelize import Training
+from suite.execute.rank import NotFiniteError
+from suite.execute.training.step import StepOutcome, Steps
+from suite.job.training_job import Job
+
+
+class AsynchronousSteps(Steps):
+    """Passes and updates of one stage, step after step; a step of one stage is not at the time of another's.
+
+    Stages clip their gradients each by its own norm: the whole model's is known when the first stage has ended its
+    passes, which none waits for. Loss and whole norm of a step are sums over the stages that are begun with each update
+    and read when no stage has to wait for them.
+    """
+
+    def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
+        super().__init__(job, training, mesh, device)
+        assert training.without_flush is not None
+        self._parts = training.without_flush
+        self._rule = self._parts.own.rule
+        (module,) = training.modules
+        self._stage = AsynchronousStage(
+            module,
+            self._parts.versioned,
+            self._rule,
+            before=self._parts.before,
+            after=self._parts.after,
+            phases=self.phases,
+            done=self._done,
+        )
+        self._given = 0
+        self._reductions: deque[tuple[Tensor, dist.Work]] = deque()
+        ahead = dataclasses.replace(self._rule, stage=0).in_flight - self._rule.in_flight + 1 if self._rule.stage else 0
+        self._unread = -(-ahead // self._rule.micro_batches)
+
+    def forward_and_backward(self) -> Tensor:
+        self._begin()
+        samples, number = self.job.layout.micro_batch, self._stage.missing
+        batch = self._micro_batch(self._given * samples, number * samples)
+        self._given += number
+        parts = {name: tensor.split(samples) for name, tensor in batch.arguments.items()}
+        arguments = [{name: part[n] for name, part in parts.items()} for n in range(number)]
+        with self.phases.phase(Part.PIPELINE):
+            return self._stage.step(list(batch.tokens_BT.split(samples)), arguments)
+
+    @property
+    def staleness(self) -> int | None:
+        return max(self._stage.staleness)
+
+    def _done(self, micro_batch: int) -> None:
+        if self._parts.table is not None and self._rule.stage:
+            self._parts.table.update_after(micro_batch)
+
+    def update(self, loss: Tensor) -> list[StepOutcome]:
+        with self.phases.phase(Part.UPDATE):
+            squared = squared_norm([leaf.gradient for leaf in self._parts.leaves], device=self.device)
+            if not math.isfinite(loss.item()):
+                raise NotFiniteError(f"loss is {loss.item()} at step {self.step}", at_fault=True)
+            norm = math.sqrt(squared.item())
+            if not math.isfinite(norm):
+                raise NotFiniteError(f"the stage's gradient norm is {norm} at step {self.step}", at_fault=True)
+            self._samples_trained += self._global_batch
+            next_micro_batch = (self.step + 1) * self._rule.micro_batches
+            self._parts.own.weights.begin_update(oldest=self._rule.version(next_micro_batch))
+            rate = learning_rate(self.job.recipe, self._samples_trained)
+            self.training.optimizer.step(rate, gradient_factor(self.job.recipe, norm))
+            for leaf in self._parts.leaves:
+                leaf.parameter.grad = None
+            if self._parts.table is not None:
+                self._parts.table.begin_sum()
+                if self._rule.stage == 0:
+                    of_table = self._parts.table.update_after(next_micro_batch - 1)
+                    assert of_table is not None
+                    squared = squared + of_table
+            both = torch.stack([loss, squared])
+            work = dist.all_reduce(both, group=self._mesh.get_group(PIPELINE), async_op=True)
+            self._reductions.append((both, work))
+            self.step += 1
+            return self._outcomes(unread=self._unread)
+
+    def _outcomes(self, *, unread: int) -> list[StepOutcome]:
+        known = []
+        while len(self._reductions) > unread:
+            both, work = self._reductions.popleft()
+            work.wait()
+            loss, squared = both.tolist()
+            known.append(StepOutcome(loss, math.sqrt(squared), None, False))
+        return known
+
+    def remaining(self) -> list[StepOutcome]:
+        self._stage.finish()
+        if self._parts.table is not None:
+            self._parts.table.finish()
+        return self._outcomes(unread=0)
