@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from suite.job.events import Finished
-from suite.job.training_job import Job
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
@@ -20,22 +19,25 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.bytes.values())
 
 
-class DryRunJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker counts, for every rank whose number it reads from its input.
+class AskedRank(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a worker's input: what it counts of its job.
 
     Args:
         micro_batches: numbers of micro-batches of the steps that are counted, one step after the other.
+        passes: whether it counts model flop and activations too, by passes of their own.
     """
 
-    job: Job
+    rank: int
     micro_batches: tuple[int, ...]
+    passes: bool
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank executes in a step of so many micro-batches.
 
     Args:
-        counts: as a launched rank reports them; nothing that needs a clock.
+        counts: as a launched rank reports them; nothing that needs a clock. Without passes of their own, model flop and
+            activations are 0.
         stage_parameters: that the ranks of its pipeline stage have together, if each has as many; copies count once.
         fullest: the moment of each phase of the step in which its sum is the largest.
         history: at most some hundred moments of the step, in order, the peak among them.

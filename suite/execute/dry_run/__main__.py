@@ -1,6 +1,6 @@
 """A worker of a dry run: python -m suite.execute.dry_run JOB.json.
 
-A line of its input has a rank and a number of steps, a line of its output the answer.
+A line of its input is an `AskedRank`, a line of its output the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from suite.execute import rank as life
 life.die_with_parent()
 
 from suite.execute.dry_run.rank import count  # after die_with_parent: it takes seconds
-from suite.job.dry_run_job import Answer, CountedRank, DryRunJob, NotCounted
+from suite.job.dry_run_job import Answer, AskedRank, CountedRank, NotCounted
+from suite.job.training_job import Job
 
 
 def main() -> None:
@@ -28,27 +29,28 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DryRunJob)
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
     for line in sys.stdin:
-        rank, steps = (int(number) for number in line.split())
+        asked = msgspec.json.decode(line, type=AskedRank)
         child = os.fork()
         if child == 0:
             life.die_with_parent()
-            _tell(answers, _answer(job, rank, steps))
+            _tell(answers, _answer(job, asked))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if code := os.waitstatus_to_exitcode(status):
-            _tell(answers, NotCounted(rank=rank, message=f"the process of rank {rank} ended with {code}", traceback=""))
+            message = f"the process of rank {asked.rank} ended with {code}"
+            _tell(answers, NotCounted(rank=asked.rank, message=message, traceback=""))
 
 
-def _answer(job: DryRunJob, rank: int, executed: int) -> Answer:
+def _answer(job: Job, asked: AskedRank) -> Answer:
     start = time.perf_counter()
     try:
-        steps = count(job.job, rank, job.micro_batches[:executed])
+        steps = count(job, asked.rank, asked.micro_batches, passes=asked.passes)
     except BaseException as error:  # whatever it is, it is reported
         message = f"{type(error).__name__}: {error}".splitlines()[0][:500]
-        return NotCounted(rank=rank, message=message, traceback=traceback.format_exc())
-    return CountedRank(rank=rank, seconds=time.perf_counter() - start, steps=steps)
+        return NotCounted(rank=asked.rank, message=message, traceback=traceback.format_exc())
+    return CountedRank(rank=asked.rank, seconds=time.perf_counter() - start, steps=steps)
 
 
 def _tell(answers: TextIO, answer: Answer) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import Schedule1F1B
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -72,14 +76,14 @@ class DryRank:
             return GATHERED if self.job.layout.fully_sharded else OTHER
         return CATEGORIES.get(now, now.value)
 
-    def counted(self, micro_batches: tuple[int, ...]) -> list[StepCounts]:
-        """What it counts in a step of each number of micro-batches."""
+    def counted(self, micro_batches: tuple[int, ...], *, passes: bool) -> list[StepCounts]:
+        """What it counts in a step of each number of micro-batches; model flop and activations if it `passes`."""
         job, mesh = self.job, self.mesh
         index = coordinates(mesh, job.layout)
         replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
         stream = batches(job, replica=replica, context_rank=index.get(CONTEXT, 0))
         gc.disable()  # what is in cycles is freed before a step, not somewhere within it
-        with even_routing(), fake_tensors(self.allocations) as mode:
+        with even_routing(), short_steps(), fake_tensors(self.allocations) as mode:
             training = parallelize(job, mesh=mesh, device=CPU)
             complete_reductions(training.modules, mesh.get_group(DATA))
             self._name_state(training)
@@ -87,8 +91,8 @@ class DryRank:
             self._warm_up()
             self._name_state(training)
             counted = [self._counted(number, index) for number in micro_batches]
-            of_one = model_flop(steps) // steps.micro_batches
-            kept = activation_bytes(steps)
+            of_one = model_flop(steps) // steps.micro_batches if passes else 0
+            kept = activation_bytes(steps) if passes else 0
         return [
             msgspec.structs.replace(
                 step,
@@ -167,10 +171,31 @@ class DryRank:
         )
 
 
-def count(job: Job, rank: int, micro_batches: tuple[int, ...]) -> list[StepCounts]:
-    """What `rank` of a job counts in a step of each number of micro-batches."""
+def count(job: Job, rank: int, micro_batches: tuple[int, ...], *, passes: bool = True) -> list[StepCounts]:
+    """What `rank` of a job counts in a step of each number of micro-batches.
+
+    Args:
+        passes: whether it counts model flop and activations too, which need passes of their own.
+    """
     with fake_group(rank, job.layout.ranks):
-        return DryRank(job, device_mesh(job.layout, job.device)).counted(micro_batches)
+        return DryRank(job, device_mesh(job.layout, job.device)).counted(micro_batches, passes=passes)
+
+
+@contextmanager
+def short_steps() -> Iterator[None]:
+    """Within this a stage's 1F1B runs as few micro-batches as are asked for.
+
+    PyTorch wants as many as there are stages. A later stage repeats itself sooner: it sends as many ahead as there are
+    stages after it.
+    """
+    initialise = Schedule1F1B.__init__
+
+    def initialised(schedule: Schedule1F1B, stage: Any, micro_batches: int, **options: Any) -> None:
+        initialise(schedule, stage, max(micro_batches, stage.num_stages), **options)
+        schedule._n_microbatches = micro_batches
+
+    with mock.patch.object(Schedule1F1B, "__init__", initialised):
+        yield
 
 
 def stage_parameters(job: Job, training: Training) -> int:

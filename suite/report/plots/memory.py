@@ -50,7 +50,7 @@ def draw_memory(path: Path, runs: Sequence[DryRun]) -> None:
         highest = max(range(len(history)), key=lambda number: history[number].total)
         peak = history[highest].total / GIB
         panel.annotate(f"{peak:.4g} GiB", (highest, peak), ha="center", va="bottom", fontsize=8)
-        executed, whole = run.executed_of(fullest), fullest.step.counts.peak_bytes / GIB
+        executed, whole = fullest.executed[-1], fullest.step.counts.peak_bytes / GIB
         if executed < run.micro_batches:
             panel.axhline(whole, color="black", lw=0.8, ls="--")
             text = f"whole step, {run.micro_batches} micro-batches: {whole:.4g} GiB"

@@ -51,11 +51,15 @@ def how_executed(run: DryRun) -> str:
     alike = f"{ranks:,} ranks executed"
     if ranks > classes:
         alike = f"{ranks:,} ranks of {classes} kinds, one of each executed"
+    if by_line := [each for each in run.counted if not each.executed]:
+        done = f"{ranks:,} ranks of {classes} kinds, one of {classes - len(by_line)} kinds executed"
+        alike = f"{done} and those of other stages on an exact line through three,"
     experts = "; every expert has as many rows as the others" if run.workload.architecture.experts is not None else ""
-    if len(run.executed) == 1:
+    executed = run.executed
+    if executed == [run.micro_batches]:
         return f"{alike} without memory; micro-batches of a step: {run.micro_batches}{experts}"
-    first, second = run.executed
-    of_step = f"with {first} and {second} micro-batches, from which the {run.micro_batches} follow"
+    numbers = "and" if len(executed) == 2 else "to"
+    of_step = f"with {executed[0]} {numbers} {executed[-1]} micro-batches, from which the {run.micro_batches} follow"
     return f"{alike} without memory, {of_step}{experts}"
 
 
@@ -71,7 +75,7 @@ def _class_cells(run: DryRun, each: CountedClass) -> tuple[object, ...]:
     return (
         each.of.stage,
         each.of.ranks,
-        f"rank {each.of.rank}",
+        f"rank {each.of.rank}" if each.executed else "by line",
         f"{counts.parameters:,}",
         f"{counts.hardware_flop / TFLOP:,.4g}",
         f"{counts.activation_bytes / GIB:.4g}",

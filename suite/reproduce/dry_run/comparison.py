@@ -12,7 +12,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
-from suite.job.dry_run_job import CountedRank, DryRunJob, Moment, StepCounts
+from suite.job.dry_run_job import AskedRank, CountedRank, Moment, NotCounted, StepCounts
 from suite.job.options import StepOptions
 from suite.job.training_job import Job
 from suite.machine.devices import usable_cores
@@ -25,6 +25,7 @@ from suite.predict.executed_run.figures import MEMORY_TOLERANCE, PEAK_REASON, ac
 from suite.predict.simulation.state import rank_position
 from suite.reproduce.dry_run.plan import DryPlan
 from suite.reproduce.dry_run.rank_classes import RankClass, executed_micro_batches, of_whole_step, rank_classes
+from suite.reproduce.dry_run.stage_line import others_on_line, stage_lines
 from suite.reproduce.dry_run.workers import answers
 from suite.reproduce.measured_figures import counted_figures_of_rank
 
@@ -36,11 +37,14 @@ class CountedClass(msgspec.Struct, frozen=True, kw_only=True):
     """A class of ranks, and what the first of them counts in a step.
 
     Args:
+        executed: numbers of micro-batches of the steps that it executed; none where three other stages say what it
+            counts.
         step: of all micro-batches.
     """
 
     of: RankClass
     seconds: float
+    executed: tuple[int, ...]
     step: StepCounts
 
 
@@ -48,7 +52,6 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted of a layout, and its comparison with the prediction.
 
     Args:
-        executed: numbers of micro-batches of the steps that were executed.
         micro_batches: of a whole step.
         changes: what is executed in another way than recorded, in words.
         failure: why not every class was counted; empty where each was.
@@ -58,7 +61,6 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     workload: Workload
     classes: list[RankClass]
-    executed: tuple[int, ...]
     micro_batches: int
     counted: list[CountedClass]
     rows: list[Row]
@@ -76,9 +78,10 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
         """The class with the highest peak."""
         return max(self.counted, key=lambda each: each.step.counts.peak_bytes)
 
-    def executed_of(self, each: CountedClass) -> int:
-        """Micro-batches of the longest step that a class executed, whose history it has."""
-        return self.executed[-1 if each.of.alike == each.of.rank else 0]
+    @property
+    def executed(self) -> list[int]:
+        """The numbers of micro-batches of the steps that were executed."""
+        return sorted({number for each in self.counted for number in each.executed})
 
 
 def dry_run(
@@ -102,35 +105,54 @@ def dry_run(
         stages = {rank: rank_position(workload.layout, rank).stage for rank in ranks or range(workload.layout.ranks)}
         classes = [RankClass(rank, stage, 1, rank) for rank, stage in stages.items()]
     whole = accumulation(workload.recipe, workload.layout)
-    executed = (whole,) if every_micro_batch else executed_micro_batches(workload)
-    steps: dict[int, list[StepCounts]] = {}
-    seconds: dict[int, float] = {}
-    failure = traceback = ""
+    lines = [] if every_rank or ranks or every_micro_batch else stage_lines(classes)
+    later = {each.rank for line in lines for each in line.others}
+    found: dict[int, CountedRank] = {}
+    whole_steps: dict[int, StepCounts] = {}
+    failed: NotCounted | None = None
+
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
-        job = DryRunJob(job=dry_run_job(plan, scratch), micro_batches=executed)
-        asked = {each.rank: len(executed) if each.alike == each.rank else 1 for each in classes}
-        for answer in answers(job, asked, workers=usable_cores()):
-            if not isinstance(answer, CountedRank):
-                failure, traceback = f"rank {answer.rank}: {answer.message}", answer.traceback
-                break
-            on_counted(answer)
-            steps[answer.rank], seconds[answer.rank] = answer.steps, answer.seconds
-    counted = []
-    for each in () if failure else classes:
-        step = of_whole_step(steps[each.rank], whole, alike=steps[each.alike] if len(executed) > 1 else None)
-        counted.append(CountedClass(of=each, seconds=seconds[each.rank], step=step))
+        job = dry_run_job(plan, scratch)
+
+        def execute(chosen: Sequence[RankClass]) -> NotCounted | None:
+            numbers = {
+                each.rank: (whole,) if every_micro_batch else executed_micro_batches(workload, each) for each in chosen
+            }
+            asked = [AskedRank(each.rank, numbers[each.rank], each.is_first) for each in chosen]
+            for answer in answers(job, asked, workers=usable_cores()):
+                if not isinstance(answer, CountedRank):
+                    return answer
+                on_counted(answer)
+                found[answer.rank] = answer
+            for each in chosen:
+                whole_steps[each.rank] = of_whole_step(found[each.rank].steps, whole, alike=found[each.alike].steps)
+            return None
+
+        failed = execute([each for each in classes if each.rank not in later])
+        for line in lines:
+            if failed is None and (on_line := others_on_line(line, whole_steps)) is not None:
+                whole_steps |= on_line
+            elif failed is None:
+                failed = execute(line.others)
+    counted = [] if failed else [_counted(each, found.get(each.rank), whole_steps[each.rank]) for each in classes]
     return DryRun(
         name=plan.name,
         workload=workload,
         classes=classes,
-        executed=executed,
         micro_batches=whole,
         counted=counted,
-        rows=[] if failure else compared(workload, counted, whole_job=not ranks),
+        rows=[] if failed else compared(workload, counted, whole_job=not ranks),
         changes=plan.changes,
-        failure=failure,
-        traceback=traceback,
+        failure=f"rank {failed.rank}: {failed.message}" if failed else "",
+        traceback=failed.traceback if failed else "",
     )
+
+
+def _counted(each: RankClass, answer: CountedRank | None, step: StepCounts) -> CountedClass:
+    if answer is None:
+        return CountedClass(of=each, seconds=0.0, executed=(), step=step)
+    numbers = tuple(one.micro_batches for one in answer.steps)
+    return CountedClass(of=each, seconds=answer.seconds, executed=numbers, step=step)
 
 
 def dry_run_job(plan: DryPlan, scratch: str) -> Job:

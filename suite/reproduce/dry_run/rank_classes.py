@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.catalog import accumulation
+from reference_runs.layout import Schedule
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
 from suite.job.dry_run_job import Moment, StepCounts
@@ -19,7 +20,8 @@ class RankClass(NamedTuple):
     """Ranks of one pipeline stage that execute the same: the first of them, and how many there are.
 
     Args:
-        alike: the rank that executes as much more with a further micro-batch; this one itself, or one of another stage.
+        alike: the first rank that executes the same passes of a micro-batch, perhaps in another order; this one itself,
+            or one of another stage.
     """
 
     rank: int
@@ -27,13 +29,18 @@ class RankClass(NamedTuple):
     ranks: int
     alike: int
 
+    @property
+    def is_first(self) -> bool:
+        """Whether the others that are alike go by this one."""
+        return self.alike == self.rank
+
 
 def rank_classes(workload: Workload) -> list[RankClass]:
     """The classes of a layout in the order of their first ranks.
 
-    Of one stage, tensor-parallel ranks have equal parts, and ranks with the same weights execute the same. Shards of
-    fully sharded weights may differ: those of one size are alike. Stages between the first and the last with as many
-    layers differ in the micro-batches in flight alone, so that a further one adds the same to each.
+    Of one stage, tensor-parallel ranks have equal parts, and ranks with the same weights execute the same. Shards may
+    differ, which is no matter of a micro-batch's passes. Stages between the first and the last with as many layers
+    differ in the micro-batches in flight alone. So a further one adds the same to each that is alike.
     """
     layout = workload.layout
     first: dict[object, int] = {}
@@ -51,28 +58,38 @@ def rank_classes(workload: Workload) -> list[RankClass]:
     for kind, rank in first.items():
         stage = coordinates(layout, rank)["pp"]
         between = layout.virtual_stages == 1 and 0 < stage < layout.pipeline_stages - 1
-        work = ("between", executed_state(workload, stage=stage, replica=0)) if between else rank
+        work = ("between", executed_state(workload, stage=stage, replica=0)) if between else stage
         classes.append(RankClass(rank, stage, members[kind], alike.setdefault(work, rank)))
     return classes
 
 
-def executed_micro_batches(workload: Workload) -> tuple[int, ...]:
-    """The numbers of micro-batches of the steps that are executed: of the whole step, or two from which it follows.
+def executed_micro_batches(workload: Workload, each: RankClass) -> tuple[int, ...]:
+    """The numbers of micro-batches of the steps that a rank executes: of the whole step, or two from which it follows.
 
-    With p pipeline stages and p + 1 micro-batches every stage has as many in flight as it ever has, and goes forward
-    between two ways back; without a pipeline 3 have one between the first and the last. One more adds what each further
-    one adds. Interleaved stages go in rounds of p.
+    Without a pipeline 3 have one between the first and the last, and one more adds what each further one adds. With p
+    stages:
+        1f1b             2 w - 1 in a stage with w = p - s in flight: PyTorch holds the output that its first w passes
+                         send last, until passes forward end. After w - 1 further ones this is more than it would have.
+        interleaved      2 p: rounds of p
+        other schedules  p + 1
+
+    Where another rank is alike, its second step serves both.
     """
     layout, whole = workload.layout, accumulation(workload.recipe, workload.layout)
-    stages = layout.pipeline_stages
-    step = stages if layout.virtual_stages > 1 else 1
-    least = 2 * stages if layout.virtual_stages > 1 else max(stages + 1, 3)
-    return (whole,) if whole <= least + step else (least, least + step)
+    stages, in_turns = layout.pipeline_stages, layout.virtual_stages > 1
+    step = stages if in_turns else 1
+
+    def least(stage: int) -> int:
+        if in_turns:
+            return 2 * stages
+        return max(2 * (stages - stage) - 1 if layout.schedule is Schedule.ONE_F_ONE_B else stages + 1, 3)
+
+    if whole <= least(0) + step:
+        return (whole,)
+    return (least(each.stage), least(each.stage) + step) if each.is_first else (least(each.stage),)
 
 
-def of_whole_step(
-    steps: Sequence[StepCounts], micro_batches: int, *, alike: Sequence[StepCounts] | None = None
-) -> StepCounts:
+def of_whole_step(steps: Sequence[StepCounts], micro_batches: int, *, alike: Sequence[StepCounts]) -> StepCounts:
     """What a step of so many micro-batches counts: what was executed, or what lies on the line through two steps.
 
     Every count, and every part of the fullest moment of each phase, is a + b m of m micro-batches (see
@@ -80,12 +97,12 @@ def of_whole_step(
     step.
 
     Args:
-        alike: the two steps of a rank whose b is the same; None: `steps` are two themselves.
+        alike: the steps of a rank whose b is the same, as are the model flop and activations of a micro-batch.
     """
-    last = steps[-1]
+    last = _with_passes(steps[-1], alike[-1])
     if last.micro_batches == micro_batches:
         return last
-    before, after = alike or steps
+    before, after = alike
     executed = after.micro_batches - before.micro_batches
     more = micro_batches - last.micro_batches
 
@@ -114,6 +131,12 @@ def of_whole_step(
         collectives=list(_on_line(last.counts, before.counts, after.counts, on_line)),
     )
     return msgspec.structs.replace(last, micro_batches=micro_batches, counts=counts, fullest=fullest)
+
+
+def _with_passes(step: StepCounts, alike: StepCounts) -> StepCounts:
+    flop = alike.counts.model_flop // alike.micro_batches * step.micro_batches
+    counts = msgspec.structs.replace(step.counts, model_flop=flop, activation_bytes=alike.counts.activation_bytes)
+    return msgspec.structs.replace(step, counts=counts)
 
 
 def _on_line(

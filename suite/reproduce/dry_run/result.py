@@ -65,7 +65,7 @@ def result_of(run: DryRun, board: Accelerator | None) -> DryRunResult:
         kinds=len(run.classes),
         exact_figures=sum(row.tolerance == 0 and row.verdict is Verdict.PASS for row in run.rows),
         micro_batches=run.micro_batches,
-        executed=run.executed_of(fullest),
+        executed=fullest.executed[-1],
         rank=fullest.of.rank,
         stage=fullest.of.stage,
         peak=peak_parts(fullest.step),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,7 +16,8 @@ from typing import TextIO
 
 import msgspec
 
-from suite.job.dry_run_job import Answer, DryRunJob, NotCounted
+from suite.job.dry_run_job import Answer, AskedRank, NotCounted
+from suite.job.training_job import Job
 from suite.launch.interruption import check_interrupted, held
 from suite.machine.processes import die_with_parent
 from suite.paths import ROOT
@@ -24,16 +25,16 @@ from suite.paths import ROOT
 TAIL = 2000  # characters of a worker's messages that are kept
 
 
-def answers(job: DryRunJob, asked: Mapping[int, int], *, workers: int) -> Iterator[Answer]:
+def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[Answer]:
     """What ranks count, as answers come. The first failure is the last answer.
 
     No worker outlives the iterator; if this process is killed, the kernel kills them.
 
     Args:
-        asked: rank -> how many of the job's steps it executes, the first ones.
+        asked: the ranks, and what is counted of each.
     """
-    waiting, answered = SimpleQueue[tuple[int, int]](), SimpleQueue[Answer]()
-    for question in sorted(asked.items(), key=lambda question: -question[1]):  # the longest first
+    waiting, answered = SimpleQueue[AskedRank](), SimpleQueue[Answer]()
+    for question in sorted(asked, key=lambda each: -sum(each.micro_batches)):  # the longest first
         waiting.put(question)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
@@ -72,30 +73,31 @@ def _worker(job: Path, log: TextIO) -> subprocess.Popen[str]:
 
 
 def _converse(
-    process: subprocess.Popen[str], log: Path, waiting: SimpleQueue[tuple[int, int]], answered: SimpleQueue[Answer]
+    process: subprocess.Popen[str], log: Path, waiting: SimpleQueue[AskedRank], answered: SimpleQueue[Answer]
 ) -> None:
     """Give a worker one rank after the other, until none is left or it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     while True:
         try:
-            rank, steps = waiting.get_nowait()
+            asked = waiting.get_nowait()
         except Empty:
             break
         try:
-            os.write(process.stdin.fileno(), f"{rank} {steps}\n".encode())  # unbuffered: nothing is left of it
+            os.write(process.stdin.fileno(), msgspec.json.encode(asked) + b"\n")  # unbuffered: nothing is left of it
             line = process.stdout.readline()
         except OSError:  # it has ended
             line = ""
         if not line:
             said = log.read_text(errors="replace")[-TAIL:]
-            message = f"the worker of rank {rank} ended with {process.wait()}"
-            answered.put(NotCounted(rank=rank, message=message, traceback=said))
+            message = f"the worker of rank {asked.rank} ended with {process.wait()}"
+            answered.put(NotCounted(rank=asked.rank, message=message, traceback=said))
             return
         try:
             answered.put(msgspec.json.decode(line, type=Answer))
         except msgspec.MsgspecError:
-            answered.put(NotCounted(rank=rank, message=f"no answer of rank {rank}: {line[:200]!r}", traceback=""))
+            message = f"no answer of rank {asked.rank}: {line[:200]!r}"
+            answered.put(NotCounted(rank=asked.rank, message=message, traceback=""))
             return
     process.stdin.close()
 

@@ -116,7 +116,7 @@ def test_every_miniature_under_every_layout(name: str, layout: str) -> None:
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("gpt2-mini", "dp1,pp2,zero0,micro1"),
+        ("gpt2-mini", "dp1,pp3,zero0,micro1"),
         ("gpt2-mini", "dp2,zero3,micro1"),
         ("gpt2-mini", "dp1,pp2,interleave2,micro1"),
     ],
@@ -125,8 +125,8 @@ def test_the_line_through_two_steps_gives_what_the_whole_step_counts(name: str, 
     plan = plan_of(name, layout)
     line = dry_run(plan, lambda _: None)
     whole = dry_run(plan, lambda _: None, every_micro_batch=True)
-    assert len(line.executed) == 2
-    assert whole.executed == (whole.micro_batches,)
+    assert max(line.executed) < line.micro_batches
+    assert whole.executed == [whole.micro_batches]
     assert [row.right for row in line.rows] == [row.right for row in whole.rows]
 
 
@@ -166,7 +166,7 @@ def rows_with(plan: DryPlan, rank: int, tmp_path: Path, plant: Callable[[pytest.
 
     (step,) = in_child(work)
     stage = step.counts.coordinates["pp"]
-    counted = CountedClass(of=RankClass(rank, stage, 1, rank), seconds=0.0, step=step)
+    counted = CountedClass(of=RankClass(rank, stage, 1, rank), seconds=0.0, executed=(2,), step=step)
     rows = compared(plan.workload, [counted], whole_job=False)
     return [row for row in rows if row.verdict is Verdict.FAIL]
 

@@ -22,13 +22,13 @@ def workload(layout: str, run: str = "bloom-176b") -> Workload:
 
 
 def counted(micro_batches: int, fixed: int, each: int) -> StepCounts:
-    """Every count of a step is `fixed` and `each` for each micro-batch."""
+    """Every count of a step is `fixed` and `each` for each micro-batch; model flop have nothing fixed."""
     value = fixed + each * micro_batches
     counts = Finished(
         coordinates={"dp": 0, "tp": 0, "pp": 0},
         parameters=7,
         own_parameters=7,
-        model_flop=value,
+        model_flop=each * micro_batches,
         hardware_flop=value,
         weight_bytes=7,
         gradient_bytes=7,
@@ -73,7 +73,7 @@ def test_every_rank_is_in_one_class_with_the_ranks_that_store_as_much(layout: st
 @given(fixed=st.integers(0, 10**12), each=st.integers(0, 10**12), least=st.integers(1, 40), more=st.integers(1, 500))
 def test_the_line_through_two_steps_is_exact(fixed: int, each: int, least: int, more: int) -> None:
     steps = [counted(least, fixed, each), counted(least + 1, fixed, each)]
-    whole = of_whole_step(steps, least + more)
+    whole = of_whole_step(steps, least + more, alike=steps)
     assert msgspec.structs.replace(whole, history=[]) == msgspec.structs.replace(
         counted(least + more, fixed, each), history=[]
     )
@@ -82,7 +82,9 @@ def test_the_line_through_two_steps_is_exact(fixed: int, each: int, least: int, 
 @given(fixed=st.integers(0, 10**12), other=st.integers(0, 10**12), each=st.integers(0, 10**12))
 def test_a_rank_that_is_alike_lends_its_line(fixed: int, other: int, each: int) -> None:
     alike = [counted(5, other, each), counted(6, other, each)]
-    whole = of_whole_step([counted(5, fixed, each)], 40, alike=alike)
+    own = counted(4, fixed, each)
+    without_passes = msgspec.structs.replace(own.counts, model_flop=0, activation_bytes=0)
+    whole = of_whole_step([msgspec.structs.replace(own, counts=without_passes)], 40, alike=alike)
     assert msgspec.structs.replace(whole, history=[]) == msgspec.structs.replace(counted(40, fixed, each), history=[])
 
 
@@ -90,26 +92,31 @@ def test_stages_between_the_first_and_the_last_with_as_many_layers_are_alike() -
     alike = [each.alike for each in rank_classes(workload("dp8,tp4,pp12,zero1"))]
     assert alike == [0, *[32] * 10, 352]
     assert [each.alike for each in rank_classes(workload("dp64,tp2,pp3,interleave2"))] == [0, 128, 256]
+    shards = rank_classes(workload("dp48,tp8,pp1,zero3"))
+    assert {each.alike for each in shards} == {0}
 
 
 def test_a_step_that_was_executed_whole_stands_for_itself() -> None:
     step = counted(3, 5, 7)
-    assert of_whole_step([step], 3) is step
+    assert of_whole_step([step], 3, alike=[step]) == step
 
 
 @pytest.mark.parametrize(
     ("layout", "executed"),
     [
-        ("dp8,tp4,pp12", (13, 14)),
-        ("dp8,tp4,pp12,accumulate14", (14,)),
-        ("dp8,tp4,pp12,accumulate15", (13, 14)),
-        ("dp32,tp4,pp3,interleave2", (6, 9)),
-        ("dp384,tp1,pp1,accumulate1", (1,)),
-        ("dp384,tp1,pp1,accumulate9", (3, 4)),
+        ("dp32,tp4,pp3", [(5, 6), (3, 4), (3, 4)]),
+        ("dp24,tp4,pp4", [(7, 8), (5, 6), (3,), (3, 4)]),
+        ("dp24,tp4,pp4,gpipe", [(5, 6), (5, 6), (5,), (5, 6)]),
+        ("dp24,tp4,pp4,accumulate8", [(8,)] * 4),
+        ("dp24,tp4,pp4,accumulate9", [(7, 8), (5, 6), (3,), (3, 4)]),
+        ("dp32,tp4,pp3,interleave2", [(6, 9)] * 3),
+        ("dp384,tp1,pp1,accumulate1", [(1,)]),
+        ("dp384,tp1,pp1,accumulate9", [(3, 4)]),
     ],
 )
-def test_a_step_is_executed_whole_where_it_is_short(layout: str, executed: tuple[int, ...]) -> None:
+def test_a_step_is_executed_whole_where_it_is_short(layout: str, executed: list[tuple[int, ...]]) -> None:
     of = workload(layout)
     batch = of.layout.replicas * of.layout.micro_batch * (of.layout.accumulation or 128)
     recipe = msgspec.structs.replace(of.recipe, global_batch=batch)
-    assert executed_micro_batches(of._replace(recipe=recipe)) == executed
+    of = of._replace(recipe=recipe)
+    assert [executed_micro_batches(of, each) for each in rank_classes(of)] == executed
