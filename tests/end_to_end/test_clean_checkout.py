@@ -30,7 +30,7 @@ COMMANDS = [
     "predict bloom-176b",
     "validate",
     "formulas",
-    *(["fit"] if find_spec("tomli_w") and find_spec("scipy") else []),
+    *(["refit"] if find_spec("tomli_w") and find_spec("scipy") else []),
     "reproduce gpt2-mini --device cpu --ranks 1 --steps 6 --no-calibrate",
     "ladder gpt2-mini --device cpu --rungs memory-baseline --no-leave-one-out --no-calibrate",
     "accept --only 0 --device cpu",

@@ -12,7 +12,8 @@ import pytest
 
 from suite.machine.processes import LAUNCH_VARIABLE, end_all, environment_of, marked_processes
 from suite.paths import ROOT
-from tests.support.warm_ranks import OWN, TORCHRUN, warm
+from tests.support import warm_ranks
+from tests.support.warm_ranks import OWN, TORCHRUN, Server, warm
 
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: forks are Linux's here")]
 
@@ -50,14 +51,20 @@ def test_ranks_are_marked_have_their_environment_and_end_with_their_launch(tmp_p
     assert set(marked_processes("serves")) == set()
 
 
-def test_an_environment_of_its_own_has_a_process_of_its_own_until_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_environment_has_a_process_and_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = [], []
+
+    def start(shared: tuple[tuple[str, str], ...]) -> Server:
+        started.append(dict(shared)["A"])
+        return Server(started[-1], None)
+
+    monkeypatch.setattr(warm_ranks, "_SERVERS", {})
+    monkeypatch.setattr(warm_ranks, "_started", start)
+    monkeypatch.setattr(warm_ranks, "_end", lambda server: ended.append(server.socket))
     real = [sys.executable, *TORCHRUN, "--nproc-per-node=1", "-m", "suite.execute"]
     assert warm([sys.executable, "-m", "suite"], {}) == [sys.executable, "-m", "suite"]
-    monkeypatch.setattr("tests.support.warm_ranks._SOCKETS", {(("A", "1"),): "first"})
-    monkeypatch.setattr("tests.support.warm_ranks._server", lambda shared: f"{shared}")
-    assert [warm(real, {"A": "1", LAUNCH_VARIABLE: name})[4] for name in "xy"] == ["first", "first"]
-    assert warm(real, {"A": "2"})[4] == "(('A', '2'),)"
-    assert warm(real, {"A": "3"})[5:] == real[3:]
-    assert warm(real, {"A": "4"}) == real
+    for value, identity in [("1", "x"), ("1", "y"), ("2", "x"), ("1", "x"), ("3", "x"), ("4", "x"), ("1", "x")]:
+        command = warm(real, {"A": value, LAUNCH_VARIABLE: identity})
+        assert command[4:] == [value, *real[3:]]
+    assert started == ["1", "2", "3", "4"]
+    assert ended == ["2"]

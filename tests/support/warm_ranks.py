@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SUITE_LAUNCH"
@@ -38,37 +38,47 @@ def warm(command: list[str], environment: Mapping[str, str]) -> list[str]:
     if command[:3] != [sys.executable, *TORCHRUN] or sys.platform != "linux":
         return command
     shared = tuple(sorted((name, value) for name, value in environment.items() if name not in OWN))
-    if shared not in _SOCKETS and len(_SOCKETS) == MOST_SERVERS:
-        return command
-    _SOCKETS[shared] = _SOCKETS.get(shared) or _server(shared)
-    return [sys.executable, "-I", "-S", __file__, _SOCKETS[shared], *command[3:]]
+    server = _SERVERS.pop(shared, None) or _started(shared)
+    _SERVERS[shared] = server  # the last one used stands last
+    while len(_SERVERS) > MOST_SERVERS:
+        _end(_SERVERS.pop(next(iter(_SERVERS))))
+    return [sys.executable, "-I", "-S", __file__, server.socket, *command[3:]]
 
 
-_SOCKETS: dict[tuple[tuple[str, str], ...], str] = {}
+class Server(NamedTuple):
+    """A process that forks launches for who connects to its (abstract) socket."""
+
+    socket: str
+    process: subprocess.Popen[bytes]
 
 
-def _server(shared: tuple[tuple[str, str], ...]) -> str:
-    """The socket of a process with these variables, which ends with this one.
+_SERVERS: dict[tuple[tuple[str, str], ...], Server] = {}
 
-    An environment that is there from a process's start is read by its libraries as they are loaded.
-    """
+
+def _started(shared: tuple[tuple[str, str], ...]) -> Server:
+    """A server with these variables: libraries read them as they are loaded."""
     path = f"warm-{os.getpid()}-{time.monotonic_ns()}"
-    server = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.warm_ranks", path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env={**dict(shared), "OMP_NUM_THREADS": "1", MARK: "-" * MARK_BYTES},
         cwd=ROOT,
     )
-    atexit.register(_end, server)
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
-    return path
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return Server(path, process)
 
 
-def _end(server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    server.communicate()
+def _end(server: Server) -> None:
+    server.process.terminate()
+    server.process.communicate()
+
+
+@atexit.register
+def _end_all() -> None:
+    while _SERVERS:
+        _end(_SERVERS.popitem()[1])
 
 
 def ask(path: str, arguments: list[str]) -> int:
