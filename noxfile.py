@@ -304,9 +304,16 @@ def simulated(session: nox.Session, place: str, *arguments: str) -> None:
 
 
 @nox.session
+def explore(session: nox.Session) -> None:
+    """Serve the page with controls on this machine: nox -s explore -- gpt-neox-20b"""
+    install(session, "report", "explore")
+    suite(session, "explore", *session.posargs)
+
+
+@nox.session
 def page(session: nox.Session) -> None:
     """Drive Debian's Chromium through the page: loads, filters, prints, reads: nox -s page -- -k filters"""
-    install(session, "test", "regress", "report", "page")
+    install(session, "test", "regress", "report", "explore", "page")
     axe = Path(session.create_tmp()) / "node_modules" / "axe-core" / "axe.min.js"
     if not axe.exists() and shutil.which("npm"):
         fetch = ("npm", "install", "--silent", "--prefix", session.create_tmp(), f"axe-core@{AXE_CORE}")
@@ -314,7 +321,7 @@ def page(session: nox.Session) -> None:
             *fetch, external=True, success_codes=range(256)
         )  # the test that needs it says so where it is missing
     env = {"AXE_CORE": str(axe)} if axe.exists() else {}
-    session.run("python", "-m", "pytest", "tests/end_to_end/page", *session.posargs, env=env)
+    session.run("python", "-m", "pytest", "tests/end_to_end/page", "tests/report/explore", *session.posargs, env=env)
 
 
 @nox.session

@@ -46,6 +46,7 @@ COMMANDS = {
     "predict": ("suite.commands.predict", "predict"),
     "fit": ("suite.commands.fit", "fit_command"),
     "plan": ("suite.commands.plan", "plan_command"),
+    "explore": ("suite.commands.explore", "explore_command"),
     "validate": ("suite.commands.validate", "validate"),
     "refit": ("suite.commands.refit", "refit_command"),
     "formulas": ("suite.commands.formulas", "formulas"),

@@ -748,10 +748,8 @@ def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
 
 def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
     line = refused("nonsense")
-    allowed = (
-        "runs, show, import, predict, fit, plan, validate, refit, formulas, reproduce, dry-run, calibrate, results"
-    )
-    assert line == f"unknown command; got 'nonsense', allowed: {allowed}, regress, accept, ladder, report, first-hour"
+    allowed = "runs, show, import, predict, fit, plan, explore, validate, refit, formulas, reproduce, dry-run, calibrate"
+    assert line == f"unknown command; got 'nonsense', allowed: {allowed}, results, regress, accept, ladder, report, first-hour"
 
 
 @pytest.mark.parametrize(

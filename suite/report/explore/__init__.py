@@ -1,0 +1,1 @@
+"""The page with controls: a run's prediction, again at each change."""

@@ -1,0 +1,121 @@
+"""What the controls of the page say: a run, a machine and a layout, as the page's address carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Recomputation, layout_text, parse_layout
+
+COUNTS = {
+    "dp": "data_parallel",
+    "tp": "tensor_parallel",
+    "pp": "pipeline_stages",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "interleave": "virtual_stages",
+    "micro": "micro_batch",
+}
+ZERO_FORMS = ("zero0", "zero1,all-reduce", "zero1,reduce-scatter", "zero2", "zero3")
+
+
+class ExploreState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked, in the words of `predict`'s options; None where an option is absent.
+
+    Args:
+        layout: in the words of `--layout`, complete.
+        network: Gbit/s out of a node.
+        other: a second layout, to stand beside the first.
+    """
+
+    run: str
+    layout: str
+    on: str | None = None
+    network: float | None = None
+    stack: str | None = None
+    products: str | None = None
+    price: float | None = None
+    other: str | None = None
+
+
+def address(state: ExploreState) -> str:
+    """The query of an address that shows this state."""
+    values = {key: value for key, value in msgspec.to_builtins(state).items() if value is not None}
+    return "?" + urlencode(values, safe=",")
+
+
+def state_of(query: str) -> ExploreState | None:
+    """The state of an address's query; None where it names no run.
+
+    Raises:
+        InputError: a key or a value that no state has.
+    """
+    values: dict[str, Any] = dict(parse_qsl(query.removeprefix("?")))
+    if "run" not in values:
+        return None
+    values.setdefault("layout", "")
+    if unknown := values.keys() - set(ExploreState.__struct_fields__):
+        allowed = ", ".join(ExploreState.__struct_fields__)
+        raise InputError("unknown key", got=", ".join(sorted(unknown)), allowed=allowed, where="the address")
+    try:
+        return msgspec.convert(values, ExploreState, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(str(error), where="the address") from error
+
+
+def controls_of(layout: Layout) -> dict[str, Any]:
+    """The value of each control that a layout sets."""
+    zero = f"zero{layout.zero_stage}"
+    if layout.zero_stage == 1:
+        zero += ",reduce-scatter" if layout.reduce_scatter else ",all-reduce"
+    return {
+        **{word: getattr(layout, field) for word, field in COUNTS.items()},
+        "zero": zero,
+        "schedule": layout.schedule.value,
+        "recompute": layout.recomputation.value,
+        "every": layout.checkpoint_layers,
+        "switches": [
+            word
+            for word, is_on in (
+                ("sp", layout.sequence_parallel),
+                ("fused", layout.fused_attention),
+                ("noreshard", not layout.reshard_after_forward),
+            )
+            if is_on
+        ],
+    }
+
+
+def layout_of(controls: Mapping[str, Any], base: Layout) -> Layout:
+    """The layout that the controls say; what no control sets is from `base`.
+
+    Raises:
+        InputError: a control has no value, or one that no layout has.
+    """
+    words = []
+    for word in COUNTS:
+        size = controls[word]
+        if not isinstance(size, int) or size < 1:
+            raise InputError("expected a number of 1 or more", got=repr(size), where=word)
+        words.append(f"{word}{size}")
+    switches = controls["switches"] or []
+    words += [controls["zero"], controls["schedule"], f"recompute-{controls['recompute']}"]
+    if controls["recompute"] == Recomputation.FULL:
+        words.append(f"every{controls['every'] or 1}")
+    else:
+        base = msgspec.structs.replace(base, checkpoint_layers=1)
+    words += ["sp"] if "sp" in switches else []
+    words.append("fused" if "fused" in switches else "unfused")
+    words.append("noreshard" if "noreshard" in switches else "reshard")
+    if "zero1" not in controls["zero"]:
+        base = msgspec.structs.replace(base, reduce_scatter=False)
+    return parse_layout(",".join(words), base=base)
+
+
+def complete_text(layout: Layout) -> str:
+    """The layout in words that are read as it from any base."""
+    return layout_text(layout, complete=True)

@@ -1,0 +1,118 @@
+"""The numbers of the page: what `predict` says of a state, as data that pictures and tables are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, layout_text, parse_layout
+from reference_runs.run import ProductFormat
+from suite.metrics.comparison import Row
+from suite.metrics.figures import Quantity
+from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
+from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run
+from suite.predict.recorded_run.figures import Prices
+from suite.report.explore.state import ExploreState, complete_text
+
+SHOWN = (
+    Quantity.PARAMETERS,
+    Quantity.PEAK_BYTES,
+    Quantity.STEP_SECONDS,
+    Quantity.TOKENS_PER_SECOND,
+    Quantity.MFU,
+    Quantity.HFU,
+    Quantity.BUBBLE_FRACTION,
+    Quantity.TRAINING_SECONDS,
+    Quantity.ACCELERATOR_SECONDS,
+    Quantity.ENERGY_JOULES,
+    Quantity.COST,
+)
+
+
+class View(NamedTuple):
+    """One layout's prediction.
+
+    Args:
+        layout: in short words; empty where none is known.
+        wrong: why nothing is predicted, one line a reason.
+    """
+
+    layout: str
+    predicted: Predicted | None
+    wrong: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> Sequence[StageMemory]:
+        """Memory of each pipeline stage; empty where it is not predicted."""
+        return self.predicted.prediction.memory if self.predicted and self.predicted.prediction else ()
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds of the step by term, those of nothing left out; empty where no time is predicted."""
+        step = self.predicted.prediction.step if self.predicted and self.predicted.prediction else None
+        if step is None:
+            return {}
+        named = ((name.removesuffix("_seconds").replace("_", " "), seconds) for name, seconds in step._asdict().items())
+        return {name: seconds for name, seconds in named if seconds}
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each quantity that is shown: what was published with what is predicted of the same, or alone."""
+        found = []
+        predicted = self.predicted.rows if self.predicted else ()
+        whole = [row for row in predicted if row.rank is None and row.stage is None and row.axis is None]
+        for quantity in SHOWN:
+            rows = [row for row in whole if row.quantity == quantity and row.left is not None]
+            both = [row for row in rows if row.right is not None]
+            alone = [row for row in rows if row.term is None or quantity is Quantity.COST]
+            found += (both or alone)[:1]
+        return found
+
+
+def recorded_layout(run: str) -> Layout:
+    """The layout that the run recorded, or that of one accelerator.
+
+    Raises:
+        InputError: no such run.
+    """
+    recorded = reference_run(run).recorded_layout or Layout()
+    return msgspec.structs.replace(recorded, accumulation=None, stage_layer_counts=None)
+
+
+def state_of_run(run: str) -> ExploreState:
+    """The run as it was recorded.
+
+    Raises:
+        InputError: no such run.
+    """
+    return ExploreState(run=run, layout=complete_text(recorded_layout(run)))
+
+
+def view(state: ExploreState, layout: str) -> View:
+    """The prediction of a state with this layout; what is wrong with it where there is none."""
+    try:
+        short = layout_text(parse_layout(layout, base=recorded_layout(state.run))) if layout else ""
+        predicted = predicted_run(state.run, _request(state, layout or None))
+    except InputError as error:
+        return View(layout, None, error.lines)
+    return View(short, predicted)
+
+
+def _request(state: ExploreState, layout: str | None) -> PredictionRequest:
+    """What `predict` is asked by the same options."""
+    network = None if state.network is None else state.network * 1e9 / 8
+    products = ProductFormat(state.products) if state.products else None
+    return PredictionRequest(
+        state.on or None, None, layout, network, Prices(state.price), state.stack or None, products=products
+    )
+
+
+def memory_parts(stages: Sequence[StageMemory]) -> dict[str, list[float]]:
+    """Bytes by part, a value for each stage, at that stage's fullest instant."""
+    instants = [fullest_instant(stage)[1] for stage in stages]
+    names = dict.fromkeys(name for parts in instants for name, value in parts.items() if value)
+    return {name: [parts.get(name, 0.0) for parts in instants] for name in names}
