@@ -97,6 +97,11 @@ class Allocations:
             if (block := self._alive.get(tensor.untyped_storage()._cdata)) is not None:
                 block.category = category
 
+    def category(self, tensor: Tensor) -> str | None:
+        """What the storage of `tensor` is for; None where no operator returned it."""
+        block = self._alive.get(tensor.untyped_storage()._cdata)
+        return None if block is None else block.category
+
     def record(self) -> None:
         """Begin anew with the peak and the history."""
         self._begun = self._phase()

@@ -23,6 +23,7 @@ _aten = torch.ops.aten
 _NONE: Mapping[str, Any] = {}
 # Collectives for which gloo has a buffer of its own, as large as the argument with this number
 _WHOLE = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
+BUFFERS = "message buffers"  # the category
 _OF_ONE_TENSOR = 2  # uses of a storage: by the tensor, and by Python's object for the storage
 # functions of graph nodes that Python computes, which have names for their tensors: custom ones, and DTensor's
 _NODES_IN_PYTHON = ("torch/autograd/function.py", "torch/distributed/tensor/")
@@ -52,7 +53,7 @@ class FakeTensors(FakeTensorMode):
                 return func(*args, **kwargs)
         if self._within:  # an operator that another one is made of here, whose kernel is not
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if func is _aten.add.Tensor and not torch.is_grad_enabled() and _added_in_place(*args, **kwargs):
+        if func is _aten.add.Tensor and not torch.is_grad_enabled() and self._added_in_place(*args, **kwargs):
             return args[0]
         self._within = True
         try:
@@ -61,26 +62,28 @@ class FakeTensors(FakeTensorMode):
             self._within = False
         self._allocations.see(returned)
         if func in _WHOLE:
-            self._allocations.pass_through(args[_WHOLE[func]].nbytes, "message buffers")
+            self._allocations.pass_through(args[_WHOLE[func]].nbytes, BUFFERS)
         return returned
 
+    def _added_in_place(self, sum_: Any, other: Any, *, alpha: float = 1) -> bool:
+        """Whether autograd would add `other` to the gradient `sum_` in place, which it does not under a mode.
 
-def _added_in_place(sum_: Any, other: Any, *, alpha: float = 1) -> bool:
-    """Whether autograd would add `other` to the gradient `sum_` in place, which it does not under a mode.
-
-    It does where nothing else refers to the storage of `sum_`, a plain tensor.
-    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
-    """
-    if (
-        not _adds_for_autograd()
-        or not isinstance(sum_, Tensor)
-        or not isinstance(other, Tensor)
-        or alpha != 1
-        or sum_.shape != other.shape
-    ):
-        return False
-    storage = sum_.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) == _OF_ONE_TENSOR and storage.nbytes() == sum_.nbytes
+        It does where nothing else refers to `sum_`, a plain tensor, and its storage. A pipeline stage refers to what it
+        received.
+        Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        """
+        if (
+            not _adds_for_autograd()
+            or not isinstance(sum_, Tensor)
+            or not isinstance(other, Tensor)
+            or alpha != 1
+            or sum_.shape != other.shape
+        ):
+            return False
+        storage = sum_.untyped_storage()
+        if self._allocations.category(sum_) == BUFFERS:
+            return False
+        return torch._C._storage_Use_Count(storage._cdata) == _OF_ONE_TENSOR and storage.nbytes() == sum_.nbytes
 
 
 def _adds_for_autograd() -> bool:

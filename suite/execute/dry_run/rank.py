@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from suite.execute.data.loader import batches
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.even_routing import even_routing
-from suite.execute.dry_run.fake_tensors import FakedBatches, fake_tensors
+from suite.execute.dry_run.fake_tensors import BUFFERS, FakedBatches, fake_tensors
 from suite.execute.measure.counters import CollectiveCounter, LocalFlopCounter, storage_bytes
 from suite.execute.measure.phases import Part
 from suite.execute.parallel.fake_group import fake_group
@@ -42,7 +42,7 @@ CATEGORIES = {
     Part.DATA_LOADING: "samples",
     Part.FORWARD: "forward pass",
     Part.BACKWARD: "backward pass",
-    Part.PIPELINE: "message buffers",
+    Part.PIPELINE: BUFFERS,
     Part.UPDATE: "update",
 }
 

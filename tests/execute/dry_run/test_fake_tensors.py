@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from suite.execute.dry_run.allocations import Allocations
-from suite.execute.dry_run.fake_tensors import fake_tensors
+from suite.execute.dry_run.fake_tensors import BUFFERS, fake_tensors
 from suite.execute.parallel.fake_group import fake_group
 
 TIB = 2**40
@@ -38,6 +39,20 @@ def test_gradients_of_two_readers_are_added_in_place_as_without_a_mode() -> None
         total.backward()
     # both gradients are products of kept and expanded ones: the second is added to the first
     assert allocations.peak - before <= 3 * size
+
+
+@pytest.mark.parametrize(("phase", "blocks"), [("backward pass", 1), (BUFFERS, 2)])
+def test_no_gradient_is_added_to_a_buffer_that_a_stage_received(phase: str, blocks: int) -> None:
+    allocations = Allocations(lambda: phase)
+    with fake_tensors(allocations):
+        middle = torch.ones(1000, requires_grad=True).exp()
+        total = middle + middle.neg()
+        received = torch.ones(1000)
+        allocations.record()
+        before = allocations.peak
+        total.backward(received)
+    # of neg, and the sum of both: in what was received, or in a block of its own
+    assert allocations.peak - before == blocks * 4000
 
 
 def test_what_python_adds_in_a_backward_pass_is_new() -> None:
