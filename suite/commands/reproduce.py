@@ -24,7 +24,7 @@ from suite.metrics.comparison import Verdict
 from suite.metrics.launch_statistics import summaries
 from suite.paths import ROOT
 from suite.records.store import records_directory
-from suite.report.slice import slice_words
+from suite.report.slice import slice_words, stopped_words
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches, slice_times_of
 from suite.report.terminal.tables import console, print_folded, print_refusal
@@ -62,6 +62,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     layers: Annotated[int | None, typer.Option(help="Of a slice; default: as many as the stage has.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens of a slice's samples; default: as recorded.")] = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples of a slice; default: as recorded.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Of a slice: no repetition is begun after so many; at least one is timed.")
+    ] = None,
     ranks: Annotated[
         int | None,
         typer.Option(help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its own layout's."),
@@ -165,6 +168,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         layers=layers,
         sequence=sequence,
         micro_batch=micro_batch,
+        minutes=minutes,
         ranks=ranks,
         layout=layout,
         device=device,
@@ -248,6 +252,8 @@ def _print(result: LaunchResult, planned: Plan, printing: _Printing, *, number: 
         print_launch(out, result, complete=printing.every_figure)
     else:
         print_launch_line(out, result, number=number, launches=launches)
+    if words := stopped_words(planned.slice, taken=len(result.steps), asked=planned.steps):
+        print_folded(out, words)
     if planned.trace is not None and planned.trace.exists():
         out.print(f"trace {escape(str(planned.trace))}", soft_wrap=True)
 

@@ -18,7 +18,7 @@ from suite.paths import RESULTS
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
-from suite.report.slice import slice_words
+from suite.report.slice import slice_words, stopped_words
 from suite.report.terminal.slice import print_parts
 from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
@@ -88,6 +88,9 @@ def _print(record: Record) -> None:
         print_folded(out, why_not or f"verdict: {verdict_word(overall(compared))}", "bold")
     if end.ranks and end.ranks[0].slice_times is not None:
         print_parts(out, end.ranks[0].slice_times)
+        job = record.begin.job
+        if words := stopped_words(job.slice, taken=len(end.ranks[0].steps), asked=job.steps):
+            print_folded(out, words)
     elif end.ranks and end.ranks[0].steps:
         steps = end.ranks[0].steps
         out.print(f"loss {steps[0].loss:.3f} at step {steps[0].step}, {steps[-1].loss:.3f} at step {steps[-1].step}")

@@ -48,6 +48,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         layers: that it executes, all alike.
         sequence, micro_batch: of the whole run, in tokens and samples.
         rank: in `job.layout`, whose place the one process takes; collectives of other ranks are left out.
+        minutes: after the first step, before which no further timed one is begun; None: all steps are taken.
     """
 
     run: str
@@ -57,6 +58,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     micro_batch: int
     rank: int
+    minutes: float | None = None
 
 
 class SlicePart(enum.StrEnum):

@@ -17,6 +17,13 @@ def slice_words(of: Slice) -> str:
     return f"{parts} of {stage} of {of.run}{split}"
 
 
+def stopped_words(of: Slice | None, *, taken: int, asked: int) -> str:
+    """That a slice took fewer steps than asked for, as its minutes were over; empty where all were taken."""
+    if of is None or of.minutes is None or taken >= asked:
+        return ""
+    return f"stopped after {taken} of {asked} repetitions: {of.minutes:g} minutes are over"
+
+
 def part_rows(times: SliceTimes) -> list[list[str]]:
     """Median, spread and number of repetitions of each part, in the order of a step."""
     rows = []

@@ -49,7 +49,8 @@ def check_no_slice(request: msgspec.Struct) -> None:
     Raises:
         InputError: one of them is given.
     """
-    if names := [name for name in ("stage", "layers", "sequence", "micro_batch") if getattr(request, name) is not None]:
+    of_slices = ("stage", "layers", "sequence", "micro_batch", "minutes")
+    if names := [name for name in of_slices if getattr(request, name) is not None]:
         where = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         raise InputError("of a slice alone", allowed="NAME-slice, or --slice", where=where)
 

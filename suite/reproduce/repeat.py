@@ -57,6 +57,7 @@ def _repeating_slice(begin: Begin, of: Slice) -> str | None:
         "layers": of.layers,
         "sequence": job.architecture.sequence,
         "micro-batch": job.layout.micro_batch,
+        "minutes": of.minutes,
         "layout": layout_text(of.layout, complete=True),
         "device": job.device,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,

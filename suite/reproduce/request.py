@@ -18,7 +18,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         mini: the miniature of the run or run file that is named.
-        slice, stage, layers, sequence, micro_batch: of a slice, which NAME-slice asks for too.
+        slice, stage, layers, sequence, micro_batch, minutes: of a slice, which NAME-slice asks for too.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     layers: int | None = None
     sequence: int | None = None
     micro_batch: int | None = None
+    minutes: float | None = None
     ranks: int | None = None
     layout: str | None = None
     global_batch: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from suite.job.slice import SUFFIX, Slice, SliceStage
 from suite.job.training_job import warm_up_steps
 from suite.machine.devices import cuda_device_list, resolved_device
 from suite.paths import cache_directory, whole_file
+from suite.predict.analytic.memory import optimizer_shards
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels
 from suite.reproduce.plan import Plan, check_numbers
@@ -99,6 +101,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
             sequence=run.architecture.sequence,
             micro_batch=layout.micro_batch,
             rank=rank,
+            minutes=_checked_minutes(request.minutes),
         ),
     )
     check_memory(checked)
@@ -143,7 +146,8 @@ def _refuse_others(request: Request) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         what = "a slice is one process that takes one accelerator's place, on tokens that are drawn"
         allowed = (
-            "--stage, --layers, --sequence, --micro-batch, --layout, --device, --compile, --kernels, --steps, --seed"
+            "--stage, --layers, --sequence, --micro-batch, --minutes, --layout, --device, --compile, --kernels, "
+            "--steps, --seed"
         )
         raise InputError(what, got=", ".join(names), allowed=allowed, where="reproduce")
 
@@ -201,6 +205,12 @@ def _at_most(asked: int | None, most: int | None, option: str) -> int:
     if asked < 1 or (most is not None and asked > most):
         allowed = "1 or more" if most is None else f"1 to {most}, the recorded one"
         raise InputError("out of range", got=asked, allowed=allowed, where=option)
+    return asked
+
+
+def _checked_minutes(asked: float | None) -> float | None:
+    if asked is not None and not 0 < asked < math.inf:
+        raise InputError("out of range", got=asked, allowed="more than 0", where="--minutes")
     return asked
 
 
@@ -267,6 +277,10 @@ def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shap
             f"products in {recipe.precision.value}, recorded {run.recipe.product_format.value}",
         ),
         (layout.zero_stage >= 2, "weights are whole, not gathered for each pass"),
+        (
+            optimizer_shards(layout) > 1,
+            f"state of the optimizer is whole, which {optimizer_shards(layout)} accelerators (dp) share by ZeRO",
+        ),
         (layout.offload is not Offload.NONE, "state stays on the accelerator"),
         (
             layout.partitioned_checkpoints and layout.tensor_parallel > 1,

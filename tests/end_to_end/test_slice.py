@@ -32,11 +32,23 @@ def test_a_slice_of_a_run_file_is_counted_recorded_and_shown(
     """The last of three stages on two tensor-parallel ranks: two layers and the head, in one process."""
     stages = {"layers": 7, "pipeline_stages": 3, "tensor_parallel": 2}  # 2, 3 and 2 layers: a table counts as one
     file = run_file(tmp_path / "small.toml", data_parallel=1, accumulation=4, **stages)
-    arguments = [str(file), "--slice", "--stage", "last", "--steps", "8", "--results", str(tmp_path)]
+    arguments = [
+        str(file),
+        "--slice",
+        "--stage",
+        "last",
+        "--steps",
+        "500",
+        "--minutes",
+        "0.001",
+        "--results",
+        str(tmp_path),
+    ]
     assert main(["reproduce", *arguments]) == 0
     out, err = capsys.readouterr()
     assert "exact figures agree: parameters, flop, state bytes, payload bytes, messages" in out
     assert "2 layers, head of the last stage of small, tensor-parallel share 1/2" in err
+    assert "stopped after 6 of 500 repetitions: 0.001 minutes are over" in out
     record = read(record_path(tmp_path, "latest"))
     assert record.end is not None
     assert record.begin.run == "small-slice"

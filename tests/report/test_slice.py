@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from reference_runs.catalog import reference_run
 from suite.job.slice import Slice, SlicePart, SliceStage, SliceTimes
-from suite.report.slice import part_rows, slice_words
+from suite.report.slice import part_rows, slice_words, stopped_words
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,15 @@ def test_the_words_say_what_of_which_stage_is_executed(name: str, stage: SliceSt
     run = reference_run(name)
     of = Slice(run=name, layout=run.layout, stage=stage, layers=layers, sequence=1, micro_batch=1, rank=0)
     assert slice_words(of).startswith(words)
+
+
+def test_a_slice_whose_minutes_are_over_says_so() -> None:
+    layout = reference_run("bloom-176b").layout
+    whole = Slice(run="bloom-176b", layout=layout, stage=SliceStage.MIDDLE, layers=1, sequence=1, micro_batch=1, rank=0)
+    short = msgspec.structs.replace(whole, minutes=2.5)
+    assert stopped_words(short, taken=7, asked=30) == "stopped after 7 of 30 repetitions: 2.5 minutes are over"
+    assert stopped_words(short, taken=30, asked=30) == ""
+    assert stopped_words(whole, taken=7, asked=30) == stopped_words(None, taken=7, asked=30) == ""
 
 
 def test_parts_are_in_the_order_of_a_step_with_their_median_and_spread() -> None:

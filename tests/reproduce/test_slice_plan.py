@@ -87,6 +87,7 @@ def test_a_smaller_slice_says_what_it_changed() -> None:
         "1 of 6 layers of the middle stage",
         "sequence 256, recorded 2048",
         "micro-batch 1, recorded 2",
+        "state of the optimizer is whole, which 8 accelerators (dp) share by ZeRO",
     )
     assert planned.slice is not None
     assert (planned.slice.sequence, planned.slice.micro_batch) == (2048, 2)
@@ -126,6 +127,7 @@ def test_stages_have_numbers(number: str, stage: SliceStage) -> None:
         ({"layers": 7}, "layers of the middle stage; got 7, allowed: 1 to 6"),
         ({"sequence": 4096}, "--sequence: out of range; got 4096, allowed: 1 to 2048"),
         ({"micro_batch": 0}, "--micro-batch: out of range"),
+        ({"minutes": 0.0}, "--minutes: out of range; got 0.0, allowed: more than 0"),
         ({"ranks": 4}, "got --ranks"),
         ({"mini": True, "optimizer": "one-bit-adam"}, "got --mini, --optimizer"),
         ({"layout": "dp8,tp3,pp12"}, "--layout: layout.tensor_parallel does not divide"),

@@ -44,7 +44,8 @@ def train(
     """Run the job's steps on this rank and return what was counted.
 
     `StepPlan` says what each step is for. Counted steps train like the others, but their times are kept apart. Passes
-    after the last step count model flop and activations.
+    after the last step count model flop and activations. Once a slice's minutes are over and a step is timed, no
+    further one is taken.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
@@ -61,7 +62,10 @@ def train(
             norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
             report(Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
 
+    last = math.inf if job.slice is None or job.slice.minutes is None else time.monotonic() + 60 * job.slice.minutes
     for step in range(job.steps):
+        if clocks.step_seconds and time.monotonic() >= last:
+            break
         clocks.before(purpose)
         profile.before(purpose)
         start = clock.now(device)
