@@ -9,7 +9,7 @@ from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Figure
 from suite.predict.executed_run.figures import expected_figures, judged, memory_options
-from suite.predict.executed_run.pipeline_bubble import Surroundings, bubble_of_measured_passes
+from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
 from suite.predict.executed_run.routing import given_routing
 from suite.records.record import Record, recorded_kernels
 
@@ -37,6 +37,6 @@ def judged_rows(record: Record, expected: Expected = expected_of_job) -> list[Ro
     rows, alone = [rank.computed_rows for rank in record.end.ranks], None if job.slice is None else job.slice.rank
     figures = given_routing(job.workload, options, figures, rows, alone=alone)
     passes = [rank.pipeline_times for rank in record.end.ranks]
-    surroundings = Surroundings(usable, record.end.others_share, record.end.steal_share)
+    surroundings = LaunchSurroundings(usable, record.end.others_share, record.end.steal_share)
     figures = [*figures, *bubble_of_measured_passes(job, passes, surroundings)]
     return judged(figures, record.end.predicted, record.end.figures)

@@ -26,7 +26,7 @@ from suite.machine.profile import Profile
 from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure, last_loss
 from suite.predict.executed_run.figures import countable, expected_figures, judged, memory_options
-from suite.predict.executed_run.pipeline_bubble import Surroundings, bubble_of_measured_passes
+from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
 from suite.predict.executed_run.routing import given_routing
 from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
@@ -184,7 +184,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         alone = None if job.slice is None else job.slice.rank
         expected = given_routing(job.workload, options, expected, routed, alone=alone)
         passes = [report.pipeline_times for report in outcome.finished]
-        surroundings = Surroundings(usable_cores(), end.others_share, end.steal_share)
+        surroundings = LaunchSurroundings(usable_cores(), end.others_share, end.steal_share)
         expected = [*expected, *bubble_of_measured_passes(job, passes, surroundings)]
         rows = judged(expected, figures.times, figures.measured)
         verdict = overall(rows)

@@ -55,7 +55,7 @@ def idle_share(stages: Sequence[Sequence[TimedPass]], *, flushes: bool = True) -
     return 1 - sum(busy) / (len(stages) * whole)
 
 
-class Surroundings(NamedTuple):
+class LaunchSurroundings(NamedTuple):
     """What else than the schedule can make a rank wait.
 
     Args:
@@ -69,7 +69,7 @@ class Surroundings(NamedTuple):
 
 
 def bubble_of_measured_passes(
-    job: Job, times: Sequence[PipelineTimes | None], surroundings: Surroundings
+    job: Job, times: Sequence[PipelineTimes | None], surroundings: LaunchSurroundings
 ) -> list[Figure]:
     """The share of time in which stages wait if each pass takes its measured time, and messages none.
 
@@ -93,7 +93,7 @@ def bubble_of_measured_passes(
     return [Figure(Quantity.BUBBLE_FRACTION, idle, term=MEASURED_PASSES, tolerance=tolerance, why=why)]
 
 
-def _disturbed(job: Job, surroundings: Surroundings, *, pass_seconds: float) -> str:
+def _disturbed(job: Job, surroundings: LaunchSurroundings, *, pass_seconds: float) -> str:
     """What else a rank waits for; empty where nothing counts.
 
     Between two passes a message and PyTorch's own work take 0.24 ms (gpt2-mini on two processes of an AMD EPYC, gloo,

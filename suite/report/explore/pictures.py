@@ -28,7 +28,7 @@ PASS_COLOURS = {
 }
 MOST_ROUNDS = 2  # of a pipeline's stages, in micro-batches that are drawn
 MOST_DRAWN_STAGES = 24
-Figure = dict[str, Any]
+Picture = dict[str, Any]
 
 
 def _layout(height: int, **more: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _layout(height: int, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def memory_picture(views: Sequence[View]) -> Figure:
+def memory_picture(views: Sequence[View]) -> Picture:
     """GiB of each stage by part, one layout's stages beside the other's, with the accelerator's limit."""
     parts = [memory_parts(view.stages) for view in views]
     names = list(dict.fromkeys(name for each in parts for name in each))
@@ -79,7 +79,7 @@ def _stage_names(view: View, number: int, views: int) -> list[str]:
     return [f"{letter}{stage}" for stage in range(len(view.stages))]
 
 
-def time_picture(views: Sequence[View]) -> Figure:
+def time_picture(views: Sequence[View]) -> Picture:
     """Seconds of a step by term, a bar for each layout."""
     names = list(dict.fromkeys(name for view in views for name in view.terms))
     labels = ["step"] if len(views) == 1 else ["A", "B"]
@@ -129,7 +129,7 @@ _WHOLE_BATCHES: Mapping[str, Any] = dict.fromkeys(
 )
 
 
-def schedule_picture(panel: Panel) -> Figure:
+def schedule_picture(panel: Panel) -> Picture:
     """A lane for each stage, the passes coloured by kind; later chunks of a stage are paler."""
     traces = []
     kinds = dict.fromkeys(each.done.kind for lane in panel.lanes for each in lane.passes)

@@ -16,13 +16,13 @@ from reference_runs.layout import Layout
 from suite.job.pipeline_passes import Pass, PassKind, PassMedian, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Quantity
-from suite.predict.executed_run.pipeline_bubble import REASON, Surroundings, bubble_of_measured_passes, idle_share
+from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, bubble_of_measured_passes, idle_share
 from suite.predict.simulation.pipeline_schedule import Durations, TimedPass, idle_fraction, passes
 from suite.reproduce.plan import job_for
 from suite.reproduce.slice_plan import slice_tokens
 from tests.support.launches import small_plan
 
-QUIET = Surroundings(cores=8, others_share=0.01, steal_share=0.0)
+QUIET = LaunchSurroundings(cores=8, others_share=0.01, steal_share=0.0)
 SCHEDULES: list[dict[str, Any]] = [
     {"schedule": "gpipe"},
     {"schedule": "1f1b"},
@@ -86,7 +86,7 @@ def test_two_equal_stages_wait_for_one_pass_in_nine() -> None:
     ],
 )
 def test_what_else_makes_a_rank_wait_is_named(
-    changes: dict[str, Any], seconds: float, surroundings: Surroundings, why: str
+    changes: dict[str, Any], seconds: float, surroundings: LaunchSurroundings, why: str
 ) -> None:
     job = job_of({"schedule": "1f1b"}, **changes)
     times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
