@@ -247,6 +247,8 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         return
     if (mistake := _batch_mistake(recipe, layout, where)) is not None:
         yield mistake
+    elif layout.schedule.shape_of_v and layout.pipeline_stages > 1:
+        yield from _v_mistakes(workload, where)
     elif layout.virtual_stages > 1:
         yield from _interleaving_mistakes(workload, where)
 
@@ -290,6 +292,18 @@ def _interleaving_mistakes(workload: Workload, where: str) -> Iterator[InputErro
         yield InputError(what, got=got, where=where)
     if (micro_batches := accumulation(workload.recipe, layout)) % layout.pipeline_stages:
         what = f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches"
+        yield InputError(what, got=micro_batches, where=where)
+
+
+def _v_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
+    """Two chunks a stage make a V; DualPipeV's passes overlap once a micro-batch is in every chunk."""
+    layout = workload.layout
+    if layout.virtual_stages != 2:
+        what, got = f"layout: {layout.schedule} has two chunks a stage", f"interleave{layout.virtual_stages}"
+        yield InputError(what, got=got, allowed="interleave2", where=where)
+    chunks, micro_batches = 2 * layout.pipeline_stages, accumulation(workload.recipe, layout)
+    if layout.schedule is Schedule.DUALPIPEV and micro_batches < chunks:
+        what = f"layout: dualpipev needs as many micro-batches as chunks, {chunks}"
         yield InputError(what, got=micro_batches, where=where)
 
 

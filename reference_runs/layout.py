@@ -20,6 +20,10 @@ class Schedule(enum.StrEnum):
     1f1b: PipeDream-Flush: a stage alternates as soon as it can; interleaved where a rank has several virtual stages.
     zero-bubble: as 1f1b, but a backward pass is two, of the inputs and of the weights, and the second waits until the
         stage has nothing else to do (ZB-H1); interleaved where a rank has several virtual stages.
+    zbv: as zero-bubble, with two chunks a rank in the shape of a V: the first of p ranks has chunks 0 and 2 p - 1
+        (ZB-V).
+    dualpipev: two chunks a rank likewise; a forward pass of one overlaps with a backward pass of the other
+        (DualPipeV).
     pipedream: 1F1B without flush; a stage keeps the weight version of every micro-batch in flight (weight stashing).
     pipedream-vertical-sync: as pipedream, and all stages use the version that the first one used.
     pipedream-2bw: without flush, gradients of a step's micro-batches accumulated: two weight versions suffice.
@@ -28,6 +32,8 @@ class Schedule(enum.StrEnum):
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     ZERO_BUBBLE = "zero-bubble"
+    ZBV = "zbv"
+    DUALPIPEV = "dualpipev"
     PIPEDREAM = "pipedream"
     PIPEDREAM_VERTICAL_SYNC = "pipedream-vertical-sync"
     PIPEDREAM_2BW = "pipedream-2bw"
@@ -36,6 +42,11 @@ class Schedule(enum.StrEnum):
     def flushes(self) -> bool:
         """Whether all passes of a step end before its update, in a pipeline."""
         return self not in (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
+
+    @property
+    def shape_of_v(self) -> bool:
+        """Whether rank k of p has chunks k and 2 p - 1 - k, so that the first one has embedding and head."""
+        return self in (Schedule.ZBV, Schedule.DUALPIPEV)
 
 
 class Recomputation(enum.StrEnum):
@@ -220,6 +231,11 @@ _COUNTS = {
 }
 
 
+def usual_virtual_stages(schedule: Schedule, *, pipeline_stages: int) -> int:
+    """Virtual stages of a rank where the text says nothing of them: the two of a V, else one."""
+    return 2 if schedule.shape_of_v and pipeline_stages > 1 else 1
+
+
 def parse_layout(text: str, *, base: Layout) -> Layout:
     """The layout that `text` asks for; axes that it omits are 1, shards over all ranks, the rest is from `base`.
 
@@ -232,8 +248,12 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         "shard_ranks": None,
         "accumulation": None,
     }
-    changes = omitted | named_fields(text, where="--layout")
+    named = named_fields(text, where="--layout")
+    changes = omitted | named
     layout = msgspec.structs.replace(base, **changes)
+    if "virtual_stages" not in named:
+        usual = usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages)
+        layout = msgspec.structs.replace(layout, virtual_stages=usual)
     if changes.get("reduce_scatter") and layout.zero_stage != 1:
         what = "reduce-scatter is a form of zero1"
         raise InputError(what, got=f"zero{layout.zero_stage}", allowed="zero1,reduce-scatter", where="--layout")
@@ -292,7 +312,8 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
         "reshard": complete and layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,
-        f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,
+        f"interleave{layout.virtual_stages}": layout.virtual_stages
+        != usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages),
         layout.schedule.value: layout.pipeline_stages > 1,
         f"recompute-{layout.recomputation}": True,
         f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1,

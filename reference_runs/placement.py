@@ -62,11 +62,19 @@ def chunk_layers(layers: int, layout: Layout) -> list[range]:
 
 
 def stage_chunks(layout: Layout, *, stage: int) -> tuple[int, ...]:
-    """Numbers of the chunks of a pipeline stage, in the order of the model: chunk c stands on stage c mod p.
+    """Numbers of the chunks of a pipeline stage, in the order of the model.
 
-    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (figure 4: consecutive chunks on consecutive stages).
+    With p stages, v virtual stages a rank:
+        loop    chunk c stands on stage c mod p: k, p + k, ...
+        V       k and 2 p - 1 - k (zbv and dualpipev): the last stage's chunks follow each other
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (figure 4: consecutive chunks on consecutive stages);
+    Qi et al. 2023, arXiv 2401.10241, section 6.
     """
-    return tuple(range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages))
+    chunks = layout.pipeline_stages * layout.virtual_stages
+    if layout.schedule.shape_of_v and chunks > 1:
+        return stage, chunks - 1 - stage
+    return tuple(range(stage, chunks, layout.pipeline_stages))
 
 
 def stage_chunk_layers(layers: int, layout: Layout, *, stage: int) -> list[range]:
@@ -76,8 +84,11 @@ def stage_chunk_layers(layers: int, layout: Layout, *, stage: int) -> list[range
 
 
 def head_stage(layout: Layout) -> int:
-    """The pipeline stage with the last chunk, and so with final norm and head; the first stage has the embedding."""
-    return layout.pipeline_stages - 1
+    """The pipeline stage with the last chunk, and so with final norm and head; the first stage has the embedding.
+
+    In a V it is the first stage too.
+    """
+    return 0 * layout.pipeline_stages if layout.schedule.shape_of_v else layout.pipeline_stages - 1
 
 
 class Blocks(NamedTuple):

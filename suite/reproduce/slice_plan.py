@@ -13,7 +13,7 @@ from reference_runs.catalog import check_layout, reference_run, run_names
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, layout_text, parse_layout
-from reference_runs.placement import coordinates, stage_chunk_layers
+from reference_runs.placement import coordinates, head_stage, stage_chunk_layers
 from reference_runs.run import Architecture, ProductFormat, ReferenceRun, Workload
 from suite.job.corpus import Corpus
 from suite.job.options import KernelChoice
@@ -169,32 +169,37 @@ def _stage(asked: str | None, layout: Layout) -> SliceStage:
     Raises:
         InputError: the layout has no such stage.
     """
-    stages = layout.pipeline_stages
+    kinds = _kinds(layout)
     if asked is None:
-        return (SliceStage.ONLY, SliceStage.FIRST)[stages - 1] if stages < 3 else SliceStage.MIDDLE
-    kinds = {0: SliceStage.FIRST, stages - 1: SliceStage.LAST} if stages > 1 else {0: SliceStage.ONLY}
-    by_word = {str(number): kinds.get(number, SliceStage.MIDDLE) for number in range(stages)}
-    by_word |= {kind.value: kind for kind in by_word.values()}
-    if stages == 1:
+        return SliceStage.MIDDLE if SliceStage.MIDDLE in kinds else kinds[0]
+    by_word = {str(number): kind for number, kind in enumerate(kinds)} | {kind.value: kind for kind in kinds}
+    if kinds[0] is SliceStage.ONLY:
         by_word |= dict.fromkeys((SliceStage.FIRST.value, SliceStage.LAST.value), SliceStage.ONLY)
     if asked not in by_word:
-        names = ", ".join(dict.fromkeys(kind.value for kind in by_word.values()))
-        allowed = f"0 to {stages - 1}, {names}"
+        allowed = f"0 to {len(kinds) - 1}, {', '.join(dict.fromkeys(kind.value for kind in kinds))}"
         raise InputError(f"no such stage of {layout_text(layout)}", got=repr(asked), allowed=allowed, where="--stage")
     return by_word[asked]
 
 
+def _kinds(layout: Layout) -> list[SliceStage]:
+    """The kind of each pipeline stage: the first one of a V has embedding and head, as an only one has."""
+    ends = {
+        (True, True): SliceStage.ONLY,
+        (True, False): SliceStage.FIRST,
+        (False, True): SliceStage.LAST,
+        (False, False): SliceStage.MIDDLE,
+    }
+    return [ends[number == 0, number == head_stage(layout)] for number in range(layout.pipeline_stages)]
+
+
 def _most_layers(architecture: Architecture, layout: Layout, stage: SliceStage) -> int:
     """Ordinary layers of the fullest stage of a kind: those that all layers but a few are like."""
-    few = range(architecture.dense_layers)
-    dealt = [stage_chunk_layers(architecture.layers, layout, stage=number) for number in range(layout.pipeline_stages)]
-    of_stages = [sum(layer not in few for chunk in chunks for layer in chunk) for chunks in dealt]
-    of_kind = {
-        SliceStage.ONLY: of_stages,
-        SliceStage.FIRST: of_stages[:1],
-        SliceStage.LAST: of_stages[-1:],
-        SliceStage.MIDDLE: of_stages[1:-1],
-    }[stage]
+    few, layers = range(architecture.dense_layers), architecture.layers
+    of_kind = [
+        sum(layer not in few for chunk in stage_chunk_layers(layers, layout, stage=number) for layer in chunk)
+        for number, kind in enumerate(_kinds(layout))
+        if kind is stage
+    ]
     return max(1, *of_kind)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.catalog import global_batch_at
 from reference_runs.errors import InputError, Mistakes
-from reference_runs.layout import Layout, Schedule
+from reference_runs.layout import Layout
 from reference_runs.run import (
     BLANK_TOKENS,
     LEAST_WINDOW,
@@ -27,7 +27,7 @@ from reference_runs.run import (
 from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import WARM_UP_STEPS
 from suite.machine.gpu import Gpu
-from suite.predict.analytic.pipeline_schedule import halves_backward
+from suite.predict.analytic.pipeline_schedule import halves_backward, least_micro_batches
 from suite.predict.analytic.product_formats import products_in_format
 from suite.predict.simulation.supported_layouts import layout_limits
 
@@ -130,7 +130,7 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 
 _EXECUTED_LAYOUTS = (
-    "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero-bubble, "
+    "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero-bubble, zbv, dualpipev, "
     "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN alone, zero0/1, reduce-scatter, all-reduce, "
     "zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, everyN, "
     "fused with a plain causal mask, microN, accumulateN, bucketN"
@@ -252,7 +252,7 @@ def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
             raise InputError("recipe.batch_rampup_start, increment, samples: all or none", got=ramp_up, where=where)
         return
     replicas = layout.replicas * layout.micro_batch
-    least = replicas * (1 if layout.schedule is Schedule.GPIPE else layout.pipeline_stages)
+    least = replicas * least_micro_batches(layout)
     if start % replicas or increment % replicas or not least <= start <= recipe.global_batch:
         what, got = "recipe.batch_rampup_start and batch_rampup_increment", f"{start} and {increment}"
         allowed = f"multiples of data_parallel * micro_batch = {replicas}, from {least} to {recipe.global_batch}"

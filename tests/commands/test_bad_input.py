@@ -28,7 +28,7 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
-    "1f1b, zero-bubble, pipedream/pipedream-vertical-sync/pipedream-2bw with ppN alone, "
+    "1f1b, zero-bubble, zbv, dualpipev, pipedream/pipedream-vertical-sync/pipedream-2bw with ppN alone, "
     "zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
     "offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
@@ -570,11 +570,14 @@ def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layo
         ("bloom-mini", "pp2,zero-bubble,recompute-full", "recompute-full"),
         ("mixtral-mini", "pp2,zero-bubble", "experts"),
         ("gpt2-mini", "dp2,pp2,zero-bubble,zero1", "2 ranks with the same weights and no zero1,reduce-scatter"),
+        ("gpt2-mini", "pp2,zbv,recompute-full", "recompute-full"),
+        ("gpt2-mini", "dp2,pp2,dualpipev,zero1,micro1", "2 ranks with the same weights and no zero1,reduce-scatter"),
     ],
 )
 def test_what_a_backward_pass_in_halves_computes_twice_or_leaves_out_is_refused(run, layout, words, reproduce_refused):
+    (schedule,) = {"zero-bubble", "zbv", "dualpipev"} & set(layout.split(","))
     line = reproduce_refused(run, "--layout", layout)
-    assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'zero-bubble with {words}')}"
+    assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'{schedule} with {words}')}"
 
 
 @pytest.mark.parametrize(
@@ -641,6 +644,16 @@ IMPOSSIBLE = {
         "interleave2",
         "layout: interleaving needs pipeline stages and the schedule 1f1b or zero-bubble; "
         "got interleave2 with pp1,1f1b",
+    ),
+    "v-of-one-chunk": (
+        "gpt2-mini",
+        "pp2,zbv,interleave1",
+        "layout: zbv has two chunks a stage; got interleave1, allowed: interleave2",
+    ),
+    "v-of-few-micro-batches": (
+        "gpt2-mini",
+        "pp2,dualpipev,accumulate3",
+        "layout: dualpipev needs as many micro-batches as chunks, 4; got 3",
     ),
     "interleaved-gpipe": (
         "gpt2-mini",

@@ -76,6 +76,8 @@ def apart(row: Row) -> float:
     [
         ("pp2,1f1b", 1 / 5),
         pytest.param("pp2,zero-bubble", 17 / 197, marks=pytest.mark.rare),  # 1 / 13, and attention has no weights' half
+        pytest.param("pp2,zbv", 1 / 25, marks=pytest.mark.rare),
+        pytest.param("pp2,dualpipev", 1 / 13, marks=pytest.mark.rare),
         pytest.param("pp2,gpipe", 1 / 5, marks=pytest.mark.rare),
         pytest.param("pp2,1f1b,interleave2", 1 / 9, marks=pytest.mark.rare),
     ],

@@ -148,6 +148,8 @@ def cases(draw: st.DrawFn) -> Case:
         tied_embeddings=draw(st.booleans()),
     )
     micro_batches = stages * draw(st.integers(1, 5))
+    in_v = [Schedule.ZBV, Schedule.DUALPIPEV] if virtual == 2 and micro_batches >= 2 * stages else []
+    schedules = [each for each in Schedule if not each.shape_of_v] if virtual == 1 else [Schedule.ONE_F_ONE_B, *in_v]
     replicas, zero_stage = draw(st.sampled_from([1, 2, 3, 16])), draw(st.integers(0, 3))
     groups = [None, *shard_groups(replicas, context)]
     layout = Layout(
@@ -161,7 +163,7 @@ def cases(draw: st.DrawFn) -> Case:
         shard_ranks=draw(st.sampled_from(groups)) if zero_stage >= 2 else None,
         reduce_scatter=draw(st.booleans()),
         virtual_stages=virtual,
-        schedule=draw(st.sampled_from(Schedule)) if virtual == 1 else Schedule.ONE_F_ONE_B,
+        schedule=draw(st.sampled_from(schedules)),
         recomputation=draw(st.sampled_from(Recomputation)),
         bucket_bytes=10**6,
         rank_order=draw(st.sampled_from(["tp-cp-dp-pp", "pp-dp-cp-tp", "tp-pp-dp-cp"])),

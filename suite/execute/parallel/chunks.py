@@ -56,7 +56,17 @@ def split_chunks(
         if job.slice is not None:
             allocate(chunk, job.recipe, device, seed=job.seed)
         chunks.append(chunk)
+    if len(chunks) > 1:
+        _tie(chunks, splits)
     return chunks, splits, experts
+
+
+def _tie(chunks: list[Decoder], splits: list[tensor_parallel.Split]) -> None:
+    """Share the embedding of the first chunk with the head of the last, if they are tied and both are here."""
+    embedding, head = chunks[0].embedding, chunks[-1].head
+    if chunks[0].architecture.tied_embeddings and embedding is not None and head is not None:
+        splits[-1].as_dtensor.pop(id(head.weight), None)
+        head.weight = embedding.weight
 
 
 def allocate(chunk: Decoder, recipe: Recipe, device: torch.device, *, seed: int) -> None:

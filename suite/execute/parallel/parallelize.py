@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
+from reference_runs.placement import head_stage
 from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.experts import Router
@@ -145,8 +147,8 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     copies = max(layout.tensor_parallel // job.architecture.kv_heads, 1)
     leaves = _leaves(layout, mesh, chunks, splits, experts, copies=copies)
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
-    tied = job.architecture.tied_embeddings
-    tables = embedding_group(mesh) if tied else None
+    stored_twice = job.architecture.tied_embeddings and head_stage(layout) > 0
+    tables = embedding_group(mesh) if stored_twice else None
     unflushed = None
     if not layout.flushes:
         assert groups is not None
@@ -188,11 +190,11 @@ def _leaves(
         counts_dense=layout.fully_sharded or _is_first(mesh, EXPERT),
         has_shards=layout.scatters_gradients,
     )
-    return [
-        leaf
-        for chunk, split in zip(chunks, splits, strict=True)
-        for leaf in local_parameters(chunk, split, experts, place)
-    ]
+    of_chunks = [local_parameters(chunk, split, experts, place) for chunk, split in zip(chunks, splits, strict=True)]
+    by_parameter: dict[int, LocalParameter] = {}  # chunks may share the tied table
+    for leaf in chain.from_iterable(of_chunks):
+        by_parameter.setdefault(id(leaf.parameter), leaf)
+    return list(by_parameter.values())
 
 
 def _is_first(mesh: DeviceMesh, axis: str) -> bool:

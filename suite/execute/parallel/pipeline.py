@@ -12,16 +12,30 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Architecture
 from suite.execute.measure.phases import Part, Phases
 from suite.job.pipeline_passes import Pass, PassKind
+
+_OF_ONE_CHUNK: dict[Schedule, type[PipelineScheduleSingle]] = {
+    Schedule.GPIPE: ScheduleGPipe,
+    Schedule.ONE_F_ONE_B: Schedule1F1B,
+}
+_OF_SEVERAL_CHUNKS: dict[Schedule, type[PipelineScheduleMulti]] = {
+    Schedule.ONE_F_ONE_B: ScheduleInterleaved1F1B,
+    Schedule.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    Schedule.ZBV: ScheduleZBVZeroBubble,
+    Schedule.DUALPIPEV: ScheduleDualPipeV,
+}
 
 
 class Pipeline:
@@ -94,13 +108,11 @@ class Pipeline:
         def scaled(loss: Tensor, _: Tensor) -> Tensor:
             return loss * self._factor
 
-        if self._layout.schedule is Schedule.ZERO_BUBBLE:
-            return ScheduleInterleavedZeroBubble(self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
-        if self._layout.virtual_stages > 1:
-            return ScheduleInterleaved1F1B(self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
-        (stage,) = self._stages
-        kind = ScheduleGPipe if self._layout.schedule is Schedule.GPIPE else Schedule1F1B
-        return kind(stage, micro_batches, loss_fn=scaled, scale_grads=False)
+        schedule = self._layout.schedule
+        if len(self._stages) == 1 and schedule in _OF_ONE_CHUNK:
+            (stage,) = self._stages
+            return _OF_ONE_CHUNK[schedule](stage, micro_batches, loss_fn=scaled, scale_grads=False)
+        return _OF_SEVERAL_CHUNKS[schedule](self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
 
     def _watch(self, stage: _PipelineStageBase) -> None:
         """Have a clock around every pass of a chunk."""

@@ -275,7 +275,7 @@ def repeated_flop(workload: Workload, *, samples: int, layers: range) -> int:
 def rank_model_flop(workload: Workload, *, stage: int, samples: int, at_once: int = 1) -> int:
     """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t c.
 
-    3 (l F + H) / t c, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
+    3 (l F + H) / t c, with F flop of a layer and l layers in the chunks of the stage, H of the head on its stage.
     Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows; context parallelism by
     positions, of queries in attention. F has the layer's `redundant_flop`.
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.

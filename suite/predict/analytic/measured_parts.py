@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Recomputation
+from reference_runs.layout import Recomputation, Schedule
 from reference_runs.placement import head_stage
 from reference_runs.run import Workload
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
@@ -87,7 +87,9 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
     if layout.recomputation is Recomputation.FROM_INPUT:
         got, allowed = layout.recomputation.value, "none, selective, full"
         raise InputError("layout.recomputation: no layer has a time of its own", got=got, allowed=allowed)
-    apart = msgspec.structs.replace(layout, pipeline_stages=3, virtual_stages=1, stage_layer_counts=(0, 1, 0))
+    apart = msgspec.structs.replace(
+        layout, pipeline_stages=3, virtual_stages=1, schedule=Schedule.ONE_F_ONE_B, stage_layer_counts=(0, 1, 0)
+    )
     head = head_seconds(workload, machine)
 
     def part(kind: Workload, stage: int, layer: LayerTime) -> PassSeconds:

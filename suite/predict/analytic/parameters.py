@@ -163,7 +163,7 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     on t / k ranks. Norms of queries and keys are on every rank, but those of whole projections split with these.
     Routers and latent attention's compressing matrices are on every rank; experts go to n expert-parallel ranks, E / n
     each, and each of them over t.
-    The last stage stores a tied embedding again where it is not the first stage too.
+    The stage with the head stores a tied embedding again where it is not the first stage too.
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Narayanan et al. 2021, arXiv 2104.04473, section 2.3.
     Differs from N / (t p) by the replicated part and by the tables on the outer stages: the fullest rank of BLOOM-176B
@@ -368,15 +368,15 @@ def total_elements(tensors: Iterable[ParameterTensor]) -> int:
 def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> list[ParameterTensor]:
     """The parameter tensors of one chunk on one tensor-parallel rank, in the order in which it reads them first.
 
-    Layers have their numbers in the whole model. A last chunk that is not the first has a copy of a tied embedding,
-    `head.weight`. A linear layer reads its weight before its bias; a norm its gain before its bias.
+    Layers have their numbers in the whole model. A last chunk that is not on the first one's stage has a copy of a
+    tied embedding, `head.weight`. A linear layer reads its weight before its bias; a norm its gain before its bias.
     """
     dealt = chunk_layers(architecture.layers, layout)
     t, last = layout.tensor_parallel, chunk == len(dealt) - 1
     before, after = outer_tensors(architecture, tensor_parallel=t)
     head = [tensor for tensor in after if tensor.name.startswith("head.")]
     after = after[: len(after) - len(head)]
-    if architecture.tied_embeddings and chunk > 0:
+    if architecture.tied_embeddings and chunk > 0 and head_stage(layout) > 0:
         head.insert(0, before[0]._replace(name="head.weight"))
 
     def layers(numbers: Iterable[int], *, top_query: bool) -> list[ParameterTensor]:

@@ -10,7 +10,27 @@ NO_FLUSH = tuple(schedule for schedule in Schedule if not schedule.flushes)
 
 def halves_backward(layout: Layout) -> bool:
     """Whether a backward pass finds the gradients of inputs first, and those of weights later."""
-    return layout.schedule is Schedule.ZERO_BUBBLE and layout.pipeline_stages > 1
+    return (layout.schedule is Schedule.ZERO_BUBBLE or layout.schedule.shape_of_v) and layout.pipeline_stages > 1
+
+
+def least_micro_batches(layout: Layout) -> int:
+    """Micro-batches without which a schedule is not executed.
+
+    gpipe, zbv, pipedream     1, with vertical sync too
+    1f1b, zero-bubble         p
+    dualpipev                 2 p: one for each chunk
+    pipedream-2bw             p - 1: fewer would need a third version
+
+    Source: torch/distributed/pipelining/schedules.py; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
+    """
+    stages = layout.pipeline_stages
+    least = {
+        Schedule.ONE_F_ONE_B: stages,
+        Schedule.ZERO_BUBBLE: stages,
+        Schedule.DUALPIPEV: 2 * stages if stages > 1 else 1,
+        Schedule.PIPEDREAM_2BW: stages - 1,
+    }
+    return least.get(layout.schedule, 1)
 
 
 def chunks_in_flight(*, pipeline_stages: int, virtual_stages: int, stage: int) -> int:
@@ -36,11 +56,14 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     1f1b                min(m, p - k)
     interleaved 1f1b    min(m v, 2 (p - k - 1) + (v - 1) p + 1) / v   (see `chunks_in_flight`)
     zero-bubble         min(m, p), interleaved too: the weights' halves of backward passes wait
+    zbv                 (min(m, 2 p - 1 - k) + min(m, k + 1)) / 2, of its chunks; p where m >= 2 p - 1
+    dualpipev           (2 p + 1) / 2
     pipedream           p - k, as no flush limits them to a step
     2bw                 min(m + 1, p - k): one more would need a third version
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2;
-    Qi et al. 2023, arXiv 2401.10241, section 2.2 (ZB-H1).
+    Qi et al. 2023, arXiv 2401.10241, section 2.2 (ZB-H1), section 6 (ZB-V); DeepSeek-AI 2024, arXiv 2412.19437, table 2
+    (DualPipe's PP + 1, where PP counts chunks: 2 p).
     Differs from the often quoted p for every stage: the last stage of 1F1B keeps one.
     """
     schedule, virtual, waiting = layout.schedule, layout.virtual_stages, layout.pipeline_stages - stage
@@ -49,6 +72,12 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
             return micro_batches + 0 * stage
         if schedule is Schedule.ZERO_BUBBLE:
             return smaller(micro_batches, layout.pipeline_stages) + 0 * stage
+        if schedule is Schedule.ZBV:
+            ahead = smaller(micro_batches, layout.pipeline_stages + waiting - 1)
+            return (ahead + smaller(micro_batches, stage + 1)) / 2
+        if schedule is Schedule.DUALPIPEV:
+            several = smaller(2 * micro_batches, 2 * layout.pipeline_stages + 1) / 2
+            return chosen(layout.pipeline_stages > 1, several, 1.0) + 0 * stage
         return smaller(micro_batches + 1, waiting) if schedule is Schedule.PIPEDREAM_2BW else waiting
     if virtual.__class__ is int and virtual == 1:
         return smaller(micro_batches, waiting)
@@ -64,7 +93,10 @@ def bubble_fraction(layout: Layout, *, micro_batches: int) -> float:
     A zero-bubble schedule leaves (p - 1)(F + B - W) of (p - 1)(F + B + W), with F for the forward pass, B and W for the
     halves of the backward pass, and B with recomputation: where F, B and W are equal, a third; with full recomputation,
     half. So many waits fill a pass: see `waits_of_a_pass`. Described for m >= p; with fewer micro-batches more is left.
-    Source of that: Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1.
+    zbv leaves as much of its half passes (v = 2), for m >= 2 p - 1; dualpipev (p - 1)(F + 2 B - W) of them, twice that
+    where F, B and W are equal.
+    Source of that: Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1; github.com/deepseek-ai/DualPipe, README: DualPipeV
+    (PP / 2 - 1)(F&B + B - 3 W) in chunks, B whole there and F&B a forward and a backward pass.
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2: the bubble's time over the ideal time is
     (p - 1) / (v m), which differs: it is a share of the ideal step, this one of the real step.
     """
@@ -74,17 +106,20 @@ def bubble_fraction(layout: Layout, *, micro_batches: int) -> float:
     return waiting / (waits_of_a_pass(layout) * layout.virtual_stages * micro_batches + waiting)
 
 
-def waits_of_a_pass(layout: Layout) -> int:
+def waits_of_a_pass(layout: Layout) -> float:
     """How many waits for another stage's micro-batch take as long as computing one: see `bubble_fraction`."""
-    if layout.schedule is not Schedule.ZERO_BUBBLE:
+    again = layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT)
+    if layout.schedule is Schedule.DUALPIPEV:
+        return 1 if again else 1.5
+    if layout.schedule not in (Schedule.ZERO_BUBBLE, Schedule.ZBV):
         return 1
-    return 2 if layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT) else 3
+    return 2 if again else 3
 
 
 def weight_versions(layout: Layout, *, stage: int, micro_batches: int = 1) -> int:
     """Versions of its weights that a rank of `stage` (from 0) keeps.
 
-    gpipe, 1f1b, zero-bubble  1: the flush comes before the update
+    all with a flush          1: it comes before the update
     pipedream                 ceil((p - 1 - k) / m) + 1: with m = 1 one for each micro-batch in flight (stashing)
     pipedream, vertical sync  ceil((p - 1) / m) + 1 on every stage: stage k waits for version i of the first stage,
                               p - 1 micro-batches later

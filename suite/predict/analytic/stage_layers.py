@@ -20,9 +20,9 @@ class LayerKind(NamedTuple):
 def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
     """Layers on pipeline stage `stage` (counted from 0) of p stages, each with v virtual stages (chunks).
 
-    layers             L / (p v) a chunk; the first L mod p v chunks have one more, chunk c of stage c mod p
+    layers             L / (p v) a chunk; the first L mod p v chunks have one more (`stage_chunks` places them)
     layers and tables  as if embedding and head were a layer each: (L + 2) / (p v) slots, the first (L + 2) mod p v
-                       chunks have one more, less one on the first and one on the last stage
+                       chunks have one more, less one on the first and one on the head's stage
     counted            `layout.stage_layer_counts`, where they are given, summed over the stage's chunks
 
     Source of the second: BigScience, train/tr11-176B-ml/README.md (--pp-partition-method type:transformer|embedding);
@@ -35,7 +35,10 @@ def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> i
     with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
     slots = architecture.layers + (2 if with_tables else 0)
     each, more = slots // (stages * virtual), slots % (stages * virtual)
-    if virtual.__class__ is int and virtual == 1:
+    if layout.schedule.shape_of_v:
+        turned = (virtual > 1) * 1
+        layers = (1 + turned) * each + (stage < more) + turned * (stages * virtual - 1 - stage < more)
+    elif virtual.__class__ is int and virtual == 1:
         layers = each + (stage < more)
     else:
         layers = virtual * each + larger(smaller(ceil_division(more - stage, stages), virtual), 0)
@@ -68,6 +71,7 @@ def stage_layer_kinds(architecture: Architecture, layout: Layout, *, stage: int)
     def dense_layers(stages: int, virtual: int, stage: int) -> int:
         counts = layout.stage_layer_counts
         one = Layout(
+            schedule=layout.schedule,
             pipeline_stages=int(stages),
             virtual_stages=int(virtual),
             stage_assignment=layout.stage_assignment,

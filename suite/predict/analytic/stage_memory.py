@@ -276,7 +276,7 @@ def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> Stage
     Activations are freed as gradients come, so the largest of these is the peak. A step's micro-batches in flight are
     gone at its end, except without flush. The head's activations are in flight once: its backward pass follows at
     once, except with GPipe. Step counters (8 bytes), token indices and norm statistics are left out, and so are the
-    gradients with which zero-bubble's second halves wait, what a kernel needs inside, and what CUDA and the
+    gradients with which the second halves of backward passes wait, what a kernel needs inside, and what CUDA and the
     communication library take for themselves.
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.

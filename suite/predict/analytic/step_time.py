@@ -149,8 +149,7 @@ def step_time(
         micro-batch    the larger of both, smoothed: (accelerator^8 + host^8)^(1/8); their sum where the stack makes
                        the host wait at every layer; then accumulating gradients
         busy           m micro-batches, and the pipeline-parallel traffic that the stack waits for
-        bubble         a micro-batch of every other stage, over v; of it a third with zero-bubble, half with full
-                       recomputation too; 0 without flush
+        bubble         a micro-batch of every other stage, over v and `waits_of_a_pass`; 0 without flush
         after          exposed data-parallel traffic, the tied embedding's gradient, the optimizer step, casts of the
                        weights, the overhead
 

@@ -315,14 +315,17 @@ def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: i
 
 
 def pipeline_messages(layout: Layout, *, stage: int, micro_batches: int) -> int:
-    """Messages that a rank of `stage` (from 0) sends to other stages in a step: m (2 v - [first] - [last]).
+    """Messages that a rank of `stage` (from 0) sends to other stages in a step: m (2 v - [first] - [head]).
 
     Each of its v chunks of the model sends an activation forward, except the model's last one, and a gradient
-    backward, except the model's first one. It receives as many. Over all stages: 2 m (p v - 1).
+    backward, except the model's first one. It receives as many. Over all stages: 2 m (p v - 1). In a V the last stage's
+    two chunks hand both to each other, so that it sends two less, and all 4 m (p - 1).
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaving sends v times as much).
     """
     ends = (stage == 0) * 1 + (stage == head_stage(layout)) * 1
+    if layout.schedule.shape_of_v:
+        ends = ends + (stage == layout.pipeline_stages - 1) * 2
     return (layout.pipeline_stages > 1) * micro_batches * (2 * layout.virtual_stages - ends)
 
 
@@ -345,14 +348,15 @@ def pipeline_traffic(workload: Workload, *, stage: int, micro_batches: int) -> T
 def tied_embedding_traffic(workload: Workload, *, stage: int) -> Traffic:
     """What one rank hands to the all-reduce of the tied embedding's gradient between first and last stage in a step.
 
-    g V h / t bytes in one message on the first and on the last of several stages; nothing elsewhere or untied.
+    g V h / t bytes in one message on the first and on the last of several stages; nothing elsewhere or untied, nor in a
+    V, where both tables are on the first stage, and are one.
     Counted whole under ZeRO-2 and 3 too, as in Megatron-LM.
 
     Source: Narayanan et al. 2021, arXiv 2104.04473; Megatron-LM, core/distributed/finalize_model_grads.py.
     """
     architecture, recipe, layout = workload
     ends = (stage == 0) | (stage == head_stage(layout))
-    messages = (layout.pipeline_stages > 1) * ends * (1 if architecture.tied_embeddings else 0)
+    messages = (head_stage(layout) > 0) * ends * (1 if architecture.tied_embeddings else 0)
     table = architecture.padded_vocabulary * architecture.hidden // layout.tensor_parallel
     payload = messages * reduced_gradient_element_bytes(recipe.precision) * table
     return Traffic("embedding", "all_reduce", payload, messages)

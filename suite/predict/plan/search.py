@@ -161,9 +161,10 @@ def _computed(question: Question, layout: Layout, columns: numpy.ndarray[Any, An
 def _counts(question: Question, experts: int) -> Iterator[tuple[int, ...]]:
     """`COUNTS` of the layouts with that expert parallelism that `check_layout` lets pass with some switches."""
     architecture, recipe = question.architecture, question.recipe
+    schedule: Any = question.fixed.get("schedule")
     plain = msgspec.structs.replace(
         question.base,
-        schedule=Schedule.ONE_F_ONE_B,
+        schedule=schedule if schedule is not None and schedule.shape_of_v else Schedule.ONE_F_ONE_B,
         recomputation=Recomputation.NONE,
         checkpoint_layers=1,
         zero_stage=0,
@@ -251,7 +252,7 @@ def _compatible(question: Question, layout: Layout, columns: numpy.ndarray[Any, 
         allowed &= (tensor > 1) & (question.architecture.sequence % tensor == 0)
     if layout.schedule is Schedule.ZERO_BUBBLE and "schedule" not in question.fixed:
         allowed &= stages > 1
-    if layout.schedule not in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE):
+    if layout.schedule not in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE) and not layout.schedule.shape_of_v:
         allowed &= virtual == 1
     return allowed
 

@@ -200,9 +200,18 @@ class NewLeaf(Protocol):
 
 
 def chunk_parameters(
-    workload: Workload, new_leaf: NewLeaf, *, chunk: int, sharding: FullySharding | None
+    workload: Workload,
+    new_leaf: NewLeaf,
+    *,
+    chunk: int,
+    sharding: FullySharding | None,
+    table: ParameterLeaf | None = None,
 ) -> ChunkParameters:
-    """The parameters of a chunk of the model: embedding in the first one, final norm and head in the last one."""
+    """The parameters of a chunk of the model: embedding in the first one, final norm and head in the last one.
+
+    Args:
+        table: the embedding of another chunk that is here, which a tied head shares.
+    """
     architecture, layout = workload.architecture, workload.layout
     sizes, dealt = chunk_sizes(workload), chunk_layers(architecture.layers, layout)
     first, last, layers = chunk == 0, chunk == len(dealt) - 1, len(dealt[chunk])
@@ -227,7 +236,8 @@ def chunk_parameters(
     query_position = new_leaf(None, sizes.keys_length, hidden) if top_query is not None else None
     head = None
     if last:
-        weight = embedding if tied and embedding else new_leaf(None, sizes.rows, hidden)
+        shared = (embedding or table) if tied else None
+        weight = shared or new_leaf(None, sizes.rows, hidden)
         head = Affine(weight, new_leaf(None, sizes.rows) if architecture.bias.head else None)
     return ChunkParameters(embedding, position, embedding_norm, in_layers, final_norm, query_position, head)
 

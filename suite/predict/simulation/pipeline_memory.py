@@ -6,10 +6,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Schedule
 from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.memory import FP32
-from suite.predict.analytic.pipeline_schedule import halves_backward
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value, WeightsHalf
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
-from suite.predict.simulation.pipeline_schedule import passes
+from suite.predict.simulation.pipeline_order import passes
 from suite.predict.simulation.simulated_rank import SimulatedRank
 
 ExpertRows = tuple[tuple[int, ...], ...]
@@ -23,9 +22,10 @@ class PipelinedStage:
     A chunk's output is held until its backward pass has ended, of one in halves both. What is sent is held until the
     end of the step, in 1f1b less: the gradient until the next backward pass has ended, and of outputs the last that the
     first passes send alone, until backward passes follow each other. The gradient of an input that was found without
-    those of the weights is held with its buffer, until the next step.
+    those of the weights is held with its buffer, until the next step. Where two chunks of a stage follow each other,
+    what one hands to the other takes the place of the buffer.
     Source: torch/distributed/pipelining/stage.py, _RecvInfo, forward_one_chunk, backward_one_chunk,
-    backward_weight_one_chunk; schedules.py.
+    backward_weight_one_chunk, set_local_fwd_input, set_local_bwd_input; schedules.py.
     """
 
     def __init__(self, rank: SimulatedRank) -> None:
@@ -47,6 +47,7 @@ class PipelinedStage:
         self._halves: dict[Key, tuple[WeightsHalf, Value]] = {}
         self._returned: dict[Key, _Arrived] = {}
         self._sent: list[_Arrived] = []
+        self._found: list[_Arrived] = []
         self._posted: list[MemoryBlock] = []
 
     def run(self, expert_rows: ExpertRows | None) -> list[MemoryBlock]:
@@ -68,10 +69,11 @@ class PipelinedStage:
             self._outputs[key] = chunk.forward(batch, x)
             del x
             apart = done.micro_batch == self._layout.pipeline_stages - rank.stage - 2
-            if done.chunk < self._last and (not self._alternates or apart):
+            if done.chunk + 1 in self._numbers:
+                self._inputs[done.chunk + 1, done.micro_batch] = self._outputs[key].block
+            elif done.chunk < self._last and (not self._alternates or apart):
                 self._posted.append(self._outputs[key].block)
-        found = self._sent if halves_backward(self._layout) else []
-        return [*self._inputs.values(), *self._ends.values(), *(each.block for each in found if each.block)]
+        return [*self._inputs.values(), *self._ends.values(), *(each.block for each in self._found if each.block)]
 
     def _backward(self, done: Pass, key: Key) -> None:
         """The first chunk has no input to find a gradient of: the half of the weights is all."""
@@ -82,7 +84,8 @@ class PipelinedStage:
             output = self._outputs.pop(key)
             half = tape.backward_to(self._leaves.pop(key), output, self._gradient(key))
             self._halves[key] = half, Value(output.block)
-            self._sent.append(self._returned.pop(key))
+            self._found.append(self._returned[key])
+            self._send(key)
         elif done.kind is PassKind.WEIGHT and halved:
             tape.backward_to_weights(self._halves[key][0])
             del self._halves[key]
@@ -92,7 +95,16 @@ class PipelinedStage:
             del self._outputs[key], self._leaves[key]
             if self._alternates:
                 self._sent.clear()
-            self._sent.append(self._returned.pop(key))
+            self._send(key)
+
+    def _send(self, key: Key) -> None:
+        """Hand the gradient of a chunk's input to the chunk before, which may be here."""
+        given, (chunk, micro_batch) = self._returned.pop(key), key
+        if chunk - 1 not in self._numbers:
+            self._sent.append(given)
+        elif given.block is not None:
+            given.block.borrowed = True
+            self._ends[chunk - 1, micro_batch] = given.block
 
     def _gradient(self, key: Key) -> MemoryBlock:
         return self._ends[key] if key[0] < self._last else self._tape.block(FP32)

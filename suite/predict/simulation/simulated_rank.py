@@ -103,17 +103,13 @@ class SimulatedRank:
         self.gradients = Gradients(tape, workload, options)
         self.sharding = FullySharding(tape, recipe, layout, options.kernels) if layout.fully_sharded else None
         self.numbers = stage_chunks(layout, stage=stage)
-        self.chunks = [
-            Chunk(
-                tape,
-                workload,
-                options,
-                chunk_parameters(workload, self._new_leaf, chunk=number, sharding=self.sharding),
-                reads=self.gradients.read,
-                sharding=self.sharding,
-            )
-            for number in self.numbers
-        ]
+        self.chunks: list[Chunk] = []
+        table = None
+        for number in self.numbers:
+            of_chunk = chunk_parameters(workload, self._new_leaf, chunk=number, sharding=self.sharding, table=table)
+            table = table or of_chunk.embedding
+            reads, sharding = self.gradients.read, self.sharding
+            self.chunks.append(Chunk(tape, workload, options, of_chunk, reads=reads, sharding=sharding))
         length = architecture.sequence // layout.context_parallel
         length //= layout.tensor_parallel if layout.sequence_parallel else 1
         element = WEIGHT_ELEMENT_BYTES[recipe.precision]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Offload, Recomputation, Schedule
+from reference_runs.layout import Offload, Recomputation
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Mask, Position, Workload
-from suite.predict.analytic.pipeline_schedule import halves_backward
+from suite.predict.analytic.pipeline_schedule import halves_backward, least_micro_batches
 
 
 class LayoutLimit(NamedTuple):
@@ -33,9 +33,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
     offload_is_sharded = layout.offload is Offload.STATE and layout.zero_stage >= 2
     contexts, splits = layout.context_parallel, layout.context_parallel > 1
     local_length = architecture.sequence // contexts
-    least = {Schedule.GPIPE: 1, Schedule.PIPEDREAM: 1, Schedule.PIPEDREAM_VERTICAL_SYNC: 1}.get(
-        layout.schedule, stages - (layout.schedule is Schedule.PIPEDREAM_2BW)
-    )
     return (
         LayoutLimit(
             f"cp{contexts} of {architecture.sequence} positions, no multiple of {2 * contexts}",
@@ -70,7 +67,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         LayoutLimit("scatter-gather", layout.scatter_gather and split, described=stages == 1),
         LayoutLimit(
             f"{micro_batches} micro-batches, {layout.schedule}, pp{stages}",
-            micro_batches < least,
+            micro_batches < least_micro_batches(layout),
             described=layout.flushes,
         ),
         LayoutLimit(f"interleave{layout.virtual_stages} without pp", layout.virtual_stages > 1 and stages == 1),

@@ -22,7 +22,7 @@ from suite.metrics.figures import EXACT, Quantity
 from suite.predict.executed_run.counts import prediction
 from suite.predict.executed_run.figures import memory_figures
 from suite.predict.executed_run.routing import given_routing
-from suite.predict.simulation.pipeline_schedule import passes
+from suite.predict.simulation.pipeline_order import passes
 from suite.reproduce.measured_figures import counted_figures
 from tests.end_to_end.layouts.execution import Executed
 from tests.end_to_end.layouts.table import STEPS
@@ -219,7 +219,8 @@ def differing_passes(executed: Executed) -> Iterator[str]:
                 needed = [Pass(kind, chunk - 1, micro_batch)] if chunk else []
             else:
                 needed = [Pass(PassKind.FORWARD, chunk, micro_batch)]
-                needed += [Pass(kind, chunk + 1, micro_batch)] if chunk < last else []
+                above = [Pass(kind, chunk + 1, micro_batch) for kind in (PassKind.BACKWARD, PassKind.INPUT)]
+                needed += [each for each in above if each in pipeline] if chunk < last else []
             for before in needed:
                 if before not in pipeline and not layout.flushes:
                     continue  # of the step before

@@ -68,6 +68,8 @@ LAYOUTS = (
     "pp2,1f1b,fused,recompute-selective",
     "pp2,zero-bubble",
     "pp2,zero-bubble,interleave2",
+    "pp2,zbv",
+    "pp2,dualpipev",
     "pp2,pipedream",
     "pp2,pipedream-vertical-sync,recompute-full",
     "pp2,pipedream-2bw,recompute-selective",
@@ -131,6 +133,11 @@ LAYOUTS = (
     "tp2,pp2,zero-bubble,sp",
     "dp2,pp2,zero-bubble,zero1,reduce-scatter",
     "cp2,pp2,zero-bubble,zero1,reduce-scatter",
+    "tp2,pp2,zbv,sp",
+    "tp2,pp2,dualpipev",
+    "dp2,pp2,zbv,zero1,reduce-scatter,micro1",
+    "dp2,pp2,dualpipev,zero1,reduce-scatter,micro1",
+    "cp2,pp2,dualpipev,zero1,reduce-scatter",
     "pp4,zero-bubble",
     "dp2,tp2,pp2,1f1b",
     "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full",
@@ -182,6 +189,9 @@ _LATENT: dict[str, Any] = {
 }
 VARIED = "llama2-mini"
 VARIATIONS: dict[str, dict[str, Any]] = {
+    # two layers a chunk of two stages in a V, or one of four
+    "eight-layers": {"layers": 8},
+    "eight-tied-layers": {"layers": 8, "tied_embeddings": True},
     # one key-value head, learned positions, LayerNorms and biases everywhere
     "starcoder": {
         "kv_heads": 1,
@@ -282,9 +292,14 @@ def table() -> list[Case]:
         and ("cp" not in layout or has_dealt_positions(recorded))
         and ("micro" not in layout or has_equal_micro_batches(recorded))
         and ("pipedream" not in layout or goes_without_flush(recorded, arithmetic))
-        and not ("zero-bubble" in layout and is_mixture(recorded))
+        and not (has_halves(layout) and is_mixture(recorded))
         and (not layout.startswith("ep") or is_mixture(recorded))
     ]
+
+
+def has_halves(layout: str) -> bool:
+    """Whether backward passes are in halves."""
+    return any(word in layout for word in ("zero-bubble", "zbv", "dualpipev"))
 
 
 @functools.cache

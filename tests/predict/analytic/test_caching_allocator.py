@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule, usual_virtual_stages
 from reference_runs.run import Precision, Workload
 from suite.predict.analytic.caching_allocator import block_bytes, reserved_bytes, reserved_peak_bytes
 from suite.predict.analytic.stage_memory import stage_memory
@@ -112,6 +112,10 @@ LAYOUTS = st.builds(
     checkpoint_layers=st.integers(1, 5),
     partitioned_checkpoints=st.booleans(),
     offload=st.sampled_from(Offload),
+).map(
+    lambda drawn: msgspec.structs.replace(
+        drawn, virtual_stages=usual_virtual_stages(drawn.schedule, pipeline_stages=drawn.pipeline_stages)
+    )
 )
 
 

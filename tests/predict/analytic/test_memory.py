@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment, usual_virtual_stages
 from reference_runs.run import Architecture, Precision, Recipe, Workload
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.activations import (
@@ -202,6 +202,9 @@ def ranks(draw: st.DrawFn) -> tuple[Architecture, Recipe, Layout, int]:
     # at least one slot a stage
     architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, stages))
     schedule = draw(st.sampled_from(Schedule))
+    virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
+    if schedule is Schedule.ONE_F_ONE_B and stages > 1:
+        virtual = draw(st.integers(1, 3))
     layout = Layout(
         micro_batch=draw(st.integers(1, 3)),
         data_parallel=draw(st.integers(1, 9)),
@@ -211,7 +214,7 @@ def ranks(draw: st.DrawFn) -> tuple[Architecture, Recipe, Layout, int]:
         sequence_parallel=draw(st.booleans()),
         zero_stage=draw(st.integers(0, 3)),
         reduce_scatter=draw(st.booleans()),
-        virtual_stages=draw(st.integers(1, 3)) if schedule is Schedule.ONE_F_ONE_B and stages > 1 else 1,
+        virtual_stages=virtual,
         schedule=schedule,
         recomputation=draw(st.sampled_from(Recomputation)),
         bucket_bytes=draw(st.integers(1, 20_000)),
@@ -431,21 +434,26 @@ def test_arrays_of_layouts_give_each_layouts_parts(rank: Rank, rows: list[tuple[
 
 
 @given(ranks(), st.integers(1, 9))
-def test_a_stage_keeps_the_activations_in_flight_and_the_last_one_its_logits(rank: Rank, micro_batches: int) -> None:
-    architecture, recipe, layout, stage = rank = with_layout(rank, virtual_stages=1)
-    last = layout.pipeline_stages - 1
+def test_a_stage_keeps_the_activations_in_flight_and_that_with_the_head_logits(rank: Rank, micro_batches: int) -> None:
+    schedule, stages = rank[2].schedule, rank[2].pipeline_stages
+    usual = usual_virtual_stages(schedule, pipeline_stages=stages)
+    architecture, recipe, layout, stage = rank = with_layout(rank, virtual_stages=usual)
     memory = memory_of(rank, micro_batches)
     in_flight = {
         Schedule.GPIPE: micro_batches,
-        Schedule.ONE_F_ONE_B: min(micro_batches, last + 1 - stage),
-        Schedule.ZERO_BUBBLE: min(micro_batches, last + 1),
-    }.get(layout.schedule, last + 1 - stage)
+        Schedule.ONE_F_ONE_B: min(micro_batches, stages - stage),
+        Schedule.ZERO_BUBBLE: min(micro_batches, stages),
+    }.get(schedule, stages - stage)
+    if schedule.shape_of_v:
+        in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
     each = activation_bytes(Workload(architecture, recipe, layout), stage=stage)
-    assert memory.activations + memory.logits == in_flight * each
-    logits = head_activation_bytes(Workload(architecture, recipe, layout))["logits"]
-    assert memory.logits == (in_flight * logits if stage == last else 0)
-    flushed = layout.schedule not in NO_FLUSH
-    behind = sum(head_activation_bytes(Workload(architecture, recipe, layout)).values()) if stage == last else 0
+    has_head = stage == (0 if schedule.shape_of_v else stages - 1)
+    heads = micro_batches if schedule is Schedule.GPIPE else 1
+    head = head_activation_bytes(Workload(architecture, recipe, layout))
+    behind = has_head * sum(head.values())
+    assert memory.activations + memory.logits == in_flight * (each - behind) + heads * behind
+    assert memory.logits == has_head * heads * head["logits"]
+    flushed = schedule not in NO_FLUSH
     assert memory.waiting == (0 if flushed else (in_flight - 1) * (each - behind))
 
 

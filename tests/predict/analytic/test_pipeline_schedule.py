@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.layout import Layout, Schedule
+from reference_runs.layout import Layout, Schedule, usual_virtual_stages
+from suite.job.pipeline_passes import PassKind
 from suite.predict.analytic.pipeline_schedule import (
     NO_FLUSH,
     bubble_fraction,
     chunks_in_flight,
+    least_micro_batches,
     micro_batches_in_flight,
     weight_versions,
 )
+from suite.predict.simulation.pipeline_order import passes
 
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 20)
 Pass = tuple[str, int]
@@ -116,6 +119,25 @@ def test_the_first_stage_keeps_korthikantis_factor(stages: int, chunks: int) -> 
     kept = micro_batches_in_flight(layout, micro_batches=100 * stages, stage=0)
     # three roundings each side
     assert kept == pytest.approx(stages * (1 + (stages - 1) / (stages * chunks)), rel=6 * 2**-53)
+
+
+@given(st.sampled_from([Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV]), STAGES, MICRO_BATCHES)
+def test_micro_batches_of_halved_schedules_in_flight_are_those_of_their_order(
+    schedule: Schedule, stages: int, micro_batches: int
+) -> None:
+    virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, schedule=schedule)
+    if stages == 1 or micro_batches < least_micro_batches(layout):
+        return
+    for stage in range(stages):
+        held = most = 0
+        for done in passes(layout, micro_batches=micro_batches, stage=stage):
+            held += {PassKind.FORWARD: 1, PassKind.INPUT: 0}.get(done.kind, -1)
+            most = max(most, held)
+        assert most == virtual * micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+        assert held == 0
+        if schedule is Schedule.DUALPIPEV:
+            assert most == 2 * stages + 1  # published as PP + 1, of PP chunks
 
 
 @given(st.sampled_from(Schedule), STAGES, MICRO_BATCHES)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.placement import head_stage
 from reference_runs.run import Architecture, FlopConvention, Mask, Recipe, Workload
 from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
@@ -64,7 +65,7 @@ def test_a_machine_without_other_limits_takes_the_flop_over_the_peak(case: Case,
         layers = stage_layers(architecture, layout, stage=stage)
         flop = 3 * layers * sum(layer_forward_flop(architecture, samples=b).values())
         flop += recomputed_flop(architecture, samples=b, recomputation=layout.recomputation, layers=layers)
-        if stage == layout.pipeline_stages - 1:
+        if stage == head_stage(layout):
             flop += 3 * head_forward_flop(architecture, samples=b)
         most = max(most, micro_batches * flop / (ranks * machine.peak_flop_per_second))
     time = time_of(case, machine)
@@ -229,7 +230,7 @@ def test_operators_take_their_bytes_three_times_and_once_more_where_they_are_rec
         moved = 3 * layers * layer
         if stage == 0:
             moved += 3 * embedding_bytes(Workload(architecture, recipe, layout))
-        if stage == layout.pipeline_stages - 1:
+        if stage == head_stage(layout):
             moved += 3 * loss_bytes(Workload(architecture, recipe, layout))
         moved += {
             Recomputation.NONE: 0,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation, reference_run, run_names
-from reference_runs.layout import Layout, Recomputation
-from reference_runs.placement import coordinates
+from reference_runs.layout import Layout, Recomputation, Schedule
+from reference_runs.placement import coordinates, stage_chunks
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual, Workload
 from suite.predict.analytic.gradient_buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
 from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, total_elements
@@ -698,6 +699,16 @@ def test_every_boundary_between_chunks_is_crossed_twice_a_micro_batch(
     sent = sum(pipeline_messages(layout, stage=stage, micro_batches=micro_batches) for stage in range(stages))
     boundaries = stages * virtual_stages - 1 if stages > 1 else 0
     assert sent == 2 * micro_batches * boundaries
+
+
+@given(st.integers(2, 9), st.integers(1, 5))
+def test_every_boundary_of_a_v_between_stages_is_crossed_twice_a_micro_batch(stages: int, micro_batches: int) -> None:
+    layout = Layout(pipeline_stages=stages, virtual_stages=2, schedule=Schedule.ZBV)
+    stage_of = {chunk: stage for stage in range(stages) for chunk in stage_chunks(layout, stage=stage)}
+    crossed = [pair for pair in itertools.pairwise(stage_of[chunk] for chunk in range(2 * stages)) if len({*pair}) > 1]
+    for stage in range(stages):
+        own = sum(pair.count(stage) for pair in crossed)  # it sends an activation, or a gradient
+        assert pipeline_messages(layout, stage=stage, micro_batches=micro_batches) == own * micro_batches
 
 
 @given(runs(), st.data())

@@ -17,7 +17,8 @@ from suite.job.pipeline_passes import Pass, PassKind, PassMedian, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Quantity
 from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, bubble_of_measured_passes, idle_share
-from suite.predict.simulation.pipeline_schedule import Durations, TimedPass, idle_fraction, passes
+from suite.predict.simulation.pipeline_order import passes
+from suite.predict.simulation.pipeline_schedule import Durations, TimedPass, idle_fraction
 from suite.reproduce.plan import job_for
 from suite.reproduce.slice_plan import slice_tokens
 from tests.support.launches import small_plan

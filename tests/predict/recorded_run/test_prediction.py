@@ -245,8 +245,10 @@ def valid_runs(draw: st.DrawFn) -> tuple[Architecture, Layout, int]:
     stages = draw(st.integers(1, shape.layers))
     recomputation = draw(st.sampled_from(Recomputation))
     chunks = draw(st.sampled_from([v for v in (1, 2, 3) if shape.layers % (stages * v) == 0 and stages > 1] or [1]))
-    schedule = Schedule.ONE_F_ONE_B if chunks > 1 else draw(st.sampled_from(Schedule))
     micro_batches = stages * draw(st.integers(1, 4)) if chunks > 1 else draw(st.integers(1, 9))
+    in_v = [Schedule.ZBV, Schedule.DUALPIPEV] if chunks == 2 and micro_batches >= 2 * stages else []
+    one_chunk = [each for each in Schedule if not each.shape_of_v]
+    schedule = draw(st.sampled_from([Schedule.ONE_F_ONE_B, *in_v] if chunks > 1 else one_chunk))
     layout = Layout(
         micro_batch=draw(st.integers(1, 3)),
         data_parallel=draw(st.integers(1, 5)),

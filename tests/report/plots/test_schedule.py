@@ -27,7 +27,9 @@ def workload(words: str) -> Workload:
     return Workload(BLOOM.architecture, recipe, parse_layout(f"{words},micro1", base=BLOOM.layout))
 
 
-@pytest.mark.parametrize("words", ["pp3,gpipe", "pp3,1f1b", "pp2,1f1b,interleave2", "pp3,zero-bubble"])
+@pytest.mark.parametrize(
+    "words", ["pp3,gpipe", "pp3,1f1b", "pp2,1f1b,interleave2", "pp3,zero-bubble", "pp3,zbv", "pp3,dualpipev"]
+)
 def test_stages_compute_one_pass_at_a_time_and_all_of_a_step(words: str) -> None:
     planned = workload(words)
     durations = flop_durations(planned)

@@ -45,10 +45,13 @@ CHOICE = (
     ("qwen3-moe-mini", "dp2,zero3"),
     ("deepseek-v3-mini", "dp2,ep2,zero1"),
     ("gpt2-mini", "dp1,pp4,zero-bubble,zero0,micro1"),
+    ("gpt2-mini", "dp1,pp2,dualpipev,zero0,micro1"),
 )
 MORE = (
     ("llama3-mini", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
     ("opt-mini", "dp1,pp2,interleave2,zero-bubble,recompute-none,zero0"),
+    ("llama3-mini", "dp2,pp2,zbv,zero1,reduce-scatter,micro1"),
+    ("opt-mini", "dp1,tp2,pp2,dualpipev,recompute-none,zero0,micro1"),
     ("glm-mini", "dp2,zero1"),
     ("gpt-neox-mini", "dp1,pp2,zero0,gpipe"),
     ("gpt2-mini", "dp4,zero3,shard2"),
