@@ -33,6 +33,7 @@ from suite.reproduce.reproduce import LaunchResult, reproduce
 from suite.reproduce.request import Request
 from suite.reproduce.slice_memory import needs
 from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
+from suite.reproduce.store_times import FROM_OWN_STEPS
 
 NOT_PREDICTED = "a slice is measured, not predicted"
 
@@ -96,6 +97,14 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
             "--renew-second-moment", help="Of one-bit-adam: exact steps again at every doubling of the steps."
         ),
     ] = False,
+    synchronisation: Annotated[
+        str | None,
+        typer.Option(help="bsp, ssp:S or asp: of dpN workers at a parameter store; see docs/synchronisation.md."),
+    ] = None,
+    slow_rank: Annotated[
+        str | None,
+        typer.Option(help="Of --synchronisation: RANK:FACTOR:EVERY, such as 1:2:10, slower in one step of 10."),
+    ] = None,
     global_batch: Annotated[
         int | None, typer.Option(help="Samples a step, where the run's own are too many to try something.")
     ] = None,
@@ -180,6 +189,8 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         exact_steps=exact_steps,
         renewal=renewal,
         share_devices=share_devices,
+        synchronisation=synchronisation,
+        slow_rank=slow_rank,
         global_batch=global_batch,
         steps=steps,
         seed=seed,
@@ -215,9 +226,12 @@ def _launched(
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
         profile, source = None, NOT_PREDICTED
-        if planned.slice is None:
+        if planned.synchronisation is not None:
+            source = FROM_OWN_STEPS
+        elif planned.slice is None:
             profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
-        if profile is None and may_calibrate and (launches > 1 or printing.json):  # else it is printed with the result
+        is_missing = profile is None and planned.synchronisation is None
+        if is_missing and may_calibrate and (launches > 1 or printing.json):  # else it is printed with the result
             print_folded(messages, source, "yellow")
         for _ in range(launches):
             with training_progress(planned, messages) as progress:
@@ -237,6 +251,9 @@ def _print_plan(messages: Console, planned: Plan) -> None:
         print_folded(messages, f"{planned.name}: {slice_words(planned.slice)} on {planned.device}; {needs(planned)}")
     for change in planned.changes:
         messages.print(f"[dim]changed: {escape(change)}[/]", soft_wrap=True)
+    if planned.synchronisation is not None:
+        slow = f", slow ranks {', '.join(map(str, planned.slow_ranks))}" if planned.slow_ranks else ""
+        messages.print(f"[dim]synchronisation: {planned.synchronisation}{slow}; a parameter store on all ranks[/]")
     if planned.averaging is not Averaging.EXACT:
         first = f" after {planned.exact_steps} exact steps" if planned.averaging.exact_at_first else ""
         first += ", second moment renewed" if planned.renewal else ""

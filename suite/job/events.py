@@ -50,7 +50,7 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """One step on one rank: the mean loss over ranks, and this rank's wall time.
+    """One step on one rank: the mean loss over ranks, of workers at a parameter store their own, and its wall time.
 
     Args:
         gradient_norm: of the whole model, before clipping and without the loss scale; None if infinite or NaN.
@@ -123,6 +123,28 @@ class ComputedRows(msgspec.Struct, frozen=True):
     layers: list[list[int]] = []
 
 
+class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank did at a parameter store, as a worker, step by step.
+
+    Args:
+        computed_seconds: until its gradient was there.
+        slept_seconds: after that, to be slower.
+        waited_seconds: for other workers, at the end of the step.
+        ahead: steps that it was ahead of the slowest worker when it read the weights of the step.
+        delays: gradients that updates took between that and the update that took the step's gradient.
+        updates: that the store made in all.
+        arrivals: of rank 0 alone: the workers of all gradients, in the order in which they came.
+    """
+
+    computed_seconds: list[float]
+    slept_seconds: list[float]
+    waited_seconds: list[float]
+    ahead: list[int]
+    delays: list[int]
+    updates: int
+    arrivals: list[int] = []
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """The counts and times of a rank.
 
@@ -152,6 +174,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         pipeline_times: of a pipeline's passes; None without pipeline.
         weight_versions, staleness: of a stage without flush: versions that it stores, and updates by which gradients
             are late at most; None elsewhere.
+        store_work: at a parameter store; None without one.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
@@ -187,6 +210,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     pipeline_times: PipelineTimes | None = None
     weight_versions: int | None = None
     staleness: int | None = None
+    store_work: StoreWork | None = None
     cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 

@@ -46,6 +46,9 @@ class SlowRank(msgspec.Struct, frozen=True):
     factor: float
     every: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.rank}:{self.factor:g}:{self.every}"
+
     def factor_of(self, rank: int, step: int, *, ranks: int) -> float:
         """Of a step of a rank, counted from 0. Ranks that are slow equally seldom take turns."""
         offset = self.rank * self.every // ranks

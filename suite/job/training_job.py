@@ -8,6 +8,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.slice import Slice
+from suite.job.synchronisation import SlowRank, Synchronisation
 from suite.machine.half_precision import Kernels
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
@@ -20,6 +21,11 @@ LEAST_PROFILED = LEAST_STEPS + PROFILED_STEPS
 def warm_up_steps(exact_steps: int) -> int:
     """Steps before those that are counted and timed: all exact ones, and the first that is not."""
     return max(WARM_UP_STEPS, exact_steps + 1)
+
+
+def layout_in_store(layout: Layout) -> Layout:
+    """The layout whose buffers and shards workers at a parameter store have: ZeRO-1's with scattered gradients."""
+    return msgspec.structs.replace(layout, zero_stage=1, reduce_scatter=True)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +48,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         shares_devices: whether several ranks share a GPU; their messages go through gloo, and their times say nothing
             of ranks with a GPU each.
         slice: of which recorded run the job is a slice: one process takes a rank's place. None: it is a whole run.
+        synchronisation: of data-parallel workers at a parameter store; None: their gradients are averaged every step.
+        slow_ranks: workers that are slowed on purpose.
     """
 
     name: str
@@ -67,6 +75,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[str, ...] = ()
     shares_devices: bool = False
     slice: Slice | None = None
+    synchronisation: Synchronisation | None = None
+    slow_ranks: tuple[SlowRank, ...] = ()
 
     @property
     def workload(self) -> Workload:

@@ -15,7 +15,18 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
-from suite.job.events import ComputedRows, Event, Failed, Finished, PackedDocuments, Phase, RoutedLayer, Status, Step
+from suite.job.events import (
+    ComputedRows,
+    Event,
+    Failed,
+    Finished,
+    PackedDocuments,
+    Phase,
+    RoutedLayer,
+    Status,
+    Step,
+    StoreWork,
+)
 from suite.job.options import DEFAULT_OPTIONS
 from suite.job.pipeline_passes import PipelineTimes
 from suite.job.slice import SliceTimes
@@ -29,7 +40,8 @@ from suite.metrics.figures import Figure
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
-# what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines
+# what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
+# workers at a parameter store
 SCHEMA = "1.6"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
@@ -110,6 +122,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     packed: PackedDocuments | None = None
     slice_times: SliceTimes | None = None
     pipeline_times: PipelineTimes | None = None
+    store_work: StoreWork | None = None
 
 
 _OF_FINISHED = shared_fields(RankOutcome, Finished)
@@ -306,6 +319,8 @@ def policy(job: Job) -> dict[str, str]:
         **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),
         **({"shares_devices": "True"} if job.shares_devices else {}),
+        **({} if job.synchronisation is None else {"synchronisation": str(job.synchronisation)}),
+        **({"slow_ranks": ",".join(map(str, job.slow_ranks))} if job.slow_ranks else {}),
         **({} if job.slice is None else {"slice": f"{job.slice.layers} layers, stage {job.slice.stage.value}"}),
     }
 

@@ -20,6 +20,7 @@ from suite.metrics.figures import (
     StepTerm,
     with_maximum_over_ranks,
 )
+from suite.reproduce.store_times import measured_rate
 
 
 def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]]) -> list[Figure]:
@@ -27,15 +28,16 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
 
     Parameters are summed over the ranks that hold different ones: the first of the data-parallel axis, or all where
     ZeRO-3 or 2 shards them. Flop are summed over all ranks. A step takes as long as its slowest rank; the median over
-    timed steps is the launch's value. The bubble is the share of their pipeline's time
+    timed steps is the launch's value. Workers at a parameter store have rates of their own: a step is then the time in
+    which all together take a global batch, without terms. The bubble is the share of their pipeline's time
     in which ranks did not compute, where a pipeline takes as long as its slowest rank: the median likewise.
     """
     if job.slice is not None:
         return _slice_figures(finished[0], steps[0])
-    timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
-    step_seconds = statistics.median(timed)
+    step_seconds, spread = _step_seconds(job, steps)
     failures = sorted({report.no_terms for report in finished if report.no_terms})
-    spread = "; ".join([_spread(timed), *failures])
+    spread = "; ".join([spread, *failures])
+    first_losses = [own[0].loss for own in steps]
     tokens = job.recipe.global_batch * job.architecture.sequence
     model_flop = sum(report.model_flop for report in finished)
     hardware_flop = sum(report.hardware_flop for report in finished)
@@ -46,9 +48,12 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         Figure(quantity=Quantity.PARAMETERS, value=sum(report.own_parameters for report in counting)),
         Figure(quantity=Quantity.MODEL_FLOP, value=model_flop),
         Figure(quantity=Quantity.HARDWARE_FLOP, value=hardware_flop),
-        Figure(quantity=Quantity.FIRST_LOSS, value=steps[0][0].loss),
+        Figure(
+            quantity=Quantity.FIRST_LOSS,
+            value=first_losses[0] if job.synchronisation is None else statistics.fmean(first_losses),
+        ),
         Figure(quantity=Quantity.STEP_SECONDS, value=step_seconds, why=spread),
-        *_term_figures(step_seconds, finished),
+        *(_term_figures(step_seconds, finished) if job.synchronisation is None else []),
         Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens / step_seconds),
         Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=model_flop / per_accelerator),
         Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
@@ -65,6 +70,14 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         + [_on_stage(job, finished, figure) for figure in work]
         + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
     )
+
+
+def _step_seconds(job: Job, steps: list[list[Step]]) -> tuple[float, str]:
+    """Seconds of a step, and in words what they are."""
+    if job.synchronisation is not None:
+        return job.layout.ranks / measured_rate(steps), "of a global batch: workers over the sum of their rates"
+    timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
+    return statistics.median(timed), _spread(timed)
 
 
 def _spread(timed: list[float]) -> str:

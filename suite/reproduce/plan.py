@@ -17,6 +17,7 @@ from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.slice import Slice
+from suite.job.synchronisation import SlowRank, Synchronisation
 from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
@@ -25,6 +26,7 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
 from suite.reproduce.averaging import checked_averaging, checked_renewal
 from suite.reproduce.checked_options import check_no_slice, checked_products, checked_trace, of_global_batch
+from suite.reproduce.checked_synchronisation import checked_synchronisation
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
@@ -56,6 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         changes: what the suite chose that the request did not say, in words.
         shares_devices: whether there are more ranks than GPUs.
         slice: of which recorded run it is a slice; None: it is a whole run.
+        synchronisation, slow_ranks: of workers at a parameter store (see `Job`).
     """
 
     name: str
@@ -79,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[str, ...] = ()
     shares_devices: bool = False
     slice: Slice | None = None
+    synchronisation: Synchronisation | None = None
+    slow_ranks: tuple[SlowRank, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -146,6 +151,7 @@ def plan(request: Request) -> Plan:
         request.share_devices, device, ranks=layout.ranks, devices=resolved_device(device)[1]
     )
     check_averaging(averaging, workload, "cpu" if shares_devices else device)  # gloo's, not NCCL's
+    synchronisation, slow_ranks = checked_synchronisation(request, workload, averaging, shares_devices=shares_devices)
     compiled, eager = checked_compilation(request.compiled, device, layout)
     kernels = checked_kernels(request.kernels, device)
     check_kernels(workload.architecture, layout, kernels)
@@ -167,6 +173,8 @@ def plan(request: Request) -> Plan:
         training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
         changes=(*_changes(request, subject, workload), *shared, *eager),
         shares_devices=shares_devices,
+        synchronisation=synchronisation,
+        slow_ranks=slow_ranks,
     )
     if device == "cuda" and (devices := cuda_device_list()):
         ranks_of_device = math.ceil(layout.ranks / len(devices))  # more than one where they are shared
@@ -228,7 +236,8 @@ def _averaged(
     averaging: Averaging, layout: Layout, architecture: Architecture, request: Request, device: str
 ) -> Layout:
     """The layout as a way of averaging needs it."""
-    if averaging is not Averaging.EXACT and request.layout is None:
+    unsaid = request.layout is None or (request.synchronisation is not None and "zero" not in request.layout)
+    if (averaging is not Averaging.EXACT or request.synchronisation is not None) and unsaid:
         layout = msgspec.structs.replace(layout, zero_stage=0)  # every rank needs the whole momentum or gradient
     if averaging is Averaging.POWER_SGD and device == "cpu":
         # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other

@@ -34,6 +34,8 @@ def repeating_command(begin: Begin) -> str | None:
         "products": job.recipe.product_format.value if job.recipe.product_format.casts else None,
         **_averaging(job.averaging),
         "exact-steps": job.exact_steps or None,
+        "synchronisation": job.synchronisation,
+        "slow-rank": ",".join(map(str, job.slow_ranks)) or None,
         "steps": job.steps,
         "seed": job.seed,
         "corpus": None if begin.corpus.source == STANDARD_LIBRARY else begin.corpus.source,

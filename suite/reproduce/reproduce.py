@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -41,6 +42,7 @@ from suite.reproduce.step_time import (
     step_uncertainty,
     utilisation,
 )
+from suite.reproduce.store_times import predicted_times as store_times
 
 LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5
@@ -161,6 +163,8 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
     steps = [[event for event in events if isinstance(event, Step)] for events in outcome.events]
     measured = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
     times, profile = predicted.figures, predicted.profile
+    if job.synchronisation is not None:
+        times = store_times(job, outcome.finished, steps)
     if profile is not None:
         measured += utilisation(measured, peaks_of(plan, profile))
         speed = over_ranks([report.cpu_speed for report in outcome.finished if report.cpu_speed is not None])
@@ -176,6 +180,9 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
     verdict, message = Verdict.FAIL, outcome.message
     steps = [event for event in outcome.events[0] if isinstance(event, Step)]
     losses = [step.loss for step in steps]
+    if job.synchronisation is not None and outcome.status is Status.OK:  # each worker has its own
+        of_ranks = [[event.loss for event in events if isinstance(event, Step)] for events in outcome.events]
+        losses = [fmean(at) for at in zip(*of_ranks, strict=True)]
     if outcome.status is Status.OK:
         kernels = kernels_for(plan.recipe.precision, plan.device)
         expected = expected_figures(job, kernels=kernels, cores=usable_cores())

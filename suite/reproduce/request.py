@@ -43,6 +43,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exact_steps: int | None = None
     renewal: bool = False
     share_devices: bool = False
+    synchronisation: str | None = None
+    slow_rank: str | None = None
     corpus: Path | None = None
     trace: Path | None = None
     results: Path

@@ -139,6 +139,8 @@ def _refuse_others(request: Request) -> None:
         "--exact-steps": request.exact_steps is not None,
         "--renew-second-moment": request.renewal,
         "--share-devices": request.share_devices,
+        "--synchronisation": request.synchronisation is not None,
+        "--slow-rank": request.slow_rank is not None,
         "--products": request.products is not None,
         "--corpus": request.corpus is not None,
         "--trace": request.trace is not None,

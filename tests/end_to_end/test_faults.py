@@ -38,7 +38,7 @@ EARLIER = {"20200101T000000Z__0__0.begin.json": b"earlier", "20200101T000000Z__0
 class Launch:
     """One `reproduce` as a user starts it, with everything it writes below one directory."""
 
-    def __init__(self, directory, *, results=None, steps=ENDLESS, filled=False, **changes):
+    def __init__(self, directory, *, results=None, steps=ENDLESS, filled=False, options=(), **changes):
         self.results = results or directory / "results"
         self.records = self.results / "records" / "tiny"
         self.scratch = directory / "scratch"
@@ -53,7 +53,17 @@ class Launch:
         corpus = directory / "corpus.txt"
         corpus.write_text(" ".join(words), encoding="utf-8")
         command = [sys.executable, "-m", "suite", "reproduce", str(run_file(directory / "tiny.toml", **changes))]
-        command += ["--device", "cpu", "--steps", str(steps), "--corpus", str(corpus), "--results", str(self.results)]
+        command += [
+            "--device",
+            "cpu",
+            "--steps",
+            str(steps),
+            "--corpus",
+            str(corpus),
+            "--results",
+            str(self.results),
+            *options,
+        ]
         self.err = directory / "stderr"
         with self.err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -168,6 +178,21 @@ def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_o
     collectives = record.end.log_tail[record.end.log_tail.index("collectives:\n") :].splitlines()
     assert re.match(r"rank 0: for [\d.]+ s in number \d+ of \w+: \w+", collectives[1])
     assert collectives[2] == "rank 1: no answer"
+    launch.assert_nothing_left()
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("synchronisation", ["bsp", "ssp:3", "asp"])
+@pytest.mark.parametrize(("kind", "status"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "hang")])
+def test_a_worker_of_a_parameter_store_that_is_killed_or_stopped_ends_the_launch(
+    synchronisation, kind, status, launches
+):
+    """Also without a bound: each worker has a shard of the parameters."""
+    launch = launches(options=("--synchronisation", synchronisation, "--layout", "dp2,zero0"))
+    os.kill(launch.rank_pids()[1], kind)
+    assert launch.exit_code(END_SECONDS if kind is signal.SIGKILL else 600) == 4
+    record = launch.record()
+    assert (record.status, record.end.ranks_at_fault) == (status, [1])
     launch.assert_nothing_left()
 
 

@@ -148,3 +148,23 @@ def test_the_command_of_a_layout_takes_nothing_from_the_recorded_one(run: str, w
     assert again.reduce_scatter == launched.reduce_scatter
     assert again.checkpoint_layers == launched.checkpoint_layers
     assert again.fused_attention == launched.fused_attention
+
+
+def test_workers_at_a_parameter_store_are_asked_for_again(tmp_path: Path) -> None:
+    asked = {"synchronisation": "ssp:3", "slow_rank": "0:1.5,1:2:10"}
+    first = plan(Request(name="gpt2-mini", device="cpu", results=tmp_path, **asked))
+    begin = recorded()[0]
+    job = msgspec.structs.replace(
+        begin.job,
+        name="gpt2-mini",
+        architecture=first.architecture,
+        recipe=first.recipe,
+        layout=first.layout,
+        compiled=False,
+        synchronisation=first.synchronisation,
+        slow_ranks=first.slow_ranks,
+    )
+    command = repeating_command(msgspec.structs.replace(begin, run="gpt2-mini", job=job))
+    assert command is not None
+    again = planned_again(command, tmp_path)
+    assert (again.synchronisation, again.slow_ranks) == (first.synchronisation, first.slow_ranks)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from suite.execute.parallel.mesh import (
     sharding_mesh,
 )
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
+from suite.execute.parallel.parameter_store import ParameterStore
 from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.scattered_gradients import ScatteredGradients, Share, scattered_gradients
 from suite.execute.parallel.sharded_adamw import (
@@ -52,7 +54,9 @@ from suite.execute.parallel.sharded_adamw import (
 from suite.execute.parallel.without_flush import WithoutFlush, without_flush
 from suite.execute.precision import DTYPES, WeightGroup, on_device, store_weights
 from suite.job.options import POWER_SGD_RANK, Averaging
-from suite.job.training_job import Job
+from suite.job.training_job import Job, layout_in_store
+
+Optimizer = ShardedAdamW | TensorAdamW | OneBitMasters | WithoutFlush | ParameterStore
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Training:
     modules: list[nn.Module]
     leaves: list[LocalParameter]
     weights: list[Tensor]
-    optimizer: ShardedAdamW | TensorAdamW | OneBitMasters | WithoutFlush
+    optimizer: Optimizer
     pipeline: Pipeline | None
     without_flush: WithoutFlush | None
     gradient_sums: GradientSums | None
@@ -96,7 +100,8 @@ class Training:
 
     def axis_of_group(self, mesh: DeviceMesh) -> dict[str, str]:
         """Process group name -> axis, see `suite.execute.parallel.mesh`."""
-        return axis_of_group(mesh, self.embedding_group, self.context, self.key_value_group, self.sharding)
+        axes = axis_of_group(mesh, self.embedding_group, self.context, self.key_value_group, self.sharding)
+        return axes | (self.optimizer.axis_of_group if isinstance(self.optimizer, ParameterStore) else {})
 
 
 def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training:
@@ -113,8 +118,11 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
 
-    A slice has neither gradients that are averaged nor a pipeline.
+    A slice has neither gradients that are averaged nor a pipeline. With a parameter store gradients lie in the buffers
+    of reduce-scattered ones, and its shards take the optimizer's place.
     """
+    if job.synchronisation is not None:
+        job = msgspec.structs.replace(job, layout=layout_in_store(job.layout))
     layout, dtype = job.layout, DTYPES[job.recipe.precision]
     rows = RowCounter()
     chunks, splits, experts = split_chunks(job, mesh, rows, device)
@@ -154,7 +162,12 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         assert groups is not None
         (chunk,) = chunks
         unflushed = without_flush(job, chunk, groups, leaves, weights, mesh=mesh, tables=tables, device=device)
-    optimizer = unflushed or _optimizer(job, mesh, groups, leaves, modules, scattered)
+    optimizer: Optimizer
+    if job.synchronisation is not None:
+        assert scattered is not None
+        optimizer = ParameterStore(job, scattered, device)
+    else:
+        optimizer = unflushed or _optimizer(job, mesh, groups, leaves, modules, scattered)
     heads = key_value_group(mesh, copies=copies)
     return Training(
         chunks,
@@ -284,7 +297,7 @@ def _optimizer(
     leaves: list[LocalParameter],
     modules: list[nn.Module],
     scattered: ScatteredGradients | None,
-) -> ShardedAdamW | TensorAdamW | OneBitMasters:
+) -> Optimizer:
     """The optimizer of this rank; has `modules` average gradients as the job says."""
     recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
     if groups is None:

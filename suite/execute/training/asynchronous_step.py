@@ -79,7 +79,7 @@ class AsynchronousSteps(Steps):
             next_micro_batch = (self.step + 1) * self._rule.micro_batches
             self._parts.own.weights.begin_update(oldest=self._rule.version(next_micro_batch))
             rate = learning_rate(self.job.recipe, self._samples_trained)
-            self.training.optimizer.step(rate, gradient_factor(self.job.recipe, norm))
+            self._parts.step(rate, gradient_factor(self.job.recipe, norm))
             for leaf in self._parts.leaves:
                 leaf.parameter.grad = None
             if self._parts.table is not None:

@@ -27,6 +27,7 @@ from suite.execute.training.pipeline_times import pipeline_times
 from suite.execute.training.slice_step import SliceSteps, slice_times
 from suite.execute.training.step import StepOutcome, Steps
 from suite.execute.training.step_plan import StepPlan
+from suite.execute.training.store_step import StoreSteps
 from suite.job.events import Event, Finished, Phase, Step, StepKind
 from suite.job.training_job import Job
 
@@ -85,6 +86,7 @@ def train(
         purpose = following
     report_steps(steps.remaining())
     clocks.finish()
+    steps.finish(report)
     if not clocks.step_seconds:
         raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", at_fault=False)
     terms: dict[str, float] = {}
@@ -98,6 +100,8 @@ def train(
 def _kind_of_steps(job: Job, training: Training) -> type[Steps]:
     if job.slice is not None:
         return SliceSteps
+    if job.synchronisation is not None:
+        return StoreSteps
     return Steps if training.without_flush is None else AsynchronousSteps
 
 
@@ -129,7 +133,7 @@ def _finished(
         weight_bytes=storage_bytes(training.weights),
         gradient_bytes=counters.gradient_bytes,
         optimizer_bytes=storage_bytes(training.optimizer.state_tensors),
-        collectives=counters.collectives.collectives(),
+        collectives=steps.with_store(counters.collectives.collectives()),
         interface_sent_bytes=clocks.interface_sent_bytes(),
         activation_bytes=activations,
         peak_bytes=counters.peak.bytes,
@@ -152,6 +156,7 @@ def _finished(
         else None,
         weight_versions=None if training.without_flush is None else training.without_flush.own.weights.stored,
         staleness=steps.staleness,
+        store_work=steps.store_work(),
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -26,10 +26,11 @@ from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
 from suite.execute.parallel.parallelize import Training
+from suite.execute.parallel.parameter_store import ParameterStore
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
-from suite.job.events import PackedDocuments
+from suite.job.events import CountedCollective, Event, PackedDocuments, StoreWork
 from suite.job.options import Averaging
 from suite.job.slice import SlicePart
 from suite.job.training_job import Job
@@ -140,6 +141,17 @@ class Steps:
     def part_seconds(self) -> dict[SlicePart, float]:
         """Of the parts of a slice in the last step; empty of a whole run."""
         return {}
+
+    def finish(self, report: Callable[[Event], None]) -> None:
+        """After the last step: until other ranks no longer need this one's training."""
+
+    def with_store(self, collectives: list[CountedCollective]) -> list[CountedCollective]:
+        """What was counted of this rank's thread, with what its shard of a parameter store sent."""
+        return collectives
+
+    def store_work(self) -> StoreWork | None:
+        """What this rank did at a parameter store; None without one."""
+        return None
 
     def _next_samples(self) -> tuple[int, int]:
         """This rank's first sample, and number of micro-batches, in the step after all samples seen so far."""
@@ -279,7 +291,7 @@ class Steps:
         optimizer = self.training.optimizer
         if isinstance(optimizer, TensorAdamW):
             optimizer.step(rate, factor, widened)
-        else:
+        elif not isinstance(optimizer, ParameterStore):  # which steps by itself
             optimizer.step(rate, factor)
 
     def _complete_gradients(self, leaves: list[LocalParameter]) -> None:

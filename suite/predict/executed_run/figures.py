@@ -15,6 +15,7 @@ from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.executed_run.counts import figures_at, of_every_rank, prediction
+from suite.predict.executed_run.parameter_store import store_figures, stored_workload
 from suite.predict.simulation.state import RankPosition, executed_state, parameter_tensors_of_rank, rank_position
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
 
@@ -35,6 +36,11 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     options = job.step_options(kernels)
     if job.slice is not None:
         return _of_slice(job, job.slice.rank, options)
+    if job.synchronisation is not None:
+        memory = memory_figures(stored_workload(job.workload), memory_options(options, job.kernels))
+        # what the threads of a store take in passing is not described
+        kept = [figure for figure in memory if figure.quantity is not Quantity.PEAK_BYTES]
+        return store_figures(job.workload, options) + kept
     alone = job.device == "cuda" or job.layout.ranks <= cores
     predicted = countable(job.averaging, prediction(job.workload, options, own_processors=alone))
     if job.training_options.update is Update.ADAFACTOR:

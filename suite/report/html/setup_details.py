@@ -21,6 +21,7 @@ from suite.report.html.verdicts import JudgedSetup
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines
 from suite.report.slice import part_rows, slice_words
+from suite.report.staleness import staleness_lines
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import difference
 from suite.reproduce.repeat import repeating_command
@@ -106,6 +107,9 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
     recipe, software = begin.job.recipe, begin.software
     if begin.job.slice is not None:
         about.append(("slice", slice_words(begin.job.slice)))
+    if begin.job.synchronisation is not None:
+        slow = "".join(f", slow rank {each}" for each in begin.job.slow_ranks)
+        about.append(("synchronisation", f"{begin.job.synchronisation}, a parameter store on all ranks{slow}"))
     if begin.job.changes:
         about.append(("changed", "; ".join(begin.job.changes)))
     products = f", products in {recipe.product_format.value}" if recipe.product_format.casts else ""
@@ -137,6 +141,8 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         about += [
             ("documents", each.removeprefix("documents: ")) for each in packing_lines(r.packed for r in end.ranks)
         ]
+        stale = (each.partition(": ") for each in staleness_lines(rank.store_work for rank in end.ranks))
+        about += [(name, words) for name, _, words in stale]
     about.append(("see all of it", f"python -m suite results show {begin.id}"))
     if command := repeating_command(begin):
         about.append(("launch it again", command))

@@ -54,6 +54,10 @@ def execution(launch: LaunchSummary) -> str:
         words.append(f"{kernels} kernels")
     if averaging != Averaging.EXACT.value:
         words.append(averaging)
+    if "synchronisation" in launch.policy:
+        words.append(f"{launch.policy['synchronisation']} at a parameter store")
+    if "slow_ranks" in launch.policy:
+        words.append(f"slow {launch.policy['slow_ranks']}")
     if "shares_devices" in launch.policy:
         words.append("GPUs shared by ranks")
     if launch.rung:

@@ -15,6 +15,7 @@ from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines, routing_summary
+from suite.report.staleness import staleness_lines
 from suite.report.terminal.slice import print_parts
 from suite.report.terminal.tables import (
     NOT_JUDGED,
@@ -82,7 +83,14 @@ def _print_all(out: Console, result: LaunchResult) -> None:
         print_parts(out, times)
         return
     routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
-    for line in (_loss_line(result), *_loss_scale_lines(result), *routing_lines(routed), *packing_lines(packed)):
+    stale = staleness_lines(rank.store_work for rank in result.finished)
+    for line in (
+        _loss_line(result),
+        *_loss_scale_lines(result),
+        *routing_lines(routed),
+        *packing_lines(packed),
+        *stale,
+    ):
         print_folded(out, line, "")
     _print_time(out, result)
     if result.time is not None:
@@ -118,7 +126,9 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         for line in (*_waiting_lines(result.rows), *_speed_lines(result), *others, *throughput):
             print_folded(out, line, "")
     routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
-    for line in (_loss_line(result), *_loss_scale_lines(result), *routing_summary(routed), *packing_lines(packed)):
+    stale = staleness_lines(rank.store_work for rank in result.finished)
+    of_data = (*routing_summary(routed), *packing_lines(packed), *stale)
+    for line in (_loss_line(result), *_loss_scale_lines(result), *of_data):
         print_folded(out, line, "")
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
 
