@@ -141,14 +141,15 @@ def _measured_panel(workload: Workload, times: Sequence[PipelineTimes], figures:
         ]
         lanes.append(Lane(f"rank {rank}{stage}", passes))
     words = [f"measured, step {times[0].step}"]
-    if all(len(lane.passes) < MOST_PASSES for lane in lanes):
+    if layout.flushes and all(len(lane.passes) < MOST_PASSES for lane in lanes):
         words[0] += f": a stage waits {idle_share([lane.passes for lane in lanes]):.1%} of the time"
     waits = {figure.term: figure.value for figure in figures if figure.quantity is Quantity.BUBBLE_FRACTION}
     if None in waits:
         words.append(f"median of the timed steps {waits[None]:.1%}")
     if MEASURED_PASSES in waits and describes_ranks(workload):
         micro_batches = accumulation(workload.recipe, layout)
-        simulated = idle_share(timed_passes(layout, measured_durations(times), micro_batches=micro_batches))
+        stages = timed_passes(layout, measured_durations(times), micro_batches=micro_batches)
+        simulated = idle_share(stages, flushes=layout.flushes)
         words.append(f"the schedule with these passes {simulated:.1%}")
     return Panel("measured", "; ".join(words), layout.pipeline_stages, _drawn(lanes), MILLISECONDS, has_unit=True)
 
