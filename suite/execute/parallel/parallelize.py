@@ -162,12 +162,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         assert groups is not None
         (chunk,) = chunks
         unflushed = without_flush(job, chunk, groups, leaves, weights, mesh=mesh, tables=tables, device=device)
-    optimizer: Optimizer
-    if job.synchronisation is not None:
-        assert scattered is not None
-        optimizer = ParameterStore(job, scattered, device)
-    else:
-        optimizer = unflushed or _optimizer(job, mesh, groups, leaves, modules, scattered)
+    optimizer = unflushed or _optimizer(job, mesh, groups, leaves, modules, scattered, device)
     heads = key_value_group(mesh, copies=copies)
     return Training(
         chunks,
@@ -297,8 +292,12 @@ def _optimizer(
     leaves: list[LocalParameter],
     modules: list[nn.Module],
     scattered: ScatteredGradients | None,
+    device: torch.device,
 ) -> Optimizer:
     """The optimizer of this rank; has `modules` average gradients as the job says."""
+    if job.synchronisation is not None:
+        assert scattered is not None
+        return ParameterStore(job, scattered, device)
     recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
     if groups is None:
         parameters = [leaf.parameter for leaf in leaves]
