@@ -38,8 +38,8 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
     The job itself has the shapes: `job.architecture` is the run's, with the slice's sequence and few layers;
     `job.layout` has the run's tensor, context and expert parallelism, recomputation and micro-batch (or what was asked
-    for in place of it), without data parallelism and ZeRO, and the fewest stages in which there is such a one. What
-    differs from the recorded run is in `job.changes`, in words.
+    for in place of it), ZeRO-1 over the ranks that share state of the optimizer in the run, and the fewest stages in
+    which there is such a one. What differs from the recorded run is in `job.changes`, in words.
 
     Args:
         run: name of the recorded run, or of a run file's.
@@ -95,7 +95,7 @@ class SliceTimes(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         seconds: of each part that the slice has, one number for each timed repetition. A repetition is one micro-batch
             forward and backward, and an update.
-        updated_parameters: elements that `update` updates, all of this accelerator's in the slice (as in ZeRO-0).
+        updated_parameters: elements that `update` updates: this accelerator's shard of the slice's.
     """
 
     seconds: dict[SlicePart, list[float]]

@@ -224,8 +224,9 @@ def _checked_minutes(asked: float | None) -> float | None:
 def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
     """What the slice's process executes, in a layout whose every rank has the recorded accelerator's share.
 
-    A step has one micro-batch. Left out is what other accelerators are needed for: data parallelism, ZeRO, the other
-    stages. So is what this version does not execute; `_changes` names it.
+    A step has one micro-batch. State of the optimizer is this rank's shard, as recorded. Left out is what other
+    accelerators are needed for: averages over data parallelism, other stages, weights and gradients in shards; and what
+    this version does not execute, which `_changes` names.
     """
     architecture = msgspec.structs.replace(
         run.architecture,
@@ -235,16 +236,18 @@ def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
         dense_layers=0,
         top_query_layer=False,
     )
+    shares_state = layout.zero_stage >= 1 and layout.sharding_ranks == layout.state_ranks > 1
+    contexts = 1 if layout.fused_attention else layout.context_parallel
     local = msgspec.structs.replace(
         layout,
         micro_batch=shape.micro_batch,
-        data_parallel=1,
-        context_parallel=1 if layout.fused_attention else layout.context_parallel,
+        data_parallel=layout.data_parallel * layout.context_parallel // contexts if shares_state else 1,
+        context_parallel=contexts,
         pipeline_stages=len(shape.counts),
         stage_layer_counts=shape.counts,
         virtual_stages=1,
         schedule=Layout().schedule,
-        zero_stage=0,
+        zero_stage=1 if shares_state else 0,
         shard_ranks=None,
         reduce_scatter=False,
         accumulation=None,
@@ -285,8 +288,8 @@ def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shap
         ),
         (layout.zero_stage >= 2, "weights are whole, not gathered for each pass"),
         (
-            optimizer_shards(layout) > 1,
-            f"state of the optimizer is whole, which {optimizer_shards(layout)} accelerators (dp) share by ZeRO",
+            optimizer_shards(layout) > optimizer_shards(local),
+            f"state of the optimizer is whole, which {optimizer_shards(layout)} accelerators share by ZeRO",
         ),
         (layout.offload is not Offload.NONE, "state stays on the accelerator"),
         (

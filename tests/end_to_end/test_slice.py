@@ -75,7 +75,7 @@ def sliced(tmp_path: Path, name: str, layout: str, *, stage: str, layers: int, s
         recipe=small.recipe,
         recorded_layout=parse_layout(layout, base=Layout()),
     )
-    sequence = 128 if short else None
+    sequence = small.architecture.sequence // 2 if short else None
     asked = Request(
         name=f"{name}-slice", stage=stage, layers=layers, sequence=sequence, device="cpu", steps=8, results=tmp_path
     )

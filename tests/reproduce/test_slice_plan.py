@@ -11,6 +11,7 @@ import pytest
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
 from suite.job.slice import SliceStage
+from suite.predict.analytic.memory import optimizer_shards
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.simulation.state import executed_state
 from suite.reproduce import slice_memory
@@ -52,7 +53,9 @@ def test_every_run_has_a_slice_of_every_stage_with_the_share_of_one_accelerator(
         if recorded is not None:
             for axis in ("tensor_parallel", "expert_parallel", "micro_batch", "recomputation", "sequence_parallel"):
                 assert getattr(layout, axis) == getattr(recorded, axis)
-        assert (layout.data_parallel, layout.zero_stage, planned.ranks) == (1, 0, 1)
+        shared = 1 if recorded is None or recorded.shard_ranks is not None else optimizer_shards(recorded)
+        assert (optimizer_shards(layout), planned.ranks) == (shared, 1)
+        assert layout.zero_stage == (shared > 1)
 
 
 @pytest.mark.parametrize("name", UNPUBLISHED)
@@ -87,7 +90,6 @@ def test_a_smaller_slice_says_what_it_changed() -> None:
         "1 of 6 layers of the middle stage",
         "sequence 256, recorded 2048",
         "micro-batch 1, recorded 2",
-        "state of the optimizer is whole, which 8 accelerators (dp) share by ZeRO",
     )
     assert planned.slice is not None
     assert (planned.slice.sequence, planned.slice.micro_batch) == (2048, 2)
@@ -168,7 +170,8 @@ def test_tokens_are_drawn_once_for_a_seed_and_lie_in_the_vocabulary(
     other = slice_tokens(msgspec.structs.replace(planned, seed=2))
     assert other.sha256 != first.sha256
     data = memoryview(Path(first.tokens_file).read_bytes()).cast("i")
-    assert len(data) == first.tokens == 2 * 2 * 64 + 1
+    assert planned.recipe.global_batch == 8 * 2  # ranks that share state of the optimizer
+    assert len(data) == first.tokens == 2 * 8 * 2 * 64 + 1
     assert 0 <= min(data) <= max(data) < planned.architecture.vocabulary
 
 

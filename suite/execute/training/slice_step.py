@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from suite.execute.measure.phases import Part
 from suite.execute.parallel.parallelize import Training
+from suite.execute.parallel.sharded_adamw import ShardedAdamW, TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.training.step import Steps
 from suite.job.slice import SlicePart, SliceTimes
@@ -105,7 +106,9 @@ def slice_times(training: Training, seconds: Sequence[dict[SlicePart, float]]) -
     """What the timed steps of a slice show; None of a whole run."""
     if not seconds or not seconds[0]:
         return None
+    optimizer = training.optimizer
+    assert isinstance(optimizer, ShardedAdamW | TensorAdamW)
     return SliceTimes(
         seconds={part: [step[part] for step in seconds] for part in seconds[0]},
-        updated_parameters=sum(leaf.local.numel() for leaf in training.leaves),
+        updated_parameters=sum(weight.numel() for weight in optimizer.masters.weights),
     )
