@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -87,6 +88,7 @@ class DryRank:
             training = parallelize(job, mesh=mesh, device=CPU)
             complete_reductions(training.modules, mesh.get_group(DATA))
             self._name_state(training)
+            self._name_what_chunks_hand_over(training)
             self._steps = steps = Steps(job, training, mesh, CPU, FakedBatches(stream, mode, self.allocations))
             self._warm_up()
             self._name_state(training)
@@ -102,6 +104,16 @@ class DryRank:
             )
             for step in counted
         ]
+
+    def _name_what_chunks_hand_over(self, training: Training) -> None:
+        """Where two chunks that are here follow each other, a gradient of one's input is the other's buffer."""
+
+        def named(hand: Callable[..., None], gradients: tuple[Tensor, ...], micro_batch: int) -> None:
+            self.allocations.name(BUFFERS, gradients)
+            hand(gradients, micro_batch)
+
+        for stage in training.pipeline.stages if training.pipeline else ():
+            stage.set_local_bwd_input = partial(named, stage.set_local_bwd_input)  # type: ignore[method-assign]
 
     def _warm_up(self) -> None:
         """A pass of one micro-batch and an update: DTensor learns its shapes, the optimizer makes its state."""

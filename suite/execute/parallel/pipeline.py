@@ -68,7 +68,7 @@ class Pipeline:
         shape = (layout.micro_batch, length, architecture.hidden)
         hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
-        self._stages: list[_PipelineStageBase] = []
+        self.stages: list[_PipelineStageBase] = []
         for chunk, module in modules.items():
             stage = PipelineStage(
                 module,
@@ -80,7 +80,7 @@ class Pipeline:
                 group=group,
             )
             self._watch(stage)
-            self._stages.append(stage)
+            self.stages.append(stage)
 
     def step(
         self, tokens_BT: Tensor, arguments: dict[str, Tensor], *, micro_batches: int, factor: float, phases: Phases
@@ -96,7 +96,7 @@ class Pipeline:
         self._factor = factor / micro_batches
         self._phases = phases
         losses: list[Tensor] = []
-        tokens = [tokens_BT] if self._stages[0].is_first else []
+        tokens = [tokens_BT] if self.stages[0].is_first else []
         self._schedules[micro_batches].step(
             *tokens, target=arguments["targets_BT"], losses=losses, return_outputs=False, **arguments
         )
@@ -109,10 +109,10 @@ class Pipeline:
             return loss * self._factor
 
         schedule = self._layout.schedule
-        if len(self._stages) == 1 and schedule in _OF_ONE_CHUNK:
-            (stage,) = self._stages
+        if len(self.stages) == 1 and schedule in _OF_ONE_CHUNK:
+            (stage,) = self.stages
             return _OF_ONE_CHUNK[schedule](stage, micro_batches, loss_fn=scaled, scale_grads=False)
-        return _OF_SEVERAL_CHUNKS[schedule](self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
+        return _OF_SEVERAL_CHUNKS[schedule](self.stages, micro_batches, loss_fn=scaled, scale_grads=False)
 
     def _watch(self, stage: _PipelineStageBase) -> None:
         """Have a clock around every pass of a chunk."""

@@ -51,7 +51,7 @@ MORE = (
     ("llama3-mini", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
     ("opt-mini", "dp1,pp2,interleave2,zero-bubble,recompute-none,zero0"),
     ("llama3-mini", "dp2,pp2,zbv,zero1,reduce-scatter,micro1"),
-    ("opt-mini", "dp1,tp2,pp2,dualpipev,recompute-none,zero0,micro1"),
+    ("opt-mini", "dp1,tp2,pp2,zbv,recompute-none,zero0,micro1"),
     ("glm-mini", "dp2,zero1"),
     ("gpt-neox-mini", "dp1,pp2,zero0,gpipe"),
     ("gpt2-mini", "dp4,zero3,shard2"),
