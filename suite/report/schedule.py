@@ -9,15 +9,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
-from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
-from suite.predict.executed_run.pipeline_bubble import idle_share, measured_durations
-from suite.predict.simulation.pipeline_schedule import (
-    PassDurations,
-    TimedPass,
-    flop_durations,
-    idle_fraction,
-    timed_passes,
-)
+from suite.metrics.figures import Figure, Quantity
+from suite.predict.executed_run.pipeline_bubble import idle_share, recorded_micro_batches, simulated_passes
+from suite.predict.simulation.pipeline_schedule import TimedPass, flop_durations, idle_fraction, timed_passes
 from suite.predict.simulation.supported_layouts import describes_ranks
 
 NAMES = {
@@ -68,14 +62,15 @@ class Panel(NamedTuple):
         return sum(len(lane.passes) for lane in self.lanes)
 
 
-def predicted_panel(workload: Workload, name: str) -> Panel:
+def predicted_panel(workload: Workload, name: str, *, micro_batches: int | None = None) -> Panel:
     """Every stage, each pass as long as its flop.
 
     Args:
         name: that the title begins with.
+        micro_batches: of the step; None: of a whole batch.
     """
     layout, durations = workload.layout, flop_durations(workload)
-    micro_batches = accumulation(workload.recipe, layout)
+    micro_batches = micro_batches or accumulation(workload.recipe, layout)
     idle = idle_fraction(layout, durations, micro_batches=micro_batches)
     stages = timed_passes(layout, durations, micro_batches=micro_batches)
     lanes = [Lane(f"stage {stage}", done) for stage, done in enumerate(stages)]
@@ -90,7 +85,7 @@ def launch_panels(
     """Of a launch: the prediction, and below it the step whose pipeline took the median time, in milliseconds.
 
     The prediction's passes are as long as their flop, and together as long as the measured ones. It is alone, in
-    shares of its time, where passes were not measured, and left out where the schedule is not described. Nothing
+    shares of its time, where passes were not measured, and left out where the schedule cannot be simulated. Nothing
     without pipeline.
 
     Args:
@@ -101,12 +96,12 @@ def launch_panels(
     if layout.pipeline_stages == 1:
         return []
     known = [each for each in times if each is not None]
-    described = describes_ranks(workload)
     if not known or len(known) < len(times):
-        panel = predicted_panel(workload, OF_FLOP) if described else None
+        panel = predicted_panel(workload, OF_FLOP) if describes_ranks(workload) else None
         return [_scaled(panel, 100 / panel.end, "% of the pipeline's time")] if panel else []
-    measured = _measured_panel(workload, known, figures)
-    return [_in_milliseconds(workload, known), measured] if described else [measured]
+    simulated = simulated_passes(workload, known)
+    measured = _measured_panel(workload, known, figures, simulated)
+    return [_in_milliseconds(workload, known, simulated), measured] if simulated else [measured]
 
 
 def _scaled(panel: Panel, factor: float, axis: str) -> Panel:
@@ -117,16 +112,23 @@ def _scaled(panel: Panel, factor: float, axis: str) -> Panel:
     return panel._replace(lanes=lanes, axis=axis, has_unit=True)
 
 
-def _in_milliseconds(workload: Workload, times: Sequence[PipelineTimes]) -> Panel:
-    """The prediction whose passes take together as long as the measured ones."""
-    measured, by_flop, layout = measured_durations(times), flop_durations(workload), workload.layout
-    timed = timed_passes(layout, by_flop, micro_batches=accumulation(workload.recipe, layout))
-    schedule = [each.done for done in timed for each in done]
-    panel = predicted_panel(workload, f"{OF_FLOP}, together as long as the measured ones")
-    return _scaled(panel, 1e3 * _sum(measured, schedule) / _sum(by_flop, schedule), MILLISECONDS)
+def _in_milliseconds(
+    workload: Workload, times: Sequence[PipelineTimes], simulated: Sequence[Sequence[TimedPass]]
+) -> Panel:
+    """The prediction whose passes take together as long as the measured ones, which are `simulated`."""
+    by_flop, measured = flop_durations(workload), [each for done in simulated for each in done]
+    milliseconds = 1e3 * sum(each.end - each.start for each in measured)
+    name = f"{OF_FLOP}, together as long as the measured ones"
+    panel = predicted_panel(workload, name, micro_batches=recorded_micro_batches(workload, times))
+    return _scaled(panel, milliseconds / sum(by_flop.of(each.done) for each in measured), MILLISECONDS)
 
 
-def _measured_panel(workload: Workload, times: Sequence[PipelineTimes], figures: Sequence[Figure]) -> Panel:
+def _measured_panel(
+    workload: Workload,
+    times: Sequence[PipelineTimes],
+    figures: Sequence[Figure],
+    simulated: Sequence[Sequence[TimedPass]],
+) -> Panel:
     layout = workload.layout
     places = [coordinates(layout, rank) for rank in range(layout.ranks)]
     shown = sorted(range(layout.ranks), key=lambda rank: (places[rank]["pp"], rank))
@@ -146,16 +148,9 @@ def _measured_panel(workload: Workload, times: Sequence[PipelineTimes], figures:
     waits = {figure.term: figure.value for figure in figures if figure.quantity is Quantity.BUBBLE_FRACTION}
     if None in waits:
         words.append(f"median of the timed steps {waits[None]:.1%}")
-    if MEASURED_PASSES in waits and describes_ranks(workload):
-        micro_batches = accumulation(workload.recipe, layout)
-        stages = timed_passes(layout, measured_durations(times), micro_batches=micro_batches)
-        simulated = idle_share(stages, flushes=layout.flushes)
-        words.append(f"the schedule with these passes {simulated:.1%}")
+    if simulated:
+        words.append(f"the schedule with the median passes {idle_share(simulated, flushes=layout.flushes):.1%}")
     return Panel("measured", "; ".join(words), layout.pipeline_stages, _drawn(lanes), MILLISECONDS, has_unit=True)
-
-
-def _sum(durations: PassDurations, passes: Sequence[Pass]) -> float:
-    return sum(map(durations.of, passes))
 
 
 def _drawn(lanes: list[Lane]) -> list[Lane]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from suite.job.pipeline_passes import Pass, PassKind, PipelineTimes
+from reference_runs.run import Workload
+from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
 from suite.predict.simulation.pipeline_schedule import TimedPass, timed_passes
@@ -55,6 +56,28 @@ def idle_share(stages: Sequence[Sequence[TimedPass]], *, flushes: bool = True) -
     return 1 - sum(busy) / (len(stages) * whole)
 
 
+def recorded_micro_batches(workload: Workload, times: Sequence[PipelineTimes]) -> int:
+    """Of the step whose passes were recorded: batches may grow. Of a whole batch where not all passes are there."""
+    most = max(len(of_rank.passes) for of_rank in times)
+    if not 0 < most < MOST_PASSES or not workload.layout.flushes:
+        return accumulation(workload.recipe, workload.layout)
+    return 1 + max(each.micro_batch for each in times[0].passes)
+
+
+def simulated_passes(workload: Workload, times: Sequence[PipelineTimes]) -> list[list[TimedPass]]:
+    """The schedule of the recorded step, each pass as long as measured, messages of no time.
+
+    Nothing where the schedule is not described, or has passes that no timed step had.
+    """
+    if not describes_ranks(workload):
+        return []
+    try:
+        micro_batches = recorded_micro_batches(workload, times)
+        return timed_passes(workload.layout, measured_durations(times), micro_batches=micro_batches)
+    except KeyError:
+        return []
+
+
 class LaunchSurroundings(NamedTuple):
     """What else than the schedule can make a rank wait.
 
@@ -73,19 +96,17 @@ def bubble_of_measured_passes(
 ) -> list[Figure]:
     """The share of time in which stages wait if each pass takes its measured time, and messages none.
 
-    Nothing where a rank's passes were not measured, or the schedule is not described. Judged
-    where only the schedule makes a rank wait: see `_disturbed`.
+    Nothing where a rank's passes were not measured, and without `simulated_passes`. Judged where only the schedule
+    makes a rank wait: see `_disturbed`.
 
     Args:
         times: of every rank.
     """
     known = [each for each in times if each is not None]
-    workload = job.workload
-    if not known or len(known) < len(times) or not describes_ranks(workload):
+    stages = simulated_passes(job.workload, known) if known and len(known) == len(times) else []
+    if not stages:
         return []
-    micro_batches = accumulation(workload.recipe, workload.layout)
-    stages = timed_passes(workload.layout, measured_durations(known), micro_batches=micro_batches)
-    idle = idle_share(stages, flushes=workload.layout.flushes)
+    idle = idle_share(stages, flushes=job.layout.flushes)
     lasting = [each.end - each.start for done in stages for each in done]
     disturbed = _disturbed(job, surroundings, pass_seconds=statistics.fmean(lasting))
     tolerance = BUBBLE_TOLERANCE / idle if idle and not disturbed else None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
-from suite.job.pipeline_passes import Pass, PassKind, PassMedian, PipelineTimes
+from suite.job.pipeline_passes import MeasuredPass, Pass, PassKind, PassMedian, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Quantity
 from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, bubble_of_measured_passes, idle_share
@@ -111,3 +111,23 @@ def test_without_flush_only_the_less_busy_stage_waits() -> None:
     assert idle_share([passes(0, 3.0, 2.0), passes(1, 0.0, 2.0)], flushes=False) == 0
     assert idle_share([passes(0, 3.0, 1.0), passes(1, 0.0, 2.0)], flushes=False) == 0.25
     assert idle_share([passes(0, 3.0, 2.0), passes(1, 0.0, 2.0)]) == pytest.approx(3 / 7)
+
+
+def test_a_step_of_a_batch_that_still_grows_is_simulated_with_its_own_micro_batches() -> None:
+    job = job_of({"schedule": "1f1b"})
+    times = times_of(job, Durations([0.02] * 2, [0.04] * 2, [0.02] * 2))
+    of_step = [
+        msgspec.structs.replace(
+            each, passes=[MeasuredPass(*done, 0, 1) for done in passes(job.layout, micro_batches=4, stage=stage)]
+        )
+        for stage, each in enumerate(times)
+    ]
+    assert bubble_of_measured_passes(job, of_step, QUIET)[0].value == pytest.approx(1 / 5)
+
+
+def test_a_schedule_with_a_pass_that_no_step_had_is_not_simulated() -> None:
+    job = job_of({"schedule": "zero-bubble"})
+    first, second = times_of(job, Durations([0.02] * 2, [0.04] * 2, [0.02] * 2))
+    assert bubble_of_measured_passes(job, [first, second], QUIET)
+    without = msgspec.structs.replace(second, medians=[each for each in second.medians if each.kind != PassKind.WEIGHT])
+    assert bubble_of_measured_passes(job, [first, without], QUIET) == []
