@@ -150,8 +150,8 @@ def plan(request: Request) -> Plan:
     shares_devices, shared = checked_sharing(
         request.share_devices, device, ranks=layout.ranks, devices=resolved_device(device)[1]
     )
-    check_averaging(averaging, workload, "cpu" if shares_devices else device)  # gloo's, not NCCL's
     synchronisation, slow_ranks = checked_synchronisation(request, workload, averaging, shares_devices=shares_devices)
+    check_averaging(averaging, workload, "cpu" if shares_devices else device)  # gloo's, not NCCL's
     compiled, eager = checked_compilation(request.compiled, device, layout)
     kernels = checked_kernels(request.kernels, device)
     check_kernels(workload.architecture, layout, kernels)

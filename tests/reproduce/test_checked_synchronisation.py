@@ -45,7 +45,7 @@ def test_a_plan_without_it_has_no_store() -> None:
             ["dp1, a worker without others", "ep2", "a mixture of experts"],
         ),
         ({"optimizer": "one-bit-adam"}, ["one-bit-adam"]),
-        ({"gradient_compression": "fp16"}, ["fp16"]),
+        ({"layout": "dp2,tp2,zero1", "gradient_compression": "fp16"}, ["tp2", "zero1", "fp16"]),
         ({"name": "opt-mini", "layout": "dp2,pp1,tp1,zero0"}, ["the loss scale of fp16-no-master"]),
     ],
 )
