@@ -147,9 +147,10 @@ def _measured_panel(
         words[0] += f": a stage waits {idle_share([lane.passes for lane in lanes]):.1%} of the time"
     waits = {figure.term: figure.value for figure in figures if figure.quantity is Quantity.BUBBLE_FRACTION}
     if None in waits:
-        words.append(f"median of the timed steps {waits[None]:.1%}")
+        what = "median" if layout.flushes else "a stage waits, median"
+        words.append(f"{what} of the timed steps, {waits[None]:.1%}")
     if simulated:
-        words.append(f"the schedule with the median passes {idle_share(simulated, flushes=layout.flushes):.1%}")
+        words.append(f"the schedule with the median passes, {idle_share(simulated, flushes=layout.flushes):.1%}")
     return Panel("measured", "; ".join(words), layout.pipeline_stages, _drawn(lanes), MILLISECONDS, has_unit=True)
 
 

@@ -45,7 +45,7 @@ def test_the_prediction_takes_as_long_together_and_the_measured_passes_are_as_re
         assert all(before.end <= after.start + 1e-3 for before, after in itertools.pairwise(lane.passes))
     waits = idle_share([lane.passes for lane in measured.lanes])
     of_step = f": a stage waits {waits:.1%} of the time" if job.layout.flushes else ""
-    assert measured.title.startswith(f"measured, step 7{of_step}; the schedule with the median passes ")
+    assert measured.title.startswith(f"measured, step 7{of_step}; the schedule with the median passes, ")
 
 
 def test_the_measured_panel_says_the_median_and_what_its_passes_would_wait_in_the_schedule() -> None:
@@ -53,7 +53,7 @@ def test_the_measured_panel_says_the_median_and_what_its_passes_would_wait_in_th
     figures = [Figure(Quantity.BUBBLE_FRACTION, 0.25), Figure(Quantity.BUBBLE_FRACTION, 0.25, term=MEASURED_PASSES)]
     equal = Durations([0.01] * 2, [0.02] * 2, [0.01] * 2)
     title = launch_panels(job.workload, times_of(job, equal), figures)[1].title
-    assert title.endswith("; median of the timed steps 25.0%; the schedule with the median passes 14.3%")  # 1 / 7
+    assert title.endswith("; median of the timed steps, 25.0%; the schedule with the median passes, 14.3%")  # 1 / 7
 
 
 def test_without_measured_passes_the_prediction_stands_alone_in_shares_of_its_time() -> None:
