@@ -160,6 +160,26 @@ def test_a_killed_rank_ends_the_launch_as_crashed_and_is_named_with_its_signal(l
     launch.assert_nothing_left()
 
 
+def test_a_killed_stage_of_a_pipeline_without_flush_ends_the_launch_too(launches):
+    launch = launches(options=("--layout", "pp2,pipedream"))
+    os.kill(launch.rank_pids()[0], signal.SIGKILL)
+    assert launch.exit_code(END_SECONDS) == 4
+    record = launch.record()
+    assert (record.status, record.end.ranks_at_fault) == ("crashed", [0])
+    assert record.end.message == "rank 0 killed by SIGKILL"
+    launch.assert_nothing_left()
+
+
+@pytest.mark.rare
+def test_a_stopped_stage_of_a_pipeline_without_flush_ends_the_launch_as_a_hang(launches):
+    launch = launches(options=("--layout", "pp2,pipedream-2bw"))
+    os.kill(launch.rank_pids()[1], signal.SIGSTOP)
+    assert launch.exit_code(HANG_LEAST_SECONDS + END_SECONDS) == 4
+    record = launch.record()
+    assert (record.status, record.end.ranks_at_fault) == ("hang", [1])
+    launch.assert_nothing_left()
+
+
 def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_of_the_other(launches):
     launch = launches()
     os.kill(launch.rank_pids()[1], signal.SIGSTOP)
