@@ -16,10 +16,14 @@ def checked_compilation(asked: bool | None, device: str, layout: Layout) -> tupl
 
     Raises:
         InputError: it is asked for where a compiler is missing, or the gradients of weights are found apart from those
-            of inputs, which a compiled block finds together.
+            of inputs, which a compiled block finds together, or passes use several versions of the weights.
     """
     wanted = device == "cuda" if asked is None else asked
-    missing = f"{layout.schedule} halves its backward pass" if halves_backward(layout) else compilation_missing(device)
+    missing = compilation_missing(device)
+    if halves_backward(layout):
+        missing = f"{layout.schedule} halves its backward pass"
+    elif not layout.flushes:
+        missing = f"{layout.schedule} changes the weights of a block from pass to pass"
     if not wanted or not missing:
         return wanted, ()
     if asked:

@@ -29,6 +29,7 @@ from suite.metrics.figures import Figure, last_loss
 from suite.predict.executed_run.figures import countable, expected_figures, judged, memory_options
 from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
 from suite.predict.executed_run.routing import given_routing
+from suite.predict.executed_run.stage_plan import StagePlan, stage_plan
 from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
 from suite.reproduce.measured_figures import counted_figures
@@ -61,6 +62,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
         finished: what every rank counted.
         steps: of rank 0.
         figures: what was measured.
+        stages: of a pipeline, how layers were dealt and how they should be; None where that is not known.
     """
 
     run: str
@@ -81,6 +83,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
     finished: list[Finished] = []
     steps: list[Step] = []
     figures: list[Figure] = []
+    stages: StagePlan | None = None
 
 
 class _Prediction(NamedTuple):
@@ -177,6 +180,7 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
 def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end: End, record: str) -> LaunchResult:
     """The launch and its verdict: the rows' own, and that of the loss where the recipe is ours to scale."""
     rows: list[Row] = []
+    stages: StagePlan | None = None
     verdict, message = Verdict.FAIL, outcome.message
     steps = [event for event in outcome.events[0] if isinstance(event, Step)]
     losses = [step.loss for step in steps]
@@ -191,6 +195,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         alone = None if job.slice is None else job.slice.rank
         expected = given_routing(job.workload, options, expected, routed, alone=alone)
         passes = [report.pipeline_times for report in outcome.finished]
+        stages = None if job.slice is not None else stage_plan(job.workload, passes)
         surroundings = LaunchSurroundings(usable_cores(), end.others_share, end.steal_share)
         expected = [*expected, *bubble_of_measured_passes(job, passes, surroundings)]
         rows = judged(expected, figures.times, figures.measured)
@@ -218,6 +223,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         finished=outcome.finished,
         steps=steps,
         figures=figures.measured,
+        stages=stages,
     )
 
 

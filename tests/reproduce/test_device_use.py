@@ -50,6 +50,13 @@ def test_what_a_compiled_block_finds_together_is_not_halved() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
+def test_blocks_whose_weights_change_from_pass_to_pass_are_eager() -> None:
+    made = planned(layout="pp2,pipedream", share_devices=True)
+    assert not made.compiled
+    assert "eager, not compiled: pipedream changes the weights of a block from pass to pass" in made.changes
+
+
+@pytest.mark.usefixtures("one_gpu")
 def test_without_a_compiler_the_default_is_eager_and_the_job_keeps_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_use, "compilation_missing", lambda _: MISSING)
     made = planned()

@@ -13,6 +13,7 @@ from suite.job.slice import SliceTimes
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
+from suite.predict.executed_run.stage_plan import StagePlan
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines, routing_summary
 from suite.report.staleness import staleness_lines
@@ -95,7 +96,8 @@ def _print_all(out: Console, result: LaunchResult) -> None:
     _print_time(out, result)
     if result.time is not None:
         print_folded(out, f"unexplained: {result.time.unexplained_share:.1%} of the step", "")
-    for line in (*_speed_lines(result), *_others_lines(result, least_share=0.0), f"arithmetic: {result.arithmetic}"):
+    speed, others = _speed_lines(result), _others_lines(result, least_share=0.0)
+    for line in (*_stage_lines(result.stages), *speed, *others, f"arithmetic: {result.arithmetic}"):
         print_folded(out, line, "")
     if is_predicted(result):
         out.print(f"[dim]machine profile {escape(result.profile)}[/]", soft_wrap=True)
@@ -208,6 +210,18 @@ def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
     if bubble is not None and bubble.left is not None and bubble.right is not None:
         judged = "within 5 points" if bubble.verdict is Verdict.PASS else bubble.why
         yield f"a stage waits {bubble.right:.1%}; its schedule, with the measured passes: {bubble.left:.1%}, {judged}"
+
+
+def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
+    """How layers were dealt to stages, with the times of these, and the plan that these make."""
+    if plan is None:
+        return
+    executed, planned = (
+        f"{' + '.join(map(str, layers))} layers take {', '.join(map(_seconds, seconds))} a micro-batch"
+        for layers, seconds in ((plan.layers, plan.seconds), (plan.planned_layers, plan.planned_seconds))
+    )
+    best = "which no other split betters" if plan.layers == plan.planned_layers else f"the fastest split: {planned}"
+    yield f"stages of {executed}; {best}"
 
 
 def _speed_lines(result: LaunchResult) -> Iterator[str]:

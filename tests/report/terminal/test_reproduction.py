@@ -11,6 +11,7 @@ from rich.console import Console
 from suite.job.events import Status
 from suite.metrics.comparison import compare, overall
 from suite.metrics.figures import Figure, Quantity, StepTerm
+from suite.predict.executed_run.stage_plan import StagePlan
 from suite.report.terminal.reproduction import print_launch, print_launch_line
 from suite.reproduce.reproduce import LaunchResult
 from suite.reproduce.step_time import residuals
@@ -201,3 +202,13 @@ def test_one_of_several_launches_is_a_line() -> None:
     with out.capture() as captured:
         print_launch_line(out, result(), number=2, launches=5)
     assert captured.get() == "launch 2 of 5: pass, step time predicted 440 ms, measured 400 ms (+10.00%)\n"
+
+
+def test_stages_and_their_fastest_split_are_printed_on_request() -> None:
+    best = StagePlan(layers=[3, 1], seconds=[0.03, 0.04], planned_layers=[3, 1], planned_seconds=[0.03, 0.04])
+    other = msgspec.structs.replace(best, layers=[2, 2], seconds=[0.02, 1.05])
+    text = "\n".join(printed(result(stages=best), complete=True))
+    assert "stages of 3 + 1 layers take 30 ms, 40 ms a micro-batch; which no other split betters" in text
+    text = " ".join("\n".join(printed(result(stages=other), complete=True)).split())
+    assert "stages of 2 + 2 layers take 20 ms, 1.05 s a micro-batch; the fastest split: 3 + 1 layers take 30 ms" in text
+    assert "stages" not in "\n".join(printed(result(stages=other)))
