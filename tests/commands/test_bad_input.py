@@ -588,7 +588,7 @@ def test_what_a_backward_pass_in_halves_computes_twice_or_leaves_out_is_refused(
         ("gpt2-mini", "cp2,pp2,pipedream", "cp2"),
         ("qwen3-moe-mini", "pp2,pipedream", "experts"),
         ("gpt-neox-mini", "pp2,pipedream", "the loss scale of fp16"),
-        ("bloom-mini", "pp2,pipedream-vertical-sync", "a batch that ramps up"),
+        ("bloom-mini", "cp2,pp2,pipedream-vertical-sync", "cp2"),
     ],
 )
 def test_what_does_not_go_without_flush_is_refused(run, layout, words, reproduce_refused):

@@ -61,7 +61,7 @@ class AsynchronousStage:
         self.staleness: list[int] = []
         self._module, self._versioned, self._rule = module, versioned, rule
         self._before, self._after, self._phases, self._done = before, after, phases, done
-        self._begun = self._ended = self._first = 0
+        self._begun = self._ended = self._first = self._updates = 0
         self._passed: dict[int, _Passed] = {}
         self._arriving: Arrival | None = None
         self._gradient: Arrival | None = None
@@ -69,7 +69,7 @@ class AsynchronousStage:
     @property
     def missing(self) -> int:
         """Micro-batches that `step` will be given: of its backward passes, and that are in flight after them."""
-        return self._rule.micro_batches + self._ended + self._rule.in_flight - 1 - self._begun
+        return self._rule.first(self._updates + 1) + self._rule.in_flight - 1 - self._begun
 
     def step(self, tokens: list[Tensor], arguments: list[dict[str, Tensor]]) -> Tensor:
         """Run the passes up to the next update; gradients are those of the mean loss of its micro-batches.
@@ -82,7 +82,8 @@ class AsynchronousStage:
         given = iter(zip(tokens, arguments, strict=True))
         losses: list[Tensor] = []
         self.staleness, self._first = [], self._ended
-        for number in range(self._first, self._first + self._rule.micro_batches):
+        self._updates += 1
+        for number in range(self._first, self._rule.first(self._updates)):
             while self._begun < number + self._rule.in_flight:
                 self._forward(*next(given))
             losses += self._backward(number)
@@ -119,7 +120,8 @@ class AsynchronousStage:
         with self._phases.phase(Part.FORWARD, self._pass(PassKind.FORWARD, number)):
             output: Tensor = self._module(tokens_BT if x is None else x, **arguments)
             if self._after is None:
-                output = output / self._rule.micro_batches
+                update = self._rule.updates(number)
+                output = output / (self._rule.first(update + 1) - self._rule.first(update))
         self._passed[number] = _Passed(x, output, versions)
         self._begun += 1
         if self._after is None:
@@ -144,7 +146,7 @@ class AsynchronousStage:
         for each, version in zip(self._versioned, versions, strict=True):
             each.weights.take_gradients(version)
         self._ended += 1
-        self.staleness.append(number // self._rule.micro_batches - versions[0])
+        self.staleness.append(self._rule.updates(number) - versions[0])
         if x is not None and self._before is not None:
             upper = dataclasses.replace(self._rule, stage=self._rule.stage - 1)
             self._arriving = self._before.exchange(x.grad, receives=_joined(upper))

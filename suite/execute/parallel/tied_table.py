@@ -25,6 +25,7 @@ class TiedTable:
 
     Args:
         versioned: the table's versions, by the rule of the first stage.
+        samples: of a micro-batch.
         later: micro-batches by which this stage is ahead of the first one.
         group: first and last stage.
     """
@@ -36,12 +37,13 @@ class TiedTable:
         optimizer: TensorAdamW,
         recipe: Recipe,
         *,
+        samples: int,
         later: int,
         group: dist.ProcessGroup,
     ) -> None:
         self.leaf, self.optimizer = leaf, optimizer
         self.versioned = versioned
-        self._recipe, self._later, self._group = recipe, later, group
+        self._recipe, self._samples, self._later, self._group = recipe, samples, later, group
         self._sums: deque[tuple[Tensor, dist.Work]] = deque()
         self._updates = 0
 
@@ -60,9 +62,9 @@ class TiedTable:
         Raises:
             NotFiniteError: it is not finite.
         """
-        micro_batches = self.versioned.rule.micro_batches
-        passed = micro_batch + 1 - self._later  # by the first stage
-        if passed <= 0 or passed % micro_batches:
+        rule = self.versioned.rule
+        trained = micro_batch + 1 - self._later  # by the first stage
+        if trained != rule.first(self._updates + 1):
             return None
         gradient, work = self._sums.popleft()
         work.wait()
@@ -71,8 +73,8 @@ class TiedTable:
         if not math.isfinite(norm):
             raise NotFiniteError(f"the tied table's gradient norm is {norm} at step {self._updates}", at_fault=True)
         self._updates += 1
-        self.versioned.weights.begin_update(oldest=self.versioned.rule.version(micro_batch + 1))
-        rate = learning_rate(self._recipe, self._updates * self._recipe.global_batch)
+        self.versioned.weights.begin_update(oldest=rule.version(micro_batch + 1))
+        rate = learning_rate(self._recipe, trained * self._samples)
         gathering, self.leaf.parameter.grad = self.leaf.parameter.grad, gradient
         self.optimizer.step(rate, gradient_factor(self._recipe, norm))
         self.leaf.parameter.grad = gathering

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +19,24 @@ from suite.execute.precision import WeightGroup, stored_weights
 class VersionRule:
     """Which version of its weights a stage computes a micro-batch with; version t is that after t updates.
 
-    With micro-batch b of the whole run, m of them an update, p stages, and stage k:
-        pipedream                  max(0, b - (p - 1 - k)) // m   the newest one, when its forward pass begins
-        pipedream-vertical-sync    max(0, b - (p - 1)) // m       the one that the first stage uses
-        pipedream-2bw              max(0, b // m - 1)             the one before that of the step before
+    With micro-batch b of the whole run, U(n) updates that the first n of them make, p stages, and stage k:
+        pipedream                  U(max(0, b - (p - 1 - k)))   the newest one, when its forward pass begins
+        pipedream-vertical-sync    U(max(0, b - (p - 1)))       the one that the first stage uses
+        pipedream-2bw              max(0, U(b) - 1)             the one before that of the step before
 
     Source: Narayanan et al. 2019, PipeDream, SOSP, section 3.3; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
     Differs from these with several micro-batches an update, which PipeDream does not have.
+
+    Args:
+        micro_batches: of an update.
+        ramp: those of each of the first updates, where they are other ones.
     """
 
     schedule: Schedule
     stages: int
     stage: int
     micro_batches: int
+    ramp: tuple[int, ...] = ()
 
     @property
     def in_flight(self) -> int:
@@ -38,13 +45,28 @@ class VersionRule:
         p - k; with two versions m + 1 at most: the one after them needs a version that does not exist yet.
         """
         waiting = self.stages - self.stage
-        return min(waiting, self.micro_batches + 1) if self.schedule is Schedule.PIPEDREAM_2BW else waiting
+        if self.schedule is not Schedule.PIPEDREAM_2BW:
+            return waiting
+        return min(waiting, min(self.micro_batches, *self.ramp, self.micro_batches) + 1)
+
+    def first(self, update: int) -> int:
+        """The first micro-batch of an update."""
+        ramp = self.ramp[:update]
+        return sum(ramp) + (update - len(ramp)) * self.micro_batches
+
+    def updates(self, micro_batches: int) -> int:
+        """That so many micro-batches make."""
+        ends = list(accumulate(self.ramp, initial=0))
+        if micro_batches < ends[-1]:
+            return bisect_right(ends, micro_batches) - 1
+        return len(self.ramp) + (micro_batches - ends[-1]) // self.micro_batches
 
     def version(self, micro_batch: int) -> int:
+        """The version that a micro-batch is computed with."""
         if self.schedule is Schedule.PIPEDREAM_2BW:
-            return max(0, micro_batch // self.micro_batches - 1)
+            return max(0, self.updates(micro_batch) - 1)
         stage = self.stage if self.schedule is Schedule.PIPEDREAM else 0
-        return max(0, micro_batch - (self.stages - 1 - stage)) // self.micro_batches
+        return self.updates(max(0, micro_batch - (self.stages - 1 - stage)))
 
 
 @dataclass(frozen=True)

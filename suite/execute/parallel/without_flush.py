@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from reference_runs.catalog import global_batch_at
+from reference_runs.run import Recipe
 from suite.execute.model.decoder import Decoder
 from suite.execute.parallel.asynchronous_pipeline import Versioned
 from suite.execute.parallel.local_parameter import LocalParameter
@@ -54,6 +56,14 @@ class WithoutFlush:
         self.optimizer.step(learning_rate, gradient_factor)
 
 
+def ramped_batches(recipe: Recipe) -> list[int]:
+    """Samples of each step before the first one of the whole batch."""
+    batches: list[int] = []
+    while (batch := global_batch_at(recipe, sum(batches))) < recipe.global_batch:
+        batches.append(batch)
+    return batches
+
+
 def without_flush(
     job: Job,
     chunk: Decoder,
@@ -74,8 +84,9 @@ def without_flush(
     """
     layout, recipe = job.layout, job.recipe
     stage, stages = mesh.get_local_rank(PIPELINE), layout.pipeline_stages
-    micro_batches = recipe.global_batch // (layout.replicas * layout.micro_batch)
-    rule = VersionRule(layout.schedule, stages, stage, micro_batches)
+    samples, ramp = layout.micro_batch, ramped_batches(recipe)
+    micro_batches = recipe.global_batch // samples
+    rule = VersionRule(layout.schedule, stages, stage, micro_batches, tuple(batch // samples for batch in ramp))
     update = job.training_options.update
 
     def versioned(of: list[WeightGroup], rule: VersionRule) -> tuple[Versioned, TensorAdamW]:
@@ -88,7 +99,7 @@ def without_flush(
         (leaf,) = [leaf for leaf in leaves if leaf.tied]
         shared, of_table = versioned([group for group in groups if group.apart], dataclasses.replace(rule, stage=0))
         later = shared.rule.in_flight - 1 if stage else 0
-        table = TiedTable(leaf, shared, of_table, recipe, later=later, group=tables)
+        table = TiedTable(leaf, shared, of_table, recipe, samples=samples, later=later, group=tables)
 
     def neighbour(other: int) -> Neighbour | None:
         if not 0 <= other < stages:

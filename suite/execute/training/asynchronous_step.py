@@ -76,7 +76,7 @@ class AsynchronousSteps(Steps):
             if not math.isfinite(norm):
                 raise NotFiniteError(f"the stage's gradient norm is {norm} at step {self.step}", at_fault=True)
             self._samples_trained += self._global_batch
-            next_micro_batch = (self.step + 1) * self._rule.micro_batches
+            next_micro_batch = self._rule.first(self.step + 1)
             self._parts.own.weights.begin_update(oldest=self._rule.version(next_micro_batch))
             rate = learning_rate(self.job.recipe, self._samples_trained)
             self._parts.step(rate, gradient_factor(self.job.recipe, norm))

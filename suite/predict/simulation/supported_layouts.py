@@ -114,7 +114,6 @@ def _without_flush(workload: Workload) -> list[LayoutLimit]:
         "experts": architecture.experts is not None,
         # an overflow on one stage would have to take back updates of the others
         f"the loss scale of {recipe.precision}": recipe.precision.scaled,
-        "a batch that ramps up": recipe.batch_rampup_start is not None,
     }
     overlaps = not layout.flushes
     return [LayoutLimit(f"{layout.schedule} with {name}", overlaps and applies) for name, applies in others.items()]

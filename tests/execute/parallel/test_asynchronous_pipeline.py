@@ -77,6 +77,11 @@ class Run(NamedTuple):
     updates: int
     precision: Precision = Precision.FP32
     keeps: bool = True
+    ramp: tuple[int, ...] = ()
+
+    def first(self, update: int) -> int:
+        """The first micro-batch of an update."""
+        return sum((*self.ramp, *[self.micro_batches] * update)[:update])
 
     @property
     def recipe(self) -> Recipe:
@@ -135,7 +140,7 @@ def executed(run: Run) -> list[Stage]:
 
 
 def stage_of(run: Run, block: Block, number: int, before: Queues | None, after: Queues | None) -> Stage:
-    rule = VersionRule(run.schedule, run.stages, number, run.micro_batches)
+    rule = VersionRule(run.schedule, run.stages, number, run.micro_batches, run.ramp)
     names = [name for name, _ in block.named_parameters()]
     groups = store_weights([block], run.recipe, shards=1, device=CPU)
     storages = [group.flat for group in groups]
@@ -149,7 +154,7 @@ def stage_of(run: Run, block: Block, number: int, before: Queues | None, after: 
         given += count
         losses.append(stage.step([x for x, _ in batches], [{"targets": targets} for _, targets in batches]).item())
         staleness.append(stage.staleness)
-        versions.begin_update(oldest=rule.version((update + 1) * run.micro_batches))
+        versions.begin_update(oldest=rule.version(run.first(update + 1)))
         optimizer.step(RATE)
         for leaf in (leaf for group in groups for leaf in group.leaves):
             leaf.grad = None
@@ -180,7 +185,8 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
     for update in range(run.updates):
         gradients: list[dict[str, Tensor]] = [{} for _ in blocks]
         parts = []
-        for micro_batch in range(update * run.micro_batches, (update + 1) * run.micro_batches):
+        micro_batches = range(run.first(update), run.first(update + 1))
+        for micro_batch in micro_batches:
             x, targets = run.batch(micro_batch)
             used = [
                 {n: p.clone().requires_grad_() for n, p in history[version(stage, micro_batch)][stage].items()}
@@ -188,8 +194,8 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
             ]
             for block, weights in zip(blocks, used, strict=True):
                 x = functional_call(block, weights, (x, targets))
-            (x / run.micro_batches).backward()
-            parts.append(x.detach() / run.micro_batches)
+            (x / len(micro_batches)).backward()
+            parts.append(x.detach() / len(micro_batches))
             for sums, weights in zip(gradients, used, strict=True):
                 for name, weight in weights.items():
                     assert weight.grad is not None
@@ -209,13 +215,13 @@ def formula(run: Run) -> Callable[[int, int], int]:
     m = run.micro_batches
 
     def version(stage: int, micro_batch: int) -> int:
-        update = micro_batch // m  # n updates came before
+        update = sum(run.first(n + 1) <= micro_batch for n in range(run.updates))  # so many came before
         if run.schedule is Schedule.PIPEDREAM_2BW:
             return max(update - 1, 0)  # W(t + 1) = W(t) - v grad f(W(t - 1))
         ago = run.stages - 1 if run.schedule is Schedule.PIPEDREAM_VERTICAL_SYNC else run.stages - 1 - stage
         if m == 1:
             return max(update - ago, 0)
-        return sum((n + 1) * m <= micro_batch - ago for n in range(update))
+        return sum(run.first(n + 1) <= micro_batch - ago for n in range(update))
 
     return version
 
@@ -227,7 +233,11 @@ RUNS = [
     for stages in (2, 4)
     for micro_batches in (1, 4)
 ]
-RUNS += [run._replace(precision=Precision.BF16, updates=20) for run in RUNS if run.stages == 4]
+RUNS += [
+    Run(schedule, 4, 6, 20, ramp=(3, 4, 5))
+    for schedule in (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
+]
+RUNS += [run._replace(precision=Precision.BF16, updates=20) for run in RUNS if run.stages == 4 and not run.ramp]
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +249,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def name_of(run: Run) -> str:
-    return f"{run.schedule}-{run.stages}-{run.micro_batches}-{run.precision}"
+    ramp = "-ramp" if run.ramp else ""
+    return f"{run.schedule}-{run.stages}-{run.micro_batches}-{run.precision}{ramp}"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
