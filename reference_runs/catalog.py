@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -90,6 +91,12 @@ def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
         names = [*run_names(), *also]
         allowed = ", ".join(names) + ", or a file ending in .toml"
         raise InputError("unknown run", got=repr(name), meant=nearest(name, names), allowed=allowed)
+    return _recorded(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _recorded(path: Path, _changed: int) -> ReferenceRun:
+    """A recorded run, read once: many parts of a command ask for the same one."""
     return load(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import tomllib
 import types
@@ -91,7 +92,8 @@ def required_text(raw: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def field_types(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+@functools.cache  # annotations of all fields are evaluated
+def field_types(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
     """The fields of a record by name."""
     return {field.name: field for field in msgspec.structs.fields(kind)}
 
