@@ -9,6 +9,7 @@ from hypothesis import settings
 from suite.launch import launcher
 from suite.launch.multi_host import Hosts
 from suite.machine.devices import has_driver
+from suite.reproduce.dry_run import workers
 from tests.support.warm_ranks import warm
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
@@ -35,11 +36,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that this process launches on CPUs are forks of one that has imported what they need."""
-    command, environment = launcher._command, launcher._environment
+    """Ranks that this process launches on CPUs, or runs dry, are forks of one that has imported what they need."""
+    command, environment, dry = launcher._command, launcher._environment, workers._command
 
     def warm_command(job: launcher.AnyJob, hosts: Hosts) -> list[str]:
         real = command(job, hosts)
         return warm(real, environment(job, "", hosts)) if job.device == "cpu" else real
 
     monkeypatch.setattr(launcher, "_command", warm_command)
+    monkeypatch.setattr(workers, "_command", lambda job: warm(dry(job), workers._environment()))

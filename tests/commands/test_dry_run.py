@@ -41,6 +41,7 @@ def test_bad_input_is_one_line_before_anything_is_executed(
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 def test_two_layouts_beside_each_other_and_their_memory_as_pictures_and_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_two_layouts_beside_each_other_and_their_memory_as_pictures_and_results(
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 def test_json_has_every_class_and_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dry-run", "gpt2-mini", "--layout", "dp1,pp2,zero0", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -70,6 +72,7 @@ def test_json_has_every_class_and_every_figure(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_rank_that_cannot_be_executed_ends_the_command_with_4(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.processes import LAUNCH_VARIABLE, end_all, environment_of, marked_processes
+from suite.machine.processes import LAUNCH_VARIABLE, environment_of, marked_processes
 from suite.paths import ROOT
 from tests.support import warm_ranks
 from tests.support.warm_ranks import OWN, TORCHRUN, Server, warm
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.skipif(sys.platform != "linux", rea
 
 def begun(log: Path, identity: str, *module: str, ranks: int) -> subprocess.Popen[bytes]:
     environment = os.environ | {LAUNCH_VARIABLE: identity, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "--monitor-interval=0.1"]
+    command = [sys.executable, "-m", TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "--monitor-interval=0.1"]
     command = warm([*command, "-m", *module], environment)
     assert Path(command[3]).name == "warm_ranks.py"
     with log.open("wb") as file:
@@ -47,8 +47,11 @@ def test_ranks_are_marked_have_their_environment_and_end_with_their_launch(tmp_p
     here = {name for name in os.environ if name not in OWN}
     for pid in marked - {process.pid}:
         assert here <= {entry.partition(b"=")[0].decode() for entry in environment_of(pid)}
-    end_all(process, "serves", [])
-    assert set(marked_processes("serves")) == set()
+    process.kill()  # the client alone
+    while set(marked_processes("serves")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.wait()
 
 
 def test_each_environment_has_a_process_and_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +64,10 @@ def test_each_environment_has_a_process_and_those_used_last_are_kept(monkeypatch
     monkeypatch.setattr(warm_ranks, "_SERVERS", {})
     monkeypatch.setattr(warm_ranks, "_started", start)
     monkeypatch.setattr(warm_ranks, "_end", lambda server: ended.append(server.socket))
-    real = [sys.executable, *TORCHRUN, "--nproc-per-node=1", "-m", "suite.execute"]
-    assert warm([sys.executable, "-m", "suite"], {}) == [sys.executable, "-m", "suite"]
+    real = [sys.executable, "-m", TORCHRUN, "--nproc-per-node=1", "-m", "suite.execute"]
+    assert warm(["torchrun", "suite"], {}) == ["torchrun", "suite"]
     for value, identity in [("1", "x"), ("1", "y"), ("2", "x"), ("1", "x"), ("3", "x"), ("4", "x"), ("1", "x")]:
         command = warm(real, {"A": value, LAUNCH_VARIABLE: identity})
-        assert command[4:] == [value, *real[3:]]
+        assert command[4:] == [value, *real[2:]]
     assert started == ["1", "2", "3", "4"]
     assert ended == ["2"]

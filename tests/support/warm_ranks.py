@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -20,29 +21,34 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SUITE_LAUNCH"
 OWN = {MARK, "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS"}  # what differs between launches of one server
 MARK_BYTES = 200
-TORCHRUN = ["-m", "torch.distributed.run"]
+TORCHRUN = "torch.distributed.run"
 MOST_SERVERS = 3  # of one process, each with the environment of some launches, and 0.2 GB
-PRELOADED = ("torch.distributed.run", "suite.execute.__main__", "tests.end_to_end.layouts.worker")
+PRELOADED = (
+    "torch.distributed.run",
+    "suite.execute.__main__",
+    "suite.execute.dry_run.rank",
+    "tests.end_to_end.layouts.worker",
+)
 
 
 def warm(command: list[str], environment: Mapping[str, str]) -> list[str]:
-    """A command that does what `command`, a torchrun of Python modules, does in this environment."""
-    if command[:3] != [sys.executable, *TORCHRUN] or sys.platform != "linux":
+    """A command that does in this environment what `command` does: a Python module, or torchrun of one."""
+    if command[:2] != [sys.executable, "-m"] or sys.platform != "linux":
         return command
     shared = tuple(sorted((name, value) for name, value in environment.items() if name not in OWN))
     server = _SERVERS.pop(shared, None) or _started(shared)
     _SERVERS[shared] = server  # the last one used stands last
     while len(_SERVERS) > MOST_SERVERS:
         _end(_SERVERS.pop(next(iter(_SERVERS))))
-    return [sys.executable, "-I", "-S", __file__, server.socket, *command[3:]]
+    return [sys.executable, "-I", "-S", __file__, server.socket, *command[2:]]
 
 
 class Server(NamedTuple):
@@ -86,7 +92,7 @@ def ask(path: str, arguments: list[str]) -> int:
     request = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect("\0" + path)
-        socket.send_fds(connection, [len(request).to_bytes(8)], [1, 2])
+        socket.send_fds(connection, [len(request).to_bytes(8)], [0, 1, 2])
         connection.sendall(request)
         return (connection.recv(1) or b"\1")[0]  # nothing from a launch that was killed
 
@@ -125,27 +131,35 @@ def _reap(*_: object) -> None:
 def _launch(connection: socket.socket, mark: int) -> None:
     _end_with_parent()
     os.setsid()
-    header, outputs, _, _ = socket.recv_fds(connection, 8, 2)
+    header, files, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as stream:
-        arguments, environment, directory = json.loads(stream.read(int.from_bytes(header)))
-    for number, output in enumerate(outputs, start=1):
-        os.dup2(output, number)
-        os.close(output)
-    identity = environment[MARK].encode()
+        (module, *arguments), environment, directory = json.loads(stream.read(int.from_bytes(header)))
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO ends this process when the client has ended
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    identity = environment.get(MARK, "").encode()
     assert len(identity) <= MARK_BYTES
     ctypes.memmove(mark, identity.ljust(MARK_BYTES, b"\0"), MARK_BYTES)
     _replace_environment(environment)
     os.chdir(directory)
+    if module == TORCHRUN:
+        _take_forks(arguments)
+    code = _run(module, arguments)
+    connection.sendall(bytes([code & 255]))
+    os._exit(code)
+
+
+def _take_forks(arguments: list[str]) -> None:
+    """Have torchrun take its ranks from forks."""
     ranks = int(next(word for word in arguments if word.startswith("--nproc-per-node=")).partition("=")[2])
     forks = [Fork() for _ in range(ranks)]
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     SubprocessHandler._popen = lambda _, command, variables: forks.pop(0).begin(command, variables)
-    sys.argv = ["torchrun", *arguments]
-    code = _ended(lambda: sys.modules["torch.distributed.run"].main(arguments))
-    connection.sendall(bytes([code & 255]))
-    os._exit(code)
 
 
 class Fork:
@@ -196,17 +210,16 @@ def _become_rank(command: list[str], environment: dict[str, str]) -> None:
     _, unbuffered, dash_m, module, *arguments = command
     assert (unbuffered, dash_m) == ("-u", "-m")
     _replace_environment(environment)
+    os._exit(_run(module, arguments))
+
+
+def _run(module: str, arguments: list[str]) -> int:
+    """Runs the module as `python -m` does; returns the exit code that a Python process would have."""
     sys.argv = [module, *arguments]
-    for name in (module, f"{module}.__main__"):  # it runs as __main__ once more
-        if name in PRELOADED:
-            del sys.modules[name]
-    os._exit(_ended(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)))
-
-
-def _ended(run: Callable[[], Any]) -> int:
-    """Runs it; returns the exit code that a Python process would have."""
+    is_package = hasattr(sys.modules.get(module), "__path__")
+    sys.modules.pop(f"{module}.__main__" if is_package else module, None)  # it runs as __main__ once more
     try:
-        run()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

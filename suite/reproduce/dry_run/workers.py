@@ -58,18 +58,25 @@ def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[A
 
 
 def _worker(job: Path, log: TextIO) -> subprocess.Popen[str]:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    needed = {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "suite.execute.dry_run", str(job)],
+        _command(job),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env=os.environ | needed,
+        env=_environment(),
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
         preexec_fn=die_with_parent,
     )
+
+
+def _command(job: Path) -> list[str]:
+    return [sys.executable, "-m", "suite.execute.dry_run", str(job)]
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
 
 
 def _converse(

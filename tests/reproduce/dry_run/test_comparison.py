@@ -19,7 +19,7 @@ from suite.reproduce.dry_run.comparison import CountedClass, DryRun, compared, d
 from suite.reproduce.dry_run.plan import DryPlan, dry_plan
 from suite.reproduce.dry_run.rank_classes import RankClass
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 
 PEAK = 0.005
 MINIS = ("bloom-mini", "codegeex-mini", "glm-mini", "gpt-neox-mini", "gpt2-mini", "mt-nlg-mini", "opt-mini")

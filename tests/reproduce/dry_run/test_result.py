@@ -13,7 +13,7 @@ from suite.reproduce.dry_run.comparison import dry_run
 from suite.reproduce.dry_run.plan import dry_plan
 from suite.reproduce.dry_run.result import DIRECTORY, DryRunResult, result_of, store
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 
 
 def test_a_result_reads_as_it_was_stored_and_has_the_peak_of_the_whole_step(tmp_path: Path) -> None:
