@@ -197,8 +197,6 @@ def without_triton_kernel(architecture: Architecture) -> list[str]:
     """What an architecture has that no Triton kernel computes, in words."""
     normed = architecture.query_key_norm is not QueryKeyNorm.NONE
     lacking = {
-        "latent attention": architecture.key_value_rank is not None,
-        "a mixture of experts": architecture.experts is not None,
         "norms without gain": not architecture.norm_gain,
         "norms of queries and keys that do not rotate": normed and architecture.rotary_dim is None,
         "a bias of the head": architecture.head_bias,

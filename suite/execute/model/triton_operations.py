@@ -22,7 +22,7 @@ from kernels.rotary import rotary
 from kernels.swiglu import swiglu
 from reference_runs.run import Activation, Architecture, Mask, Position
 from suite.execute.model.loss import NOT_LEARNED
-from suite.execute.model.position import DealtPositions, alibi_slopes
+from suite.execute.model.position import DealtPositions, alibi_slopes, rotated
 from suite.execute.model.torch_operations import NormModule
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -105,6 +105,8 @@ class TritonOperations:
         return self._activation(expanded_BTF)
 
     def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
+        if q_BHTK.shape[-1] != k_BHTK.shape[-1]:  # latent attention's shared part of keys: the kernel knows one size
+            return rotated(q_BHTK, rotation_2TR), rotated(k_BHTK, rotation_2TR)
         return rotary(q_BHTK, k_BHTK, rotation_2TR)
 
     def attention_weights(self, scores_BHTS: Tensor, divisor: float, mask: Tensor) -> Tensor:

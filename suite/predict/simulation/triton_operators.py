@@ -116,9 +116,10 @@ class TritonOperators(Operators):
     def rotated_pair(
         self, q: Value, k: Value, turn: Value, *, elements: tuple[int, int], turned: tuple[int, int], turns: int
     ) -> tuple[Value, Value]:
-        """Queries and keys at once: keeps the fp32 cosines and sines."""
+        """Queries and keys at once: keeps the fp32 cosines and sines. Those of different sizes turn as PyTorch's."""
         assert turned <= elements
-        assert turns
+        if elements[0] * turned[1] != elements[1] * turned[0]:
+            return super().rotated_pair(q, k, turn, elements=elements, turned=turned, turns=turns)
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             return [self.block(size) for size in elements]

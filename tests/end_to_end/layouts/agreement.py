@@ -267,20 +267,31 @@ def gradient_bound(executed: Executed) -> float:
         sqrt(2 L (e / pi + 1 / (T F)))
     is different, with the error e of the forward pass.
 
-    In 16 bit tensor-parallel ranks round hidden states otherwise, so that some tokens choose another expert. Of E
-    normal scores, the C largest chosen, E phi(z) e / sqrt(2 pi) pass z, which C / E are above: a share c of that over C
-    of the rows has other experts, and sqrt(2 L c) of the norm is different.
+    In 16 bit tensor-parallel ranks round hidden states otherwise: `of_other_choices`.
     """
     job, a = executed.job, executed.job.architecture
     bound = relative_error(job, passes=2)
-    if a.experts is not None and job.layout.tensor_parallel > 1 and job.recipe.precision is not Precision.FP32:
-        chosen, normal = a.experts_per_token or 0, statistics.NormalDist()
-        passing = a.experts * normal.pdf(normal.inv_cdf(chosen / a.experts)) * relative_error(job, passes=1)
-        bound += math.sqrt(2 * a.layers * passing / math.sqrt(2 * math.pi) / chosen)
+    if job.layout.tensor_parallel > 1:
+        bound += of_other_choices(job)
     if a.activation is Activation.RELU:
         turned = relative_error(job, passes=1) / math.pi + 1 / (tokens(job) * a.ffn_hidden)
         bound += math.sqrt(2 * a.layers * turned)
     return bound
+
+
+def of_other_choices(job: Job) -> float:
+    """The share of a gradient's norm that differs where hidden states that round otherwise choose other experts.
+
+    In 16 bit alone. Of E normal scores, the C largest chosen, E phi(z) e / sqrt(2 pi) pass z, which C / E are above: a
+    share c of that over C of the rows has other experts, and sqrt(2 L c) of the norm is different, with the error e of
+    the forward pass.
+    """
+    a = job.architecture
+    if a.experts is None or job.recipe.precision is Precision.FP32:
+        return 0.0
+    chosen, normal = a.experts_per_token or 0, statistics.NormalDist()
+    passing = a.experts * normal.pdf(normal.inv_cdf(chosen / a.experts)) * relative_error(job, passes=1)
+    return math.sqrt(2 * a.layers * passing / math.sqrt(2 * math.pi) / chosen)
 
 
 def relative_error(job: Job, *, passes: int) -> float:
