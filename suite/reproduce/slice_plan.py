@@ -278,7 +278,7 @@ def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shap
         (
             local.context_parallel != layout.context_parallel,
             f"whole sequences, which {layout.context_parallel} accelerators (cp) share: fused attention of parts of a "
-            "sequence is not executed",
+            "sequence is not executed on a GPU",
         ),
         (whole.dense_layers > 0, f"without the first {whole.dense_layers} layers, which have no experts"),
         (whole.top_query_layer, "the top-query layer is an ordinary one"),

@@ -138,11 +138,17 @@ _EXECUTED_LAYOUTS = (
 
 
 def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: str) -> None:
-    """Refuse a fused attention with dropout on a CPU, whose kernel has none: PyTorch would store the scores.
+    """Refuse a fused attention that PyTorch's kernels for a device do not compute.
+
+    On a CPU with dropout, as it would store the scores; on CUDA of parts of a sequence, whose masks are not plainly
+    causal: flash kernels take none.
 
     Raises:
         InputError: it is asked for.
     """
+    if layout.fused_attention and layout.context_parallel > 1 and device == "cuda":
+        what, got = "PyTorch's flash attention on CUDA takes no mask of dealt positions", f"cp{layout.context_parallel}"
+        raise InputError(what, got=got, allowed="cp1, unfused, or --device cpu", where=where)
     if layout.fused_attention and recipe.attention_dropout > 0 and device == "cpu":
         what, got = "fused attention drops nothing on a CPU", f"{recipe.attention_dropout} recipe.attention_dropout"
         raise InputError(what, got=got, allowed="0, unfused, or --device cuda", where=where)

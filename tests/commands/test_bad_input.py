@@ -551,7 +551,7 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
 @pytest.mark.parametrize(
     ("layout", "word"),
     {
-        "cp2,fused": "cp2 with fused attention and fused attention with ALiBi",
+        "cp2,fused": "fused attention with ALiBi",
         "sp": "sp with tp1",
         "dp2,sp": "sp with tp1",
         "pp2,zero2": "zero2 with pp2",

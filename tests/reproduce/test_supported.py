@@ -1,4 +1,4 @@
-"""What goes with copies of key-value heads, and what does not."""
+"""What goes with copies of key-value heads and with dealt positions, and what does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.job.options import Averaging
-from suite.reproduce.supported import check_averaging
+from suite.reproduce.supported import check_averaging, check_fused_attention
 from tests.support.strategies import BLOOM
 
 
@@ -28,3 +28,12 @@ def test_compression_by_rank_would_set_copies_apart(averaging: Averaging) -> Non
 @pytest.mark.parametrize("averaging", [Averaging.EXACT, Averaging.FP16, Averaging.BF16])
 def test_rounding_by_element_keeps_them_equal(averaging: Averaging) -> None:
     check_averaging(averaging, workload(2), "cuda")
+
+
+def test_fused_attention_of_dealt_positions_is_refused_on_a_gpu() -> None:
+    recipe = msgspec.structs.replace(BLOOM.recipe, attention_dropout=0.0)
+    layout = Layout(context_parallel=2, fused_attention=True)
+    check_fused_attention(recipe, layout, "cpu", "")
+    check_fused_attention(recipe, msgspec.structs.replace(layout, context_parallel=1), "cuda", "")
+    with pytest.raises(InputError, match=r"takes no mask of dealt positions; got cp2"):
+        check_fused_attention(recipe, layout, "cuda", "")

@@ -25,7 +25,7 @@ class Context(nn.Module):
 
     Args:
         fused: one causal kernel that stores no scores. PyTorch chooses which. Flash kernels know one head size, so that
-            narrower keys or values are padded with zeros.
+            narrower keys or values are padded with zeros. Queries of a part of the positions come with a mask.
 
     Attributes:
         recompute: whether the backward pass computes it again.
@@ -53,15 +53,23 @@ class Context(nn.Module):
         context: Tensor = context_BHTK.transpose(1, 2).flatten(2)
         return context
 
-    def _fused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, _mask: Tensor) -> Tensor:
+    def _fused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         probability = self.dropout if self.training else 0.0
+        mask_TS = mask.squeeze(0) if mask.numel() else None
         if self.grouped:
             q_BHTK = q_BHTK.flatten(1, 2)
         if self.pads:
             q_BHTK, k_BHSK, v_BHSK = self._padded(q_BHTK), self._padded(k_BHSK), self._padded(v_BHSK)
         scale = 1 / self.divisor
         out_BHTK = scaled_dot_product_attention(
-            q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True, scale=scale, enable_gqa=self.grouped
+            q_BHTK,
+            k_BHSK,
+            v_BHSK,
+            attn_mask=mask_TS,
+            dropout_p=probability,
+            is_causal=mask_TS is None,
+            scale=scale,
+            enable_gqa=self.grouped,
         )
         return out_BHTK if self.value_head_dim is None else out_BHTK[..., : self.value_head_dim]
 

@@ -166,7 +166,7 @@ class Decoder(nn.Module):
         Args:
             length: of whole sequences.
         """
-        if self.fused_attention:
+        if self.fused_attention and dealt is None:
             mask = torch.empty(0, device=device)
         else:
             mask = self.operations.mask(

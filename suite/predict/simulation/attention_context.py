@@ -31,15 +31,16 @@ class AttentionContext:
         contiguous = self.sizes.heads == 1 or (fused and not copied and not rotates)
         return context if contiguous else self.operators.copied(context, elements=self.sizes.context)
 
-    def _fused(self, q: Value, k: Value, v: Value, _bias: Value, *, copies: bool) -> Value:
+    def _fused(self, q: Value, k: Value, v: Value, bias: Value, *, copies: bool) -> Value:
         operators, sizes, size = self.operators, self.sizes, self.architecture.fused_head_dim
         if copies:
             q = operators.copied(q, elements=sizes.queries)
-        queries, keys = (sizes.tokens * heads * size for heads in (sizes.heads, sizes.kv_heads))
+        queries = sizes.tokens * sizes.heads * size
+        keys = sizes.samples * sizes.keys_length * sizes.kv_heads * size
         q = operators.padded(q, elements=sizes.queries, padded=queries)
-        k = operators.padded(k, elements=sizes.keys, padded=keys)
-        v = operators.padded(v, elements=sizes.values, padded=keys)
-        out = operators.attention(q, k, v, queries=queries, keys=keys, sizes=(*sizes.batched, size))
+        k = operators.padded(k, elements=sizes.seen_keys, padded=keys)
+        v = operators.padded(v, elements=sizes.seen_values, padded=keys)
+        out = operators.attention(q, k, v, bias.block, queries=queries, keys=keys, sizes=(*sizes.batched, size))
         return operators.narrowed(out, elements=sizes.context, padded=queries)
 
     def _unfused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:

@@ -208,16 +208,18 @@ class AttentionOperators(OperatorBase):
         self._host_forward(CONTEXT)
         return Value(self._product(queries, scores, values), node)
 
-    def attention(self, q: Value, k: Value, v: Value, *, queries: int, keys: int, sizes: tuple[int, int, int]) -> Value:
-        """Fused attention: keeps queries, keys, values, its output, an fp32 log-sum-exp a row of scores, and on a GPU
-        the random generator's seed and offset.
+    def attention(
+        self, q: Value, k: Value, v: Value, mask: MemoryBlock, *, queries: int, keys: int, sizes: tuple[int, int, int]
+    ) -> Value:
+        """Fused attention: keeps queries, keys, values, mask, its output, an fp32 log-sum-exp a row of scores, and on a
+        GPU the random generator's seed and offset.
 
         Backward: the three gradients; on a GPU the sum of the queries' gradients, and a product a row, in fp32. What a
         CPU's kernel holds of the scores in passing is left out: a few blocks for each of its threads, at most 1.6 MB.
         Source: aten/src/ATen/native/cpu/FlashSdpaBackend.cpp; `attention_workspace_bytes`.
         """
         tape = self.tape
-        rows = sizes[0] * sizes[1]
+        rows = queries // sizes[2]
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("attention", *sizes, variant="backward")
@@ -232,4 +234,5 @@ class AttentionOperators(OperatorBase):
         self._host_forward(FUSED_ATTENTION)
         out, logarithms = self.block(queries), tape.block(FP32 * rows)
         generator = [tape.block(size) for size in GENERATOR_BYTES[self._sdpa_backend]] if self._cuda else []
-        return Value(out, tape.record([q, k, v], [q.block, k.block, v.block, out, logarithms, *generator], rule))
+        kept = [q.block, k.block, v.block, mask, out, logarithms, *generator]
+        return Value(out, tape.record([q, k, v], kept, rule))

@@ -184,7 +184,7 @@ class Chunk:
 
     def _mask(self, batch: BatchBlocks) -> Value:
         """What attention is given of its mask: Triton's kernel the slopes or the positions that are seen."""
-        if self.layout.fused_attention:
+        if self.layout.fused_attention and self.layout.context_parallel == 1:
             return Value(self.tape.block(0))
         if self.triton is None:
             return self.inputs.score_bias()

@@ -40,7 +40,6 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         ),
         LayoutLimit(f"cp{contexts} with a prefix mask", splits and architecture.mask is Mask.PREFIX),
         LayoutLimit(f"cp{contexts} with a mask of documents", splits and architecture.mask is Mask.DOCUMENTS),
-        LayoutLimit(f"cp{contexts} with fused attention", splits and fused),
         LayoutLimit(f"cp{contexts} with a top-query layer", splits and architecture.top_query_layer),
         LayoutLimit(
             f"sp with tp{layout.tensor_parallel}, cp{contexts} and {architecture.sequence} positions",

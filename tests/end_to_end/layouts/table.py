@@ -75,6 +75,8 @@ LAYOUTS = (
     "pp2,pipedream-2bw,recompute-selective",
     "cp2",
     "cp2,recompute-selective",
+    "cp2,fused",
+    "cp2,zero3,fused,recompute-selective",
     "cp2,zero1,recompute-full,every3",
     "cp2,zero3",
     "ep2",
