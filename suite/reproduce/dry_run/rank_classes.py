@@ -71,6 +71,7 @@ def executed_micro_batches(workload: Workload, each: RankClass) -> tuple[int, ..
         1f1b             2 w - 1 in a stage with w = p - s in flight: PyTorch holds the output that its first w passes
                          send last, until passes forward end. After w - 1 further ones this is more than it would have.
         interleaved      2 p: rounds of p
+        dualpipev        2 p + 2: with fewer the last pairs begin before as much is in flight as later
         other schedules  p + 1
 
     Where another rank is alike, its second step serves both.
@@ -81,7 +82,7 @@ def executed_micro_batches(workload: Workload, each: RankClass) -> tuple[int, ..
 
     def least(stage: int) -> int:
         if in_turns:
-            return 2 * stages
+            return 2 * stages + 2 * (layout.schedule is Schedule.DUALPIPEV)
         return max(2 * (stages - stage) - 1 if layout.schedule is Schedule.ONE_F_ONE_B else stages + 1, 3)
 
     if whole <= least(0) + step:
