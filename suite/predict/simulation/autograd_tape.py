@@ -118,8 +118,15 @@ class _Kept:
             frame.count += len(blocks)
 
     def read(self) -> list[MemoryBlock]:
-        """The blocks, which this goes on to keep; what was computed again it does not."""
-        return list(self._blocks) if self._frame is None else self.taken()
+        """The blocks, which this goes on to keep: of what was computed again, what that was computed from.
+
+        Source: torch/utils/checkpoint.py, _checkpoint_hook: nodes have its unpack_hook, and that the frame.
+        """
+        if (frame := self._frame) is None:
+            return list(self._blocks)
+        blocks = self.taken()
+        self._frame = frame
+        return blocks
 
     def taken(self) -> list[MemoryBlock]:
         """The blocks, which this keeps no longer."""

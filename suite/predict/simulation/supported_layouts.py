@@ -90,8 +90,8 @@ def _of_halves(workload: Workload) -> list[LayoutLimit]:
     architecture, recipe, layout = workload
     replicas = f"{layout.state_ranks} ranks with the same weights and no zero1,reduce-scatter"
     others = {
-        # of a layer each of these passes computes everything again; of attention's core, more memory is held than known
-        f"recompute-{layout.recomputation}": layout.recomputation is not Recomputation.NONE,
+        # each of these passes computes everything of a layer again; attention's core has no weights
+        f"recompute-{layout.recomputation}": layout.recomputation not in (Recomputation.NONE, Recomputation.SELECTIVE),
         # the router's weights and an expert's inputs are found through each other: products are computed twice
         "experts": architecture.experts is not None,
         f"{recipe.product_format} products": recipe.product_format.casts,

@@ -68,6 +68,7 @@ LAYOUTS = (
     "pp2,1f1b,fused,recompute-selective",
     "pp2,zero-bubble",
     "pp2,zero-bubble,interleave2",
+    "pp2,zero-bubble,recompute-selective",
     "pp2,zbv",
     "pp2,dualpipev",
     "pp2,pipedream",

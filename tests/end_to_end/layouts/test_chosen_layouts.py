@@ -25,6 +25,8 @@ RARE = [
     Case("llama2-mini", "fp32", "cp2,zero3"),
     Case("bloom-mini", "fp32", "cp2,recompute-selective"),
     Case("gpt2-mini", "16bit", "pp2,zero-bubble,interleave2"),
+    Case("gpt2-mini", "fp32", "pp2,zero-bubble,recompute-selective"),
+    Case("opt-mini", "16bit", "pp2,zero-bubble,recompute-selective"),
     Case("llama2-mini", "16bit", "tp2,pp2,zero-bubble,sp"),
     Case("gpt-neox-mini", "fp32", "pp4,zero-bubble"),
     Case("llama3-mini", "16bit", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),

@@ -76,6 +76,37 @@ def test_a_backward_pass_in_halves_gives_what_a_whole_one_gives_and_keeps_what_t
     assert allocator.held == (1 + length) * size
 
 
+@given(st.integers(1, 20), st.integers(1, 100))
+def test_until_the_second_half_a_checkpoint_keeps_what_it_computed_again_from(length: int, size: int) -> None:
+    allocator = Allocator()
+    tape = Tape(allocator, generator_bytes=7)
+    of_inputs: list[MemoryBlock] = []
+    of_weights: list[MemoryBlock] = []
+    leaf = ParameterLeaf(of_inputs.append, is_weight=False)
+    weight = Value(tape.block(0), ParameterLeaf(of_weights.append))
+
+    def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+        return [tape.block(size) if wanted else None for wanted in (tape.of_inputs, tape.of_weights)]
+
+    def weighted(x: Value) -> Value:
+        node = tape.record([x, weight], [x.block], rule)
+        return Value(tape.block(size), node)
+
+    def through(x: Value) -> Value:
+        for _ in range(length):
+            x = doubled(tape, x, size)
+        return x
+
+    out = weighted(tape.checkpoint(through, [weighted(Value(tape.block(size), leaf))]))
+    half = tape.backward_to(leaf, out, tape.block(size))
+    del out
+    # of both operators with weights the input, and the gradient of the output; the checkpoint's input and generator
+    assert allocator.held == size * (2 + 2 + 1 + len(of_inputs)) + 7
+    tape.backward_to_weights(half)
+    assert [block.bytes for block in (*of_inputs, *of_weights)] == [size] * 3
+    assert allocator.held == 3 * size
+
+
 @given(st.integers(2, 20), st.integers(1, 100))
 def test_a_checkpoint_keeps_its_input_alone_and_computes_again_what_it_needs(length: int, size: int) -> None:
     calls: list[int] = []

@@ -50,6 +50,9 @@ CHOICE = (
 MORE = (
     ("llama3-mini", "dp2,pp2,zero-bubble,zero1,reduce-scatter"),
     ("opt-mini", "dp1,pp2,interleave2,zero-bubble,recompute-none,zero0"),
+    ("gpt2-mini", "dp1,pp2,zero-bubble,recompute-selective,zero1,micro1"),
+    ("llama2-mini", "dp1,pp2,dualpipev,recompute-selective,zero0,micro1"),
+    ("opt-mini", "dp1,pp2,zbv,recompute-selective,zero0,micro1"),
     ("llama3-mini", "dp2,pp2,zbv,zero1,reduce-scatter,micro1"),
     ("opt-mini", "dp1,tp2,pp2,zbv,recompute-none,zero0,micro1"),
     ("glm-mini", "dp2,zero1"),
