@@ -134,11 +134,19 @@ class FlopConvention(enum.StrEnum):
 _BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share")
 
 
+class Moments(enum.StrEnum):
+    """Dtype of the optimizer's two moments."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the model was trained. Batch sizes count samples (sequences); warm-up and decay count samples too.
 
     Args:
         product_format: of the layers' matrix products; state stays what `precision` says.
+        moments: of the optimizer, whatever `precision` says of the rest of its state.
         gmask_share: of the samples of blank infilling that are no instructions, those with one [MASK] for all the rest.
         mask_share: of the text of the others, the part in spans, each after a [MASK].
         mean_span: of the Poisson distribution of the spans' lengths.
@@ -154,6 +162,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens: Tokens
     precision: Precision
     product_format: ProductFormat = ProductFormat.NONE
+    moments: Moments = Moments.FP32
     optimizer: Optimizer
     beta1: Fraction
     beta2: Fraction

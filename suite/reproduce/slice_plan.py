@@ -14,7 +14,7 @@ from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, layout_text, parse_layout
 from reference_runs.placement import coordinates, head_stage, stage_chunk_layers
-from reference_runs.run import Architecture, ProductFormat, ReferenceRun, Workload
+from reference_runs.run import Architecture, Moments, ProductFormat, ReferenceRun, Workload
 from suite.job.corpus import Corpus
 from suite.job.options import KernelChoice
 from suite.job.slice import SUFFIX, Slice, SliceStage
@@ -263,6 +263,7 @@ def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
         with_loss_scale(in_whole_batches(run.recipe)),
         global_batch=local.replicas * shape.micro_batch,
         product_format=products,
+        moments=Moments.FP32,
     )
     return Workload(architecture, recipe, local)
 
@@ -286,6 +287,7 @@ def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shap
             recipe.product_format is not run.recipe.product_format,
             f"products in {recipe.precision.value}, recorded {run.recipe.product_format.value}",
         ),
+        (run.recipe.moments is not recipe.moments, f"moments in fp32, recorded {run.recipe.moments.value}"),
         (layout.zero_stage >= 2, "weights are whole, not gathered for each pass"),
         (
             optimizer_shards(layout) > optimizer_shards(local),

@@ -14,6 +14,7 @@ from reference_runs.run import (
     Architecture,
     Balancing,
     Mask,
+    Moments,
     Norm,
     Objective,
     Position,
@@ -95,7 +96,9 @@ def _of_the_products(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
     executed = (ProductFormat.NONE, ProductFormat.FP8_CURRENT)
     got = f"{product_format.value} recipe.product_format"
     with_experts = a.experts is not None and product_format is ProductFormat.FP8_CURRENT
+    moments = f"{recipe.moments.value} recipe.moments"
     return (
+        _Limit(recipe.moments is not Moments.FP32, "moments of the optimizer in that dtype", moments, "fp32"),
         _Limit(product_format not in executed, "products in that format", got, ", ".join(executed)),
         _Limit(with_experts, "experts with products in a format of their own", got, ProductFormat.NONE.value),
     )

@@ -1,4 +1,4 @@
-"""What goes with copies of key-value heads and with dealt positions, and what does not."""
+"""What goes with copies of key-value heads and with dealt positions, and what does not; moments are predicted only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.run import Workload
+from reference_runs.run import Moments, Workload
 from suite.job.options import Averaging
-from suite.reproduce.supported import check_averaging, check_fused_attention
+from suite.reproduce.supported import check_averaging, check_executable, check_fused_attention
 from tests.support.strategies import BLOOM
 
 
@@ -37,3 +37,12 @@ def test_fused_attention_of_dealt_positions_is_refused_on_a_gpu() -> None:
     check_fused_attention(recipe, msgspec.structs.replace(layout, context_parallel=1), "cuda", "")
     with pytest.raises(InputError, match=r"takes no mask of dealt positions; got cp2"):
         check_fused_attention(recipe, layout, "cuda", "")
+
+
+def test_moments_in_16_bit_are_refused_by_name() -> None:
+    check_executable(BLOOM.architecture, BLOOM.recipe, "run.toml")
+    narrow = msgspec.structs.replace(BLOOM.recipe, moments=Moments.BF16)
+    with pytest.raises(
+        InputError, match=r"moments of the optimizer in that dtype; got bf16 recipe.moments, allowed: fp32"
+    ):
+        check_executable(BLOOM.architecture, narrow, "run.toml")

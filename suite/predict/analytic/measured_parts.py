@@ -107,7 +107,9 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
         tuple(part(kind, LAYER, layer) for kind, layer in kinds),
         part(first, EMBEDDING, layer),
         part(first, HEAD, layer),
-        machine.update_passes * update_element_bytes(recipe.precision) / machine.achievable_memory_bytes_per_second,
+        machine.update_passes
+        * update_element_bytes(recipe.precision, recipe.moments)
+        / machine.achievable_memory_bytes_per_second,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.run import Precision, Recipe
+from reference_runs.run import Moments, Precision, Recipe
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import RankParameters
 
@@ -19,7 +19,7 @@ class StateBytes(NamedTuple):
     Args:
         gradients: between backward pass and update, accumulated over micro-batches.
         gradient_copy: the optimizer's fp32 copy of the gradients.
-        moments: first and second moment in fp32.
+        moments: first and second moment, in fp32 where nothing else is said.
     """
 
     weights: float
@@ -41,11 +41,17 @@ BYTES_PER_PARAMETER = {
     Precision.FP16_GRADIENT_COPY: StateBytes(2, 2, 4, 4, 8),
     Precision.FP16_NO_MASTER: StateBytes(2, 2, 0, 0, 8),
 }
+MOMENT_BYTES = {Moments.FP32: 8, Moments.BF16: 4}  # a parameter, both moments
 WEIGHT_ELEMENT_BYTES = {precision: int(each.weights) for precision, each in BYTES_PER_PARAMETER.items()}
 
 
 def state_bytes(
-    parameters: float, precision: Precision, *, gradients: float | None = None, optimizer: float | None = None
+    parameters: float,
+    precision: Precision,
+    *,
+    gradients: float | None = None,
+    optimizer: float | None = None,
+    moments: Moments = Moments.FP32,
 ) -> StateBytes:
     """Bytes of weights, gradients and optimizer state of `parameters` parameters, by `BYTES_PER_PARAMETER`.
 
@@ -54,12 +60,14 @@ def state_bytes(
     Args:
         gradients: parameters whose gradients this rank keeps; None: all of them.
         optimizer: parameters whose moments, master weights and gradient copy it keeps; None: all of them.
+        moments: their dtype; 4 bytes a parameter for both in bf16.
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 (16 = 2 + 2 + 12); the docstring of `Precision` for
     the others; BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (fp32 gradients, unsharded).
     Differs from the often quoted 16 by 2 in bf16, whose gradients are accumulated in fp32.
     """
-    weight, gradient, copy, master, moment = BYTES_PER_PARAMETER[precision]
+    weight, gradient, copy, master, _ = BYTES_PER_PARAMETER[precision]
+    moment = MOMENT_BYTES[moments]
     own = parameters if optimizer is None else optimizer
     kept = parameters if gradients is None else gradients
     return StateBytes(weight * parameters, gradient * kept, copy * own, master * own, moment * own)

@@ -6,12 +6,12 @@ and writes the input's gradient.
 
 from __future__ import annotations
 
-from reference_runs.run import Position, Precision, QueryKeyNorm, Residual, Workload
+from reference_runs.run import Moments, Position, Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.experts import expert_operator_bytes
 from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import compressed_width
-from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, MOMENT_BYTES, WEIGHT_ELEMENT_BYTES
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
 RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
@@ -114,14 +114,14 @@ def loss_bytes(workload: Workload) -> int:
     return 2 * w * hidden_elements(workload) + w * logits // layout.tensor_parallel
 
 
-def update_element_bytes(precision: Precision) -> float:
+def update_element_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
     """Least bytes that one parameter's update by Adam moves, gradient clipping included.
 
     g + c      making the optimizer's fp32 copy of the gradient, where there is one
     2 g'       reading the gradient (or its copy) for its norm, and again for the update
     2 v        reading and writing the weight that is updated: the master weight where there is one
     w          writing the 16-bit weight next to a master weight
-    2 * 8      reading and writing both moments
+    2 * 8      reading and writing both moments; 2 * 4 in bf16
 
     32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights.
     Source: counted here from the bytes a parameter of each precision.
@@ -130,4 +130,4 @@ def update_element_bytes(precision: Precision) -> float:
     gradient = state.gradient_copy if state.gradient_copy else state.gradients
     copied = state.gradients + state.gradient_copy if state.gradient_copy else 0
     weight = 2 * state.master_weights + state.weights if state.master_weights else 2 * state.weights
-    return copied + 2 * gradient + weight + 2 * state.moments
+    return copied + 2 * gradient + weight + 2 * MOMENT_BYTES[moments]

@@ -253,7 +253,10 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
         ),
         tied_embedding_seconds=seconds["embedding"],
-        optimizer_seconds=machine.update_passes * update_element_bytes(recipe.precision) / bandwidth * updated,
+        optimizer_seconds=machine.update_passes
+        * update_element_bytes(recipe.precision, recipe.moments)
+        / bandwidth
+        * updated,
         launch_seconds=micro_batches * micro_batch.launch_seconds,
         accumulation_seconds=micro_batches * added,
         overhead_seconds=machine.step_overhead_seconds + 0.0 * added,

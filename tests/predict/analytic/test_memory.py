@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment, usual_virtual_stages
-from reference_runs.run import Architecture, Precision, Recipe, Workload
+from reference_runs.run import Architecture, Moments, Precision, Recipe, Workload
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.activations import (
     activation_bytes,
@@ -529,6 +529,16 @@ def test_zero_saves_4_8_and_64_times_over_64_ranks() -> None:
     # worked example, printed to three decimals; its 4 and 8 are the limits
     assert savings == pytest.approx([3.821, 7.211, 64], abs=5e-4)
     assert [zero_saving(Precision.FP16, zero_stage=stage, ranks=10**12) for stage in (1, 2)] == pytest.approx([4, 8])
+
+
+@given(precision=st.sampled_from(Precision), parameters=st.integers(0, 10**12), shards=st.integers(1, 4096))
+def test_moments_in_16_bit_take_half_and_nothing_else_less(precision: Precision, parameters: int, shards: int) -> None:
+    share = -(-parameters // shards)
+    wide, narrow = (state_bytes(parameters, precision, optimizer=share, moments=moments) for moments in Moments)
+    assert wide == state_bytes(parameters, precision, optimizer=share)
+    elements = torch.empty(1, dtype=torch.bfloat16).element_size()
+    assert narrow.moments == 2 * elements * share
+    assert narrow._replace(moments=wide.moments) == wide
 
 
 def test_worked_examples_of_state() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Position, Precision, QueryKeyNorm, Recipe, Residual, Workload
+from reference_runs.run import Architecture, Moments, Position, Precision, QueryKeyNorm, Recipe, Residual, Workload
 from suite.predict.analytic.memory_bound_operators import (
     embedding_bytes,
     layer_operator_bytes,
@@ -132,6 +132,9 @@ UPDATES: dict[Precision, tuple[Iterable[int], Iterable[int]]] = {
 def test_an_update_reads_and_writes_each_value_once(precision: Precision) -> None:
     read, written = UPDATES[precision]
     assert update_element_bytes(precision) == sum(read) + sum(written)
+    # the two moments come last on both sides: 2 in place of 4 bytes each
+    narrow = [(*sizes[:-2], 2, 2) for sizes in map(tuple, UPDATES[precision])]
+    assert update_element_bytes(precision, Moments.BF16) == sum(map(sum, narrow))
 
 
 def test_blooms_softmax_moves_0_94_gb_a_layer_and_its_norms_and_sums_1_17_gb() -> None:
