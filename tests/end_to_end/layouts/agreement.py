@@ -267,11 +267,11 @@ def gradient_bound(executed: Executed) -> float:
         sqrt(2 L (e / pi + 1 / (T F)))
     is different, with the error e of the forward pass.
 
-    In 16 bit tensor-parallel ranks round hidden states otherwise: `of_other_choices`.
+    In 16 bit tensor-parallel ranks and fused attention round hidden states otherwise: `of_other_choices`.
     """
     job, a = executed.job, executed.job.architecture
     bound = relative_error(job, passes=2)
-    if job.layout.tensor_parallel > 1:
+    if job.layout.tensor_parallel > 1 or job.layout.fused_attention:
         bound += of_other_choices(job)
     if a.activation is Activation.RELU:
         turned = relative_error(job, passes=1) / math.pi + 1 / (tokens(job) * a.ffn_hidden)

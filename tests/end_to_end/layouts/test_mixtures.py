@@ -103,7 +103,7 @@ RARE = [
     Case("mixtral", "fp32", "ep2,cp2,tp2,sp"),
     Case("mixtral", "fp32", "ep2,cp2,pp2,1f1b"),
     Case("deepseek", "fp32", "cp2,fused"),
-    Case("mixtral", "16bit", "ep2,cp2,fused,recompute-selective"),
+    Case("mixtral", "fp32", "ep2,cp2,fused,recompute-selective"),
     Case("few-places", "fp32", "cp2"),
     Case("capacity", "fp32", "cp2,recompute-full"),
     Case("capacity", "fp32", "ep2,cp2,zero1"),
