@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.job.slice import Slice, SlicePart, SliceTimes
+from suite.job.slice import Slice, SlicePart, SliceStage, SliceTimes
 
 COLUMNS = ("part", "median", "spread", "repetitions")
 
@@ -12,7 +12,8 @@ def slice_words(of: Slice) -> str:
     ends = {"embedding": of.stage.has_embedding, "head": of.stage.has_head}
     layers = "1 layer" if of.layers == 1 else f"{of.layers} layers"
     parts = ", ".join([layers, *(name for name, is_here in ends.items() if is_here)])
-    stage = "the only stage" if of.layout.pipeline_stages == 1 else f"the {of.stage.value} stage"
+    only = of.stage is SliceStage.ONLY and of.layout.pipeline_stages > 1
+    stage = "the first stage" if only else f"the {of.stage.value} stage"
     split = f", tensor-parallel share 1/{of.layout.tensor_parallel}" if of.layout.tensor_parallel > 1 else ""
     return f"{parts} of {stage} of {of.run}{split}"
 

@@ -14,6 +14,7 @@ from suite.job.slice import SliceStage
 from suite.predict.analytic.memory import optimizer_shards
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.simulation.state import executed_state
+from suite.report.slice import slice_words
 from suite.reproduce import slice_memory
 from suite.reproduce.plan import Plan
 from suite.reproduce.request import Request
@@ -108,6 +109,19 @@ def test_a_smaller_slice_says_what_it_changed() -> None:
 )
 def test_what_is_not_executed_as_recorded_is_said(name: str, words: str) -> None:
     assert any(words in change for change in plan(name, layers=1).changes)
+
+
+def test_the_first_stage_of_a_v_has_embedding_and_head_and_the_last_one_neither() -> None:
+    layout = "dp8,tp4,pp6,zbv,zero1"
+    stages = [plan("bloom-176b", stage=number, layout=layout, layers=1).slice for number in ("0", "last", "5", None)]
+    assert [of and of.stage for of in stages] == [
+        SliceStage.ONLY,
+        SliceStage.ONLY,
+        SliceStage.MIDDLE,
+        SliceStage.MIDDLE,
+    ]
+    assert stages[0] is not None
+    assert slice_words(stages[0]).startswith("1 layer, embedding, head of the first stage of bloom-176b")
 
 
 @pytest.mark.parametrize(

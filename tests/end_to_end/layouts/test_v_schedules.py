@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 
 import pytest
+import torch
 
 from tests.end_to_end.layouts.agreement import disagreements
 from tests.end_to_end.layouts.execution import Executions
@@ -24,6 +25,7 @@ RARE = [
     Case("llama3-mini", "16bit", "cp2,pp2,dualpipev,zero1,reduce-scatter"),
     Case("mt-nlg-mini", "16bit", "pp2,zbv"),
 ]
+BIT_BY_BIT = [Case("llama2-mini", "fp32", layout) for layout in ("pp2,zero-bubble", "pp2,zbv", "pp2,dualpipev")]
 ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.rare) for case in RARE)]
 
 
@@ -31,3 +33,13 @@ ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.rare) for case in RARE)]
 def test_a_v_computes_what_one_process_does_at_the_predicted_cost(case: Case, executed: Executions) -> None:
     found = disagreements(executed(case), executed(case.single))
     assert found == [], "\n".join(found)
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("case", BIT_BY_BIT, ids=operator.attrgetter("name"))
+def test_gradients_are_those_of_one_process_to_the_last_bit(case: Case, executed: Executions) -> None:
+    """Where no table is read twice: every pass adds to a gradient in the order of the micro-batches."""
+    wanted = executed(case.single).gradients[0]
+    found = {name: part for own in executed(case).gradients for name, (part, _) in own.items()}
+    assert found.keys() == wanted.keys()
+    assert [name for name, part in found.items() if not torch.equal(part, wanted[name][0])] == []
