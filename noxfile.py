@@ -376,6 +376,13 @@ def architecture(session: nox.Session) -> None:
 
 
 @nox.session
+def exported(session: nox.Session) -> None:
+    """Look up every name that `plan --export` writes in the published releases, which are downloaded and only read."""
+    install(session)
+    session.run("python", ".ci/exported_names.py", env={"PYTHONPATH": "."})
+
+
+@nox.session
 def overhead(session: nox.Session) -> None:
     """Say what the suite adds to a step of a bare PyTorch loop, in time and memory: nox -s overhead -- bloom-mini"""
     install(session, "execute")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +13,14 @@ from reference_runs.layout import layout_text, named_fields
 from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
+from suite.commands.pictures import check_picture
+from suite.commands.planned_export import check_alone, print_export
 from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan, question_of
 from suite.predict.recorded_run.figures import Prices
+from suite.report.export.formats import export_format
 from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
 from suite.report.terminal.tables import console, print_folded
 
@@ -47,12 +51,24 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     with_failures: Annotated[
         bool, typer.Option("--goodput", help="The expected days with failures, checkpoints and restarts too.")
     ] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            help="Print the first layout for other software: torchrun, slurm, megatron, nemo, torchtitan or deepspeed."
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(readable=False, help="FILE.png: time against number of accelerators and cost.")
+    ] = None,
     json: JsonLines = False,
 ) -> None:
     """Search the layouts of a training: the fastest that fit, what they cost, what binds them and what would help.
 
     Examples: python -m suite plan bloom-176b; python -m suite plan llama3.1-405b --gpus 16384 --stack pytorch;
-    python -m suite plan gpt-neox-20b --on h100-sxm --gpus 64 --network 3200 --tokens 1e12 --price 2.5 --numbers
+    python -m suite plan gpt-neox-20b --on h100-sxm --gpus 64 --network 3200 --tokens 1e12 --price 2.5 --numbers;
+    python -m suite plan llama3.1-405b --gpus 16384 --export megatron
+
+    With --export, layouts are searched as that software executes them, unless --stack says otherwise.
 
     Exit codes: 0 planned; 1 no layout fits; 2 bad input, or a limit of days or budget that no layout meets.
     """
@@ -74,19 +90,29 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     )
     if budget is not None and price is None:
         raise InputError("needs the price of an accelerator hour", allowed="--price too", where="--budget")
+    check_alone(export, {"--json": json, "--numbers": numbers, "--picture": picture, "--goodput": with_failures})
+    check_picture(picture, "--picture")
+    chosen = None if export is None else export_format(export)
     described = planned_run(run)
     fixed = named_fields(fix, where="--fix") if fix else {}
     ranks = gpus if gpus is not None else own_ranks(described)
-    machine = machine_of(described, on, ranks, network, stack)
+    machine = machine_of(described, on, ranks, network, stack or (chosen.stack if chosen else None))
     question = question_of(described, machine, ranks=ranks, fixed=fixed, global_batch=batch)
     prices = Prices(price, energy_price, pue)
     amount = described.recipe.tokens if tokens is None else int(tokens)
     assert machine.uncertainty is not None
     planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=top)
     limited = days is not None or budget is not None
-    others = other_numbers(question, tokens=amount, prices=prices) if numbers or limited else []
+    others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
     if planned.best:
         _check_limits(planned.best[0], others, ranks, days=days, budget=budget)
+    if chosen is not None:
+        print_export(run, chosen, planned, stack=machine.stack.name, batch=batch)
+        raise typer.Exit(exit_codes.PASS if planned.best else exit_codes.FAIL)
+    if picture is not None:
+        from suite.report.plots.plan import draw_numbers
+
+        draw_numbers(picture, f"{run} on {machine.accelerator.name}", others, asked=ranks)
     told = Failures(failures, checkpoint_seconds, restart_seconds)
     asked = with_failures or any(value is not None for value in told)
     expected = _goodput(told, described, planned) if planned.best and asked else None

@@ -1,0 +1,50 @@
+"""What `plan --export` prints: the first layout of a plan, as other software takes it."""
+
+from __future__ import annotations
+
+import sys
+
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text
+from reference_runs.run import Workload
+from suite.predict.plan.plan import TrainingPlan
+from suite.report.export.formats import ExportFormat
+from suite.report.export.job import ExportedJob
+from suite.report.terminal.plan import print_plan
+from suite.report.terminal.tables import console, print_folded
+
+
+def check_alone(export: str | None, others: dict[str, object]) -> None:
+    """Refuse an export beside options that print or draw something else.
+
+    Raises:
+        InputError: one is given.
+    """
+    given = [option for option, value in others.items() if value]
+    if export is not None and given:
+        raise InputError("prints a script and nothing else", got=", ".join(given), allowed="neither", where="--export")
+
+
+def print_export(name: str, chosen: ExportFormat, planned: TrainingPlan, *, stack: str, batch: int | None) -> None:
+    """Print the script on stdout, and on stderr which layout it has; where none fits, that alone.
+
+    Args:
+        batch: samples of a step that were asked for in place of the run's own.
+
+    Raises:
+        InputError: the format has no place for something of the training.
+    """
+    out, question = console(stderr=True), planned.question
+    if not planned.best:
+        print_plan(out, planned)
+        return
+    layout = planned.best[0].found.layout
+    workload = Workload(question.architecture, question.recipe, layout)
+    node = question.machine.accelerators_per_node
+    job = ExportedJob(name, workload, node, stack, tokens=planned.tokens, global_batch=batch)
+    text = chosen.text(job)
+    fitting = f"first of {planned.result.fitting:,} layouts that fit, as {stack} executes them"
+    print_folded(out, f"{fitting}: {layout_text(layout, complete=True)}")
+    if chosen.note is not None:
+        print_folded(out, chosen.note(job))
+    sys.stdout.write(text)

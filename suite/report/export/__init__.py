@@ -1,0 +1,1 @@
+"""A planned training as the launch script or configuration of other software; one module a format."""

@@ -1,0 +1,95 @@
+"""What is exported: a training in one layout; and the refusal of what a format has no place for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from reference_runs.catalog import accumulation
+from reference_runs.errors import InputError
+from reference_runs.incomplete import missing_keys
+from reference_runs.layout import layout_text
+from reference_runs.run import Workload
+
+_RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
+
+
+class ExportedJob(NamedTuple):
+    """A training in one layout.
+
+    Args:
+        name: a recorded run, or a run file ending in .toml.
+        accelerators_per_node: of the machine that it was planned for.
+        stack: software that the plan is of, by its name in reference_runs/stacks.toml.
+        tokens: trained on.
+        global_batch: samples that were asked for in place of the run's own.
+    """
+
+    name: str
+    workload: Workload
+    accelerators_per_node: int
+    stack: str
+    tokens: int
+    global_batch: int | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a rank and step."""
+        return accumulation(self.workload.recipe, self.workload.layout)
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Processes of a node; all nodes have as many.
+
+        Raises:
+            InputError: they cannot.
+        """
+        ranks, node = self.workload.layout.ranks, self.accelerators_per_node
+        if ranks > node and ranks % node:
+            raise InputError("nodes are whole", got=ranks, allowed=f"a multiple of {node}", where="--gpus")
+        return min(ranks, node)
+
+    @property
+    def nodes(self) -> int:
+        """Hosts of the job."""
+        return self.workload.layout.ranks // self.ranks_of_node
+
+    @property
+    def title(self) -> str:
+        """The run and all of its layout, in words."""
+        return f"{self.name}: {layout_text(self.workload.layout, complete=True)}"
+
+    def recorded(self, key: str) -> object:
+        """A value of the recipe; None where a run file leaves it out."""
+        return None if key in missing_keys(self.workload.recipe) else getattr(self.workload.recipe, key)
+
+    @property
+    def samples(self) -> int:
+        """Of the whole training."""
+        return self.tokens // self.workload.architecture.sequence
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training, in whole batches."""
+        return -(-self.samples // self.workload.recipe.global_batch)
+
+    @property
+    def ramp_up(self) -> tuple[int, int, int] | None:
+        """First batch, increment and samples until the whole batch; None: batches are whole from the beginning."""
+        found = [self.recorded(key) for key in _RAMP_UP]
+        start, increment, samples = (value if isinstance(value, int) else 0 for value in found)
+        return (start, increment, samples) if start else None
+
+
+def refuse(software: str, reasons: Iterable[tuple[bool, str]]) -> None:
+    """Refuse what the software has no place for.
+
+    Args:
+        reasons: whether it applies, and what there is no place for.
+
+    Raises:
+        InputError: any does; the line names all of them.
+    """
+    found = [words for wrong, words in reasons if wrong]
+    if found:
+        raise InputError(f"{software} has no place for {', '.join(found)}", where="--export")

@@ -1,0 +1,52 @@
+"""A training as a batch script of Slurm, which starts torchrun with the software of the plan on every node."""
+
+from __future__ import annotations
+
+import re
+
+from reference_runs.errors import InputError
+from suite.report.export.deepspeed import deepspeed, deepspeed_note
+from suite.report.export.job import ExportedJob
+from suite.report.export.megatron import megatron_script
+from suite.report.export.torchtitan import torchtitan
+
+RENDEZVOUS = ("--rdzv-backend c10d", '--rdzv-endpoint "$HEAD:29500"', '--rdzv-id "$SLURM_JOB_ID"')
+
+
+def slurm(job: ExportedJob) -> str:
+    """The script: nodes and accelerators, the rendezvous on the first node, and a torchrun on each.
+
+    Megatron's stacks start pretrain_gpt.py, `pytorch` torchtitan, those of DeepSpeed a script that is to be filled in.
+
+    Raises:
+        InputError: no script is known of the stack, or it has no place for something of the training.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", job.name.rpartition("/")[2].removesuffix(".toml"))
+    head = f"""\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={job.nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={job.ranks_of_node}
+#SBATCH --exclusive
+# To fill in, as the cluster needs it: #SBATCH --account, --partition, --time
+set -euo pipefail
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+"""
+    torchrun = (f"--nnodes {job.nodes}", f"--nproc-per-node {job.ranks_of_node}", *RENDEZVOUS)
+    started = " ".join(torchrun)
+    if job.stack.startswith("megatron-") and job.stack != "megatron-deepspeed":
+        return head + megatron_script(job, torchrun, prefix="srun ")
+    if job.stack == "pytorch":
+        return head + _with_file(torchtitan(job), "toml", f"{started} -m torchtitan.train --job.config_file")
+    if "deepspeed" in job.stack:
+        words = f"# {job.title}\n# {deepspeed_note(job)}\nSCRIPT=/path/to/train.py  # to fill in\n"
+        return head + words + _with_file(deepspeed(job), "json", f'{started} "$SCRIPT" --deepspeed --deepspeed_config')
+    allowed = "--stack megatron-core, pytorch or megatron-deepspeed"
+    raise InputError("no script is known of this software", got=job.stack, allowed=allowed, where="--export")
+
+
+def _with_file(text: str, ending: str, options: str) -> str:
+    """Lines that write a configuration where all nodes see it, and start torchrun with it."""
+    file = f"$SLURM_SUBMIT_DIR/job-$SLURM_JOB_ID.{ending}"
+    return f'cat > "{file}" <<\'END\'\n{text}END\nsrun torchrun {options} "{file}"\n'

@@ -1,0 +1,79 @@
+"""`plan --export` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from reference_runs.layout import Layout, parse_layout
+from suite.__main__ import main
+from tests.support.short_run_files import short_run_file
+
+GPT2 = ("gpt2-124m", "--on", "a100-sxm-40gb", "--gpus", "4")
+
+
+def test_stdout_has_the_script_alone_and_its_layout_is_the_first_of_the_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["plan", *GPT2, "--stack", "pytorch", "--fix", "dp2,tp2,micro2"]
+    assert main([*asked, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["best"][0]["layout"]
+    assert main([*asked, "--export", "torchrun"]) == 0
+    printed = capsys.readouterr()
+    (line,) = printed.out.splitlines()
+    words = shlex.split(line)
+    assert words[:7] == ["python", "-m", "suite", "reproduce", "gpt2-124m", "--mini", "--ranks"]
+    assert words[words.index("--layout") + 1] == first
+    assert parse_layout(first, base=Layout()).ranks == int(words[7]) == 4
+    assert first in "".join(printed.err.split())
+
+
+def test_a_run_file_is_exported_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A short file leaves the optimizer out, and so does the script."""
+    path = tmp_path / "short.toml"
+    short_run_file(path, recipe={"precision": "bf16"})
+    asked = ["plan", str(path), "--on", "h100-sxm", "--gpus", "8", "--batch", "32", "--tokens", "1e9"]
+    assert main([*asked, "--fix", "micro1", "--export", "deepspeed"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert (read["train_batch_size"], read["train_micro_batch_size_per_gpu"]) == (32, 1)
+    assert read["optimizer"] == {"type": "AdamW", "params": {}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bloom-176b", "--export", "megatron"], "has no place for a norm of embeddings, ALiBi"),
+        (
+            ["deepseek-v3", "--fix", "tp1,cp1,ep16", "--export", "nemo"],
+            "has no place for latent attention: llm.GPTConfig has none",
+        ),
+        (
+            ["gpt3-175b", "--fix", "tp8,cp1,zero3", "--export", "torchtitan"],
+            "torchtitan 0.2.2 has no place for this model's shape",
+        ),
+        ([*GPT2, "--export", "megatron", "--stack", "pytorch", "--fix", "pp2,zero-bubble"], "no place for zero-bubble"),
+        ([*GPT2, "--export", "deepspeed", "--fix", "pp2"], "pp2: pipeline stages, which its pipeline engine takes"),
+        ([*GPT2, "--export", "deepspeed", "--fix", "tp2,sp"], "DeepSpeed 0.19.8's JSON has no place for sp"),
+        ([*GPT2, "--export", "torchrun", "--fix", "pp4,micro1,interleave3"], "--export: "),
+        ([*GPT2, "--export", "slurm", "--stack", "llm-c"], "no script is known of this software"),
+        (["bloom-176b", "--export", "mgatron"], "did you mean megatron?"),
+        (["bloom-176b", "--export", "megatron", "--json"], "prints a script and nothing else; got --json"),
+    ],
+)
+def test_what_a_format_has_no_place_for_gets_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert words in line
+
+
+def test_where_nothing_fits_nothing_is_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt3-175b", "--on", "h100-sxm", "--gpus", "8", "--export", "megatron"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, "does not fit: the least is " in printed.err) == ("", True)
