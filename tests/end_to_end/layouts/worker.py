@@ -73,7 +73,8 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     peak = AllocatedPeak(device)
     training = parallelize(job, mesh=mesh, device=device)
     unflushed = training.without_flush
-    noted = Noted(training.optimizer, training.leaves if unflushed is None else unflushed.leaves, training.scattered)
+    stepped = training.optimizer if unflushed is None else unflushed.optimizer
+    noted = Noted(stepped, training.leaves if unflushed is None else unflushed.leaves, training.scattered)
     table = None if unflushed is None else unflushed.table
     noted_table = None
     if table is not None:  # its gradient is whole at a time of its own
@@ -81,6 +82,9 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
         table.optimizer = noted_table  # type: ignore[assignment]  # it has what the table uses
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
+    if unflushed is not None:
+        parts = dataclasses.replace(unflushed, optimizer=noted)  # type: ignore[arg-type]
+        noting = dataclasses.replace(training, without_flush=parts)
     reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)
     events.append(reported)
     hybrid = training.sharding.get_all_groups() if training.sharding else ()
