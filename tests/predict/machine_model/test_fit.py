@@ -198,7 +198,7 @@ def test_what_is_left_out_is_in_no_row_of_its_fit_and_each_row_is_left_out_once(
     recorded, rows = Recorded(), some_rows()
     monkeypatch.setattr(fitting, "fit", recorded)
     monkeypatch.setattr(fitting, "ProcessPoolExecutor", OneProcess)
-    scores = fitting.left_out_scores(MODEL, rows, {})
+    scores = fitting.left_out_scores(MODEL, rows, {}, peak_bytes={"some": 8.5})
     folds = [places_left_out(rows, kept) for _, kept in recorded.calls]
     tables = list(dict.fromkeys(each.row.table for each in rows))
     sizes = list(dict.fromkeys((each.row.architecture.layers, each.row.architecture.hidden) for each in rows))
