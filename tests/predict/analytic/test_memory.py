@@ -199,10 +199,10 @@ def ranks(draw: st.DrawFn) -> tuple[Architecture, Recipe, Layout, int]:
     stages = draw(st.integers(1, 5))
     assignment = draw(st.sampled_from(StageAssignment))
     architecture = draw(described_architectures(tensor_parallel=t))
-    # at least one slot a stage
-    architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, stages))
     schedule = draw(st.sampled_from(Schedule))
     virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
+    # at least one slot a stage, of a V one a chunk
+    architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, virtual * stages))
     if schedule is Schedule.ONE_F_ONE_B and stages > 1:
         virtual = draw(st.integers(1, 3))
     layout = Layout(
