@@ -71,7 +71,8 @@ class DryRank:
 
     def _phase(self) -> str:
         now = None if self._steps is None else self._steps.phases.now
-        if now is Part.BACKWARD and torch.is_grad_enabled():
+        within_pass = torch._C._current_graph_task_id() >= 0  # else PyTorch's schedule is between two passes
+        if now is Part.BACKWARD and within_pass and torch.is_grad_enabled():
             return AGAIN
         if now is None:  # the first pass, after which fully sharded weights keep their places
             return GATHERED if self.job.layout.fully_sharded else OTHER
