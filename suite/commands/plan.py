@@ -113,9 +113,9 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         from suite.report.plots.plan import draw_numbers
 
         draw_numbers(picture, f"{run} on {machine.accelerator.name}", others, asked=ranks)
-    told = Failures(failures, checkpoint_seconds, restart_seconds)
-    asked = with_failures or any(value is not None for value in told)
-    expected = _goodput(told, described, planned) if planned.best and asked else None
+    stated = Failures(failures, checkpoint_seconds, restart_seconds)
+    asked = with_failures or any(value is not None for value in stated)
+    expected = _goodput(stated, described, planned) if planned.best and asked else None
     if json:
         goodput_entry = {"goodput": None if expected is None else expected._asdict()}
         print_json(_entry(run, machine, planned, others if numbers else []) | goodput_entry)

@@ -149,7 +149,7 @@ def _figures(views: Sequence[View]) -> Any:
 
 
 def _exact(row: Row) -> dict[str, str]:
-    """The whole number behind what is printed, for whoever reads the page by a program."""
+    """The value in full, of which the page prints four digits, for programs that read the page."""
     return {"data-quantity": row.quantity, "data-value": repr(row.left)}
 
 
@@ -160,13 +160,13 @@ def _why(shown: View) -> list[Any]:
         quantity = Quantity(row.quantity)
         if quantity not in FUNCTIONS:
             continue
-        told = why(shown, quantity)
+        derived = why(shown, quantity)
         numbers = html.Table(
-            html.Tbody([html.Tr([html.Th(n, scope="row"), html.Td(v)]) for n, v in told.numbers.items()])
+            html.Tbody([html.Tr([html.Th(n, scope="row"), html.Td(v)]) for n, v in derived.numbers.items()])
         )
         said = f"{row.quantity} = {read(row.left, row.quantity)}"
-        formula = html.Pre(told.derivation)
-        code = html.P([html.Code(name) for name in told.functions], className="muted")
+        formula = html.Pre(derived.derivation)
+        code = html.P([html.Code(name) for name in derived.functions], className="muted")
         parts.append(html.Details([html.Summary(said), numbers, formula, code]))
     return parts
 

@@ -10,7 +10,7 @@ from suite.report.explore.why import FUNCTIONS, why
 @pytest.mark.parametrize("quantity", FUNCTIONS)
 def test_every_formula_has_its_derivation_and_its_numbers(quantity: Quantity) -> None:
     state = state_of_run("bloom-176b")
-    told = why(view(state, state.layout), quantity)
-    assert all(name.startswith("suite.predict.") for name in told.functions)
-    assert len(told.derivation) > 40
-    assert told.numbers
+    derived = why(view(state, state.layout), quantity)
+    assert all(name.startswith("suite.predict.") for name in derived.functions)
+    assert len(derived.derivation) > 40
+    assert derived.numbers
