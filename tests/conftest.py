@@ -39,8 +39,8 @@ def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that this process launches on CPUs, or runs dry, are forks of one that has imported what they need."""
     command, environment, dry = launcher._command, launcher._environment, workers._command
 
-    def warm_command(job: launcher.AnyJob, hosts: Hosts) -> list[str]:
-        real = command(job, hosts)
+    def warm_command(job: launcher.AnyJob, hosts: Hosts, identity: str) -> list[str]:
+        real = command(job, hosts, identity)
         return warm(real, environment(job, "", hosts)) if job.device == "cpu" else real
 
     monkeypatch.setattr(launcher, "_command", warm_command)

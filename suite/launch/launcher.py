@@ -27,8 +27,10 @@ from suite.job.events import (
     recording_path,
     stacks_path,
 )
+from suite.job.launch_nodes import LaunchNode, node_of, read_nodes
 from suite.job.probe_job import Probed, ProbeJob
 from suite.job.training_job import WARM_UP_STEPS, Job
+from suite.launch import slurm
 from suite.launch.flight_recorder import Diagnosis, Recording, decoded, diagnosed, named_ranks
 from suite.launch.interruption import check_interrupted, held
 from suite.launch.multi_host import Hosts
@@ -46,16 +48,18 @@ HANG_FACTOR = 10.0
 HANG_LEAST_SECONDS = 20.0
 EXIT_SECONDS = 20.0
 ANSWER_SECONDS = 3.0
+SCHEDULER_SECONDS = 15.0  # for srun to end its tasks
 
 
 class LaunchOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a launch ended, every rank's events, and the end of torchrun's log."""
+    """How a launch ended, every rank's events, the end of torchrun's log, and the nodes that a scheduler gave it."""
 
     status: Status
     message: str
     ranks_at_fault: list[int]
     events: list[list[Event]]
     log_tail: str
+    nodes: list[LaunchNode] = []
 
     @property
     def finished(self) -> list[Finished]:
@@ -130,7 +134,7 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
     try:
         with log_path.open("wb") as log, held():
             process = subprocess.Popen(
-                _command(job, hosts),
+                _command(job, hosts, identity),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -145,7 +149,11 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
         return _outcome(_Ending(Status.INTERRUPTED, "interrupted by the user"), ranks, log_path)
     finally:
         if process is not None:
+            if hosts.scheduled:
+                _end_scheduled(process, identity)
             end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
+    if hosts.scheduled:
+        return _scheduled_outcome(process, ranks, job, log_path, (faulty, message) if hung else None, on_event)
     if hung:
         if not faulty and collectives.missing:
             faulty, message = collectives.missing, f"{collectives.why}; {message}"
@@ -156,14 +164,63 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
     return _outcome(_failure(ranks, log_path, process.returncode), ranks, log_path)
 
 
-def _command(job: AnyJob, hosts: Hosts) -> list[str]:
+def _command(job: AnyJob, hosts: Hosts, identity: str = "") -> list[str]:
     kind = ["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []
     path = f"{job.directory}/job.json"
+    if hosts.scheduled:
+        start = slurm.srun(nodes=hosts.nodes, name=_job_name(identity), names=hosts.names, partition=hosts.partition)
+        task = [sys.executable, "-m", "suite.launch.node_task", str(hosts.ranks_of_node)]
+        return [*start, *task, *kind, path]
     if hosts.names:
         return [sys.executable, "-m", "suite.launch.multi_host", hosts.access.value, *kind, path, *hosts.names]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
     options = ["--max-restarts=0", f"--monitor-interval={POLL_SECONDS}", f"--log-dir={job.directory}/torchrun"]
     return [*torchrun, *options, "-m", "suite.execute", *kind, path]
+
+
+def _job_name(identity: str) -> str:
+    """The name of a launch's job in Slurm."""
+    return f"suite-{identity}"
+
+
+def _end_scheduled(process: subprocess.Popen[bytes], identity: str) -> None:
+    """End a scheduler's job: srun ends its tasks when it is asked to, and the controller whatever is left."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=SCHEDULER_SECONDS)
+        except subprocess.TimeoutExpired:
+            slurm.cancel(_job_name(identity))
+    elif process.returncode:
+        slurm.cancel(_job_name(identity))
+
+
+def _scheduled_outcome(
+    process: subprocess.Popen[bytes],
+    ranks: list[_Rank],
+    job: AnyJob,
+    log_path: Path,
+    hang: tuple[list[int], str] | None,
+    on_event: Callable[[int, Event], None],
+) -> LaunchOutcome:
+    """The outcome of a launch under Slurm, with its nodes: one that died during it is at fault, with its ranks."""
+    _drain(ranks, on_event)
+    nodes = read_nodes(job.directory)
+    ending = _Ending(Status.OK)
+    if hang is not None:
+        ending = _Ending(Status.HANG, hang[1], hang[0])
+    elif process.returncode or not all(rank.finished for rank in ranks):
+        ending = _failure(ranks, log_path, process.returncode)
+    if ending.status is not Status.OK and nodes:
+        log = log_path.read_text(encoding="utf-8", errors="replace")
+        dead = slurm.failed_nodes(log) or slurm.not_answering([node.name for node in nodes])
+        lost = [number for number in range(len(ranks)) if node_of(number, nodes) in dead]
+        if lost:
+            words = f"node {', '.join(dead)} died during the launch, with {named_ranks(lost)}; {ending.message}"
+            ending = _Ending(Status.CRASHED, words, lost)
+        elif where := list(dict.fromkeys(node_of(number, nodes) for number in ending.ranks_at_fault)):
+            ending = ending._replace(message=f"node {', '.join(where)}: {ending.message}")
+    return msgspec.structs.replace(_outcome(ending, ranks, log_path), nodes=nodes)
 
 
 def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:

@@ -39,18 +39,33 @@ class HostAccess(enum.StrEnum):
 
     NAMESPACE = "netns"
     SSH = "ssh"
+    SLURM = "slurm"
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """Where a launch has its ranks: one on each of these hosts; all here where there are none."""
+    """Where a launch has its ranks: one on each of these hosts; all here where there are none.
+
+    Args:
+        nodes: of Slurm, how many; it chooses them where `names` is empty.
+        ranks_of_node: of Slurm's nodes; other hosts have one.
+        partition: of Slurm; None: its default.
+    """
 
     access: HostAccess = HostAccess.NAMESPACE
     names: tuple[str, ...] = ()
+    nodes: int = 0
+    ranks_of_node: int = 1
+    partition: str | None = None
 
     @property
     def elsewhere(self) -> bool:
         """Whether the ranks' process numbers are those of other machines."""
-        return bool(self.names) and self.access is HostAccess.SSH
+        return self.scheduled or (bool(self.names) and self.access is HostAccess.SSH)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a scheduler starts the ranks."""
+        return self.access is HostAccess.SLURM
 
 
 def main() -> int:
@@ -89,12 +104,12 @@ def main() -> int:
                 process.wait()
 
 
-def torchrun(module: list[str], *, number: int, hosts: int, master: str) -> list[str]:
-    """The command that runs a module, with its arguments, as the one rank of host `number`."""
+def torchrun(module: list[str], *, number: int, hosts: int, master: str, ranks: int = 1, port: int = PORT) -> list[str]:
+    """The command that runs a module, with its arguments, as the ranks of host `number`: usually one."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
-        *(f"--nnodes={hosts}", f"--node-rank={number}", "--nproc-per-node=1", "--max-restarts=0"),
-        *(f"--master-addr={master}", f"--master-port={PORT}"),
+        *(f"--nnodes={hosts}", f"--node-rank={number}", f"--nproc-per-node={ranks}", "--max-restarts=0"),
+        *(f"--master-addr={master}", f"--master-port={port}"),
         *("-m", *module),
     ]
 

@@ -62,11 +62,11 @@ def hosts(count: int) -> Iterator[list[str]]:
         yield names
     finally:
         for name in [*names, switch]:
-            _kill(name)
+            end_all_in(name)
             _run("ip", "netns", "del", name, check=False)
 
 
-def _kill(name: str) -> None:
+def end_all_in(name: str) -> None:
     """End what runs in a namespace: ranks have sessions of their own, and outlive the torchrun that started them."""
     for pid in map(int, _run("ip", "netns", "pids", name, check=False).stdout.split()):
         with suppress(ProcessLookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -28,6 +29,7 @@ from suite.execute.training.pipeline_times import StepPasses
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPurpose
 from suite.job.events import ComputedRows, RoutedLayer, StepKind
+from suite.job.launch_nodes import INTERFACE_VARIABLE
 from suite.job.slice import SlicePart
 
 
@@ -112,7 +114,7 @@ class StepClocks:
         self.processors = SharedProcessors()
         self.speed = SpeedSampler(steps.device)
         self._steps = steps
-        self._interface = steps.job.interface
+        self._interface = steps.job.interface or os.environ.get(INTERFACE_VARIABLE)
         self._fastest = math.inf
         self._sent_before: int | None = None
         self._sent: int | None = None
