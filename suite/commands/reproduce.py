@@ -36,6 +36,7 @@ from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
 from suite.reproduce.store_times import FROM_OWN_STEPS
 
 NOT_PREDICTED = "a slice is measured, not predicted"
+NOT_HERE = "profiles are of one machine, and the ranks ran on a scheduler's nodes"
 
 
 class _Printing(NamedTuple):
@@ -127,7 +128,16 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         Path | None,
         typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where records and profiles are stored.")] = ROOT / "results",
+    engine: Annotated[str | None, typer.Option(help="slurm: ranks on the nodes of a scheduler; docs/slurm.md.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Of --engine: nodes, by default 1.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="Of --engine: processes on each, by default 1.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Of --engine: where its nodes are taken from.")] = None,
+    node_list: Annotated[
+        str | None, typer.Option("--on", help="Of --engine: these very nodes, as Slurm writes them: n[1-4].")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="Where records and profiles are stored; with --engine all nodes must see it.")
+    ] = ROOT / "results",
     may_calibrate: MayCalibrate = True,
     every_figure: Annotated[
         bool, typer.Option("--all", help="Print every figure with its reason, of each of several launches too.")
@@ -196,6 +206,11 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         seed=seed,
         corpus=corpus,
         trace=trace,
+        engine=engine,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        partition=partition,
+        node_list=node_list,
         results=results,
     )
     printing = _Printing(json, every_figure, console(stderr=True))
@@ -228,9 +243,11 @@ def _launched(
         profile, source = None, NOT_PREDICTED
         if planned.synchronisation is not None:
             source = FROM_OWN_STEPS
+        elif planned.scheduled is not None:
+            source = NOT_HERE
         elif planned.slice is None:
             profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
-        is_missing = profile is None and planned.synchronisation is None
+        is_missing = profile is None and planned.synchronisation is None and planned.scheduled is None
         if is_missing and may_calibrate and (launches > 1 or printing.json):  # else it is printed with the result
             print_folded(messages, source, "yellow")
         for _ in range(launches):

@@ -27,6 +27,7 @@ from suite.job.events import (
     Step,
     StoreWork,
 )
+from suite.job.launch_nodes import LaunchNode
 from suite.job.options import DEFAULT_OPTIONS
 from suite.job.pipeline_passes import PipelineTimes
 from suite.job.slice import SliceTimes
@@ -41,8 +42,8 @@ THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
 # what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
-# workers at a parameter store
-SCHEMA = "1.6"
+# workers at a parameter store; 1.7: the nodes that a scheduler gave a launch
+SCHEMA = "1.7"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
@@ -152,6 +153,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
         profile: that profile's file, or why there was none.
         others_share, steal_share: of the processors, what other processes, and other guests of the host, took while
             steps were timed; None where the system does not report them.
+        nodes: that a scheduler gave the launch.
     """
 
     schema: str
@@ -167,6 +169,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     profile: str = ""
     others_share: float | None = None
     steal_share: float | None = None
+    nodes: list[LaunchNode] = []
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

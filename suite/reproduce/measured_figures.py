@@ -11,6 +11,7 @@ from reference_runs.layout import Layout
 from suite.job.events import Finished, Step, StepKind
 from suite.job.slice import WITHIN_LAYERS
 from suite.job.training_job import Job
+from suite.launch.launcher import LaunchOutcome
 from suite.metrics.figures import (
     ACTIVATIONS,
     ALLOCATED,
@@ -20,6 +21,7 @@ from suite.metrics.figures import (
     StepTerm,
     with_maximum_over_ranks,
 )
+from suite.predict.executed_run.between_nodes import BETWEEN, payload_by_place
 from suite.reproduce.store_times import measured_rate
 
 
@@ -205,3 +207,19 @@ def _rank_figures(rank: int, report: Finished) -> list[Figure]:
     if report.interface_sent_bytes is not None:
         figures.append(Figure(quantity=Quantity.SENT_BYTES, value=report.interface_sent_bytes, rank=rank))
     return figures
+
+
+def with_places(figures: list[Figure], layout: Layout, outcome: LaunchOutcome) -> list[Figure]:
+    """The figures of a launch on a scheduler's nodes, with what left the nodes and what stayed inside, apart.
+
+    What left is the nodes' interfaces', each read by the node's first rank, and summed. Where ranks share an interface,
+    none has a share of its own.
+    """
+    nodes, finished = outcome.nodes, outcome.finished
+    placed = payload_by_place(figures, layout, nodes)
+    wires = [finished[node.first_rank].interface_sent_bytes for node in nodes]
+    if wires and None not in wires:
+        placed.append(Figure(Quantity.SENT_BYTES, sum(wire for wire in wires if wire is not None), term=BETWEEN))
+    if any(node.ranks > 1 for node in nodes):
+        figures = [figure for figure in figures if figure.quantity is not Quantity.SENT_BYTES]
+    return [*figures, *placed]

@@ -31,6 +31,7 @@ from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
 from suite.reproduce.request import Request
+from suite.reproduce.scheduled import Scheduled, scheduled
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,
@@ -59,6 +60,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         shares_devices: whether there are more ranks than GPUs.
         slice: of which recorded run it is a slice; None: it is a whole run.
         synchronisation, slow_ranks: of workers at a parameter store (see `Job`).
+        scheduled: nodes of a scheduler; None: none is asked.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slice: Slice | None = None
     synchronisation: Synchronisation | None = None
     slow_ranks: tuple[SlowRank, ...] = ()
+    scheduled: Scheduled | None = None
 
     @property
     def ranks(self) -> int:
@@ -134,6 +137,7 @@ def plan(request: Request) -> Plan:
             written, or more memory needed than a GPU has.
     """
     check_no_slice(request)
+    request, nodes = scheduled(request)
     averaging, exact_steps = checked_averaging(request)
     check_numbers(request, first=warm_up_steps(exact_steps))
     subject, device = _subject(request)
@@ -147,8 +151,9 @@ def plan(request: Request) -> Plan:
         recipe = msgspec.structs.replace(recipe, product_format=checked_products(request.products))
     workload = Workload(architecture, recipe, layout)
     _check_executable(request, subject, workload, device)
+    ranks_here = layout.ranks if nodes is None else nodes.ranks_of_node
     shares_devices, shared = checked_sharing(
-        request.share_devices, device, ranks=layout.ranks, devices=resolved_device(device)[1]
+        request.share_devices, device, ranks=ranks_here, devices=resolved_device(device)[1]
     )
     synchronisation, slow_ranks = checked_synchronisation(request, workload, averaging, shares_devices=shares_devices)
     check_averaging(averaging, workload, "cpu" if shares_devices else device)  # gloo's, not NCCL's
@@ -175,9 +180,10 @@ def plan(request: Request) -> Plan:
         shares_devices=shares_devices,
         synchronisation=synchronisation,
         slow_ranks=slow_ranks,
+        scheduled=nodes,
     )
     if device == "cuda" and (devices := cuda_device_list()):
-        ranks_of_device = math.ceil(layout.ranks / len(devices))  # more than one where they are shared
+        ranks_of_device = math.ceil(ranks_here / len(devices))  # more than one where they are shared
         smallest = min(each.memory_bytes for each in devices) // ranks_of_device
         where = "--layout" if request.layout else subject.name
         check_device_memory(workload, checked.step_options, kernels, memory_bytes=smallest, where=where)
@@ -305,6 +311,11 @@ def corpus_for(plan: Plan, path: Path | None) -> Corpus:
     )
 
 
+def _machines(plan: Plan) -> int:
+    """How many machines share the plan's ranks."""
+    return max(1, len(plan.host_names)) if plan.scheduled is None else plan.scheduled.nodes
+
+
 _OF_PLAN = shared_fields(Plan, Job, "trace", "interface")
 
 
@@ -315,7 +326,7 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         tokens_file=corpus.tokens_file,
         tokens=corpus.tokens,
         directory=scratch,
-        threads=max(1, usable_cores() // (plan.ranks // max(1, len(plan.host_names)))),
+        threads=max(1, usable_cores() // (plan.ranks // _machines(plan))),
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
         interface=plan.joined_by,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Status, Step
+from suite.job.launch_nodes import LaunchNode
 from suite.job.training_job import Job
 from suite.launch.launcher import LaunchOutcome, launch
 from suite.launch.multi_host import HostAccess, Hosts
@@ -26,14 +26,16 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure, last_loss
+from suite.predict.executed_run.between_nodes import payload_by_place, wire_bytes
 from suite.predict.executed_run.figures import countable, expected_figures, judged, memory_options
 from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
 from suite.predict.executed_run.routing import given_routing
 from suite.predict.executed_run.stage_plan import StagePlan, stage_plan
 from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
-from suite.reproduce.measured_figures import counted_figures
+from suite.reproduce.measured_figures import counted_figures, with_places
 from suite.reproduce.plan import Plan, job_for
+from suite.reproduce.scheduled import scratch as scratch_directory
 from suite.reproduce.step_time import (
     Residuals,
     at_cpu_speed,
@@ -63,6 +65,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
         steps: of rank 0.
         figures: what was measured.
         stages: of a pipeline, how layers were dealt and how they should be; None where that is not known.
+        nodes: that a scheduler gave it.
     """
 
     run: str
@@ -84,6 +87,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[Step] = []
     figures: list[Figure] = []
     stages: StagePlan | None = None
+    nodes: list[LaunchNode] = []
 
 
 class _Prediction(NamedTuple):
@@ -135,7 +139,7 @@ def reproduce(
     directory = store.records_directory(results, plan.name)
     identity = store.new_identity()
     predicted = _predicted(plan, profile, profile_source, sample_seconds)
-    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+    with scratch_directory(results, shared=plan.scheduled is not None) as scratch:
         job = job_for(plan, corpus, scratch)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         record = store.Opened(directory, begin_record(job, corpus, identity))
@@ -165,6 +169,8 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
         return _Figures([], [])
     steps = [[event for event in events if isinstance(event, Step)] for events in outcome.events]
     measured = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
+    if plan.scheduled is not None:
+        measured = with_places(measured, job.layout, outcome)
     times, profile = predicted.figures, predicted.profile
     if job.synchronisation is not None:
         times = store_times(job, outcome.finished, steps)
@@ -198,6 +204,9 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         stages = None if job.slice is not None else stage_plan(job.workload, passes)
         surroundings = LaunchSurroundings(usable_cores(), end.others_share, end.steal_share)
         expected = [*expected, *bubble_of_measured_passes(job, passes, surroundings)]
+        if plan.scheduled is not None and outcome.nodes:
+            places = (job.layout, outcome.nodes)
+            expected = [*expected, *payload_by_place(expected, *places), *wire_bytes(expected, *places)]
         rows = judged(expected, figures.times, figures.measured)
         verdict = overall(rows)
         if plan.learns and not loss_fell(losses):
@@ -224,13 +233,16 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         steps=steps,
         figures=figures.measured,
         stages=stages,
+        nodes=end.nodes,
     )
 
 
 @contextmanager
 def hosts_of(plan: Plan) -> Iterator[Hosts]:
     """The plan's hosts: those that it names, or namespaces that live as long as the launch."""
-    if plan.host_names:
+    if plan.scheduled is not None:
+        yield plan.scheduled.hosts
+    elif plan.host_names:
         yield Hosts(HostAccess.SSH, plan.host_names)
     elif plan.hosts > 1:
         with namespaces(plan.hosts) as names:
@@ -271,4 +283,5 @@ def _end(
         profile=profile,
         others_share=others_share,
         steal_share=steal_share,
+        nodes=outcome.nodes if outcome else [],
     )

@@ -18,6 +18,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         mini: the miniature of the run or run file that is named.
+        engine, nodes, ranks_per_node, partition, node_list: of a scheduler, see `suite.reproduce.scheduled`.
         slice, stage, layers, sequence, micro_batch, minutes: of a slice, which NAME-slice asks for too.
     """
 
@@ -47,4 +48,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     slow_rank: str | None = None
     corpus: Path | None = None
     trace: Path | None = None
+    engine: str | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    partition: str | None = None
+    node_list: str | None = None
     results: Path

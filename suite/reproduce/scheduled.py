@@ -1,0 +1,71 @@
+"""Ranks on the nodes of a scheduler: what is asked for, checked, and where the launch's scratch files lie."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.launch import slurm
+from suite.launch.multi_host import HostAccess, Hosts
+from suite.reproduce.request import Request
+
+ENGINES = (HostAccess.SLURM.value,)
+MOST_NODES = 100_000
+
+
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that a scheduler gives a launch, each with as many ranks; `names` empty: it chooses them."""
+
+    nodes: int
+    ranks_of_node: int = 1
+    names: tuple[str, ...] = ()
+    partition: str | None = None
+
+    @property
+    def hosts(self) -> Hosts:
+        """As the launcher wants them."""
+        return Hosts(HostAccess.SLURM, self.names, self.nodes, self.ranks_of_node, self.partition)
+
+
+def scheduled(request: Request) -> tuple[Request, Scheduled | None]:
+    """The request with its number of ranks, and the nodes that it asks for; None without an engine.
+
+    Raises:
+        InputError: an unknown engine, an engine that is not here, or numbers that contradict each other.
+    """
+    if request.engine is None:
+        for value, where in ((request.nodes, "--nodes"), (request.ranks_per_node, "--ranks-per-node")):
+            if value is not None:
+                raise InputError("nodes without an engine", got=value, allowed="with --engine slurm", where=where)
+        return request, None
+    if request.engine not in ENGINES:
+        raise InputError("unknown engine", got=repr(request.engine), allowed=", ".join(ENGINES), where="--engine")
+    nodes, ranks = request.nodes or 1, request.ranks_per_node or 1
+    if not 1 <= nodes <= MOST_NODES:
+        raise InputError("nodes", got=nodes, allowed=f"1 to {MOST_NODES}", where="--nodes")
+    if not ranks >= 1:
+        raise InputError("ranks of a node", got=ranks, allowed="1 or more", where="--ranks-per-node")
+    if request.ranks not in (None, nodes * ranks):
+        what = f"{nodes} nodes of {ranks} ranks are {nodes * ranks} ranks"
+        raise InputError(what, got=request.ranks, allowed=f"{nodes * ranks}, or leave it out", where="--ranks")
+    slurm.check_usable()
+    there = [node.name for node in slurm.cluster_nodes(request.partition, request.node_list)]
+    if len(there) < nodes:
+        raise InputError("nodes", got=nodes, allowed=f"at most {len(there)}, those of Slurm", where="--nodes")
+    names = tuple(slurm.expanded(request.node_list)) if request.node_list else ()
+    if names and len(names) != nodes:
+        raise InputError("nodes that are named", got=len(names), allowed=f"as many as --nodes, {nodes}", where="--on")
+    asked = Scheduled(nodes=nodes, ranks_of_node=ranks, names=names, partition=request.partition)
+    return msgspec.structs.replace(request, ranks=nodes * ranks), asked
+
+
+def scratch(results: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    """A directory for a launch's files; below the results directory where all nodes must see it."""
+    place = None
+    if shared:
+        place = (results / "scratch").resolve()
+        place.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="suite-", dir=place, ignore_cleanup_errors=True)
