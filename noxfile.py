@@ -418,6 +418,21 @@ def netlab(session: nox.Session) -> None:
 
 
 @nox.session
+def fleet(session: nox.Session) -> None:
+    """Judge many nodes, which Slurm gives: nox -s fleet -- accept --partition main --results /shared/results"""
+    install(session, "execute")
+    suite(session, "fleet", *session.posargs)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Run all that needs Slurm on a cluster of network namespaces; needs root, slurm-wlm and munge."""
+    install(session, "execute", "test")
+    files = sorted(str(path) for path in Path("tests/end_to_end/slurm").glob("*.py") if path.stem != "conftest")
+    session.run("python", "-m", "pytest", "-x", *(session.posargs or files))
+
+
+@nox.session
 def convergence(session: nox.Session) -> None:
     """Train with exact and with 1-bit Adam, three seeds each, and compare: nox -s convergence -- gpt2-mini"""
     install(session, "execute", "fit")
