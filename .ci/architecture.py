@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("suite", "reference_runs", "kernels", "benchmarks")
-ROOMS = 15
+ROOMS = 16
 MOST_FLOORS = 8
 MOST_ARROWS = 120
 MOST_LINES_OF_MODULE = 400

@@ -56,11 +56,12 @@ COMMANDS = {
     "results": ("suite.commands.results", "results_commands"),
     "regress": ("suite.commands.regress", "regress_command"),
     "accept": ("suite.commands.accept", "accept_command"),
+    "fleet": ("suite.commands.fleet", "fleet_commands"),
     "ladder": ("suite.commands.ladder", "ladder_command"),
     "report": ("suite.commands.report", "report_command"),
     "first-hour": ("suite.commands.first_hour", "first_hour_command"),
 }
-GROUPS = ("results",)  # whose function makes commands of their own
+GROUPS = ("results", "fleet")  # whose function makes commands of their own
 # Command -> options as they were called before -> as they are called
 OLD_OPTIONS = {"ladder": {"walk": "track", "break": "ablate", "twins": "leave-one-out", "no-twins": "no-leave-one-out"}}
 

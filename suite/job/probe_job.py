@@ -68,6 +68,8 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
         operation: "all-to-all"; empty for a message, and for an all-reduce.
         algorithm: of an all-reduce, "ring" or "nvls" (sums in the switch); empty where the library chose. One that it
             refused has 0 bytes, and `first` says so.
+        clock_offset: seconds by which the peer's wall clock is ahead, as the rank that begins sees it, give or take
+            `clock_uncertainty`; None to the other, and of a collective.
     """
 
     peer: int | None
@@ -78,6 +80,8 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
     time: float
     operation: str = ""
     algorithm: str = ""
+    clock_offset: float | None = None
+    clock_uncertainty: float | None = None
 
 
 class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):

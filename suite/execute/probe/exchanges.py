@@ -21,6 +21,7 @@ from suite.job.probe_job import Exchanged, ProbeJob
 
 MODULUS = 1021  # prime, and small enough that sums over 8,192 ranks are exact in fp32
 ALGORITHMS = {"ring": "Ring", "nvls": "NVLS"}  # of NCCL's all-reduce: our names, and those of NCCL_ALGO
+CLOCK_QUESTIONS = 20
 SUMMING_SWITCH = (9, 0)  # compute capability from which a GPU's switch can add (NVLS)
 Attempt = Callable[[int], tuple[float, Tensor, Tensor]]  # of a number: seconds, what was received, what was expected
 
@@ -89,8 +90,33 @@ def exchanged(
             dist.send(ours, peer)
         return (clock.now(device) - start) / 2, received, theirs
 
+    clocks = clock_offset(peer, control, begins=begins)
     done = _repeated(job.exchanges, exchange, lambda word: agree(word, sends=begins), seconds=seconds)
-    return Exchanged(peer=peer, bytes=4 * elements, time=time.time(), **done)
+    return Exchanged(peer=peer, bytes=4 * elements, time=time.time(), **done | clocks)
+
+
+def clock_offset(peer: int, control: dist.ProcessGroup, *, begins: bool) -> dict[str, Any]:
+    """By how much the peer's wall clock is ahead, of the quickest of several questions; nothing to who is asked.
+
+    An answer was read between its question and its arrival: in the middle, give or take half of that time.
+    Source: Cristian, Probabilistic clock synchronization, 1989.
+    """
+    best: dict[str, Any] = {}
+    for _ in range(CLOCK_QUESTIONS):
+        answer = torch.zeros(1, dtype=torch.float64)
+        asked = time.time()
+        if not begins:
+            dist.recv(answer, peer, group=control)
+            answer[0] = time.time()
+            dist.send(answer, peer, group=control)
+            continue
+        dist.send(answer, peer, group=control)
+        dist.recv(answer, peer, group=control)
+        arrived = time.time()
+        half = (arrived - asked) / 2
+        if not best or half < best["clock_uncertainty"]:
+            best = {"clock_offset": float(answer[0]) - asked - half, "clock_uncertainty": half}
+    return best
 
 
 def exchanged_with_all(job: ProbeJob, device: torch.device, control: dist.ProcessGroup) -> Exchanged:

@@ -1,0 +1,1 @@
+"""What starts something on other nodes: one module an engine."""

@@ -1,0 +1,185 @@
+"""Rows of the fleet's table, from answers and pairs that are made up."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from suite.acceptance.battery_record import BatteryEnd
+from suite.acceptance.battery_record import decode as decode_battery
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
+from suite.fleet.accept import better, group_sizes, reason
+from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
+from suite.fleet.judge import BAD, NodeFacts, battery_faults, failures_beside_siblings, rows
+from suite.fleet.pairs import pairings
+from suite.paths import RECORDED
+
+NAMES = ["n1", "n2", "n3", "n4"]
+FLEETS, NODES = 100, 8
+
+
+def battery(values: dict[str, float], findings: list[CheckFinding] = []) -> BatteryEnd:  # noqa: B006
+    made = [
+        CheckFinding(
+            check=int(key.split()[0]),
+            subject=key,
+            verdict=CheckVerdict.PASS,
+            measured=value,
+            compared_as=key.partition(" ")[2],
+        )
+        for key, value in values.items()
+    ]
+    return BatteryEnd(
+        kind="battery",
+        schema="8.0",
+        id="b",
+        node="x",
+        profile="quick",
+        finished=0.0,
+        seconds=1.0,
+        decision=Decision.ACCEPTED,
+        findings=[*made, *findings],
+        hashes={"hardware": "h"},
+    )
+
+
+def facts(code: int = 0, *batteries: BatteryEnd) -> NodeFacts:
+    answer = NodeAnswer(node="n", exit_code=code, started=0.0, finished=1.0, words="said")
+    return NodeFacts([answer], batteries)
+
+
+def pair(first: str, second: str, **fields: object) -> PairResult:
+    usual = {"bytes_per_second": 1e9, "clock_offset": 0.0, "products": [1e9, 1e9]}
+    return PairResult(first=first, second=second, status="ok", **(usual | fields))  # type: ignore[arg-type]
+
+
+def all_pairs(**by_node: dict[str, float]) -> list[PairResult]:
+    """A ring of four, with the faults of nodes: "link" a share, "clock" seconds ahead, "products" a share."""
+    results = []
+    for first, second in [names for of_round in pairings(NAMES) for names in of_round]:
+        own = [by_node.get(name, {}) for name in (first, second)]
+        link = min(each.get("link", 1.0) for each in own)
+        clock = own[1].get("clock", 0.0) - own[0].get("clock", 0.0)
+        products = [1e9 * each.get("products", 1.0) for each in own]
+        results.append(pair(first, second, bytes_per_second=1e9 * link, clock_offset=clock, products=products))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("node", "fault", "part"),
+    [
+        ("n1", {"products": 0.2}, "products (processor)"),
+        ("n2", {"link": 0.1}, "link of the node"),
+        ("n4", {"clock": -20.0}, "clock"),
+        ("n3", {"products": 0.2, "link": 0.3}, "products (processor)"),
+    ],
+)
+def test_a_fault_is_named_by_node_and_part_and_the_others_are_accepted(
+    node: str, fault: dict[str, float], part: str
+) -> None:
+    table, links = rows({name: facts() for name in NAMES}, all_pairs(**{node: fault}))
+    assert [(row.node, row.part) for row in table if row.verdict != "accepted"] == [(node, part)]
+    assert [row.verdict for row in table].count("rejected") == 1
+    assert links == []
+
+
+def test_one_bad_link_rejects_no_node_and_is_named() -> None:
+    results = [
+        msgspec.structs.replace(result, bytes_per_second=1e7) if result.names == ("n2", "n3") else result
+        for result in all_pairs()
+    ]
+    table, links = rows({name: facts() for name in NAMES}, results)
+    assert {row.verdict for row in table} == {"accepted"}
+    assert [link.partition(":")[0] for link in links] == ["n2-n3"]
+
+
+def test_exit_codes_and_silence_are_verdicts_of_their_own() -> None:
+    known = {
+        "good": facts(0),
+        "bad": facts(1),
+        "open": facts(3),
+        "crashed": facts(4),
+        "silent": NodeFacts(why_none="no answer within 60 s"),
+        "busy": NodeFacts(not_run="allocated"),
+    }
+    table, _ = rows(known, [])
+    assert {row.node: row.verdict for row in table} == {
+        "good": "accepted",
+        "bad": "rejected",
+        "open": "not decidable",
+        "crashed": "execution failed",
+        "silent": "no answer",
+        "busy": "not run",
+    }
+    assert [row.node for row in table if row.verdict in BAD] == ["bad", "crashed", "silent"]
+
+
+def test_a_figure_stands_out_only_where_two_batteries_say_so() -> None:
+    others = {name: facts(0, battery({"1 product": 1.0 + number / 100})) for number, name in enumerate(NAMES[1:])}
+    slow = battery({"1 product": 0.4})
+    once = {"n1": facts(0, slow, battery({"1 product": 1.0})), **others}
+    twice = {"n1": facts(0, slow, slow), **others}
+    assert failures_beside_siblings("n1", once, slow)
+    assert not list(battery_faults("n1", once))
+    (fault,) = battery_faults("n1", twice)
+    assert fault.part == "product"
+
+
+def test_the_part_leads_the_reason_which_is_short_and_ascii() -> None:
+    row = FleetRow(node="n1", verdict="rejected", part="clock Ω", evidence='20 s "ahead"\n' * 60)
+    words = reason(row)
+    assert words.startswith("suite: clock")
+    assert len(words) <= 200
+    assert words.isascii()
+    assert "\n" not in words
+
+
+def test_what_a_second_measurement_does_not_find_does_not_count() -> None:
+    first = pair("a", "b", bytes_per_second=1e7, clock_offset=3.0, products=[1e8, 1e9])
+    kept = better(first, pair("a", "b"))
+    assert (kept.bytes_per_second, kept.clock_offset, kept.products) == (1e9, 0.0, [1e9, 1e9])
+    assert better(first, pair("a", "b", wrong=2)).wrong == 2
+
+
+def test_groups_double_up_to_all_nodes() -> None:
+    assert [group_sizes(count) for count in (1, 2, 3, 4, 7)] == [[], [2], [2, 3], [2, 4], [2, 4, 7]]
+
+
+def recorded_values() -> dict[str, list[float]]:
+    """Values of the project's recorded batteries, which all judged a good node, by figure."""
+    values: dict[str, list[float]] = {}
+    for path in sorted(Path(RECORDED, "acceptance").glob("*.end.json")):
+        end = decode_battery(path.read_bytes(), BatteryEnd, str(path))
+        for finding in end.findings:
+            if finding.compared_as and finding.measured is not None:
+                values.setdefault(f"{finding.check} {finding.compared_as}", []).append(finding.measured)
+    return values
+
+
+def test_of_100_clean_fleets_at_most_one_drains_a_node() -> None:
+    """Nodes of recorded values, each with the spread of a shared machine's batteries (5 %), measured twice if need be.
+
+    A node of a fleet has a level of its own (2 %) beside the spread from battery to battery.
+    """
+    centres = {name: statistics.median(own) for name, own in recorded_values().items()}
+    assert len(centres) > 3
+    generator = random.Random(39)
+    drained = 0
+    for _ in range(FLEETS):
+        levels = [{name: generator.gauss(1, 0.02) for name in centres} for _ in range(NODES)]
+
+        def measured(node: int, levels: list[dict[str, float]] = levels) -> BatteryEnd:
+            own = levels[node]
+            return battery({key: own[key] * value * generator.gauss(1, 0.05) for key, value in centres.items()})
+
+        known = {f"n{node}": facts(0, measured(node)) for node in range(NODES)}
+        for node in range(NODES):
+            name = f"n{node}"
+            if failures_beside_siblings(name, known, known[name].batteries[0]):
+                known[name] = facts(0, known[name].batteries[0], measured(node))
+        drained += any(row.verdict in BAD for row in rows(known, [])[0])
+    assert drained <= 1
