@@ -85,8 +85,11 @@ class AsynchronousStage:
         self._updates += 1
         for number in range(self._first, self._rule.first(self._updates)):
             while self._begun < number + self._rule.in_flight:
-                self._forward(*next(given))
-            losses += self._backward(number)
+                with self._phases.phase(Part.PIPELINE):
+                    self._forward(*next(given))
+            with self._phases.phase(Part.PIPELINE):
+                losses += self._backward(number)
+            self._done(number)
         if not losses:
             return torch.zeros((), device=tokens[0].device)
         return torch.stack(losses).sum()
@@ -150,7 +153,6 @@ class AsynchronousStage:
         if x is not None and self._before is not None:
             upper = dataclasses.replace(self._rule, stage=self._rule.stage - 1)
             self._arriving = self._before.exchange(x.grad, receives=_joined(upper))
-        self._done(number)
         return [output.detach()] if self._after is None else []
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reference_runs.run import Recipe
+from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
 from suite.execute.parallel.asynchronous_pipeline import Versioned
 from suite.execute.parallel.local_parameter import LocalParameter
@@ -54,8 +55,8 @@ class TiedTable:
         work = dist.all_reduce(gradient, group=self._group, async_op=True)
         self._sums.append((gradient, work))
 
-    def update_after(self, micro_batch: int) -> Tensor | None:
-        """Update the table, if that is due after the backward pass of a micro-batch.
+    def update_after(self, micro_batch: int, phases: Phases) -> Tensor | None:
+        """Update the table, if that is due after the backward pass of a micro-batch; waiting is the pipeline's.
 
         Returns the squared norm of its gradient; None where nothing is due.
 
@@ -67,17 +68,19 @@ class TiedTable:
         if trained != rule.first(self._updates + 1):
             return None
         gradient, work = self._sums.popleft()
-        work.wait()
-        squared = squared_norm([gradient], device=gradient.device)
-        norm = math.sqrt(squared.item())
-        if not math.isfinite(norm):
-            raise NotFiniteError(f"the tied table's gradient norm is {norm} at step {self._updates}", at_fault=True)
-        self._updates += 1
-        self.versioned.weights.begin_update(oldest=rule.version(micro_batch + 1))
-        rate = learning_rate(self._recipe, trained * self._samples)
-        gathering, self.leaf.parameter.grad = self.leaf.parameter.grad, gradient
-        self.optimizer.step(rate, gradient_factor(self._recipe, norm))
-        self.leaf.parameter.grad = gathering
+        with phases.phase(Part.PIPELINE):
+            work.wait()
+        with phases.phase(Part.UPDATE):
+            squared = squared_norm([gradient], device=gradient.device)
+            norm = math.sqrt(squared.item())
+            if not math.isfinite(norm):
+                raise NotFiniteError(f"the tied table's gradient norm is {norm} at step {self._updates}", at_fault=True)
+            self._updates += 1
+            self.versioned.weights.begin_update(oldest=rule.version(micro_batch + 1))
+            rate = learning_rate(self._recipe, trained * self._samples)
+            gathering, self.leaf.parameter.grad = self.leaf.parameter.grad, gradient
+            self.optimizer.step(rate, gradient_factor(self._recipe, norm))
+            self.leaf.parameter.grad = gathering
         return squared
 
     def finish(self) -> None:

@@ -47,7 +47,7 @@ class AsynchronousSteps(Steps):
         self._given = 0
         self._reductions: deque[tuple[Tensor, dist.Work]] = deque()
         ahead = dataclasses.replace(self._rule, stage=0).in_flight - self._rule.in_flight + 1 if self._rule.stage else 0
-        self._unread = -(-ahead // self._rule.micro_batches)
+        self._unread = 1 + -(-ahead // self._rule.micro_batches)
 
     def forward_and_backward(self) -> Tensor:
         self._begin()
@@ -56,8 +56,7 @@ class AsynchronousSteps(Steps):
         self._given += number
         parts = {name: tensor.split(samples) for name, tensor in batch.arguments.items()}
         arguments = [{name: part[n] for name, part in parts.items()} for n in range(number)]
-        with self.phases.phase(Part.PIPELINE):
-            return self._stage.step(list(batch.tokens_BT.split(samples)), arguments)
+        return self._stage.step(list(batch.tokens_BT.split(samples)), arguments)
 
     @property
     def staleness(self) -> int | None:
@@ -65,40 +64,46 @@ class AsynchronousSteps(Steps):
 
     def _done(self, micro_batch: int) -> None:
         if self._parts.table is not None and self._rule.stage:
-            self._parts.table.update_after(micro_batch)
+            self._parts.table.update_after(micro_batch, self.phases)
 
     def update(self, loss: Tensor) -> list[StepOutcome]:
         with self.phases.phase(Part.UPDATE):
-            squared = squared_norm([leaf.gradient for leaf in self._parts.leaves], device=self.device)
-            if not math.isfinite(loss.item()):
-                raise NotFiniteError(f"loss is {loss.item()} at step {self.step}", at_fault=True)
-            norm = math.sqrt(squared.item())
-            if not math.isfinite(norm):
-                raise NotFiniteError(f"the stage's gradient norm is {norm} at step {self.step}", at_fault=True)
-            self._samples_trained += self._global_batch
-            next_micro_batch = self._rule.first(self.step + 1)
-            self._parts.own.weights.begin_update(oldest=self._rule.version(next_micro_batch))
-            rate = learning_rate(self.job.recipe, self._samples_trained)
-            self._parts.step(rate, gradient_factor(self.job.recipe, norm))
-            for leaf in self._parts.leaves:
-                leaf.parameter.grad = None
-            if self._parts.table is not None:
-                self._parts.table.begin_sum()
-                if self._rule.stage == 0:
-                    of_table = self._parts.table.update_after(next_micro_batch - 1)
-                    assert of_table is not None
-                    squared = squared + of_table
-            both = torch.stack([loss, squared])
-            work = dist.all_reduce(both, group=self._mesh.get_group(PIPELINE), async_op=True)
-            self._reductions.append((both, work))
-            self.step += 1
-            return self._outcomes(unread=self._unread)
+            squared = self._update_own(loss)
+        next_micro_batch = self._rule.first(self.step + 1)
+        if self._parts.table is not None:
+            self._parts.table.begin_sum()
+            if self._rule.stage == 0:
+                of_table = self._parts.table.update_after(next_micro_batch - 1, self.phases)
+                assert of_table is not None
+                squared = squared + of_table
+        both = torch.stack([loss, squared])
+        work = dist.all_reduce(both, group=self._mesh.get_group(PIPELINE), async_op=True)
+        self._reductions.append((both, work))
+        self.step += 1
+        return self._outcomes(unread=self._unread)
+
+    def _update_own(self, loss: Tensor) -> Tensor:
+        """Update what the stage alone has; return the squared norm of its gradient."""
+        squared = squared_norm([leaf.gradient for leaf in self._parts.leaves], device=self.device)
+        if not math.isfinite(loss.item()):
+            raise NotFiniteError(f"loss is {loss.item()} at step {self.step}", at_fault=True)
+        norm = math.sqrt(squared.item())
+        if not math.isfinite(norm):
+            raise NotFiniteError(f"the stage's gradient norm is {norm} at step {self.step}", at_fault=True)
+        self._samples_trained += self._global_batch
+        self._parts.own.weights.begin_update(oldest=self._rule.version(self._rule.first(self.step + 1)))
+        rate = learning_rate(self.job.recipe, self._samples_trained)
+        self._parts.step(rate, gradient_factor(self.job.recipe, norm))
+        for leaf in self._parts.leaves:
+            leaf.parameter.grad = None
+        return squared
 
     def _outcomes(self, *, unread: int) -> list[StepOutcome]:
         known = []
         while len(self._reductions) > unread:
             both, work = self._reductions.popleft()
-            work.wait()
+            with self.phases.phase(Part.PIPELINE):
+                work.wait()
             loss, squared = both.tolist()
             known.append(StepOutcome(loss, math.sqrt(squared), None, False))
         return known
