@@ -158,8 +158,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         peak_bytes: the largest sum of blocks that PyTorch's allocator held at a time in one step, executed eagerly.
         worked_seconds: of each timed step, the time in which this rank's chunks of a pipeline computed; empty without
             pipeline.
-        pipeline_seconds: of each timed step, the time from the pipeline's first pass to this rank's last message; empty
-            without pipeline.
+        pipeline_seconds: of each timed step, the time from the pipeline's first pass to this rank's last message;
+            without flush, the time of its passes and of all its waits for other ranks. Empty without pipeline.
         interface_sent_bytes: sent through the job's interface in a timed step; None where none is named.
         term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
         shared: how it shared the processors; None where the system does not report it.

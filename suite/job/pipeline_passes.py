@@ -69,8 +69,11 @@ class PipelineTimes(msgspec.Struct, frozen=True, kw_only=True):
         step: number of the step that `passes` are of: of all timed steps that whose pipeline took the median time, the
             same on every rank.
         passes: in their order; the first `MOST_PASSES` where there are more.
+        between_seconds: what the rank does besides them in a step, its update and its samples: the median over timed
+            steps. None in records of earlier schema versions.
     """
 
     medians: list[PassMedian]
     step: int
     passes: list[MeasuredPass]
+    between_seconds: float | None = None

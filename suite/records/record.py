@@ -42,7 +42,8 @@ THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
 # what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
-# workers at a parameter store; 1.7: the nodes that a scheduler gave a launch
+# workers at a parameter store; 1.7: the nodes that a scheduler gave a launch,
+# what a pipeline's rank does between steps
 SCHEMA = "1.7"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed

@@ -10,7 +10,7 @@ from reference_runs.placement import coordinates
 from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.metrics.figures import Figure, Quantity
-from suite.predict.executed_run.pipeline_bubble import idle_share, recorded_micro_batches, simulated_passes
+from suite.predict.executed_run.pipeline_bubble import SimulatedStep, idle_share, recorded_micro_batches, simulated_step
 from suite.predict.simulation.pipeline_schedule import TimedPass, flop_durations, idle_fraction, timed_passes
 from suite.predict.simulation.supported_layouts import describes_ranks
 
@@ -99,7 +99,7 @@ def launch_panels(
     if not known or len(known) < len(times):
         panel = predicted_panel(workload, OF_FLOP) if describes_ranks(workload) else None
         return [_scaled(panel, 100 / panel.end, "% of the pipeline's time")] if panel else []
-    simulated = simulated_passes(workload, known)
+    simulated = simulated_step(workload, known)
     measured = _measured_panel(workload, known, figures, simulated)
     return [_in_milliseconds(workload, known, simulated), measured] if simulated else [measured]
 
@@ -112,11 +112,9 @@ def _scaled(panel: Panel, factor: float, axis: str) -> Panel:
     return panel._replace(lanes=lanes, axis=axis, has_unit=True)
 
 
-def _in_milliseconds(
-    workload: Workload, times: Sequence[PipelineTimes], simulated: Sequence[Sequence[TimedPass]]
-) -> Panel:
+def _in_milliseconds(workload: Workload, times: Sequence[PipelineTimes], simulated: SimulatedStep) -> Panel:
     """The prediction whose passes take together as long as the measured ones, which are `simulated`."""
-    by_flop, measured = flop_durations(workload), [each for done in simulated for each in done]
+    by_flop, measured = flop_durations(workload), [each for done in simulated.stages for each in done]
     milliseconds = 1e3 * sum(each.end - each.start for each in measured)
     name = f"{OF_FLOP}, together as long as the measured ones"
     panel = predicted_panel(workload, name, micro_batches=recorded_micro_batches(workload, times))
@@ -124,10 +122,7 @@ def _in_milliseconds(
 
 
 def _measured_panel(
-    workload: Workload,
-    times: Sequence[PipelineTimes],
-    figures: Sequence[Figure],
-    simulated: Sequence[Sequence[TimedPass]],
+    workload: Workload, times: Sequence[PipelineTimes], figures: Sequence[Figure], simulated: SimulatedStep | None
 ) -> Panel:
     layout = workload.layout
     places = [coordinates(layout, rank) for rank in range(layout.ranks)]
@@ -150,7 +145,7 @@ def _measured_panel(
         what = "median" if layout.flushes else "a stage waits, median"
         words.append(f"{what} of the timed steps, {waits[None]:.1%}")
     if simulated:
-        words.append(f"the schedule with the median passes, {idle_share(simulated, flushes=layout.flushes):.1%}")
+        words.append(f"the schedule with the median passes, {simulated.idle:.1%}")
     return Panel("measured", "; ".join(words), layout.pipeline_stages, _drawn(lanes), MILLISECONDS, has_unit=True)
 
 

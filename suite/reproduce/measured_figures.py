@@ -31,8 +31,9 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     Parameters are summed over the ranks that hold different ones: the first of the data-parallel axis, or all where
     ZeRO-3 or 2 shards them. Flop are summed over all ranks. A step takes as long as its slowest rank; the median over
     timed steps is the launch's value. Workers at a parameter store have rates of their own: a step is then the time in
-    which all together take a global batch, without terms. The bubble is the share of their pipeline's time
-    in which ranks did not compute, where a pipeline takes as long as its slowest rank: the median likewise.
+    which all together take a global batch, without terms. The bubble is the share of their pipeline's time in which
+    ranks did not compute: the median likewise. Updates, and making samples, are not in that time. With a flush a
+    pipeline takes as long as its slowest rank; without, each rank as long as its passes and what it waits for.
     """
     if job.slice is not None:
         return _slice_figures(finished[0], steps[0])
@@ -61,7 +62,7 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
     ]
     if job.layout.pipeline_stages > 1:
-        idle = _idle_fraction(finished)
+        idle = measured_idle_fraction(finished, flushes=job.layout.flushes)
         job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle))
         if all(report.pipeline_times for report in finished):  # for the simulation of these
             job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle, term=MEASURED_PASSES))
@@ -146,15 +147,18 @@ def _copy_index(report: Finished, layout: Layout) -> int:
     return report.coordinates["dp"] * layout.context_parallel + report.coordinates.get("cp", 0)
 
 
-def _idle_fraction(finished: list[Finished]) -> float:
-    """Share of the pipelines' time in which their ranks did not compute, median over the timed steps."""
+def measured_idle_fraction(finished: list[Finished], *, flushes: bool) -> float:
+    """Share of the pipelines' time in which their ranks did not compute, median over the timed steps.
+
+    Where a pipeline flushes, its ranks begin a step together, and the first to end waits for the others.
+    """
 
     def idle(step: int) -> float:
         longest: dict[tuple[int, ...], float] = {}
         for report in finished:
             pipeline = _pipeline(report)
             longest[pipeline] = max(longest.get(pipeline, 0.0), report.pipeline_seconds[step])
-        whole = sum(longest[_pipeline(report)] for report in finished)
+        whole = sum(longest[_pipeline(each)] if flushes else each.pipeline_seconds[step] for each in finished)
         return 1 - sum(report.worked_seconds[step] for report in finished) / whole
 
     return statistics.median(idle(step) for step in range(len(finished[0].pipeline_seconds)))

@@ -151,9 +151,7 @@ def _finished(
         computed_rows=computed_rows if steps.job.layout.expert_parallel > 1 else {},
         packed=steps.packed_documents(),
         slice_times=slice_times(training, clocks.part_seconds),
-        pipeline_times=pipeline_times(clocks.passes, [s[Part.PIPELINE] for s in pipelined], steps.device)
-        if pipelined
-        else None,
+        pipeline_times=pipeline_times(clocks.passes, pipelined, steps.device) if pipelined else None,
         weight_versions=None if training.without_flush is None else training.without_flush.own.weights.stored,
         staleness=steps.staleness,
         store_work=steps.store_work(),

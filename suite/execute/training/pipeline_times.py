@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from suite.execute.measure import clock
+from suite.execute.measure.phases import Part
 from suite.execute.parallel.mesh import slowest
 from suite.job.pipeline_passes import MOST_PASSES, MeasuredPass, Pass, PassKind, PassMedian, PipelineTimes
+
+BETWEEN = (Part.DATA_LOADING, Part.HOST_DEVICE_COPY, Part.UPDATE)  # what a rank does besides its pipeline
 
 
 class StepPasses(NamedTuple):
@@ -23,18 +26,18 @@ class StepPasses(NamedTuple):
 
 
 def pipeline_times(
-    steps: Sequence[StepPasses], pipeline_seconds: Sequence[float], device: torch.device
+    steps: Sequence[StepPasses], phase_seconds: Sequence[Mapping[Part, float]], device: torch.device
 ) -> PipelineTimes:
     """Medians over `steps`, and the passes of the one whose pipeline took the median time on its slowest rank.
 
     All ranks must call it together.
 
     Args:
-        pipeline_seconds: of this rank in each of the steps.
+        phase_seconds: of this rank in each of the steps.
     """
     everyone = dist.group.WORLD
     assert everyone is not None
-    longest = slowest(everyone, *pipeline_seconds, device=device)
+    longest = slowest(everyone, *(seconds[Part.PIPELINE] for seconds in phase_seconds), device=device)
     shown = steps[sorted(range(len(steps)), key=longest.__getitem__)[(len(steps) - 1) // 2]]
     ahead = clock.seconds_ahead(device)
     (latest,) = slowest(everyone, ahead - shown.passes[0][1], device=device)
@@ -49,6 +52,7 @@ def pipeline_times(
             MeasuredPass(*done, microseconds(start), microseconds(end))
             for done, start, end in shown.passes[:MOST_PASSES]
         ],
+        between_seconds=statistics.median(sum(seconds[part] for part in BETWEEN) for seconds in phase_seconds),
     )
 
 

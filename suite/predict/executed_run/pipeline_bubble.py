@@ -12,7 +12,7 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
-from suite.predict.simulation.pipeline_schedule import TimedPass, timed_passes
+from suite.predict.simulation.pipeline_schedule import TimedPass, steady_idle_fraction, timed_passes
 from suite.predict.simulation.supported_layouts import describes_ranks
 
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side
@@ -22,9 +22,13 @@ QUIET_SHARE = 0.02  # of the processors, that others take at most
 
 
 class MeasuredDurations(NamedTuple):
-    """Seconds of each kind of pass through each chunk: the median of the ranks' medians."""
+    """Seconds of each kind of pass through each chunk, and of what ranks with a chunk do between two steps.
+
+    Each is the median of the ranks' medians.
+    """
 
     seconds: dict[tuple[PassKind, int], float]
+    between: dict[int, float]
 
     @property
     def chunks(self) -> int:
@@ -39,21 +43,23 @@ class MeasuredDurations(NamedTuple):
 def measured_durations(times: Sequence[PipelineTimes]) -> MeasuredDurations:
     """Of all ranks of a launch; ranks that have the same chunk, over replicas or tensor-parallel, count alike."""
     seconds: dict[tuple[PassKind, int], list[float]] = defaultdict(list)
+    between: dict[int, list[float]] = defaultdict(list)
     for of_rank in times:
         for median in of_rank.medians:
             seconds[median.kind, median.chunk].append(median.seconds)
-    return MeasuredDurations({key: statistics.median(medians) for key, medians in seconds.items()})
+        for chunk in {median.chunk for median in of_rank.medians}:
+            between[chunk].append(of_rank.between_seconds or 0.0)
+    return MeasuredDurations(
+        {key: statistics.median(medians) for key, medians in seconds.items()},
+        {chunk: statistics.median(medians) for chunk, medians in between.items()},
+    )
 
 
-def idle_share(stages: Sequence[Sequence[TimedPass]], *, flushes: bool = True) -> float:
-    """Share of the time from the first pass to the last one in which a stage computes nothing; mean of stages.
-
-    Args:
-        flushes: without, the next step's passes follow at once, and a step takes as long as the busiest stage computes.
-    """
-    busy = [sum(each.end - each.start for each in done) for done in stages]
-    whole = max(done[-1].end for done in stages) - min(done[0].start for done in stages) if flushes else max(busy)
-    return 1 - sum(busy) / (len(stages) * whole)
+def idle_share(stages: Sequence[Sequence[TimedPass]]) -> float:
+    """Share of the time from the first pass to the last one in which a stage computes nothing; mean of stages."""
+    busy = sum(each.end - each.start for done in stages for each in done)
+    whole = max(done[-1].end for done in stages) - min(done[0].start for done in stages)
+    return 1 - busy / (len(stages) * whole)
 
 
 def recorded_micro_batches(workload: Workload, times: Sequence[PipelineTimes]) -> int:
@@ -64,18 +70,34 @@ def recorded_micro_batches(workload: Workload, times: Sequence[PipelineTimes]) -
     return 1 + max(each.micro_batch for each in times[0].passes)
 
 
-def simulated_passes(workload: Workload, times: Sequence[PipelineTimes]) -> list[list[TimedPass]]:
+class SimulatedStep(NamedTuple):
+    """The passes of each stage in a step, and the share of the pipeline's time in which a stage waits."""
+
+    stages: list[list[TimedPass]]
+    idle: float
+
+
+def simulated_step(workload: Workload, times: Sequence[PipelineTimes]) -> SimulatedStep | None:
     """The schedule of the recorded step, each pass as long as measured, messages of no time.
 
-    Nothing where the schedule is not described, or has passes that no timed step had.
+    Without flush what stages do between two steps takes as long as measured too: where one stage's update takes longer,
+    the others wait for it.
+
+    None where the schedule is not described, or has passes that no timed step had.
     """
     if not describes_ranks(workload):
-        return []
+        return None
+    layout, durations = workload.layout, measured_durations(times)
     try:
         micro_batches = recorded_micro_batches(workload, times)
-        return timed_passes(workload.layout, measured_durations(times), micro_batches=micro_batches)
+        stages = timed_passes(layout, durations, micro_batches=micro_batches)
+        if layout.flushes:
+            return SimulatedStep(stages, idle_share(stages))
+        between = [durations.between[stage] for stage in range(layout.pipeline_stages)]
+        idle = steady_idle_fraction(layout, durations, micro_batches=micro_batches, between=between)
+        return SimulatedStep(stages, idle)
     except KeyError:
-        return []
+        return None
 
 
 class LaunchSurroundings(NamedTuple):
@@ -96,18 +118,18 @@ def bubble_of_measured_passes(
 ) -> list[Figure]:
     """The share of time in which stages wait if each pass takes its measured time, and messages none.
 
-    Nothing where a rank's passes were not measured, and without `simulated_passes`. Judged where only the schedule
+    Nothing where a rank's passes were not measured, and without `simulated_step`. Judged where only the schedule
     makes a rank wait: see `_disturbed`.
 
     Args:
         times: of every rank.
     """
     known = [each for each in times if each is not None]
-    stages = simulated_passes(job.workload, known) if known and len(known) == len(times) else []
-    if not stages:
+    step = simulated_step(job.workload, known) if known and len(known) == len(times) else None
+    if step is None:
         return []
-    idle = idle_share(stages, flushes=job.layout.flushes)
-    lasting = [each.end - each.start for done in stages for each in done]
+    idle = step.idle
+    lasting = [each.end - each.start for done in step.stages for each in done]
     disturbed = _disturbed(job, surroundings, pass_seconds=statistics.fmean(lasting))
     tolerance = BUBBLE_TOLERANCE / idle if idle and not disturbed else None
     why = f"not judged: {disturbed}" if disturbed else REASON

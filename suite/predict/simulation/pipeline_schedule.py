@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from reference_runs.layout import Layout
@@ -103,23 +104,64 @@ def timed_passes(layout: Layout, durations: PassDurations, *, micro_batches: int
 
     Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
     gradient of the one after it (backward). Messages take no time; those of two passes that overlap leave after both.
-    Without flush: a step in the steady state, the same one of every stage.
+    Without flush: a step in the steady state, the same one of every stage, and nothing between two steps.
 
     Raises:
         ValueError: passes that wait for each other.
     """
-    stages = range(layout.pipeline_stages)
-    orders = [actions(layout, micro_batches=micro_batches, stage=stage) for stage in stages]
     if layout.flushes:
-        return _timed(layout, orders, durations)
-    steps = STEPS_TO_STEADY * len(stages)
-    first = (steps - 1) * micro_batches
-    timed = []
-    for done in _timed(layout, [_from_the_start(order, steps=steps) for order in orders], durations):
-        own = done[-2 * micro_batches :]
-        timed.append([each._replace(done=later(each.done, -first)) for each in own])
+        return _timed(layout, _step(layout, micro_batches), durations)
+    steps = _many_steps(layout, durations, micro_batches, [0.0] * layout.pipeline_stages)
+    first = (STEPS_TO_STEADY * layout.pipeline_stages - 1) * micro_batches
+    timed = [[each._replace(done=later(each.done, -first)) for each in done[-2 * micro_batches :]] for done in steps]
     start = min(done[0].start for done in timed)
     return [[each._replace(start=each.start - start, end=each.end - start) for each in done] for done in timed]
+
+
+def steady_idle_fraction(
+    layout: Layout, durations: PassDurations, *, micro_batches: int, between: Sequence[float]
+) -> float:
+    """Share of the time of its passes and waits in which a stage waits, without flush; mean of stages.
+
+    As many steps as there are stages are averaged: those in flight together may wait in turns.
+
+    Args:
+        between: how long each stage does something else between two steps: its update.
+
+    Raises:
+        ValueError: passes that wait for each other.
+    """
+    averaged = layout.pipeline_stages
+    busy = whole = 0.0
+    for done, seconds in zip(_many_steps(layout, durations, micro_batches, between), between, strict=True):
+        last = done[-2 * micro_batches * averaged :]
+        busy += sum(each.end - each.start for each in last)
+        whole += done[-1].end - done[-1 - len(last)].end - averaged * seconds
+    return 1 - busy / whole
+
+
+def _many_steps(
+    layout: Layout, durations: PassDurations, micro_batches: int, between: Sequence[float]
+) -> list[list[TimedPass]]:
+    """All passes of each stage without flush, until the last step is one in the steady state."""
+    step = _step(layout, micro_batches)
+    orders = [_from_the_start(order, steps=STEPS_TO_STEADY * len(step)) for order in step]
+    ahead = [forward.micro_batch for ((forward,), *_) in step]
+
+    def pause(stage: int, done: int) -> float:
+        of_steps = done - ahead[stage]
+        return between[stage] if of_steps > 0 and of_steps % (2 * micro_batches) == 0 else 0.0
+
+    return _timed(layout, orders, durations, pause)
+
+
+def _nothing(_stage: int, _done: int) -> float:
+    return 0.0
+
+
+def _step(layout: Layout, micro_batches: int) -> list[list[Action]]:
+    """What each stage does in a step."""
+    return [actions(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
 
 
 def _from_the_start(step: list[Action], *, steps: int) -> list[Action]:
@@ -131,7 +173,10 @@ def _from_the_start(step: list[Action], *, steps: int) -> list[Action]:
     return order
 
 
-def _timed(layout: Layout, orders: list[list[Action]], durations: PassDurations) -> list[list[TimedPass]]:
+def _timed(
+    layout: Layout, orders: list[list[Action]], durations: PassDurations, pause: Callable[[int, int], float] = _nothing
+) -> list[list[TimedPass]]:
+    """All `orders`, one of each stage; `pause`: how long it does something else after so many passes."""
     stages = range(layout.pipeline_stages)
     stage_of = {chunk: stage for stage in stages for chunk in stage_chunks(layout, stage=stage)}
     left = [deque(order) for order in orders]
@@ -154,7 +199,7 @@ def _timed(layout: Layout, orders: list[list[Action]], durations: PassDurations)
                 if None in inputs:
                     break
                 for this, at in zip(order[0], inputs, strict=True):
-                    start = max(done[-1].end if done else 0.0, at or 0.0)
+                    start = max(done[-1].end + pause(stage, len(done)) if done else 0.0, at or 0.0)
                     ended[_result(this)] = start + durations.of(this)
                     done.append(TimedPass(this, start, ended[_result(this)]))
                 sent |= {_result(this): done[-1].end for this in order.popleft()}

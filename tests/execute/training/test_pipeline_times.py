@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from suite.execute.measure.phases import Part
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.training.pipeline_times import StepPasses, pipeline_times
 from suite.job.pipeline_passes import MOST_PASSES, MeasuredPass, Pass, PassKind, PassMedian
@@ -30,10 +31,16 @@ def step(number: int, began: float, *taken: float) -> StepPasses:
     return StepPasses(number, [*passes, (Pass(W, 2, 0), now, now + 9.0)])
 
 
+def phases(pipeline: float, update: float) -> dict[Part, float]:
+    """Of a step whose samples take two seconds."""
+    return dict.fromkeys(Part, 0.0) | {Part.DATA_LOADING: 2.0, Part.PIPELINE: pipeline, Part.UPDATE: update}
+
+
 def test_the_step_of_the_median_time_is_shown_from_its_first_pass_on() -> None:
     steps = [step(6, 100.0, 1.0, 3.0), step(7, 200.0, 2.0, 2.5), step(9, 300.0, 8.0, 1.5)]
-    times = pipeline_times(steps, [13.0, 99.0, 18.5], CPU)
+    times = pipeline_times(steps, [phases(13.0, 0.5), phases(99.0, 0.25), phases(18.5, 7.0)], CPU)
     assert times.medians == [PassMedian(F, 2, 2.25), PassMedian(W, 2, 9.0)]
+    assert times.between_seconds == 2 + 0.5
     assert times.step == 9
     assert times.passes == [
         MeasuredPass(F, 2, 0, 0, 8_000_000),
@@ -43,5 +50,5 @@ def test_the_step_of_the_median_time_is_shown_from_its_first_pass_on() -> None:
 
 
 def test_of_very_many_passes_the_first_are_kept() -> None:
-    times = pipeline_times([step(3, 0.0, *[0.5] * MOST_PASSES)], [1.0], CPU)
+    times = pipeline_times([step(3, 0.0, *[0.5] * MOST_PASSES)], [phases(1.0, 1.0)], CPU)
     assert [each.micro_batch for each in times.passes] == [*range(MOST_PASSES)]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
-from suite.job.pipeline_passes import MeasuredPass, Pass, PassKind, PassMedian, PipelineTimes
+from suite.job.pipeline_passes import MeasuredPass, PassKind, PassMedian, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Quantity
-from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, bubble_of_measured_passes, idle_share
+from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, bubble_of_measured_passes
 from suite.predict.simulation.pipeline_order import passes
-from suite.predict.simulation.pipeline_schedule import Durations, TimedPass, idle_fraction
+from suite.predict.simulation.pipeline_schedule import Durations, idle_fraction
 from suite.reproduce.plan import job_for
 from suite.reproduce.slice_plan import slice_tokens
 from tests.support.launches import small_plan
@@ -103,14 +103,15 @@ def test_without_the_passes_of_every_rank_nothing_is_simulated() -> None:
     assert bubble_of_measured_passes(job, [], QUIET) == []
 
 
-def test_without_flush_only_the_less_busy_stage_waits() -> None:
-    def passes(stage: int, start: float, seconds: float) -> list[TimedPass]:
-        done = Pass(PassKind.FORWARD, stage, 1 - stage), Pass(PassKind.BACKWARD, stage, 0)
-        return [TimedPass(each, start + n * seconds, start + (n + 1) * seconds) for n, each in enumerate(done)]
-
-    assert idle_share([passes(0, 3.0, 2.0), passes(1, 0.0, 2.0)], flushes=False) == 0
-    assert idle_share([passes(0, 3.0, 1.0), passes(1, 0.0, 2.0)], flushes=False) == 0.25
-    assert idle_share([passes(0, 3.0, 2.0), passes(1, 0.0, 2.0)]) == pytest.approx(3 / 7)
+def test_without_flush_only_the_less_busy_stage_waits_and_updates_count() -> None:
+    job = job_of({"schedule": "pipedream"})
+    micro_batches = accumulation(job.recipe, job.layout)
+    times = times_of(job, Durations([0.01, 0.02], [0.02, 0.03], [0.01] * 2))
+    before = [msgspec.structs.replace(each, between_seconds=None) for each in times]  # as in earlier records
+    assert bubble_of_measured_passes(job, before, QUIET)[0].value == pytest.approx(1 - 8 / 10)
+    longer = [msgspec.structs.replace(each, between_seconds=s) for each, s in zip(times, (0.03, 0.01), strict=True)]
+    busy, waits = micro_batches * 0.08, micro_batches * 0.02 - 0.02
+    assert bubble_of_measured_passes(job, longer, QUIET)[0].value == pytest.approx(waits / (busy + waits))
 
 
 def test_a_step_of_a_batch_that_still_grows_is_simulated_with_its_own_micro_batches() -> None:

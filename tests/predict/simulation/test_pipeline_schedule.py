@@ -11,7 +11,13 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import PassKind
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
 from suite.predict.simulation.pipeline_order import passes
-from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, idle_fraction, timed_passes
+from suite.predict.simulation.pipeline_schedule import (
+    Durations,
+    flop_durations,
+    idle_fraction,
+    steady_idle_fraction,
+    timed_passes,
+)
 from tests.support.strategies import BLOOM
 
 
@@ -92,3 +98,23 @@ def test_without_flush_the_slowest_stage_decides(stages: int, micro_batches: int
     assert idle == pytest.approx(1 - sum(seconds) / (stages * max(seconds)))
     slowest = timed_passes(layout, durations, micro_batches=micro_batches)[seconds.index(max(seconds))]
     assert slowest[-1].end - slowest[0].start == pytest.approx(micro_batches * max(seconds))
+
+
+@given(st.sampled_from(NO_FLUSH), st.integers(2, 5), st.integers(1, 6), st.integers(0, 9), st.data())
+def test_without_flush_stages_that_are_equally_busy_hardly_wait_whatever_they_do_between_steps(
+    schedule: Schedule, stages: int, micro_batches: int, update: int, data: st.DataObject
+) -> None:
+    layout = Layout(pipeline_stages=stages, schedule=schedule)
+    assume(schedule is not Schedule.PIPEDREAM_2BW or micro_batches >= stages - 1)
+    forward, backward = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    equal = Durations([forward] * stages, [backward] * stages, [0.0] * stages)
+    idle = steady_idle_fraction(layout, equal, micro_batches=micro_batches, between=[update] * stages)
+    assert idle == 0
+
+
+def test_without_flush_a_longer_update_is_waited_for() -> None:
+    layout = Layout(pipeline_stages=2, schedule=Schedule.PIPEDREAM)
+    durations = Durations([1, 1], [2, 2], [0.0] * 2)
+    # a step of four micro-batches: 12 s of passes on each stage; stage 0 updates for 3 s, stage 1 for 1 s
+    assert steady_idle_fraction(layout, durations, micro_batches=4, between=[3, 1]) == pytest.approx(2 / (12 + 12 + 2))
+    assert steady_idle_fraction(layout, durations, micro_batches=4, between=[1, 3]) == pytest.approx(2 / (12 + 12 + 2))
