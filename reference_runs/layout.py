@@ -200,9 +200,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 _GRAMMAR = (
     "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, offload, "
     "interleaveN, " + "/".join(Schedule) + ", "
-    "recompute-" + "/".join(Recomputation) + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
-    "separated by commas"
+    "recompute-"
+    + "/".join(Recomputation)
+    + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
+    + "/".join(StageAssignment)
+    + ", order-tp-cp-dp-pp (any order of ranks), separated by commas"
 )
+_ORDER = "order-"
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sequence_parallel", True),
     "reduce-scatter": ("reduce_scatter", True),
@@ -214,6 +218,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     "unfused": ("fused_attention", False),
     **{schedule.value: ("schedule", schedule) for schedule in Schedule},
     **{f"recompute-{kind}": ("recomputation", kind) for kind in Recomputation},
+    **{assignment.value: ("stage_assignment", assignment) for assignment in StageAssignment},
     **{f"zero{stage}": ("zero_stage", stage) for stage in range(4)},
 }
 _COUNTS = {
@@ -272,6 +277,8 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
         counted = re.fullmatch(rf"({'|'.join(_COUNTS)})(\d+)|zero\d+", name)
         if name in _WORDS:
             key, value = _WORDS[name]
+        elif name.startswith(_ORDER) and _is_order(name.removeprefix(_ORDER)):
+            key, value = "rank_order", name.removeprefix(_ORDER)
         elif counted is None:
             meant = _meant(name)
             raise InputError("not a layout", got=repr(word), meant=meant, allowed=_GRAMMAR, where=where)
@@ -286,6 +293,12 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
     return named
 
 
+def _is_order(text: str) -> bool:
+    """Whether it names each axis once; "ep" may be missing."""
+    axes = text.split("-")
+    return sorted(axis for axis in axes if axis != "ep") == sorted(AXES) and axes.count("ep") <= 1
+
+
 def _meant(word: str) -> str | None:
     """The word of a layout that `word` misspells."""
     number = word[len(word.rstrip("0123456789")) :]
@@ -298,6 +311,7 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
     Args:
         complete: say too what is the default, so that the text is read as this layout from any base.
     """
+    sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
     words = {
         f"dp{layout.data_parallel}": True,
         f"tp{layout.tensor_parallel}": True,
@@ -321,6 +335,8 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         "unfused": complete and not layout.fused_attention,
         f"micro{layout.micro_batch}": True,
         f"accumulate{layout.accumulation}": layout.accumulation is not None,
+        layout.stage_assignment.value: complete and layout.pipeline_stages > 1,
+        f"{_ORDER}{layout.rank_order}": complete and sum(size > 1 for size in (*sizes, layout.expert_parallel)) > 1,
         f"bucket{layout.bucket_bytes // 10**6}": layout.bucket_bytes != Layout().bucket_bytes
         and layout.bucket_bytes % 10**6 == 0,
     }
