@@ -17,9 +17,11 @@ from reference_runs.sourced import Sourced
 STACKS = Path(__file__).parent / "stacks.toml"
 GENERIC = "generic"
 
-# Words of the layout grammar, without numbers, that not every stack executes; all have dp, 1f1b and recompute-none
+# Words of the layout grammar, without numbers, that not every stack executes; all have dp, 1f1b and recompute-none.
+# uneven: layers that stages or chunks do not divide. stages-first: ranks in the order tp-cp-pp-dp besides tp-cp-dp-pp.
 SEARCHED = (
-    *("tp", "sp", "cp", "ep", "pp", "interleave", "zero-bubble"),
+    *("tp", "sp", "cp", "ep", "pp", "interleave", "uneven", "layers-and-tables", "zero-bubble", "zbv", "dualpipev"),
+    *("stages-first", "any-order"),
     *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
 )
 

@@ -19,10 +19,16 @@ from suite.commands.planned_run import check_positive, machine_of, own_ranks, pl
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan, question_of
+from suite.predict.plan.search import PROMISING
 from suite.predict.recorded_run.figures import Prices
 from suite.report.export.formats import export_format
 from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
 from suite.report.terminal.tables import console, print_folded
+
+GUIDED = (
+    f"those of sizes of dp, tp, pp, cp and ep that are not among the {PROMISING} fastest with 1f1b and the first order "
+    "of ranks"
+)
 
 
 def plan_command(  # noqa: PLR0913  # long: the command's options
@@ -120,8 +126,9 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         goodput_entry = {"goodput": None if expected is None else expected._asdict()}
         print_json(_entry(run, machine, planned, others if numbers else []) | goodput_entry)
     else:
-        _print_question(described, machine, planned, fix)
+        _print_question(described, machine, planned)
         _print(planned, expected, others if numbers else [])
+        _print_search(machine, planned, fix)
         options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
         _print_next(run, planned, options)
     if not planned.best:
@@ -144,7 +151,7 @@ def _print(planned: TrainingPlan, expected: Goodput | None, others: list[OtherNu
     if expected is not None:
         print_goodput(out, expected)
     if others:
-        print_numbers(out, others)
+        print_numbers(out, planned.question, others)
 
 
 def _print_next(run: str, planned: TrainingPlan, options: dict[str, str | None]) -> None:
@@ -175,17 +182,29 @@ def _check_limits(
         raise InputError("more money is needed", got=got, allowed=least, where="--budget")
 
 
-def _print_question(run: ReferenceRun, machine: RunMachine, planned: TrainingPlan, fix: str) -> None:
-    out, question = console(), planned.question
+def _print_question(run: ReferenceRun, machine: RunMachine, planned: TrainingPlan) -> None:
+    question = planned.question
     batch, sequence = question.recipe.global_batch, question.architecture.sequence
     node = f"{question.machine.accelerators_per_node} a node"
     words = f"{run.name} on {question.ranks:,} {machine.accelerator.name}, {node}"
-    print_folded(out, f"{words}; {batch:,} samples of {sequence:,} tokens a step, {planned.tokens:.4g} tokens", "bold")
-    searched = ", ".join(("dp", *machine.stack.layouts, "micro"))
+    tokens = f"{batch:,} samples of {sequence:,} tokens a step, {planned.tokens:.4g} tokens"
+    print_folded(console(), f"{words}; {tokens}", "bold")
+
+
+def _print_search(machine: RunMachine, planned: TrainingPlan, fix: str) -> None:
+    """Print what was searched, what was held, what was left out, and what the times rest on."""
+    out, question, result = console(), planned.question, planned.result
+    out.print()
+    searched = ", ".join(("dp", *machine.stack.layouts, "micro-batch"))
     print_folded(out, f"searched, as {machine.stack.name} executes it (--stack): {searched}")
-    attention = "fused attention" if any(question.fused) else "attention not fused"
-    order = f"order of ranks {question.base.rank_order}, {question.base.stage_assignment} dealt to stages"
-    print_folded(out, f"held: the batch, {attention}, {order}{f', {fix}' if fix else ''}")
+    held = ["the batch", "fused attention" if any(question.fused) else "attention not fused"]
+    if len(question.orders) == 1 and question.ranks > question.machine.accelerators_per_node:
+        held.append(f"order of ranks {question.orders[0]}")
+    if len(question.assignments) == 1 and "pp" in question.layouts:
+        held.append(f"{question.assignments[0]} dealt to stages")
+    print_folded(out, f"held: {', '.join([*held, *([fix] if fix else [])])}")
+    if result.left_out:
+        print_folded(out, f"not computed: {result.left_out:,} of {result.considered:,} layouts; {GUIDED}")
     for note in machine.notes:
         print_folded(out, note)
 
@@ -201,7 +220,12 @@ def _entry(run: str, machine: RunMachine, planned: TrainingPlan, others: list[Ot
         "tokens": planned.tokens,
         "memory_bytes": question.memory_bytes,
         "step_seconds_uncertainty": planned.uncertainty,
-        "layouts": {"considered": result.considered, "fitting": result.fitting, "equal": result.within},
+        "layouts": {
+            "considered": result.considered,
+            "fitting": result.fitting,
+            "equal": result.within,
+            "left_out": result.left_out,
+        },
         "best": [_planned(each) for each in planned.best],
         "smallest": None if result.smallest is None else _found(result.smallest),
         "step_terms": None if planned.step is None else planned.step._asdict(),

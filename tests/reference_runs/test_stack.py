@@ -16,7 +16,7 @@ from reference_runs.published_tables import load_tables, shipped_tables
 from reference_runs.recorded_file import read_toml
 from reference_runs.sourced import Kind
 from reference_runs.stack import GENERIC, STACKS, Stack, matches, stack, stack_of, stacks
-from suite.predict.plan.search import SIZES
+from suite.predict.plan.question import SIZES
 
 SOURCES = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["sources"]
 

@@ -114,6 +114,18 @@ def axes_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int
     return inside
 
 
+def nearest_in_node(layout: Layout, *, accelerators_per_node: int, head_copies: int = 1) -> dict[str, int]:
+    """By axis of `axes_in_node`, the most ranks of a group that any order of ranks puts into one node: min(node, n).
+
+    Of n ranks; those of dp with the axes that their group spans. All stages stand in a node where p <= node.
+    """
+    axes = ["tp", "cp", "ep", "dp", "pp", "edp"] + (["shard", "replicate"] if layout.shard_ranks is not None else [])
+    found = {axis: smaller(accelerators_per_node, group_ranks(layout, axis)) for axis in axes}
+    found["embedding"] = 1 + (layout.pipeline_stages <= accelerators_per_node) * 1
+    found["kv"] = smaller(found["tp"], head_copies)
+    return found
+
+
 def node_crossing_share(layout: Layout, axis: str, *, accelerators_per_node: int, head_copies: int = 1) -> float:
     """Share of the links of an axis's ring that leave the node: 1 / g with g ranks in a node, 0 where all stand in one.
 

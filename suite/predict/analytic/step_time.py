@@ -7,7 +7,7 @@ overlaps or waits for. With the neutral values of `Machine` and its stack `PLAIN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BY
 from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
-from suite.predict.analytic.process_groups import axes_in_node, group_ranks
+from suite.predict.analytic.process_groups import axes_in_node, group_ranks, nearest_in_node
 from suite.predict.analytic.product_formats import weight_casts
 from suite.predict.analytic.stage_computation import micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layers
@@ -140,6 +140,7 @@ def step_time(
     micro_batches: int,
     traffic: Sequence[RankTraffic],
     parts: PartSeconds | None = None,
+    links: Mapping[str, Group] | None = None,
 ) -> StepTime:
     """Seconds of one step, by term, of the pipeline stage that takes longest.
 
@@ -160,6 +161,7 @@ def step_time(
         traffic: of one rank of each of `timed_stages(layout)`, what `step_traffic` (traffic.py) returns.
         parts: seconds of layers, embedding, head and update (measured_parts.py) that take the place of the machine's;
             of one layout, not of arrays. The step is then the same sum.
+        links: in place of what `axis_groups` says of the layout's order of ranks.
 
     Raises:
         InputError: the layout keeps state in the host's memory; its transfers have no time here.
@@ -173,7 +175,8 @@ def step_time(
         micro_batches,
         [layer_time(Workload(kind, recipe, layout), machine) for kind, _ in layer_kinds(architecture)],
         head_seconds(workload, machine),
-        axis_groups(
+        links
+        or axis_groups(
             layout, machine, head_copies=key_value_copies(architecture, tensor_parallel=layout.tensor_parallel)
         ),
         None if parts is None else (parts, modelled_parts(workload, machine)),
@@ -203,7 +206,7 @@ class _StepOfStages(NamedTuple):
     micro_batches: int
     kinds: Sequence[LayerTime]
     head: tuple[float, float]
-    groups: dict[str, Group]
+    groups: Mapping[str, Group]
     parts: tuple[PartSeconds, PartSeconds] | None
 
 
@@ -289,7 +292,7 @@ def _given_parts(step: _StepOfStages, stage: int) -> tuple[StageParts, PassSecon
     return given, PassSeconds(left.forward - right.forward, left.backward - right.backward)
 
 
-def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[str, float]:
+def _messages_seconds(groups: Mapping[str, Group], entries: RankTraffic) -> dict[str, float]:
     """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather."""
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
@@ -354,10 +357,37 @@ def axis_groups(layout: Layout, machine: Machine, *, head_copies: int = 1) -> di
     """
     per_node = machine.accelerators_per_node
     inside = axes_in_node(layout, accelerators_per_node=per_node, head_copies=head_copies)
+    return _groups(layout, machine, inside, head_copies)
+
+
+def _groups(layout: Layout, machine: Machine, inside: dict[str, int], head_copies: int) -> dict[str, Group]:
+    """By axis, the group of which so many ranks stand in a node."""
     sizes = {axis: group_ranks(layout, axis, head_copies=head_copies) for axis in inside}
     if machine.stack.one_ring:  # each group leaves its nodes as if one of its ranks stood in each
         inside = {axis: chosen(ranks >= sizes[axis], ranks, 1) for axis, ranks in inside.items()}
     return {axis: group(machine, ranks=sizes[axis], ranks_in_node=ranks) for axis, ranks in inside.items()}
+
+
+def best_links(layout: Layout, machine: Machine, *, head_copies: int = 1) -> dict[str, Group]:
+    """By axis, the best link that any order of ranks gives it: no order makes a step shorter than these do.
+
+    No order need give every axis its best link at once.
+    """
+    nearest = nearest_in_node(layout, accelerators_per_node=machine.accelerators_per_node, head_copies=head_copies)
+    return _groups(layout, machine, nearest, head_copies)
+
+
+def joined_links(of_orders: Sequence[Mapping[str, Group]], *, layouts: int) -> dict[str, Group]:
+    """By axis, arrays with the links of the first order for so many layouts, then those of the second, and so on."""
+    import numpy
+
+    def joined(axis: str) -> Group:
+        def column(field: str) -> Any:
+            return numpy.concatenate([numpy.broadcast_to(getattr(links[axis], field), layouts) for links in of_orders])
+
+        return Group(column("ranks"), column("bytes_per_second"), column("latency_seconds"))
+
+    return {axis: joined(axis) for axis in of_orders[0]}
 
 
 def _slower(a: StepTime, b: StepTime) -> StepTime:

@@ -9,10 +9,12 @@ import msgspec
 
 from reference_runs.catalog import check_layout
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, Schedule
+from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.run import Recipe, Workload
 from suite.predict.analytic.machine import Machine
-from suite.predict.plan.search import Found, Question
+from suite.predict.plan.enumeration import SCHEDULES, divides_layers
+from suite.predict.plan.question import Question
+from suite.predict.plan.search import Found
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
 
 LEAST_GAIN = 0.001  # of a step; less is not worth a line
@@ -72,9 +74,10 @@ class _Variation(NamedTuple):
 def _changed(question: Question, layout: Layout) -> Iterator[_Variation]:
     """Each single change of the layout, of the batch and of the machine."""
     recipe, machine, able = question.recipe, question.machine, question.layouts
-    for words, word, fields in _layout_changes(layout):
+    for words, word, fields in _layout_changes(layout, question):
         changed = msgspec.structs.replace(layout, **fields)
-        yield _Variation(words, word is None or word in able, recipe, changed, machine)
+        dealt = "uneven" in able or divides_layers(question.architecture, changed)
+        yield _Variation(words, (word is None or word in able) and dealt, recipe, changed, machine)
     doubled = msgspec.structs.replace(recipe, global_batch=2 * recipe.global_batch)
     words = f"global batch {recipe.global_batch:,} -> {doubled.global_batch:,} samples"
     yield _Variation(words, True, doubled, layout, machine)
@@ -84,7 +87,7 @@ def _changed(question: Question, layout: Layout) -> Iterator[_Variation]:
     yield _Variation(f"network of a node {gbits}", True, recipe, layout, faster)
 
 
-def _layout_changes(layout: Layout) -> Iterator[tuple[str, str | None, dict[str, object]]]:
+def _layout_changes(layout: Layout, question: Question) -> Iterator[tuple[str, str | None, dict[str, object]]]:
     """Words of a change, the word of `SEARCHED` that the software needs for it, and the fields that it changes."""
     micro, data = layout.micro_batch, layout.data_parallel
     for size in (2 * micro, micro // 2):
@@ -100,9 +103,21 @@ def _layout_changes(layout: Layout) -> Iterator[tuple[str, str | None, dict[str,
             yield changed, None, {field: size // 2, "data_parallel": 2 * data}
     if layout.pipeline_stages > 1:
         chunks = layout.virtual_stages
-        yield f"interleave{chunks} -> interleave{2 * chunks}", "interleave", {"virtual_stages": 2 * chunks}
-        if layout.schedule is not Schedule.ZERO_BUBBLE:
-            yield f"{layout.schedule} -> zero-bubble", "zero-bubble", {"schedule": Schedule.ZERO_BUBBLE}
+        if not layout.schedule.shape_of_v:
+            yield f"interleave{chunks} -> interleave{2 * chunks}", "interleave", {"virtual_stages": 2 * chunks}
+        for schedule in SCHEDULES:
+            if layout.schedule is not schedule:
+                virtual = 2 if schedule.shape_of_v else 1 if layout.schedule.shape_of_v else chunks
+                changes = {"schedule": schedule, "virtual_stages": virtual}
+                yield f"{layout.schedule} -> {schedule}", schedule.value, changes
+        for assignment in StageAssignment:
+            if layout.stage_assignment is not assignment:
+                words = f"{layout.stage_assignment} -> {assignment} dealt to stages"
+                yield words, "layers-and-tables", {"stage_assignment": assignment}
+    for order in (Layout().rank_order, question.stages_first):
+        if layout.rank_order != order:
+            needed = None if order in question.orders else "any-order"
+            yield f"order {layout.rank_order} -> {order}", needed, {"rank_order": order}
     if layout.tensor_parallel > 1 and not layout.sequence_parallel:
         yield "sequence parallelism", "sp", {"sequence_parallel": True}
     for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE):

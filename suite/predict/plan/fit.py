@@ -10,7 +10,8 @@ import msgspec
 from reference_runs.layout import Recomputation, Schedule
 from reference_runs.run import Architecture
 from suite.predict.analytic.parameters import parameter_count
-from suite.predict.plan.search import Question, SearchResult, search
+from suite.predict.plan.question import Question
+from suite.predict.plan.search import SearchResult, search
 
 LARGEST_MICRO_BATCH = 2**12
 LARGEST_FACTOR = 2**10  # of layers, and of accelerators
@@ -59,6 +60,7 @@ def _fits(question: Question) -> bool:
         "micro_batch": 1,
         "virtual_stages": 1,
         "fused_attention": max(question.fused),
+        "rank_order": question.base.rank_order,
     }
     return bool(search(question._replace(fixed={**least, **question.fixed}), top=1).best)
 

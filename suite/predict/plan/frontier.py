@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from suite.predict.plan.search import Found, Question, search
+from suite.predict.plan.question import Question
+from suite.predict.plan.search import Found, search
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
+MOST_OF_A_NUMBER = 100_000  # layouts, beyond which the search of one number is guided: there are eight
 Each = TypeVar("Each")
 
 
@@ -25,7 +27,7 @@ def by_number(question: Question) -> list[OfNumber]:
     """
     found = []
     for ranks in _around(question.ranks, question.machine.accelerators_per_node):
-        result = search(question._replace(ranks=ranks), top=1)
+        result = search(question._replace(ranks=ranks), top=1, most=MOST_OF_A_NUMBER)
         if result.best:
             found.append(OfNumber(ranks, result.best[0]))
     return found

@@ -17,7 +17,8 @@ from suite.predict.analytic.step_time import StepTime
 from suite.predict.machine_model.model import RunMachine, expected_peak_error
 from suite.predict.plan.changes import HelpfulChange, helpful_changes
 from suite.predict.plan.frontier import OfNumber, by_number
-from suite.predict.plan.search import Found, Question, SearchResult, search
+from suite.predict.plan.question import Question
+from suite.predict.plan.search import Found, SearchResult, search
 from suite.predict.plan.training import TrainingBill, training
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.prediction import run_prediction

@@ -20,7 +20,8 @@ from reference_runs.run import Workload
 from reference_runs.stack import RecordedStack, stack
 from suite.predict.analytic.machine import Machine
 from suite.predict.machine_model.model import expected_peak_error, prepared_row, row_machine, run_machine
-from suite.predict.plan.search import Found, Question, search
+from suite.predict.plan.question import Question
+from suite.predict.plan.search import Found, search
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.sweep import layout_figures
 
@@ -29,7 +30,7 @@ TABLE = "megatron_sc21_table1"
 SEQUENCE_PARALLEL_TABLE = "korthikanti2022_table5"  # of which the rows with sequence parallelism count
 _HELD = (
     *("schedule", "recomputation", "zero_stage", "reduce_scatter", "sequence_parallel", "fused_attention"),
-    *("context_parallel", "expert_parallel"),
+    *("context_parallel", "expert_parallel", "rank_order", "stage_assignment"),
 )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
+from suite.predict.analytic.collective_time import Group
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
@@ -26,17 +28,20 @@ class LayoutFigures(NamedTuple):
     mfu: float
 
 
-def layout_figures(workload: Workload, machine: Machine) -> LayoutFigures:
+def layout_figures(workload: Workload, machine: Machine, *, links: Mapping[str, Group] | None = None) -> LayoutFigures:
     """Peak memory, flop, traffic and time under `layout`, whose counts are numbers or NumPy arrays of float64.
 
     The axes, virtual stages, micro-batch and accumulation may be arrays of one length, without hybrid sharding;
     schedule, recomputation, ZeRO stage and other choices hold for all of them. Layouts that `check_layout` refuses give
     numbers without a meaning.
+
+    Args:
+        links: of each axis, in place of those of the layout's order of ranks.
     """
     architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
     traffic = [step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)]
-    step = step_time(workload, machine, micro_batches=micro_batches, traffic=traffic)
+    step = step_time(workload, machine, micro_batches=micro_batches, traffic=traffic, links=links)
     samples = recipe.global_batch
     seconds = step.total_seconds
     return LayoutFigures(

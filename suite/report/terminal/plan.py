@@ -14,6 +14,7 @@ from suite.predict.plan.failures import Goodput
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan
 from suite.predict.plan.published_layouts import RankedLayout
+from suite.predict.plan.question import Question
 from suite.predict.plan.training import SECONDS_PER_DAY, TrainingBill
 from suite.report.terminal.tables import print_folded, print_table
 
@@ -34,7 +35,7 @@ def print_plan(out: Console, plan: TrainingPlan) -> None:
         needed = f"{smallest.figures.peak_bytes / GIB:,.1f} GiB with {layout_text(smallest.layout, complete=True)}"
         print_folded(out, f"does not fit: the least is {needed}; allowed: {limit:,.1f} of {memory:,.1f}", "bold red")
         return
-    counts = f"fits: {result.fitting:,} of {result.considered:,} layouts"
+    counts = f"fits: {result.fitting:,} of {result.considered - result.left_out:,} layouts"
     margin = f"{limit:,.1f} GiB, {memory:,.1f} less the error to expect of a predicted peak"
     print_folded(out, f"{counts} within {margin}", "green")
     rows = [_row(number, planned, plan) for number, planned in enumerate(plan.best, start=1)]
@@ -65,7 +66,7 @@ def _row(number: int, planned: PlannedLayout, plan: TrainingPlan) -> list[str]:
         _thousand_hours(training),
         "" if training.joules is None else printed(training.joules / 3.6e9, "MWh"),
         "" if training.cost is None else f"{training.cost:,.0f}",
-        _short(planned),
+        _short(planned, plan.question),
     ]
 
 
@@ -73,9 +74,18 @@ def _thousand_hours(training: TrainingBill) -> str:
     return printed(training.accelerator_seconds / 3.6e6, "h")
 
 
-def _short(planned: PlannedLayout) -> str:
-    """The words of the layout that a search chooses: buckets are the run's own."""
-    return layout_text(msgspec.structs.replace(planned.found.layout, bucket_bytes=Layout().bucket_bytes))
+def _short(planned: PlannedLayout, question: Question) -> str:
+    """The words of the layout that a search chooses: buckets are the run's own.
+
+    The order of ranks and how layers are dealt are said where they are not the run's own.
+    """
+    layout, base = planned.found.layout, question.base
+    words = [layout_text(msgspec.structs.replace(layout, bucket_bytes=Layout().bucket_bytes))]
+    if layout.stage_assignment is not base.stage_assignment:
+        words.append(layout.stage_assignment.value)
+    if layout.rank_order != base.rank_order:
+        words.append(f"order-{layout.rank_order}")
+    return ",".join(words)
 
 
 def print_why(out: Console, plan: TrainingPlan) -> None:
@@ -89,20 +99,21 @@ def print_why(out: Console, plan: TrainingPlan) -> None:
     print_folded(out, f"what binds the first: {', '.join(names)}", "")
     if not plan.changes:
         print_folded(out, "what would help it: no single change of layout, batch or network saves time", "")
-    for change in plan.changes:
-        print_folded(out, f"what would help it: {_words(change, plan)}", "")
+        return
+    rows = [_change(change, plan) for change in plan.changes]
+    print_table(out, rows, ["what would help it", "time", "memory", "but"], right=("time", "memory"))
 
 
-def _words(change: HelpfulChange, plan: TrainingPlan) -> str:
+def _change(change: HelpfulChange, plan: TrainingPlan) -> list[str]:
     more = change.more_bytes / GIB
-    memory = f"{more:+,.1f} GiB" if abs(more) >= 0.05 else "no more memory"
+    memory = f"{more:+,.1f} GiB" if abs(more) >= 0.05 else "as much"
     against = []
     if not change.fits:
         over = plan.best[0].found.figures.peak_bytes + change.more_bytes - plan.question.memory_bytes
         against.append(f"{over / GIB:,.1f} GiB too many")
     if not change.allowed:
         against.append("the software does not execute it")
-    return f"{change.words}: {change.time:+.1%}, {memory}{': ' if against else ''}{', and '.join(against)}"
+    return [change.words, f"{change.time:+.1%}", memory, " and ".join(against)]
 
 
 def print_goodput(out: Console, expected: Goodput) -> None:
@@ -119,7 +130,7 @@ def print_goodput(out: Console, expected: Goodput) -> None:
         print_folded(out, words)
 
 
-def print_numbers(out: Console, others: Sequence[OtherNumber]) -> None:
+def print_numbers(out: Console, question: Question, others: Sequence[OtherNumber]) -> None:
     """Print the fastest layout of each number of accelerators; * where none is as fast for as little."""
     best = frontier(others, _held, lambda each: each.planned.training.seconds)
     rows = []
@@ -132,7 +143,7 @@ def print_numbers(out: Console, others: Sequence[OtherNumber]) -> None:
                 _thousand_hours(training),
                 *([] if training.cost is None else [f"{training.cost:,.0f}"]),
                 f"{each.planned.found.figures.mfu:.1%}",
-                _short(each.planned),
+                _short(each.planned, question),
             ]
         )
     priced = others[0].planned.training.cost is not None

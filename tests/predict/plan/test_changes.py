@@ -13,7 +13,7 @@ from suite.predict.recorded_run.sweep import layout_figures
 from tests.predict.plan.test_search import Question, asked_questions, question
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(asked_questions)
 def test_no_change_that_is_allowed_and_fits_makes_the_best_layout_faster(asked: Question) -> None:
     """Of what the search varies; it is the best. The batch and the network are not the search's to change."""

@@ -4,8 +4,11 @@ import msgspec
 import pytest
 
 from suite.predict.plan.fit import fit
-from suite.predict.plan.search import Question, search
+from suite.predict.plan.question import Question
+from suite.predict.plan.search import search
 from tests.predict.plan.test_search import question
+
+WORDS = ("tp", "pp", "zero1", "reduce-scatter", "zero3", "recompute-full")
 
 
 def of_layers(asked: Question, layers: int) -> Question:
@@ -14,7 +17,7 @@ def of_layers(asked: Question, layers: int) -> Question:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_largest_model_fits_and_one_of_a_tenth_more_layers_does_not(ranks: int) -> None:
-    asked = question(ranks)
+    asked = question(ranks, layouts=WORDS)
     answer = fit(asked)
     assert answer.result.best
     assert answer.largest is not None
@@ -24,7 +27,7 @@ def test_the_largest_model_fits_and_one_of_a_tenth_more_layers_does_not(ranks: i
 
 
 def test_the_largest_micro_batch_is_the_largest_power_of_two_that_fits_in_some_layout() -> None:
-    asked = question(4, memory_bytes=2.5e9)
+    asked = question(4, memory_bytes=2.5e9, layouts=WORDS)
     answer = fit(asked)
     fitting = [size for size in (1, 2, 4, 8, 16, 32, 64) if search(asked._replace(fixed={"micro_batch": size})).fitting]
     assert answer.micro_batch == max(fitting)
@@ -32,7 +35,7 @@ def test_the_largest_micro_batch_is_the_largest_power_of_two_that_fits_in_some_l
 
 
 def test_what_does_not_fit_says_how_many_accelerators_would_do() -> None:
-    asked = question(2, memory_bytes=1.2e9)
+    asked = question(2, memory_bytes=1.2e9, layouts=WORDS)
     answer = fit(asked)
     assert not answer.result.best
     assert answer.micro_batch is None
@@ -44,6 +47,6 @@ def test_what_does_not_fit_says_how_many_accelerators_would_do() -> None:
 
 
 def test_no_number_helps_where_one_layer_is_too_large() -> None:
-    answer = fit(question(2, memory_bytes=1e6))
+    answer = fit(question(2, memory_bytes=1e6, layouts=WORDS))
     assert answer.ranks is None
     assert answer.largest is None

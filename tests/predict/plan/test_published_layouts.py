@@ -27,8 +27,8 @@ def test_every_published_layout_is_predicted_to_fit_and_no_layout_is_faster_than
 
 
 def test_what_the_builders_chose_is_near_the_best(ranked) -> None:
-    """Twelve of eighteen within 3 % is what is aimed at; the machine model that is shipped reaches eleven."""
-    assert sum(each.loss < 0.03 for each in ranked.values()) >= 11
+    """Twelve of eighteen within 3 % is what is aimed at; the machine model that is shipped reaches fourteen."""
+    assert sum(each.loss < 0.03 for each in ranked.values()) >= 14
     assert max(each.loss for each in ranked.values()) < 0.09
 
 
@@ -37,3 +37,9 @@ def test_the_layout_that_was_wrongly_preferred_for_gpt_neox_does_not_fit(ranked)
     neox = ranked["gpt-neox-20b"]
     assert "tp2" in neox.best
     assert "pp1," not in neox.best
+
+
+def test_nothing_is_preferred_whose_layers_the_software_of_the_time_could_not_deal(ranked) -> None:
+    """Megatron-LM of 2021 wants as many layers in every chunk: 60 of GPT-76B are not dealt to 8 stages of 3 chunks."""
+    for name in ("GPT-76B", "GPT-145B", "GPT-530B"):
+        assert ranked[f"megatron_sc21_table1, {name}"].rank == 1
