@@ -14,7 +14,7 @@ from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.commands.pictures import check_picture
-from suite.commands.planned_export import check_alone, print_export
+from suite.commands.planned_export import TRIED, check_alone, print_export
 from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
@@ -107,7 +107,8 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     prices = Prices(price, energy_price, pue)
     amount = described.recipe.tokens if tokens is None else int(tokens)
     assert machine.uncertainty is not None
-    planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=top)
+    shown = top if chosen is None else TRIED
+    planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=shown)
     limited = days is not None or budget is not None
     others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
     if planned.best:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 from reference_runs.errors import InputError
-from reference_runs.layout import layout_text
+from reference_runs.layout import Layout, layout_text
 from reference_runs.run import Workload
 from suite.predict.plan.plan import TrainingPlan
 from suite.report.export.formats import ExportFormat
 from suite.report.export.job import ExportedJob
 from suite.report.terminal.plan import print_plan
 from suite.report.terminal.tables import console, print_folded
+
+TRIED = 200  # layouts, the fastest, of which the first is exported that the format has a place for
 
 
 def check_alone(export: str | None, others: dict[str, object]) -> None:
@@ -38,13 +40,29 @@ def print_export(name: str, chosen: ExportFormat, planned: TrainingPlan, *, stac
     if not planned.best:
         print_plan(out, planned)
         return
-    layout = planned.best[0].found.layout
-    workload = Workload(question.architecture, question.recipe, layout)
     node = question.machine.accelerators_per_node
-    job = ExportedJob(name, workload, node, stack, tokens=planned.tokens, global_batch=batch)
-    text = chosen.text(job)
-    fitting = f"first of {planned.result.fitting:,} layouts that fit, as {stack} executes them"
-    print_folded(out, f"{fitting}: {layout_text(layout, complete=True)}")
-    if chosen.note is not None:
-        print_folded(out, chosen.note(job))
-    sys.stdout.write(text)
+    refused: list[InputError] = []
+    for planned_layout in planned.best:
+        layout = planned_layout.found.layout
+        workload = Workload(question.architecture, question.recipe, layout)
+        job = ExportedJob(name, workload, node, stack, tokens=planned.tokens, global_batch=batch)
+        try:
+            text = chosen.text(job)
+        except InputError as error:
+            refused.append(error)
+            continue
+        _print_choice(planned, layout, refused, stack)
+        if words := chosen.left_out(job):
+            print_folded(out, words)
+        sys.stdout.write(text)
+        return
+    raise refused[0]
+
+
+def _print_choice(planned: TrainingPlan, layout: Layout, refused: list[InputError], stack: str) -> None:
+    """Say which layout it is, and why it is not the first where others come before it."""
+    out, fitting = console(stderr=True), f"of {planned.result.fitting:,} layouts that fit, as {stack} executes them"
+    which = "first" if not refused else f"number {len(refused) + 1}"
+    print_folded(out, f"{which} {fitting}: {layout_text(layout, complete=True)}")
+    if refused:
+        print_folded(out, f"not the first: {refused[0].lines[0].removeprefix('--export: ')}")

@@ -77,3 +77,14 @@ def test_where_nothing_fits_nothing_is_exported(capsys: pytest.CaptureFixture[st
     assert main(["plan", "gpt3-175b", "--on", "h100-sxm", "--gpus", "8", "--export", "megatron"]) == 1
     printed = capsys.readouterr()
     assert (printed.out, "does not fit: the least is " in printed.err) == ("", True)
+
+
+def test_the_fastest_layout_with_a_place_is_taken_and_the_reason_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """This suite's own layouts come first that no flag of Megatron-LM describes."""
+    asked = ["plan", *GPT2, "--stack", "pytorch", "--fix", "dp4,tp1,pp1,cp1,micro1", "--export", "megatron"]
+    assert main(asked) == 0
+    printed = capsys.readouterr()
+    said = " ".join(printed.err.split())
+    assert "not the first: Megatron-LM with Megatron-Core 0.16.1 has no place for" in said
+    assert "number " in said
+    assert "torchrun" in printed.out

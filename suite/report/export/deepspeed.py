@@ -54,14 +54,6 @@ def deepspeed_configuration(job: ExportedJob) -> dict[str, Any]:
     return found
 
 
-def deepspeed_note(job: ExportedJob) -> str:
-    """What the JSON leaves to the script."""
-    layout = job.workload.layout
-    recomputes, attention = layout.recomputation is Recomputation.FULL, "fused" if layout.fused_attention else "unfused"
-    calls = ", calls deepspeed.checkpointing.checkpoint for each group of layers" if recomputes else ""
-    return f"not in the JSON: the script builds the model, with {attention} attention{calls}, and reads the data"
-
-
 def _limits(architecture: Architecture, recipe: Recipe, layout: Layout) -> Iterator[tuple[bool, str]]:
     sharded = layout.zero_stage == 3 and layout.state_ranks > 1
     engine = "pipeline stages, which its pipeline engine takes from the script"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from suite.report.export.job import ExportedJob, refuse
+from suite.report.export.left_out import comment
 from suite.report.export.megatron_core import core_fields, core_limits
 from suite.report.export.names import target_software
 
@@ -48,7 +49,7 @@ def megatron_script(job: ExportedJob, launcher: Iterable[str], prefix: str = "")
     return f"""\
 # {job.title}
 # {target_software("megatron").title}
-# To fill in: where Megatron-LM is, the data, its tokenizer, and where checkpoints go.
+{comment(job, "megatron")}# To fill in: where Megatron-LM is, the data, its tokenizer, and where checkpoints go.
 MEGATRON=/path/to/Megatron-LM
 DATA=(--data-path /path/to/data_text_document --tokenizer-type HuggingFaceTokenizer --tokenizer-model /path/to/model)
 CHECKPOINTS=(--save /path/to/checkpoints --load /path/to/checkpoints --save-interval 1000)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_runs.run import LearningRateDecay
 from suite.report.export.job import ExportedJob, refuse
+from suite.report.export.left_out import comment, writes_cosine
 from suite.report.export.megatron_core import core_fields, core_limits
 from suite.report.export.names import target_software
 
@@ -54,6 +54,7 @@ def nemo(job: ExportedJob) -> str:
 
 {target_software("nemo").title}. Start with: torchrun --nproc-per-node {job.ranks_of_node} --nnodes {job.nodes} FILE.py
 To fill in: the data (llm.PreTrainingDataModule(paths=..., tokenizer=..., ...) with the same sizes) and checkpoints.
+{comment(job, "nemo").removeprefix("# ")}
 """
 
 import torch
@@ -90,7 +91,6 @@ def nemo_arguments(job: ExportedJob) -> dict[str, Arguments]:
         InputError: something of the training has no argument.
     """
     architecture, recipe, layout = job.workload
-    decay = job.recorded("learning_rate_decay")
     limits = [*core_limits(job), (architecture.key_value_rank is not None, "latent attention: llm.GPTConfig has none")]
     refuse(target_software("nemo").title, limits)
     fields = core_fields(job)
@@ -124,13 +124,12 @@ def nemo_arguments(job: ExportedJob) -> dict[str, Arguments]:
     }
     if layout.virtual_stages > 1:
         calls["MegatronStrategy"]["virtual_pipeline_model_parallel_size"] = layout.virtual_stages
-    warm_up, least = fields.get("lr_warmup_samples"), fields.get("min_lr")
-    if decay is LearningRateDecay.COSINE and warm_up is not None and least is not None:
+    if writes_cosine(job):
         calls["CosineAnnealingScheduler"] = {
             "max_steps": job.steps,
-            "warmup_steps": warm_up // recipe.global_batch,
+            "warmup_steps": fields["lr_warmup_samples"] // recipe.global_batch,
             "constant_steps": 0,
-            "min_lr": least,
+            "min_lr": fields["min_lr"],
         }
     model = {field: value for field, value in fields.items() if field not in ELSEWHERE}
     model["vocab_size"] = architecture.padded_vocabulary

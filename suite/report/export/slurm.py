@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from reference_runs.errors import InputError
-from suite.report.export.deepspeed import deepspeed, deepspeed_note
+from suite.report.export.deepspeed import deepspeed
 from suite.report.export.job import ExportedJob
+from suite.report.export.left_out import comment
 from suite.report.export.megatron import megatron_script
 from suite.report.export.torchtitan import torchtitan
 
@@ -35,15 +36,25 @@ HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 """
     torchrun = (f"--nnodes {job.nodes}", f"--nproc-per-node {job.ranks_of_node}", *RENDEZVOUS)
     started = " ".join(torchrun)
-    if job.stack.startswith("megatron-") and job.stack != "megatron-deepspeed":
+    software = software_of(job.stack)
+    if software == "megatron":
         return head + megatron_script(job, torchrun, prefix="srun ")
-    if job.stack == "pytorch":
+    if software == "torchtitan":
         return head + _with_file(torchtitan(job), "toml", f"{started} -m torchtitan.train --job.config_file")
-    if "deepspeed" in job.stack:
-        words = f"# {job.title}\n# {deepspeed_note(job)}\nSCRIPT=/path/to/train.py  # to fill in\n"
+    if software == "deepspeed":
+        words = f"# {job.title}\n{comment(job, 'deepspeed')}SCRIPT=/path/to/train.py  # to fill in\n"
         return head + words + _with_file(deepspeed(job), "json", f'{started} "$SCRIPT" --deepspeed --deepspeed_config')
     allowed = "--stack megatron-core, pytorch or megatron-deepspeed"
     raise InputError("no script is known of this software", got=job.stack, allowed=allowed, where="--export")
+
+
+def software_of(stack: str) -> str:
+    """The format whose software a stack is of; empty where none is."""
+    if stack.startswith("megatron-") and stack != "megatron-deepspeed":
+        return "megatron"
+    if stack == "pytorch":
+        return "torchtitan"
+    return "deepspeed" if "deepspeed" in stack else ""
 
 
 def _with_file(text: str, ending: str, options: str) -> str:

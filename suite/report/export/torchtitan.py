@@ -10,6 +10,7 @@ from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Objective, Optimizer, Precision, ProductFormat
 from suite.report.export.job import ExportedJob, refuse
+from suite.report.export.left_out import comment
 from suite.report.export.names import recorded_names, target_software
 
 SCHEDULES = {
@@ -31,6 +32,7 @@ def torchtitan(job: ExportedJob) -> str:
     lines = [
         f"# {job.title}",
         f"# {target_software('torchtitan').title}: {start} --job.config_file FILE.toml",
+        *comment(job, "torchtitan").splitlines(),
         "# To fill in: [model] hf_assets_path (tokenizer), [training] dataset, [checkpoint].",
     ]
     for section, values in torchtitan_sections(job).items():
