@@ -242,8 +242,9 @@ def _averaged(
     averaging: Averaging, layout: Layout, architecture: Architecture, request: Request, device: str
 ) -> Layout:
     """The layout as a way of averaging needs it."""
-    unsaid = request.layout is None or (request.synchronisation is not None and "zero" not in request.layout)
-    if (averaging is not Averaging.EXACT or request.synchronisation is not None) and unsaid:
+    asynchronous = request.synchronisation is not None or not layout.flushes
+    unsaid = request.layout is None or (asynchronous and "zero" not in request.layout)
+    if (averaging is not Averaging.EXACT or asynchronous) and unsaid:
         layout = msgspec.structs.replace(layout, zero_stage=0)  # every rank needs the whole momentum or gradient
     if averaging is Averaging.POWER_SGD and device == "cpu":
         # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other

@@ -134,9 +134,9 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 _EXECUTED_LAYOUTS = (
     "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero-bubble, zbv, dualpipev, "
-    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN alone, zero0/1, reduce-scatter, all-reduce, "
-    "zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, everyN, "
-    "fused with a plain causal mask, microN, accumulateN, bucketN"
+    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN (zero0) alone, zero0/1, reduce-scatter, "
+    "all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
+    "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
 

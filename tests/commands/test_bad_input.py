@@ -28,7 +28,8 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
-    "1f1b, zero-bubble, zbv, dualpipev, pipedream/pipedream-vertical-sync/pipedream-2bw with ppN alone, "
+    "1f1b, zero-bubble, zbv, dualpipev, "
+    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN (zero0) alone, "
     "zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
     "offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
@@ -583,7 +584,7 @@ def test_what_a_backward_pass_in_halves_computes_twice_or_leaves_out_is_refused(
 @pytest.mark.parametrize(
     ("run", "layout", "words"),
     [
-        ("gpt2-mini", "dp2,pp2,pipedream", "dp2"),
+        ("gpt2-mini", "dp2,pp2,pipedream,zero1", "dp2 and zero1"),
         ("gpt2-mini", "tp2,pp2,pipedream-2bw", "tp2"),
         ("gpt2-mini", "cp2,pp2,pipedream", "cp2"),
         ("qwen3-moe-mini", "pp2,pipedream", "experts"),

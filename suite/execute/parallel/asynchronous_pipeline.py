@@ -74,10 +74,12 @@ class AsynchronousStage:
     def step(self, tokens: list[Tensor], arguments: list[dict[str, Tensor]]) -> Tensor:
         """Run the passes up to the next update; gradients are those of the mean loss of its micro-batches.
 
+        Of several replicas each has its part of that mean, and of the gradients.
+
         Args:
             tokens, arguments: of the micro-batches whose forward passes are next, `missing` of them.
 
-        Returns the mean loss of those whose backward passes ran, detached; 0 if this is not the last stage.
+        Returns the loss of those whose backward passes ran, detached; 0 if this is not the last stage.
         """
         given = iter(zip(tokens, arguments, strict=True))
         losses: list[Tensor] = []
@@ -123,8 +125,7 @@ class AsynchronousStage:
         with self._phases.phase(Part.FORWARD, self._pass(PassKind.FORWARD, number)):
             output: Tensor = self._module(tokens_BT if x is None else x, **arguments)
             if self._after is None:
-                update = self._rule.updates(number)
-                output = output / (self._rule.first(update + 1) - self._rule.first(update))
+                output = output / self._rule.averaged(number)
         self._passed[number] = _Passed(x, output, versions)
         self._begun += 1
         if self._after is None:

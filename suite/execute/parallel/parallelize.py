@@ -114,7 +114,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
         4. compile each block
         5. DistributedDataParallel over data-, expert- and context-parallel ranks (ZeRO-0 and 1), without experts that
-           are shared out; or buffers of gradients that are reduce-scattered
+           are shared out; or buffers of gradients that are reduce-scattered; not where passes go on over updates
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
 
@@ -145,7 +145,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         data, shard = mesh.get_group(DATA), mesh.get_local_rank(DATA)
         apart = _share_of_experts(layout, mesh)
         scattered = scattered_gradients(groups, shards=_shards(layout), shard=shard, process_group=data, apart=apart)
-    elif layout.state_ranks > 1 and not layout.fully_sharded and job.slice is None:
+    elif layout.state_ranks > 1 and not layout.fully_sharded and layout.flushes and job.slice is None:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device, apart=experts) for chunk in chunks]
     pipeline = None
     if layout.pipeline_stages > 1 and layout.flushes and job.slice is None:
@@ -245,7 +245,8 @@ def _stored(
         on_device(chunk, device)
         shard_fully(chunk, layout, job.recipe.precision, mesh=over, of_experts=of_experts, as_dtensor=as_dtensor)
         return None
-    shards, reduced = _shards(layout), layout.state_ranks > 1 and not layout.scatters_gradients
+    averaged = layout.state_ranks > 1 and layout.flushes
+    shards, reduced = _shards(layout), averaged and not layout.scatters_gradients
     shared = _share_of_experts(layout, mesh)
     groups = store_weights(
         list(chunks),

@@ -90,12 +90,15 @@ def scattered_gradients(
     """
     usual = Share(shard, shards, process_group)
     shares = [apart if group.apart and apart is not None else usual for group in groups]
-    buffers = []
-    for group in groups:
-        flat = torch.zeros_like(group.flat, dtype=GRADIENT_DTYPES[group.flat.dtype])
-        sizes = [leaf.numel() for leaf in group.leaves]
-        for leaf, part in zip(group.leaves, flat[: sum(sizes)].split(sizes), strict=True):
-            leaf.grad = part.view(leaf.shape)
-        buffers.append(flat)
+    buffers = [gradient_buffer(group) for group in groups]
     own = [flat.chunk(share.shards)[share.number] for flat, share in zip(buffers, shares, strict=True)]
     return ScatteredGradients(groups, buffers, own, shares, shards)
+
+
+def gradient_buffer(group: WeightGroup) -> Tensor:
+    """Zeros in the dtype in which gradients accumulate, which the gradients of the group's leaves view from now on."""
+    flat = torch.zeros_like(group.flat, dtype=GRADIENT_DTYPES[group.flat.dtype])
+    sizes = [leaf.numel() for leaf in group.leaves]
+    for leaf, part in zip(group.leaves, flat[: sum(sizes)].split(sizes), strict=True):
+        leaf.grad = part.view(leaf.shape)
+    return flat

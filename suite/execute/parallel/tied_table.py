@@ -26,7 +26,7 @@ class TiedTable:
 
     Args:
         versioned: the table's versions, by the rule of the first stage.
-        samples: of a micro-batch.
+        samples: of a micro-batch of each replica.
         later: micro-batches by which this stage is ahead of the first one.
         group: first and last stage.
     """

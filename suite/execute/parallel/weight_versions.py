@@ -27,9 +27,13 @@ class VersionRule:
     Source: Narayanan et al. 2019, PipeDream, SOSP, section 3.3; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
     Differs from these with several micro-batches an update, which PipeDream does not have.
 
+    Where stages have replicas, micro-batches are dealt to them in turns, and b counts those of one replica: its passes,
+    and the updates that all replicas of a stage make together, are those of a pipeline of its own.
+
     Args:
-        micro_batches: of an update.
+        micro_batches: of an update, on each replica.
         ramp: those of each of the first updates, where they are other ones.
+        replicas: of each stage.
     """
 
     schedule: Schedule
@@ -37,6 +41,7 @@ class VersionRule:
     stage: int
     micro_batches: int
     ramp: tuple[int, ...] = ()
+    replicas: int = 1
 
     @property
     def in_flight(self) -> int:
@@ -53,6 +58,11 @@ class VersionRule:
         """The first micro-batch of an update."""
         ramp = self.ramp[:update]
         return sum(ramp) + (update - len(ramp)) * self.micro_batches
+
+    def averaged(self, micro_batch: int) -> int:
+        """Micro-batches of all replicas whose mean gradient the update of `micro_batch` takes."""
+        update = self.updates(micro_batch)
+        return self.replicas * (self.first(update + 1) - self.first(update))
 
     def updates(self, micro_batches: int) -> int:
         """That so many micro-batches make."""

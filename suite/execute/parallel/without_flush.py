@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,9 @@ from reference_runs.run import Recipe
 from suite.execute.model.decoder import Decoder
 from suite.execute.parallel.asynchronous_pipeline import Versioned
 from suite.execute.parallel.local_parameter import LocalParameter
-from suite.execute.parallel.mesh import PIPELINE
+from suite.execute.parallel.mesh import DATA, PIPELINE
 from suite.execute.parallel.neighbours import Neighbour
+from suite.execute.parallel.replica_gradients import ReplicaGradients, replica_gradients
 from suite.execute.parallel.sharded_adamw import TensorAdamW, whole_adamw
 from suite.execute.parallel.tied_table import TiedTable
 from suite.execute.parallel.weight_versions import VersionRule, WeightVersions
@@ -32,6 +34,7 @@ class WithoutFlush:
         own: weights that no other stage has.
         optimizer: theirs.
         table: the one that first and last stage share, on these.
+        replicas: its gradients, where other ranks have the same stage.
         before, after: the neighbours; None at the ends.
     """
 
@@ -39,6 +42,7 @@ class WithoutFlush:
     optimizer: TensorAdamW
     leaves: list[LocalParameter]
     table: TiedTable | None
+    replicas: ReplicaGradients | None
     before: Neighbour | None
     after: Neighbour | None
 
@@ -54,6 +58,19 @@ class WithoutFlush:
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         """Update what the stage alone has."""
         self.optimizer.step(learning_rate, gradient_factor)
+
+    def sum_over_replicas(self, loss: Tensor) -> None:
+        """Make all gradients of the stage, and the loss, those of all replicas together."""
+        if self.replicas is not None:
+            self.replicas.finish(*([] if self.table is None else [self.table.leaf.gradient]), loss)
+
+    def clear(self) -> None:
+        """Forget the gradients of what the stage alone has."""
+        if self.replicas is not None:
+            self.replicas.clear()
+            return
+        for leaf in self.leaves:
+            leaf.parameter.grad = None
 
 
 def ramped_batches(recipe: Recipe) -> list[int]:
@@ -84,16 +101,21 @@ def without_flush(
     """
     layout, recipe = job.layout, job.recipe
     stage, stages = mesh.get_local_rank(PIPELINE), layout.pipeline_stages
-    samples, ramp = layout.micro_batch, ramped_batches(recipe)
+    replicas = layout.data_parallel
+    samples, ramp = layout.micro_batch * replicas, ramped_batches(recipe)
     micro_batches = recipe.global_batch // samples
-    rule = VersionRule(layout.schedule, stages, stage, micro_batches, tuple(batch // samples for batch in ramp))
+    ramped = tuple(batch // samples for batch in ramp)
+    rule = VersionRule(layout.schedule, stages, stage, micro_batches, ramped, replicas)
     update = job.training_options.update
 
     def versioned(of: list[WeightGroup], rule: VersionRule) -> tuple[Versioned, TensorAdamW]:
         optimizer = whole_adamw(of, recipe, update)
         return Versioned(WeightVersions(of, [chunk], optimizer, weights), rule), optimizer
 
-    own, optimizer = versioned([group for group in groups if not group.apart], rule)
+    alone = [group for group in groups if not group.apart]
+    own, optimizer = versioned(alone, rule)
+    sum_up = functools.partial(dist.all_reduce, group=mesh.get_group(DATA))
+    gradients = replica_gradients(alone, sum_up) if replicas > 1 else None
     table = None
     if tables is not None:
         (leaf,) = [leaf for leaf in leaves if leaf.tied]
@@ -109,4 +131,4 @@ def without_flush(
         return Neighbour(mesh.get_group(PIPELINE), other, shape=shape, dtype=dtype, device=device)
 
     rest = [leaf for leaf in leaves if table is None or leaf is not table.leaf]
-    return WithoutFlush(own, optimizer, rest, table, neighbour(stage - 1), neighbour(stage + 1))
+    return WithoutFlush(own, optimizer, rest, table, gradients, neighbour(stage - 1), neighbour(stage + 1))

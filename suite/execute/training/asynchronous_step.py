@@ -52,11 +52,10 @@ class AsynchronousSteps(Steps):
     def forward_and_backward(self) -> Tensor:
         self._begin()
         samples, number = self.job.layout.micro_batch, self._stage.missing
-        batch = self._micro_batch(self._given * samples, number * samples)
+        dealt = [self._rule.replicas * n + self._replica for n in range(self._given, self._given + number)]
+        batches = [self._micro_batch(n * samples, samples) for n in dealt]
         self._given += number
-        parts = {name: tensor.split(samples) for name, tensor in batch.arguments.items()}
-        arguments = [{name: part[n] for name, part in parts.items()} for n in range(number)]
-        return self._stage.step(list(batch.tokens_BT.split(samples)), arguments)
+        return self._stage.step([each.tokens_BT for each in batches], [each.arguments for each in batches])
 
     @property
     def staleness(self) -> int | None:
@@ -84,9 +83,10 @@ class AsynchronousSteps(Steps):
 
     def _update_own(self, loss: Tensor) -> Tensor:
         """Update what the stage alone has; return the squared norm of its gradient."""
-        squared = squared_norm([leaf.gradient for leaf in self._parts.leaves], device=self.device)
         if not math.isfinite(loss.item()):
             raise NotFiniteError(f"loss is {loss.item()} at step {self.step}", at_fault=True)
+        self._parts.sum_over_replicas(loss)
+        squared = squared_norm([leaf.gradient for leaf in self._parts.leaves], device=self.device)
         norm = math.sqrt(squared.item())
         if not math.isfinite(norm):
             raise NotFiniteError(f"the stage's gradient norm is {norm} at step {self.step}", at_fault=True)
@@ -94,8 +94,7 @@ class AsynchronousSteps(Steps):
         self._parts.own.weights.begin_update(oldest=self._rule.version(self._rule.first(self.step + 1)))
         rate = learning_rate(self.job.recipe, self._samples_trained)
         self._parts.step(rate, gradient_factor(self.job.recipe, norm))
-        for leaf in self._parts.leaves:
-            leaf.parameter.grad = None
+        self._parts.clear()
         return squared
 
     def _outcomes(self, *, unread: int) -> list[StepOutcome]:

@@ -55,7 +55,8 @@ class UnflushedStage:
     def _step(self) -> None:
         rank, tape, micro_batches = self._rank, self._tape, self._micro_batches
         tape.enter(StepPhase.FORWARD)
-        batch = rank.batch(self._ended + micro_batches + self._in_flight - 1 - self._begun)
+        last = self._ended + micro_batches + self._in_flight - 1
+        given = {number: rank.batch() for number in range(self._begun, last)}
         for number in range(self._ended, self._ended + micro_batches):
             while self._begun < number + self._in_flight:
                 tape.enter(StepPhase.FORWARD)
@@ -65,7 +66,7 @@ class UnflushedStage:
                     block, self._arriving = self._arriving or self._received(), None
                     x = Value(block, ParameterLeaf(returned.deliver, is_weight=False))
                     del block
-                output = self._chunk.forward(batch, x)
+                output = self._chunk.forward(given[self._begun], x)
                 self._passed.append((x, output, returned))
                 if not self._last:
                     self._sent["after"] = output.block

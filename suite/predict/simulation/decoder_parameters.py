@@ -196,7 +196,11 @@ class NewLeaf(Protocol):
     def __call__(
         self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1, *, apart: bool = False
     ) -> ParameterLeaf:
-        """Of so many rows and columns, which so many operators read; `apart`: of experts that are shared out."""
+        """Of so many rows and columns, which so many operators read.
+
+        Args:
+            apart: whether it is of experts that are shared out, or of a table that stages without flush share.
+        """
 
 
 def chunk_parameters(
@@ -216,7 +220,8 @@ def chunk_parameters(
     sizes, dealt = chunk_sizes(workload), chunk_layers(architecture.layers, layout)
     first, last, layers = chunk == 0, chunk == len(dealt) - 1, len(dealt[chunk])
     hidden, tied = architecture.hidden, architecture.tied_embeddings
-    embedding = new_leaf(None, sizes.rows, hidden, 2 if tied and last else 1) if first else None
+    shares = tied and not layout.flushes
+    embedding = new_leaf(None, sizes.rows, hidden, 2 if tied and last else 1, apart=shares) if first else None
     learned = first and architecture.position is Position.LEARNED
     position = new_leaf(None, sizes.keys_length + architecture.extra_positions, hidden) if learned else None
     embedding_norm = None
@@ -237,7 +242,7 @@ def chunk_parameters(
     head = None
     if last:
         shared = (embedding or table) if tied else None
-        weight = shared or new_leaf(None, sizes.rows, hidden)
+        weight = shared or new_leaf(None, sizes.rows, hidden, apart=shares)
         head = Affine(weight, new_leaf(None, sizes.rows) if architecture.bias.head else None)
     return ChunkParameters(embedding, position, embedding_norm, in_layers, final_norm, query_position, head)
 

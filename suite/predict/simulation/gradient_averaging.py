@@ -11,7 +11,7 @@ from suite.predict.analytic.memory import FP32
 from suite.predict.analytic.one_bit_compression import compressed_all_reduce_traffic, error_feedback_bytes
 from suite.predict.analytic.parameters import ParameterTensor
 from suite.predict.analytic.process_groups import Traffic
-from suite.predict.simulation.state import parameter_tensors_of_rank
+from suite.predict.simulation.state import parameter_tensors_of_rank, shared_table
 
 HALF = 2  # bytes of fp16 and bf16
 POWER_SGD_MESSAGES = 3  # of a bucket: what is not compressed, P, Q; empty ones too
@@ -65,6 +65,18 @@ def averaging_traffic(
         return [Traffic("dp", "all_reduce", element_bytes * elements, POWER_SGD_MESSAGES * len(buckets))]
     share = HALF / element_bytes if averaging in (Averaging.FP16, Averaging.BF16) else 1
     return [Traffic("dp", "all_reduce", round(share * sum(buckets)), len(buckets))]
+
+
+def replica_traffic(workload: Workload, *, stage: int, element_bytes: int) -> list[Traffic]:
+    """What a replica of a stage without flush hands to the all-reduces of its gradients, once an update.
+
+    A message for the weights that decay, one for the others, and one for a table that another stage has too.
+    """
+    tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
+    shared = shared_table(workload)
+    groups = {(each.matrix or workload.recipe.decay_of_vectors, each.name in shared) for each in tensors}
+    payload = element_bytes * sum(each.elements for each in tensors)
+    return [Traffic("dp", "all_reduce", payload, len(groups))]
 
 
 def _power_sgd_elements(tensor: ParameterTensor) -> int:

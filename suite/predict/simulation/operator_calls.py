@@ -135,7 +135,7 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
         if training.synchronises:
             _count(tape, "vector_norm", size)
             _count(tape, "scale", size)
-        if training.keeps_gradients:
+        if training.keeps_gradients or (layout.data_parallel > 1 and not layout.flushes):
             _count(tape, "zeros", size)
     if training.update is Update.FUSED:
         _count(tape, "adam", sum(elements))

@@ -26,7 +26,8 @@ class Gradients:
             stand-ins with wider gradients; parts of matrices become DTensors as they are read.
         flat: whether they lie in flat buffers from the start, to which every backward pass adds.
         whole: whether this is the last micro-batch.
-        apart_bytes: of gradients that lie in no bucket, as DistributedDataParallel leaves them alone.
+        apart_bytes: of gradients that lie in no bucket or buffer: DistributedDataParallel leaves them alone, or they
+            are of a table that stages without flush share.
     """
 
     def __init__(self, tape: Tape, workload: Workload, options: StepOptions) -> None:
@@ -36,8 +37,10 @@ class Gradients:
         self._widens = self._element > WEIGHT_ELEMENT_BYTES[precision]
         self._keeps = options.training_options.keeps_gradients
         self._accumulated: dict[int, MemoryBlock] = {}
+        self._in_buffers: dict[int, MemoryBlock] = {}
         self._leaves = self.apart_bytes = 0
-        self.flat = layout.scatters_gradients
+        self._scatters = layout.scatters_gradients
+        self.flat = self._scatters or (layout.state_ranks > 1 and not layout.flushes)
         self.in_buckets = layout.state_ranks > 1 and not layout.fully_sharded and not self.flat
         self.read = (self.in_buckets and self._widens) or layout.tensor_parallel > 1
         self.whole = False
@@ -46,11 +49,14 @@ class Gradients:
         """The leaf of a parameter; gradients of several readers are accumulated when all have come."""
         self._leaves += 1
         name, size = self._leaves, self._element * rows * columns
-        self.apart_bytes += size * (apart and not self.flat)
+        flat = self._scatters or (self.flat and not apart)
+        self.apart_bytes += size * (apart and not flat)
         waiting: list[MemoryBlock] = []
-        if self._keeps or self.flat:
-            self._accumulated[name] = self._tape.block(0 if self.flat else size)
+        if self._keeps or flat:
+            self._accumulated[name] = self._tape.block(0 if flat else size)
             self._accumulated[name].move(Category.GRADIENTS)
+        if flat:
+            self._in_buffers[name] = self._accumulated[name]
 
         def deliver(block: MemoryBlock) -> None:
             if self.read:
@@ -80,8 +86,8 @@ class Gradients:
         return ParameterLeaf(deliver)
 
     def clear(self) -> None:
-        """After an update."""
-        self._accumulated.clear()
+        """After an update: what lies in buffers stays, as zeros."""
+        self._accumulated = dict(self._in_buffers)
 
     def _count(self, operation: str, elements: int) -> None:
         dtype = timed_dtype(self._element)

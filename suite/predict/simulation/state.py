@@ -154,11 +154,16 @@ def _of_all_versions(workload: Workload, *, stage: int) -> int:
     """Elements of all versions of a stage's weights; a table may have fewer than the others."""
     architecture, layout = workload.architecture, workload.layout
     versions = stored_versions(workload, stage=stage)
-    table = {"embedding.weight", "head.weight"} if architecture.tied_embeddings else set()
+    table = shared_table(workload)
     return sum(
         tensor.elements * (versions.table if tensor.name in table else versions.own)
         for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage)
     )
+
+
+def shared_table(workload: Workload) -> set[str]:
+    """Names of the table that first and last stage of a pipeline without flush update together; none untied."""
+    return {"embedding.weight", "head.weight"} if workload.architecture.tied_embeddings else set()
 
 
 def adafactor_elements(tensor: ParameterTensor) -> int:

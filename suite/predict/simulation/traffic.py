@@ -28,7 +28,7 @@ from suite.predict.simulation.expert_traffic import (
     context_balancing_traffic,
     executed_expert_traffic,
 )
-from suite.predict.simulation.gradient_averaging import averaging_traffic
+from suite.predict.simulation.gradient_averaging import averaging_traffic, replica_traffic
 from suite.predict.simulation.state import (
     is_shared_out,
     local_shard_elements,
@@ -134,7 +134,7 @@ def executed_gradient_traffic(
 
     With n ranks, m micro-batches, g bytes a reduced gradient, w a weight:
         stage 0   all_reduce       g N    once a step, in the buckets of each chunk's DistributedDataParallel;
-                                          `averaging_traffic` has the other ways
+                  `averaging_traffic` has the other ways, `replica_traffic` those of stages without flush
         stage 1   all_reduce       g N    as stage 0
                   all_gather       w n ceil(N / n) for each optimizer group of the rank, a message each
                   with reduce_scatter, in place of the all-reduce, after the last backward pass:
@@ -167,6 +167,8 @@ def executed_gradient_traffic(
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
     if layout.zero_stage <= 1:
         groups = optimizer_groups(workload, stage=stage)
+        if not layout.flushes:
+            return replica_traffic(workload, stage=stage, element_bytes=gradient)
         if layout.scatters_gradients:
             several = [group for group in groups if group.shards > 1]
             traffic = [Traffic(group.axis, "reduce_scatter", gradient * group.padded, 1) for group in several]

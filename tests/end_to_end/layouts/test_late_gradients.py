@@ -21,7 +21,8 @@ from tests.end_to_end.layouts.table import STEPS, Case
 pytestmark = pytest.mark.ranks
 
 CASES = [
-    Case("gpt2-mini", "fp32", "pp2,pipedream"),
+    Case("gpt2-mini", "fp32", "dp2,pp2,pipedream"),
+    pytest.param(Case("gpt2-mini", "fp32", "pp2,pipedream"), marks=pytest.mark.rare),
     pytest.param(Case("gpt2-mini", "fp32", "pp2,pipedream-2bw"), marks=pytest.mark.rare),
     pytest.param(Case("gpt2-mini", "fp32", "pp2,pipedream-vertical-sync,recompute-full"), marks=pytest.mark.rare),
     pytest.param(Case("llama2-mini", "fp32", "pp2,pipedream,micro8"), marks=pytest.mark.rare),
@@ -32,12 +33,14 @@ Version = Callable[[int, int], int]  # (stage, micro-batch of the run) -> update
 
 def late(job: Job) -> Version:
     """As the schedule of the job says."""
-    stages, m = job.layout.pipeline_stages, job.recipe.global_batch // job.layout.micro_batch
+    layout = job.layout
+    stages, m = layout.pipeline_stages, job.recipe.global_batch // (layout.micro_batch * layout.data_parallel)
 
     def version(stage: int, micro_batch: int) -> int:
-        if job.layout.schedule is Schedule.PIPEDREAM_2BW:
+        micro_batch //= layout.data_parallel  # of its replica
+        if layout.schedule is Schedule.PIPEDREAM_2BW:
             return max(micro_batch // m - 1, 0)
-        passed = stages - 1 - (stage if job.layout.schedule is Schedule.PIPEDREAM else 0)
+        passed = stages - 1 - (stage if layout.schedule is Schedule.PIPEDREAM else 0)
         return max(micro_batch - passed, 0) // m
 
     return version

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from reference_runs.run import Optimizer, Precision, Recipe
 from suite.execute.measure.phases import Phases
 from suite.execute.parallel.asynchronous_pipeline import AsynchronousStage, Versioned
 from suite.execute.parallel.neighbours import Arrival
+from suite.execute.parallel.replica_gradients import replica_gradients
 from suite.execute.parallel.sharded_adamw import whole_adamw
 from suite.execute.parallel.weight_versions import VersionRule, WeightVersions
 from suite.execute.precision import DTYPES, store_weights
@@ -68,8 +71,23 @@ class Waiting(Arrival):
         return self.incoming.get(timeout=60)
 
 
+class SumOfThreads:
+    """Sums a tensor over threads, each of which has its number, in the order of these."""
+
+    def __init__(self, threads: int) -> None:
+        self._parts = [torch.empty(0)] * threads
+        self._barrier = threading.Barrier(threads, timeout=60)
+
+    def of(self, number: int, tensor: Tensor) -> None:
+        self._parts[number] = tensor.clone()
+        self._barrier.wait()
+        first, *others = self._parts
+        tensor.copy_(functools.reduce(torch.add, others, first))
+        self._barrier.wait()
+
+
 class Run(NamedTuple):
-    """A pipeline: what it is, and how many updates it makes."""
+    """A pipeline: what it is, micro-batches of an update on each replica, and how many updates it makes."""
 
     schedule: Schedule
     stages: int
@@ -78,9 +96,10 @@ class Run(NamedTuple):
     precision: Precision = Precision.FP32
     keeps: bool = True
     ramp: tuple[int, ...] = ()
+    replicas: int = 1
 
     def first(self, update: int) -> int:
-        """The first micro-batch of an update."""
+        """The first micro-batch of an update on each replica."""
         return sum((*self.ramp, *[self.micro_batches] * update)[:update])
 
     @property
@@ -114,48 +133,66 @@ class Stage(NamedTuple):
 
 
 def executed(run: Run) -> list[Stage]:
-    """Every stage in a thread of its own."""
-    blocks = run.blocks()
-    down: list[queue.Queue[Tensor]] = [queue.Queue() for _ in blocks[1:]]
-    up: list[queue.Queue[Tensor]] = [queue.Queue() for _ in blocks[1:]]
-    results: list[Stage | None] = [None] * run.stages
+    """Every stage, and every replica of it, in a thread of its own; those of a stage in a row."""
+    blocks = [run.blocks() for _ in range(run.replicas)]
+    places = list(itertools.product(range(run.stages), range(run.replicas)))
+    down: dict[tuple[int, int], queue.Queue[Tensor]] = {place: queue.Queue() for place in places}
+    up: dict[tuple[int, int], queue.Queue[Tensor]] = {place: queue.Queue() for place in places}
+    sums = [SumOfThreads(run.replicas) for _ in range(run.stages)]
+    results: dict[tuple[int, int], Stage] = {}
     errors: list[BaseException] = []
 
-    def work(number: int) -> None:
+    def work(number: int, replica: int) -> None:
         try:
-            before = Queues(up[number - 1], down[number - 1]) if number else None
-            after = Queues(down[number], up[number]) if number < run.stages - 1 else None
-            results[number] = stage_of(run, blocks[number], number, before, after)
+            before = Queues(up[number - 1, replica], down[number - 1, replica]) if number else None
+            after = Queues(down[number, replica], up[number, replica]) if number < run.stages - 1 else None
+            sum_up = functools.partial(sums[number].of, replica)
+            results[number, replica] = stage_of(run, blocks[replica][number], (number, replica), before, after, sum_up)
         except BaseException as error:  # a thread's own would be lost
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(run.stages)]
+    threads = [threading.Thread(target=work, args=place) for place in places]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     if errors:
         raise errors[0]
-    return [result for result in results if result is not None]
+    return [results[place] for place in places]
 
 
-def stage_of(run: Run, block: Block, number: int, before: Queues | None, after: Queues | None) -> Stage:
-    rule = VersionRule(run.schedule, run.stages, number, run.micro_batches, run.ramp)
+def stage_of(
+    run: Run,
+    block: Block,
+    place: tuple[int, int],
+    before: Queues | None,
+    after: Queues | None,
+    sum_up: Callable[[Tensor], None],
+) -> Stage:
+    number, replica = place
+    rule = VersionRule(run.schedule, run.stages, number, run.micro_batches, run.ramp, run.replicas)
     names = [name for name, _ in block.named_parameters()]
     groups = store_weights([block], run.recipe, shards=1, device=CPU)
     storages = [group.flat for group in groups]
     optimizer = whole_adamw(groups, run.recipe)
     versions = WeightVersions(groups, [block], optimizer, storages, keeps=run.keeps)
     stage = AsynchronousStage(block, [Versioned(versions, rule)], rule, before=before, after=after, phases=Phases(CPU))
+    replicas = replica_gradients(groups, sum_up) if run.replicas > 1 else None
     losses, staleness, given = [], [], 0
     for update in range(run.updates):
         count = stage.missing
-        batches = [run.batch(micro_batch) for micro_batch in range(given, given + count)]
+        batches = [run.batch(run.replicas * number + replica) for number in range(given, given + count)]
         given += count
-        losses.append(stage.step([x for x, _ in batches], [{"targets": targets} for _, targets in batches]).item())
+        loss = stage.step([x for x, _ in batches], [{"targets": targets} for _, targets in batches])
         staleness.append(stage.staleness)
+        if replicas is not None:
+            replicas.finish(loss)
+        losses.append(loss.item())
         versions.begin_update(oldest=rule.version(run.first(update + 1)))
         optimizer.step(RATE)
+        if replicas is not None:
+            replicas.clear()
+            continue
         for leaf in (leaf for group in groups for leaf in group.leaves):
             leaf.grad = None
     stage.finish()
@@ -165,7 +202,10 @@ def stage_of(run: Run, block: Block, number: int, before: Queues | None, after: 
 
 
 def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str, Tensor]], list[float]]:
-    """One process: `version(stage, micro_batch)` updates before its gradient is that of each stage's weights."""
+    """One process: `version(stage, micro_batch)` updates before its gradient is that of each stage's weights.
+
+    Micro-batch b is number b / replicas of replica b mod replicas; sums are those of each replica, summed up.
+    """
     blocks = run.blocks()
     dtype = DTYPES[run.precision]
     masters = [{name: p.detach().clone().to(dtype).float() for name, p in b.named_parameters()} for b in blocks]
@@ -183,28 +223,29 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
     history = [[{name: p.detach().clone().to(dtype) for name, p in of.items()} for of in masters]]
     losses = []
     for update in range(run.updates):
-        gradients: list[dict[str, Tensor]] = [{} for _ in blocks]
-        parts = []
-        micro_batches = range(run.first(update), run.first(update + 1))
-        for micro_batch in micro_batches:
-            x, targets = run.batch(micro_batch)
+        of_replicas: list[list[dict[str, Tensor]]] = [[{} for _ in blocks] for _ in range(run.replicas)]
+        parts: list[list[Tensor]] = [[] for _ in range(run.replicas)]
+        rounds = range(run.first(update), run.first(update + 1))
+        averaged = run.replicas * len(rounds)
+        for number, replica in itertools.product(rounds, range(run.replicas)):
+            x, targets = run.batch(run.replicas * number + replica)
             used = [
-                {n: p.clone().requires_grad_() for n, p in history[version(stage, micro_batch)][stage].items()}
+                {n: p.clone().requires_grad_() for n, p in history[version(stage, number)][stage].items()}
                 for stage in range(run.stages)
             ]
             for block, weights in zip(blocks, used, strict=True):
                 x = functional_call(block, weights, (x, targets))
-            (x / len(micro_batches)).backward()
-            parts.append(x.detach() / len(micro_batches))
-            for sums, weights in zip(gradients, used, strict=True):
+            (x / averaged).backward()
+            parts[replica].append(x.detach() / averaged)
+            for sums, weights in zip(of_replicas[replica], used, strict=True):
                 for name, weight in weights.items():
                     assert weight.grad is not None
                     widened = weight.grad.float()
                     sums[name] = sums[name] + widened if name in sums else widened
-        losses.append(torch.stack(parts).sum().item())
-        for of_stage, sums, optimizer in zip(masters, gradients, optimizers, strict=True):
+        losses.append(functools.reduce(torch.add, [torch.stack(own).sum() for own in parts]).item())
+        for stage, (of_stage, optimizer) in enumerate(zip(masters, optimizers, strict=True)):
             for name, weight in of_stage.items():
-                weight.grad = sums[name]
+                weight.grad = functools.reduce(torch.add, [sums[stage][name] for sums in of_replicas])
             optimizer.step()
         history.append([{name: p.detach().clone().to(dtype) for name, p in of.items()} for of in masters])
     return history[-1], losses
@@ -237,7 +278,17 @@ RUNS += [
     Run(schedule, 4, 6, 20, ramp=(3, 4, 5))
     for schedule in (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
 ]
+RUNS += [
+    Run(schedule, 2, micro_batches, 20, replicas=replicas)
+    for schedule, micro_batches, replicas in (
+        (Schedule.PIPEDREAM, 1, 2),
+        (Schedule.PIPEDREAM, 4, 2),
+        (Schedule.PIPEDREAM_VERTICAL_SYNC, 2, 2),
+        (Schedule.PIPEDREAM_2BW, 2, 3),
+    )
+]
 RUNS += [run._replace(precision=Precision.BF16, updates=20) for run in RUNS if run.stages == 4 and not run.ramp]
+RUNS += [Run(Schedule.PIPEDREAM, 4, 3, 20, Precision.BF16, ramp=(1, 2), replicas=2)]
 
 
 @pytest.fixture(autouse=True)
@@ -250,21 +301,22 @@ def _one_thread() -> Iterator[None]:
 
 def name_of(run: Run) -> str:
     ramp = "-ramp" if run.ramp else ""
-    return f"{run.schedule}-{run.stages}-{run.micro_batches}-{run.precision}{ramp}"
+    replicas = f"-{run.replicas}-replicas" if run.replicas > 1 else ""
+    return f"{run.schedule}-{run.stages}-{run.micro_batches}-{run.precision}{ramp}{replicas}"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 def test_weights_equal_those_of_one_process_that_applies_the_formula(run: Run) -> None:
     stages = executed(run)
     wanted, losses = serial(run, formula(run))
-    assert len(stages) == run.stages
-    for stage, weights in zip(stages, wanted, strict=True):
-        for name, weight in weights.items():
+    assert len(stages) == run.stages * run.replicas
+    for number, stage in enumerate(stages):
+        for name, weight in wanted[number // run.replicas].items():
             assert torch.equal(stage.weights[name], weight), name
     assert stages[-1].losses == losses
     most = 2 if run.schedule is Schedule.PIPEDREAM_2BW else None
     for number, stage in enumerate(stages):
-        bound = run.stages - number if run.schedule is Schedule.PIPEDREAM else run.stages
+        bound = run.stages - number // run.replicas if run.schedule is Schedule.PIPEDREAM else run.stages
         assert stage.versions == stage.storages
         assert stage.versions <= (most or bound)
 

@@ -113,7 +113,7 @@ def test_keys_are_unique_and_a_measurement_that_agrees_passes(run: Run) -> None:
         {"fused_attention": True},  # with BLOOM's penalties of distance
         {"offload": Offload.OPTIMIZER, "zero_stage": 2},
         {"offload": Offload.STATE, "zero_stage": 1},
-        {"pipeline_stages": 2, "data_parallel": 2, "schedule": Schedule.PIPEDREAM},
+        {"pipeline_stages": 2, "tensor_parallel": 2, "schedule": Schedule.PIPEDREAM},
         {"pipeline_stages": 2, "zero_stage": 2},
         {"virtual_stages": 2},
         {"pipeline_stages": 2, "tensor_parallel": 2, "scatter_gather": True},
