@@ -82,7 +82,12 @@ def probe_job(profile: str, device: str, ranks: int, directory: str) -> ProbeJob
     )
 
 
-def result_of(names: tuple[str, str], outcome: LaunchOutcome, lost: list[str]) -> PairResult:
+def product_rate(soak: Soaked, size: int) -> float:
+    """Flop/s of all products and their comparisons together: bursts say nothing of a processor that is held back."""
+    return 2.0 * size**3 * soak.products / soak.product_seconds if soak.product_seconds else 0.0
+
+
+def result_of(names: tuple[str, str], outcome: LaunchOutcome, lost: list[str], size: int) -> PairResult:
     """What the events of both ranks say."""
     if outcome.status is not Status.OK:
         words = outcome.message[:400]
@@ -99,7 +104,7 @@ def result_of(names: tuple[str, str], outcome: LaunchOutcome, lost: list[str]) -
         wrong=sum(event.wrong for event in exchanged),
         clock_offset=clock.clock_offset,
         clock_uncertainty=clock.clock_uncertainty or 0.0,
-        products=[soak.product_flop_per_second or 0.0 for soak in soaks],
+        products=[product_rate(soak, size) for soak in soaks],
         product_errors=[soak.wrong for soak in soaks],
     )
 
@@ -118,7 +123,7 @@ def main() -> int:
     if outcome.status is Status.INTERRUPTED:
         return 1
     lost = slurm.not_answering(hosts.names) if hosts.scheduled and outcome.status is not Status.OK else []
-    keep(path, result_of((hosts.names[0], hosts.names[1]), outcome, lost))
+    keep(path, result_of((hosts.names[0], hosts.names[1]), outcome, lost, job.product_size))
     return 0
 
 

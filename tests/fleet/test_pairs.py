@@ -71,6 +71,12 @@ def test_a_link_is_slow_below_70_percent_of_the_others(rate: float, is_slow: boo
     assert (("n0", "n1") in to_repeat(results)) is is_slow
 
 
+@pytest.mark.parametrize("count", [3, 4, 5, 9])
+def test_a_node_with_a_slow_link_is_found_among_few(count: int) -> None:
+    results = [measured(pair, rate=1e7 if "n1" in pair else 1e9) for pair in ring(count)]
+    assert blamed(ring(count), slow_links(results)).nodes == ["n1"]
+
+
 def test_damaged_messages_make_a_fast_link_bad() -> None:
     pair = measured(("a", "b"))
     assert slow_links([PairResult(first="a", second="b", status="ok", bytes_per_second=1e9, wrong=1)]) == [("a", "b")]

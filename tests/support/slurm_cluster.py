@@ -26,8 +26,10 @@ from suite.paths import ROOT
 PARTITION = "main"
 BARE_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SHIFTED_CLOCK = Path(__file__).with_name("shifted_clock.c")
+LINK_BITS_PER_SECOND = 400e6  # of all nodes alike: without a limit, what else this machine does decides
 PERIOD_MICROSECONDS = 10_000  # short beside what is timed, so that bursts are slowed too
 START_SECONDS = 60.0
+WEIGHT = 20  # of a node over that of another process: what is slow must not be the tests beside it
 POLL_SECONDS = 0.2
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -144,8 +146,8 @@ class SlurmCluster:
             (group / "cpu.cfs_quota_us").write_text(str(quota), encoding="ascii")
 
     def limit_link(self, node: str, bits_per_second: float | None) -> None:
-        """Let a node's link carry at most that rate, in both directions; None: as fast as it can."""
-        limit([self._namespaces[node]], bits_per_second)
+        """Let a node send at most at that rate; None: as all others."""
+        limit([self._namespaces[node]], LINK_BITS_PER_SECOND if bits_per_second is None else bits_per_second)
 
     def shift_clock(self, node: str, seconds: float | None) -> None:
         """Let the clock of what jobs start on a node be off by so much; None: right again."""
@@ -179,6 +181,7 @@ class SlurmCluster:
         )  # fmt: skip
         log.close()
         for node in self.nodes:
+            self.limit_link(node, None)
             self.start(node)
         until = time.monotonic() + START_SECONDS
         while self.run("sinfo", "--noheader", "-o", "%T").stdout.split() != ["idle"]:
@@ -224,6 +227,8 @@ def slurm_cluster(directory: Path, nodes: int = 4, *, configuration: str = "") -
             group = groups[f"n{number}"] = top / f"suite{mark}n{number}"
             group.mkdir()
             stack.callback(_remove_group, group)
+            weight, usual = ("cpu.weight", 100) if (group / "cpu.weight").exists() else ("cpu.shares", 1024)
+            (group / weight).write_text(str(WEIGHT * usual), encoding="ascii")
         cluster = SlurmCluster(directory, stack.enter_context(hosts(nodes + 1)), groups)
         stack.callback(cluster.end)
         cluster.begin(configuration)

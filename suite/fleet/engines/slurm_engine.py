@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ from suite.launch import slurm
 from suite.launch.multi_host import HostAccess, Hosts
 
 USABLE = ("idle",)
+RESERVED = ("maint", "reserved", "resv")  # usable too by who has the reservation, which srun is told by its variable
 NOT_GIVEN = ("Unable to allocate resources", "Requested nodes are busy", "Requested node configuration")
 IMMEDIATE_SECONDS = 30
 
@@ -24,10 +26,11 @@ class SlurmEngine(msgspec.Struct, frozen=True):
 
     def nodes(self) -> list[EngineNode]:
         """All that Slurm knows; those that are busy, drained or down cannot be used."""
+        usable = (*USABLE, *(RESERVED if os.environ.get("SLURM_RESERVATION") else ()))
         found = []
         for node in slurm.cluster_nodes(self.partition, self.node_list):
             because = f": {node.reason}" if node.reason else ""
-            found.append(EngineNode(node.name, "" if node.state in USABLE else f"{node.state}{because}"))
+            found.append(EngineNode(node.name, "" if node.state in usable else f"{node.state}{because}"))
         return found
 
     def command_on(self, node: str, command: Sequence[str], label: str) -> list[str]:

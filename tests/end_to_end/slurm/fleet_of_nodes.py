@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.slurm_cluster import SlurmCluster
 
+pytestmark = pytest.mark.timeout(3600)  # a fleet of six on two cores
 NODES = 6
 SLOW, LINK, CLOCK, DIES = "n1", "n2", "n4", "n6"
 TINY = ("--", "--only", "14", "--others", "1")  # replays alone: a machine of 2 cores has no other 12 to spare
@@ -20,9 +21,12 @@ TINY = ("--", "--only", "14", "--others", "1")  # replays alone: a machine of 2 
 def accept(cluster: SlurmCluster, place: Path, *options: str, during=None) -> tuple[int, dict]:
     words = ["fleet", "accept", "--results", f"{place}/r", "--at-once", "2", "--json", "--node-minutes", "15"]
     process = cluster.popen(sys.executable, "-m", "suite", *words, *options, *TINY, OMP_NUM_THREADS="1")
-    if during is not None:
-        during()
-    out, err = process.communicate(timeout=3000)
+    try:
+        if during is not None:
+            during()
+        out, err = process.communicate(timeout=3000)
+    finally:
+        process.terminate()
     assert out.startswith("{"), out + err
     return process.returncode, json.loads(out)
 

@@ -1,0 +1,47 @@
+# What the gates share; sourced by them. Needs POSIX sh and Slurm's commands.
+#
+# Verdicts are accept's exit codes: 0 accepted, 1 rejected, 2 bad usage, 3 not decidable, 4 an execution failed.
+PATH=/usr/sbin:/usr/bin:/sbin:/bin:${SLURM_BIN:-/usr/bin}
+export PATH
+here=$(dirname "$(readlink -f "$0")")
+. "${SUITE_CONF:-$here/gates.conf}"
+node=${SLURMD_NODENAME:-$(hostname -s)}
+
+say() { # a line for the system's log; never a reason to fail
+    logger -t suite -- "$*" 2>/dev/null || true
+    echo "suite: $*" >&2
+}
+
+# check OPTIONS: one battery; sets `verdict` to its exit code and `words` to its one line. 124: not done in time.
+check() {
+    words=$(cd "$SUITE_ROOT" && HOME=${HOME:-/root} timeout -k 10 "$SUITE_SECONDS" \
+        "$SUITE_PYTHON" -m suite accept --device "$SUITE_DEVICE" --results "$SUITE_RESULTS" --summary "$@" 2>"$SUITE_RESULTS/.gate.$$")
+    verdict=$?
+    [ -n "$words" ] || words=$(tail -n 1 "$SUITE_RESULTS/.gate.$$" 2>/dev/null)
+    rm -f "$SUITE_RESULTS/.gate.$$"
+}
+
+# decided OPTIONS: like check; what cannot be decided (3, or not done in time) is asked again, some times.
+decided() {
+    attempt=1
+    while :; do
+        check "$@"
+        case $verdict in 0 | 1 | 4) return ;; esac
+        [ "$attempt" -lt "$SUITE_ATTEMPTS" ] || return
+        attempt=$((attempt + 1))
+        sleep "$SUITE_PAUSE_SECONDS"
+    done
+}
+
+# drain WORDS: no further job begins here; a reason that is there stays. At most 200 characters of ASCII.
+drain() {
+    state=$(sinfo --noheader -N -n "$node" -o %T | head -n 1)
+    case $state in drain*) say "already $state: $*"; return ;; esac
+    reason=$(printf '%s' "suite: $*" | LC_ALL=C tr -c ' -~' ' ' | tr '"' "'" | cut -c 1-200)
+    scontrol update nodename="$node" state=drain reason="$reason" && say "drained $node: $reason"
+}
+
+# others: whether a job runs here besides the one that is beginning or ending.
+others() {
+    squeue --noheader -w "$node" -t RUNNING,COMPLETING,CONFIGURING,SUSPENDED -o %A | grep -qv "^${SLURM_JOB_ID:-none}\$"
+}
