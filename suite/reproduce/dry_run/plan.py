@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import check_whole
-from reference_runs.layout import Layout, Offload, parse_layout
+from reference_runs.layout import Layout, Offload, Schedule, parse_layout
 from reference_runs.run import Workload
 from suite.reproduce.plan import plan
 from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
@@ -97,10 +97,11 @@ def check_without_memory(workload: Workload, where: str) -> None:
     architecture, _, layout = workload
     sample = architecture.sequence * (architecture.experts_per_token or 0)
     ranks = layout.expert_parallel
+    flushing = ", ".join(schedule for schedule in Schedule if schedule.flushes)
     for wrong, got, allowed in (
         (sample % ranks > 0, f"{sample} rows of a sample over ep{ranks}", "ranks that share them out evenly"),
         (layout.offload is not Offload.NONE, f"offload {layout.offload.value}", "state on the accelerator"),
-        (not layout.flushes, f"{layout.schedule}, whose steps overlap", "gpipe, 1f1b, zero-bubble"),
+        (not layout.flushes, f"{layout.schedule}, whose steps overlap", flushing),
     ):
         if wrong:
             raise InputError("not executed without memory", got=got, allowed=allowed, where=where)
