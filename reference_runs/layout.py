@@ -198,7 +198,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _GRAMMAR = (
-    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, offload, "
+    "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, "
+    "offload/offload-optimizer/no-offload, "
     "interleaveN, " + "/".join(Schedule) + ", "
     "recompute-"
     + "/".join(Recomputation)
@@ -214,6 +215,8 @@ _WORDS: dict[str, tuple[str, object]] = {
     "reshard": ("reshard_after_forward", True),
     "noreshard": ("reshard_after_forward", False),
     "offload": ("offload", Offload.STATE),
+    "offload-optimizer": ("offload", Offload.OPTIMIZER),
+    "no-offload": ("offload", Offload.NONE),
     "fused": ("fused_attention", True),
     "unfused": ("fused_attention", False),
     **{schedule.value: ("schedule", schedule) for schedule in Schedule},
@@ -326,6 +329,7 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
         "reshard": complete and layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,
+        "offload-optimizer": layout.offload is Offload.OPTIMIZER,
         f"interleave{layout.virtual_stages}": layout.virtual_stages
         != usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages),
         layout.schedule.value: layout.pipeline_stages > 1,

@@ -23,6 +23,7 @@ SEARCHED = (
     *("tp", "sp", "cp", "ep", "pp", "interleave", "uneven", "layers-and-tables", "zero-bubble", "zbv", "dualpipev"),
     *("stages-first", "any-order"),
     *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
+    "offload-optimizer",
 )
 
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]

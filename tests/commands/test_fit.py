@@ -12,14 +12,19 @@ from tests.support.short_run_files import short_run_file
 
 
 def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "gpt2-1558m", "--on", "a100-sxm-80gb", "--gpus", "1"]) == 0
+    assert main(["fit", "gpt2-1558m", "--on", "a100-sxm-80gb", "--gpus", "1", "--fix", "1f1b,micro1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("fits: gpt2-1558m on 1 a100-sxm-80gb, in ")
     assert lines[1].startswith("fastest: dp1,tp1,pp1,zero0")
-    assert main(["fit", "gpt2-1558m", "--on", "rtx-4090", "--gpus", "1"]) == 1
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "does not fit: gpt2-1558m on 1 rtx-4090"
-    assert second == "2 accelerators would do"
+    fixed = ["--fix", "no-offload"]
+    assert main(["fit", "gpt2-1558m", "--on", "rtx-4090", "--gpus", "1", *fixed]) == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "does not fit: gpt2-1558m on 1 rtx-4090; 2 accelerators would do"
+    assert any("no offloading, as was asked for" in line for line in rest)
+    assert main(["fit", "gpt2-1558m", "--on", "rtx-4090", "--gpus", "1", "--fix", "1f1b,micro1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "offload-optimizer" in lines[1]
+    assert lines[-1].startswith("the fastest keeps ")
 
 
 def test_a_longer_sequence_needs_more_memory(capsys: pytest.CaptureFixture[str]) -> None:

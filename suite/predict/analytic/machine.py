@@ -78,6 +78,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         stack: what the software fuses, overlaps and waits for.
         product_peak_flop_per_second: of the layers' products, in the format that the recipe computes them in; they
             reach `matrix_efficiency` of it as others do of theirs. None: no format of their own.
+        host_bytes_per_second: peak between one accelerator and its host, one way; None: not recorded.
     """
 
     peak_flop_per_second: float
@@ -111,6 +112,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     stack: Stack = PLAIN
     peak_is_measured: bool = False
     product_peak_flop_per_second: float | None = None
+    host_bytes_per_second: float | None = None
 
     @property
     def peak(self) -> AcceleratorPeak:

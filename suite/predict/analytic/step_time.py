@@ -15,7 +15,8 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
-from suite.predict.analytic.collective_time import Group, collective_seconds, group
+from suite.predict.analytic.axis_links import axis_groups
+from suite.predict.analytic.collective_time import Group, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
@@ -30,9 +31,9 @@ from suite.predict.analytic.measured_parts import (
 )
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
 from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
+from suite.predict.analytic.offload import has_time, offloaded_update_seconds
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
-from suite.predict.analytic.process_groups import axes_in_node, group_ranks, nearest_in_node
 from suite.predict.analytic.product_formats import weight_casts
 from suite.predict.analytic.stage_computation import micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layers
@@ -164,10 +165,11 @@ def step_time(
         links: in place of what `axis_groups` says of the layout's order of ranks.
 
     Raises:
-        InputError: the layout keeps state in the host's memory; its transfers have no time here.
+        InputError: the layout keeps weights in the host's memory, whose transfers have no time here; or an optimizer's
+            state, and the machine records no link to the host.
     """
     architecture, recipe, layout = workload
-    if layout.offload is not Offload.NONE:
+    if not has_time(layout, machine):
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
     step = _StepOfStages(
         workload,
@@ -256,10 +258,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
         ),
         tied_embedding_seconds=seconds["embedding"],
-        optimizer_seconds=machine.update_passes
-        * update_element_bytes(recipe.precision, recipe.moments)
-        / bandwidth
-        * updated,
+        optimizer_seconds=_update_seconds(workload, machine, updated=updated, micro_batches=micro_batches),
         launch_seconds=micro_batches * micro_batch.launch_seconds,
         accumulation_seconds=micro_batches * added,
         overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
@@ -278,6 +277,14 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             optimizer_seconds=step.parts[0].update * updated,
         )
     return _StageTime(time, one + added, sent / micro_batches)
+
+
+def _update_seconds(workload: Workload, machine: Machine, *, updated: float, micro_batches: int) -> float:
+    recipe, layout = workload.recipe, workload.layout
+    if layout.offload is Offload.OPTIMIZER:
+        return offloaded_update_seconds(layout, recipe.precision, machine, updated=updated, micro_batches=micro_batches)
+    moved = update_element_bytes(recipe.precision, recipe.moments)
+    return machine.update_passes * moved / machine.achievable_memory_bytes_per_second * updated
 
 
 _COMPUTED = ("forward_seconds", "backward_seconds", "recomputation_seconds", "operator_seconds")
@@ -347,47 +354,6 @@ def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> flo
     if stack.accumulation is Accumulation.SEPARATE_ALWAYS:
         return moved
     return chosen(micro_batches > 1, 1.0 * moved, 0.0)
-
-
-def axis_groups(layout: Layout, machine: Machine, *, head_copies: int = 1) -> dict[str, Group]:
-    """By axis, the ranks that it joins and the link that limits them.
-
-    The two stages that store a tied embedding are neighbours in a node only where all stages are; otherwise the group
-    is as far apart as the pipeline.
-    """
-    per_node = machine.accelerators_per_node
-    inside = axes_in_node(layout, accelerators_per_node=per_node, head_copies=head_copies)
-    return _groups(layout, machine, inside, head_copies)
-
-
-def _groups(layout: Layout, machine: Machine, inside: dict[str, int], head_copies: int) -> dict[str, Group]:
-    """By axis, the group of which so many ranks stand in a node."""
-    sizes = {axis: group_ranks(layout, axis, head_copies=head_copies) for axis in inside}
-    if machine.stack.one_ring:  # each group leaves its nodes as if one of its ranks stood in each
-        inside = {axis: chosen(ranks >= sizes[axis], ranks, 1) for axis, ranks in inside.items()}
-    return {axis: group(machine, ranks=sizes[axis], ranks_in_node=ranks) for axis, ranks in inside.items()}
-
-
-def best_links(layout: Layout, machine: Machine, *, head_copies: int = 1) -> dict[str, Group]:
-    """By axis, the best link that any order of ranks gives it: no order makes a step shorter than these do.
-
-    No order need give every axis its best link at once.
-    """
-    nearest = nearest_in_node(layout, accelerators_per_node=machine.accelerators_per_node, head_copies=head_copies)
-    return _groups(layout, machine, nearest, head_copies)
-
-
-def joined_links(of_orders: Sequence[Mapping[str, Group]], *, layouts: int) -> dict[str, Group]:
-    """By axis, arrays with the links of the first order for so many layouts, then those of the second, and so on."""
-    import numpy
-
-    def joined(axis: str) -> Group:
-        def column(field: str) -> Any:
-            return numpy.concatenate([numpy.broadcast_to(getattr(links[axis], field), layouts) for links in of_orders])
-
-        return Group(column("ranks"), column("bytes_per_second"), column("latency_seconds"))
-
-    return {axis: joined(axis) for axis in of_orders[0]}
 
 
 def _slower(a: StepTime, b: StepTime) -> StepTime:

@@ -72,6 +72,7 @@ def modelled_machine(
     return Machine(
         peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
         memory_bytes=board.memory_bytes,
+        host_bytes_per_second=board.host_bytes_per_second,
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
         matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix,),),)),

@@ -100,13 +100,14 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
     if "recompute-full" in words:
         recomputations.append(Recomputation.FULL)
     schedules = (Schedule.ONE_F_ONE_B, *(schedule for schedule in SCHEDULES if schedule in words))
-    for (zero, scatters), recomputation, schedule, sequence, fused, assignment in itertools.product(
+    for (zero, scatters), recomputation, schedule, sequence, fused, assignment, offload in itertools.product(
         _zero_forms(question),
         question.values("recomputation", recomputations),
         question.values("schedule", schedules),
         question.values("sequence_parallel", (False, True) if "sp" in words else (False,)),
         question.values("fused_attention", question.fused),
         question.assignments,
+        question.offloads,
     ):
         if fused and recomputation is Recomputation.SELECTIVE and "recomputation" not in question.fixed:
             continue  # there are no scores to repeat
@@ -121,6 +122,7 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
             sequence_parallel=sequence,
             fused_attention=fused,
             stage_assignment=assignment,
+            offload=offload,
         )
 
 

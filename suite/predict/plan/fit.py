@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.layout import Recomputation, Schedule
-from reference_runs.run import Architecture
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.parameters import parameter_count
+from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, search
 
@@ -52,6 +54,19 @@ def fit(question: Question) -> Fit:
     return Fit(question, result, _largest_micro_batch(question), _largest(question), None)
 
 
+def host_bytes(question: Question, layout: Layout) -> float:
+    """Bytes of offloaded state in the memory of one host: of all its ranks, as the first stage's."""
+    kept = [
+        stage_memory(
+            Workload(question.architecture, question.recipe, msgspec.structs.replace(layout, offload=offload)),
+            stage=0,
+            micro_batches=accumulation(question.recipe, layout),
+        ).state
+        for offload in (Offload.NONE, layout.offload)
+    ]
+    return (kept[0] - kept[1]) * min(layout.ranks, question.machine.accelerators_per_node)
+
+
 def _fits(question: Question) -> bool:
     """Whether any layout fits; of the switches that have no fixed value, those alone that take least memory."""
     least: dict[str, object] = {
@@ -61,6 +76,7 @@ def _fits(question: Question) -> bool:
         "virtual_stages": 1,
         "fused_attention": max(question.fused),
         "rank_order": question.base.rank_order,
+        "offload": question.offloads[-1],
     }
     return bool(search(question._replace(fixed={**least, **question.fixed}), top=1).best)
 

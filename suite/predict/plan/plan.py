@@ -73,14 +73,14 @@ def question_of(
     """What is searched for a run on such a machine.
 
     Raises:
-        InputError: the machine lacks its network, or state is to be offloaded.
+        InputError: the machine lacks its network, or weights are to be offloaded.
     """
     recipe = run.recipe
     if global_batch is not None:
         recipe = _with_batch(recipe, global_batch)
     if on.machine is None:
         raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")
-    if fixed.get("offload", Offload.NONE) is not Offload.NONE:
+    if fixed.get("offload") is Offload.STATE:
         raise InputError("no time is predicted of offloaded state", got="offload", where="--fix")
     base = run.recorded_layout or Layout()
     return Question(

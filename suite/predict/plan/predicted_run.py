@@ -11,12 +11,13 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted
-from reference_runs.layout import Layout, Offload, parse_layout
+from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
+from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.stage_memory import exceeds
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
@@ -128,7 +129,7 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
             missing.append("no accelerator is recorded: give one with --on")
         elif machine.missing:
             missing.append(f"{machine.missing}: give the --network of a node")
-        elif layout and layout.offload is not Offload.NONE:
+        elif layout and machine.machine and not has_time(layout, machine.machine):
             missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
     able = machine.machine if machine else None
     predicted = (

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from reference_runs.layout import AXES, Layout, StageAssignment
+from reference_runs.layout import AXES, Layout, Offload, StageAssignment
 from reference_runs.run import Architecture, Recipe
 from reference_runs.stack import SEARCHED
 from suite.predict.analytic.machine import Machine
@@ -71,6 +71,12 @@ class Question(NamedTuple):
 
     def _has(self, axis: str) -> bool:
         return axis in SIZES and self.fixed.get(SIZES[axis], 1) != 1
+
+    @property
+    def offloads(self) -> tuple[Offload, ...]:
+        """What may be kept on the host: nothing, or the optimizer's state where the link to the host is known."""
+        able = "offload-optimizer" in self.layouts and self.machine.host_bytes_per_second is not None
+        return self.values("offload", (Offload.NONE, *([Offload.OPTIMIZER] if able else [])))
 
     @property
     def assignments(self) -> tuple[StageAssignment, ...]:

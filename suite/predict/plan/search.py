@@ -15,8 +15,8 @@ import msgspec
 
 from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Workload
+from suite.predict.analytic.axis_links import axis_groups, best_links, joined_links
 from suite.predict.analytic.key_value_heads import key_value_copies
-from suite.predict.analytic.step_time import axis_groups, best_links, joined_links
 from suite.predict.plan.enumeration import AXES_OF_COUNTS, COUNTS, enumerated
 from suite.predict.plan.question import Question
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures

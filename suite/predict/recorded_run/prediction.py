@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.incomplete import NotPredicted, missing_keys
-from reference_runs.layout import Layout, Offload
+from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.initial_loss import first_loss
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.process_groups import Traffic
@@ -91,7 +92,7 @@ def _with_step(prediction: RunPrediction, workload: Workload, machine: Machine |
         stage: step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)
     }
     step = None
-    if machine is not None and layout.offload is Offload.NONE:
+    if machine is not None and has_time(layout, machine):
         step = step_time(workload, machine, micro_batches=micro_batches, traffic=list(traffic.values()))
     return prediction._replace(traffic=traffic, step=step)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from reference_runs.layout import layout_text
+from reference_runs.layout import Offload, layout_text
 from reference_runs.units import printed
+from suite.predict.analytic.offload import UPDATE_SECONDS, UPDATED_PARAMETERS
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.fit import Fit
+from suite.predict.plan.fit import Fit, host_bytes
+from suite.predict.plan.question import Question
 from suite.predict.plan.search import Found
 from suite.report.terminal.tables import print_folded
 
@@ -27,9 +29,8 @@ def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, 
         time = f"{printed(figures.step_seconds, 's')} s a step{error}, {figures.tokens_per_second:,.0f} tokens/s"
         print_folded(out, f"fastest: {_layout(result.best[0])}, {time}, MFU {figures.mfu:.1%}", "")
     else:
-        print_folded(out, f"does not fit: {where}", "bold red")
         would = f"{answer.ranks:,} accelerators would do" if answer.ranks else "nor would more accelerators do"
-        print_folded(out, would, "")
+        print_folded(out, f"does not fit: {where}; {would}", "bold red")
     if result.smallest is None:
         print_folded(out, "no layout divides model, batch and accelerators", "")
     else:
@@ -45,7 +46,22 @@ def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, 
         )
     print_folded(out, f"memory: {limit:,.1f} GiB, {memory:,.1f} less the error to expect of a predicted peak")
     batch = f"{question.recipe.global_batch:,} samples of {question.architecture.sequence:,} tokens a step"
-    print_folded(out, f"held: {batch}, {question.recipe.precision}{f', {fix}' if fix else ''}; no offloading")
+    print_folded(out, f"held: {batch}, {question.recipe.precision}{f', {fix}' if fix else ''}")
+    print_folded(out, f"searched: every layout, ZeRO stage, schedule, recomputation, fusion; {_offloading(question)}")
+    if result.best and result.best[0].layout.offload is not Offload.NONE:
+        gibibytes = host_bytes(question, result.best[0].layout) / GIB
+        print_folded(out, f"the fastest keeps {gibibytes:,.0f} GiB in the memory of each host, which is not checked")
+
+
+def _offloading(question: Question) -> str:
+    """Whether state may go to the host, and how fast that is supposed to be."""
+    link = question.machine.host_bytes_per_second
+    if link is None:
+        return "no offloading: the link to the host is not recorded"
+    if question.offloads[-1] is Offload.NONE:
+        return "no offloading, as was asked for"
+    update = f"the host updates {UPDATED_PARAMETERS / UPDATE_SECONDS / 1e9:.2g} billion parameters a second and node"
+    return f"the optimizer's state may be offloaded: {link / 1e9:.3g} GB/s, the peak of the link, and {update}, assumed"
 
 
 def _layout(found: Found) -> str:

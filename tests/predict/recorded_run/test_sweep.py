@@ -46,8 +46,8 @@ def test_a_sweep_gives_every_layout_what_it_gets_alone(variant: dict[str, object
         assert [column[place] for column in columns] == pytest.approx(list(alone), rel=500 * 2**-53)
 
 
-def test_offload_has_memory_but_no_time() -> None:
-    layout = msgspec.structs.replace(BLOOM.layout, offload=Offload.OPTIMIZER)
+def test_offloaded_weights_have_memory_but_no_time() -> None:
+    layout = msgspec.structs.replace(BLOOM.layout, offload=Offload.STATE)
     prediction = run_prediction(Workload(BLOOM.architecture, BLOOM.recipe, layout), machine_of(BLOOM))
     assert prediction.memory[0].moments == 0
     assert prediction.step is None
