@@ -18,6 +18,7 @@ from suite.commands.planned_export import TRIED, check_alone, print_export
 from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
+from suite.predict.plan.fit import enough_ranks
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan, question_of
 from suite.predict.plan.search import PROMISING
 from suite.predict.recorded_run.figures import Prices
@@ -129,6 +130,8 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     else:
         _print_question(described, machine, planned)
         _print(planned, expected, others if numbers else [])
+        if not planned.best and (enough := enough_ranks(question)):
+            print_folded(console(), f"{enough:,} accelerators would do", "")
         _print_search(machine, planned, fix)
         options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
         _print_next(run, planned, options)

@@ -85,7 +85,9 @@ def test_what_does_not_fit_is_the_first_result(capsys: pytest.CaptureFixture[str
     assert planned["best"] == []
     assert planned["smallest"]["peak_bytes"] > planned["memory_bytes"]
     assert main(["plan", "bloom-176b", "--gpus", "8"]) == 1
-    assert "does not fit: the least is " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "does not fit: the least is " in out
+    assert "\n64 accelerators would do\n" in out
 
 
 def test_failures_lengthen_the_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,10 +48,14 @@ def fit(question: Question) -> Fit:
     """All that the question of whether a model fits is asked for."""
     result = search(question, top=1)
     if not result.best:
-        doubled = (question.ranks * 2**power for power in range(1, LARGEST_FACTOR.bit_length()))
-        enough = next((ranks for ranks in doubled if _fits(question._replace(ranks=ranks))), None)
-        return Fit(question, result, None, _largest(question), enough)
+        return Fit(question, result, None, _largest(question), enough_ranks(question))
     return Fit(question, result, _largest_micro_batch(question), _largest(question), None)
+
+
+def enough_ranks(question: Question) -> int | None:
+    """The least of twice the question's accelerators, four times, and so on, that fit; None: no such number does."""
+    doubled = (question.ranks * 2**power for power in range(1, LARGEST_FACTOR.bit_length()))
+    return next((ranks for ranks in doubled if _fits(question._replace(ranks=ranks))), None)
 
 
 def host_bytes(question: Question, layout: Layout) -> float:
