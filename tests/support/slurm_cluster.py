@@ -29,7 +29,7 @@ SHIFTED_CLOCK = Path(__file__).with_name("shifted_clock.c")
 LINK_BITS_PER_SECOND = 400e6  # of all nodes alike: without a limit, what else this machine does decides
 PERIOD_MICROSECONDS = 10_000  # short beside what is timed, so that bursts are slowed too
 START_SECONDS = 60.0
-WEIGHT = 20  # of a node over that of another process: what is slow must not be the tests beside it
+WEIGHT = 100  # of a node over that of another process: what is slow must not be the tests beside it
 POLL_SECONDS = 0.2
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -222,6 +222,7 @@ def slurm_cluster(directory: Path, nodes: int = 4, *, configuration: str = "") -
     assert top is not None
     mark = secrets.token_hex(3)
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _interrupt))
         groups = {}
         for number in range(1, nodes + 1):
             group = groups[f"n{number}"] = top / f"suite{mark}n{number}"
@@ -233,6 +234,11 @@ def slurm_cluster(directory: Path, nodes: int = 4, *, configuration: str = "") -
         stack.callback(cluster.end)
         cluster.begin(configuration)
         yield cluster
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """Let SIGTERM, which a time limit sends, end the cluster too."""
+    raise KeyboardInterrupt
 
 
 def _remove_group(group: Path) -> None:

@@ -34,7 +34,7 @@ def accept(cluster: SlurmCluster, place: Path, *options: str, during=None) -> tu
 @pytest.fixture(scope="module")
 def judged(cluster: SlurmCluster, place: Path) -> tuple[int, dict]:
     """One fleet with all four faults; the sixth node dies while its battery runs."""
-    cluster.slow(SLOW, 0.15)
+    cluster.slow(SLOW, 0.12)
     cluster.limit_link(LINK, 40e6)
     cluster.shift_clock(CLOCK, 20)
 
