@@ -21,7 +21,7 @@ def needed_bytes(plan: Plan) -> int:
     assert plan.slice is not None
     options = memory_options(plan.step_options, plan.kernels)
     position = rank_position(plan.layout, plan.slice.rank)
-    peak = executed_peak_bytes(plan.workload, options, stage=position.stage, replica=position.replica)
+    peak = executed_peak_bytes(plan.workload, options, stage=position.stage, replica=position.replica, sliced=True)
     return peak + (bytes_outside_allocator(0) if plan.device == "cuda" else PROCESS_BYTES)
 
 

@@ -118,8 +118,8 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
 
-    A slice has neither gradients that are averaged nor a pipeline. With a parameter store gradients lie in the buffers
-    of reduce-scattered ones, and its shards take the optimizer's place.
+    A slice has neither gradients that are averaged nor a pipeline; of its weights its own shard alone is updated. With
+    a parameter store gradients lie in the buffers of reduce-scattered ones, and its shards take the optimizer's place.
     """
     if job.synchronisation is not None:
         job = msgspec.structs.replace(job, layout=layout_in_store(job.layout))
@@ -314,10 +314,12 @@ def _optimizer(
         )
     _compress_gradients(modules, job, data)
     if _shards(layout) > 1:
-        shard = mesh.get_local_rank(DATA)
+        shard, gathers = mesh.get_local_rank(DATA), data if job.slice is None else None
         apart = _share_of_experts(layout, mesh)
+        if apart is not None and job.slice is not None:
+            apart = apart._replace(process_group=None)
         return sharded_adamw(
-            groups, recipe, shards=_shards(layout), shard=shard, process_group=data, apart=apart, scattered=scattered
+            groups, recipe, shards=_shards(layout), shard=shard, process_group=gathers, apart=apart, scattered=scattered
         )
     return whole_adamw(groups, recipe, job.training_options.update)
 

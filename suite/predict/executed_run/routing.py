@@ -52,7 +52,7 @@ def given_routing(
     if workload.layout.expert_parallel == 1 or has_places or not any(rows):
         return figures
     if alone is not None:
-        return [_of_rank(workload, options, figure, rows[0], rank=alone) for figure in figures]
+        return [_of_rank(workload, options, figure, rows[0], rank=alone, sliced=True) for figure in figures]
     changed = [
         figure if figure.rank is None else _of_rank(workload, options, figure, rows[figure.rank], rank=figure.rank)
         for figure in figures
@@ -60,7 +60,9 @@ def given_routing(
     return [_largest(figure, changed) if _is_maximum(figure) else figure for figure in changed]
 
 
-def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: RowsOfRank, *, rank: int) -> Figure:
+def _of_rank(
+    workload: Workload, options: StepOptions, figure: Figure, rows: RowsOfRank, *, rank: int, sliced: bool = False
+) -> Figure:
     """A figure of a rank whose experts computed so many rows."""
     architecture, recipe, layout = workload
     if figure.quantity not in rows or (figure.quantity == Quantity.PAYLOAD_BYTES and not _of_experts(figure)):
@@ -88,7 +90,12 @@ def _of_rank(workload: Workload, options: StepOptions, figure: Figure, rows: Row
     elif figure.quantity == Quantity.PEAK_BYTES:
         layers_of_micro_batches = tuple(map(tuple, computed.layers))
         peak = executed_peak_bytes(
-            workload, options, stage=position.stage, replica=position.replica, expert_rows=layers_of_micro_batches
+            workload,
+            options,
+            stage=position.stage,
+            replica=position.replica,
+            expert_rows=layers_of_micro_batches,
+            sliced=sliced,
         )
         more = peak - figure.value
     else:

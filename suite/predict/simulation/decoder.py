@@ -82,11 +82,20 @@ class Chunk:
         """
         if self.sharding is not None:
             self.sharding.entered(self.sharding.root, None)
-        if self.parameters.embedding is not None:
-            x = self._embedded(batch.tokens)
+        if self.embeds:
+            x = self.embedded(batch.tokens)
         assert x is not None
-        bias = self._mask(batch)
-        turn = self.inputs.rotation()
+        given = [x]
+        del x
+        bias, turn = self.shared(batch)
+        return self.headed(self.through_layers(given.pop(), bias, turn), batch)
+
+    def shared(self, batch: BatchBlocks) -> tuple[Value, Value | None]:
+        """Mask and rotation, for the layers."""
+        return self._mask(batch), self.inputs.rotation()
+
+    def through_layers(self, x: Value, bias: Value, turn: Value | None) -> Value:
+        """All layers that are here, one after the other."""
         group = self.layout.checkpoint_layers if self.layout.recomputation is Recomputation.FULL else 0
         for start in range(0, len(self.parameters.layers), group or 1):
             layers = self.parameters.layers[start : start + (group or 1)]
@@ -94,40 +103,31 @@ class Chunk:
                 x = self.tape.checkpoint(self._through(layers), [x, bias, *([turn] if turn else [])])
             else:
                 x = self._through(layers)(x, bias, turn)
+        return x
+
+    def headed(self, x: Value, batch: BatchBlocks) -> Value:
+        """The loss; the hidden states themselves where the head is not here."""
         if self.parameters.final_norm is None or self.parameters.head is None:
             return x
-        normed = x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)
+        given = [x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)]
         del x
-        if self.triton and self.layout.tensor_parallel == 1:
-            loss = self.triton.fused_loss(
-                normed,
-                self.parameters.head.weight,
-                batch.targets,
-                tokens=self.sizes.tokens,
-                columns=self.sizes.hidden,
-                rows=self.sizes.rows,
-            )
-            return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
-        if self.training_options.loss_chunks > 1 and self.parameters.head.bias is None:
-            copies = batch.targets is batch.tokens and self.sizes.samples > 1
-            copied = self.tape.block(INT64 * self.sizes.tokens if copies else 0)
-            loss = self.operators.chunked_loss(
-                normed,
-                self.parameters.head.weight,
-                copied,
-                tokens=self.sizes.tokens,
-                columns=self.sizes.hidden,
-                rows=self.sizes.rows,
-                chunks=self.training_options.loss_chunks,
-            )
-            return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
-        logits = self._by_columns(normed, self.parameters.head, rows=self.sizes.rows, of_layer=False)
-        del normed
-        targets = batch.targets
-        if targets is batch.tokens and self.sizes.samples > 1:
-            targets = self.tape.block(INT64 * self.sizes.tokens)
-        loss = self.operators.loss(logits, targets, tokens=self.sizes.tokens, rows=self.sizes.rows)
+        loss = self._loss(given.pop(), self.parameters.head, batch)
         return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
+
+    def _loss(self, normed: Value, head: Affine, batch: BatchBlocks) -> Value:
+        sizes = self.sizes
+        shape = {"tokens": sizes.tokens, "columns": sizes.hidden, "rows": sizes.rows}
+        if self.triton and self.layout.tensor_parallel == 1:
+            return self.triton.fused_loss(normed, head.weight, batch.targets, **shape)
+        copies = batch.targets is batch.tokens and sizes.samples > 1
+        if self.training_options.loss_chunks > 1 and head.bias is None:
+            copied = self.tape.block(INT64 * sizes.tokens if copies else 0)
+            chunks = self.training_options.loss_chunks
+            return self.operators.chunked_loss(normed, head.weight, copied, **shape, chunks=chunks)
+        logits = self._by_columns(normed, head, rows=sizes.rows, of_layer=False)
+        del normed
+        targets = self.tape.block(INT64 * sizes.tokens) if copies else batch.targets
+        return self.operators.loss(logits, targets, tokens=sizes.tokens, rows=sizes.rows)
 
     def _norm(self, x: Value, norm: NormVectors) -> Value:
         return self.operators.norm(x, *norm, tokens=self.sizes.local_tokens, hidden=self.sizes.hidden)
@@ -146,7 +146,8 @@ class Chunk:
         x = self.operators.linear(x, *matrix, tokens=self.sizes.tokens, columns=columns, rows=hidden)
         return self.operators.of_rows(x, elements=self.sizes.states)
 
-    def _embedded(self, tokens: MemoryBlock) -> Value:
+    def embedded(self, tokens: MemoryBlock) -> Value:
+        """Hidden states of tokens, where the embedding is here."""
         operators, sizes, parameters = self.operators, self.sizes, self.parameters
         states = sizes.local_states
         assert parameters.embedding is not None

@@ -30,7 +30,7 @@ class Gradients:
             are of a table that stages without flush share.
     """
 
-    def __init__(self, tape: Tape, workload: Workload, options: StepOptions) -> None:
+    def __init__(self, tape: Tape, workload: Workload, options: StepOptions, *, averaged: bool) -> None:
         precision, layout = workload.recipe.precision, workload.layout
         self._tape = tape
         self._element = int(BYTES_PER_PARAMETER[precision].gradients)
@@ -41,8 +41,9 @@ class Gradients:
         self._leaves = self.apart_bytes = 0
         self._scatters = layout.scatters_gradients
         self.flat = self._scatters or (layout.state_ranks > 1 and not layout.flushes)
-        self.in_buckets = layout.state_ranks > 1 and not layout.fully_sharded and not self.flat
-        self.read = (self.in_buckets and self._widens) or layout.tensor_parallel > 1
+        buckets = layout.state_ranks > 1 and not layout.fully_sharded and not self.flat
+        self.in_buckets = buckets and averaged
+        self.read = (buckets and self._widens) or layout.tensor_parallel > 1
         self.whole = False
 
     def leaf(self, rows: int, columns: int, readers: int, *, apart: bool) -> ParameterLeaf:
@@ -97,16 +98,21 @@ class Gradients:
 class SimulatedRank:
     """A rank of pipeline stage `stage`.
 
+    Args:
+        averaged: whether gradients are averaged over data-parallel ranks, where there are several: not in a slice.
+
     Attributes:
         cuda: whether it has a GPU.
         numbers: of its chunks in the whole model.
         hidden_bytes: of a micro-batch's hidden states between two chunks.
     """
 
-    def __init__(self, tape: Tape, workload: Workload, options: StepOptions, *, stage: int) -> None:
+    def __init__(
+        self, tape: Tape, workload: Workload, options: StepOptions, *, stage: int, averaged: bool = True
+    ) -> None:
         architecture, recipe, layout = workload
         self.tape, self.workload, self.stage, self.cuda = tape, workload, stage, options.kernels.cuda
-        self.gradients = Gradients(tape, workload, options)
+        self.gradients = Gradients(tape, workload, options, averaged=averaged)
         self.sharding = FullySharding(tape, recipe, layout, options.kernels) if layout.fully_sharded else None
         self.numbers = stage_chunks(layout, stage=stage)
         self.chunks: list[Chunk] = []

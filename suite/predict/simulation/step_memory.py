@@ -17,6 +17,7 @@ from suite.predict.simulation.autograd_tape import Tape
 from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
 from suite.predict.simulation.pipeline_memory import ExpertRows, PipelinedStage
 from suite.predict.simulation.simulated_rank import SimulatedRank
+from suite.predict.simulation.slice_memory import run_slice
 from suite.predict.simulation.state import executed_state, optimizer_groups, update_bytes
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
@@ -48,16 +49,28 @@ def _eager(options: StepOptions) -> StepOptions:
 
 
 def executed_peak_bytes(
-    workload: Workload, options: StepOptions, *, stage: int, replica: int, expert_rows: ExpertRows | None = None
+    workload: Workload,
+    options: StepOptions,
+    *,
+    stage: int,
+    replica: int,
+    expert_rows: ExpertRows | None = None,
+    sliced: bool = False,
 ) -> int:
-    """The most bytes that are allocated at a time in a step of a rank of `stage`."""
-    peaks = executed_peaks(workload, options, stage=stage, replica=replica, expert_rows=expert_rows)
+    """The most bytes that are allocated at a time in a step of a rank of `stage`; `sliced`: of a slice."""
+    peaks = executed_peaks(workload, options, stage=stage, replica=replica, expert_rows=expert_rows, sliced=sliced)
     return max(sum(parts.values()) for parts in peaks.values())
 
 
 @lru_cache(maxsize=1024)
 def executed_peaks(
-    workload: Workload, options: StepOptions, *, stage: int, replica: int, expert_rows: ExpertRows | None = None
+    workload: Workload,
+    options: StepOptions,
+    *,
+    stage: int,
+    replica: int,
+    expert_rows: ExpertRows | None = None,
+    sliced: bool = False,
 ) -> Mapping[str, Mapping[str, int]]:
     """The most bytes that are allocated at a time in each `StepPhase` of a rank of `stage`, by `Category`.
 
@@ -66,12 +79,13 @@ def executed_peaks(
     Args:
         expert_rows: that the rank's experts compute, in each micro-batch in each layer with experts; None: as many as
             the rank's tokens have.
+        sliced: whether it is a slice: no messages to other stages or data-parallel ranks, and nothing for them.
     """
     layout, cuda = workload.layout, options.kernels.cuda
     allocator = Allocator(CUDA_GRANULARITY if cuda else 1)
     tape = Tape(allocator, generator_bytes=0 if cuda else GENERATOR_BYTES)
     tape.enter(StepPhase.FORWARD)
-    rank = SimulatedRank(tape, workload, _eager(options), stage=stage)
+    rank = SimulatedRank(tape, workload, _eager(options), stage=stage, averaged=not sliced)
     state = executed_state(workload, stage=stage, replica=replica, update=options.training_options.update)
     kept = rank.gradients.in_buckets or rank.gradients.flat
     stored: list[MemoryBlock] = []
@@ -86,11 +100,13 @@ def executed_peaks(
         allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
         stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
     unflushed = None if layout.flushes else UnflushedStage(rank)
-    if unflushed is not None:
+    if sliced:
+        stored += run_slice(rank, expert_rows)
+    elif unflushed is not None:
         unflushed.run()
     else:
         stored += PipelinedStage(rank).run(expert_rows) if layout.pipeline_stages > 1 else _run(rank, expert_rows)
-    _update(tape, workload, options, stage=stage)
+    _update(tape, workload, options, stage=stage, gathers=not sliced)
     stored.clear()
     del unflushed
     return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
@@ -107,8 +123,8 @@ def _run(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBloc
     return []
 
 
-def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int) -> None:
-    """The update; with ZeRO-1 gloo gathers the weights into a buffer of its own, group by group.
+def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int, gathers: bool) -> None:
+    """The update; where it `gathers`, with ZeRO-1 gloo gathers the weights into a buffer of its own, group by group.
 
     So it does with gradients that it scatters, before.
     """
@@ -124,7 +140,7 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
     in_passing.clear()
     for size in update_bytes(workload, options.training_options, stage=stage):
         tape.block(size)
-    if layout.zero_stage == 1 and layout.state_ranks > 1 and not options.kernels.cuda:
+    if gathers and layout.zero_stage == 1 and layout.state_ranks > 1 and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)
         for group in groups:
             tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * group.padded * (group.shards > 1))

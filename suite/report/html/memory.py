@@ -126,7 +126,7 @@ def _predicted(job: Job, record: Record, stage: int, replica: int) -> dict[str, 
     if not described or not describes_ranks(job.workload):
         return {}
     options = memory_options(job.step_options(recorded_kernels(record)), job.kernels)
-    peaks = executed_peaks(job.workload, options, stage=stage, replica=replica)
+    peaks = executed_peaks(job.workload, options, stage=stage, replica=replica, sliced=job.slice is not None)
     return {phase.value: peaks[phase] for phase in StepPhase if phase in peaks}
 
 
