@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference_runs.errors import InputError
+from suite.job.slice import slowest
 from suite.paths import RESULTS
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.records.query import record_path
@@ -26,7 +27,7 @@ def _measured_slice(text: str) -> MeasuredSlice:
     allowed = "a record of `reproduce RUN-slice`"
     if job.slice is None:
         raise InputError("no slice: a record of a whole launch", got=job.name, allowed=allowed, where=record.path)
-    times = next((rank.slice_times for rank in record.end.ranks if rank.slice_times), None) if record.end else None
+    times = slowest([rank.slice_times for rank in record.end.ranks if rank.slice_times]) if record.end else None
     if times is None:
         raise InputError("a slice that measured nothing", got=record.status, allowed="status ok", where=record.path)
     hardware = record.begin.hardware

@@ -69,7 +69,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its own layout's."),
+        typer.Option(
+            help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its layout's, of a slice 1."
+        ),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="For instance dp2,zero1,recompute-full,bucket4.")] = None,
     device: Device = "auto",
@@ -158,7 +160,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
 
     NAME-slice executes what one accelerator of a recorded run computes, at its true shapes: a stage's layers, or
     --layers of them, and with --stage first or last embedding or head. It needs the accelerator's memory, or smaller
-    --layers, --sequence and --micro-batch. Collectives are left out. See docs/slices.md.
+    --layers, --sequence and --micro-batch. Messages are left out, or with --ranks exchanged. See docs/slices.md.
 
     Several launches end with a summary of every time: median, spread, a 95 % interval of the median from 6 launches
     on, and the least change that as many launches again would show. 5 launches to compare, 7 to be strict.

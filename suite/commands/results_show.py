@@ -13,12 +13,13 @@ from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.commands.options import Json, Results, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined, draw_launch
+from suite.job.slice import slowest
 from suite.metrics.comparison import Row, compare, overall
 from suite.paths import RESULTS
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
-from suite.report.slice import slice_words, stopped_words
+from suite.report.slice import place_words, slice_words, stopped_words
 from suite.report.terminal.slice import print_parts
 from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
@@ -67,7 +68,7 @@ def _print(record: Record) -> None:
     if end is not None and end.message:
         out.print(escape(end.message), soft_wrap=True)
     rows = [
-        ["slice", "" if job.slice is None else f"{slice_words(job.slice)}, rank {job.slice.rank} of the layout"],
+        ["slice", "" if job.slice is None else f"{slice_words(job.slice)}, {place_words(job.slice)}"],
         ["layout", f"{layout_text(job.layout)}; {job.ranks} ranks on {job.device}"],
         ["execution", f"{'compiled' if job.compiled else 'eager'}, {job.steps} steps, seed {job.seed}"],
         ["changed", "; ".join(job.changes)],
@@ -86,9 +87,8 @@ def _print(record: Record) -> None:
         compared, why_not = _rows(record)
         print_comparison(out, compared, left="predicted", right="measured")
         print_folded(out, why_not or f"verdict: {verdict_word(overall(compared))}", "bold")
-    if end.ranks and end.ranks[0].slice_times is not None:
-        print_parts(out, end.ranks[0].slice_times)
-        job = record.begin.job
+    if times := slowest([rank.slice_times for rank in end.ranks if rank.slice_times]):
+        print_parts(out, times)
         if words := stopped_words(job.slice, taken=len(end.ranks[0].steps), asked=job.steps):
             print_folded(out, words)
     elif end.ranks and end.ranks[0].steps:

@@ -28,7 +28,7 @@ from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.system_load import bind_near_gpu
 from suite.execute.model import scaled_products
-from suite.execute.parallel.fake_group import join_fake_group
+from suite.execute.parallel.fake_group import join_fake_group, join_fake_group_with_others
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.parallel.shared_device import communicate_through_host
@@ -88,7 +88,10 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
     torch.backends.cuda.enable_math_sdp(False)  # fail rather than store the scores of fused attention
     if isinstance(job, Job) and job.slice is not None:
-        join_fake_group(job.slice.rank, job.layout.ranks)
+        if job.slice.group:
+            join_fake_group_with_others(job.slice.group[int(os.environ["RANK"])], job.layout.ranks)
+        else:
+            join_fake_group(job.slice.rank, job.layout.ranks)
         return device
     dist.init_process_group(
         "nccl" if job.device == "cuda" and not shares else "gloo",
@@ -101,7 +104,8 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
 def execute(job: Job, report: life.Reporter) -> Finished:
     """Join the process group, build the model, train, and return what was counted."""
     device = joined(job, report)
-    mesh = device_mesh(job.layout, job.device)
+    real = ("nccl" if job.device == "cuda" else "gloo") if job.slice is not None and job.slice.group else None
+    mesh = device_mesh(job.layout, job.device, inside=real)
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
     peak = AllocatedPeak(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import statistics
+from collections.abc import Sequence
 
 import msgspec
 
@@ -47,7 +48,9 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         stage: that it is of.
         layers: that it executes, all alike.
         sequence, micro_batch: of the whole run, in tokens and samples.
-        rank: in `job.layout`, whose place the one process takes; collectives of other ranks are left out.
+        rank: in `job.layout`, whose place the first process takes.
+        group: in `job.layout`, the places of all processes, where these are the ranks that share a stage's layers
+            (tensor, context and expert parallelism) and exchange messages. Empty: one process, which sends nothing.
         minutes: after the first step, before which no further timed one is begun; None: all steps are taken.
     """
 
@@ -59,6 +62,12 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch: int
     rank: int
     minutes: float | None = None
+    group: tuple[int, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """In `job.layout`, of each process."""
+        return self.group or (self.rank,)
 
 
 class SlicePart(enum.StrEnum):
@@ -108,3 +117,14 @@ class SliceTimes(msgspec.Struct, frozen=True, kw_only=True):
     def spread(self, part: SlicePart) -> float | None:
         """`relative_spread` of a part's samples."""
         return relative_spread(self.seconds.get(part, []))
+
+
+def slowest(times: Sequence[SliceTimes]) -> SliceTimes | None:
+    """Of each part and repetition the longest of all processes, which wait for each other; None where there is none."""
+    if not times:
+        return None
+    seconds = {
+        part: [max(samples) for samples in zip(*(each.seconds[part] for each in times), strict=True)]
+        for part in times[0].seconds
+    }
+    return SliceTimes(seconds=seconds, updated_parameters=max(each.updated_parameters for each in times))

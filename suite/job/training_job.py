@@ -86,7 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Processes of the launch."""
-        return self.layout.ranks if self.slice is None else 1
+        return self.layout.ranks if self.slice is None else len(self.slice.places)
 
     def step_options(self, kernels: Kernels) -> StepOptions:
         """How its steps are executed with the kernels of a machine."""

@@ -137,3 +137,11 @@ def with_maximum_over_ranks(per_rank: list[Figure]) -> list[Figure]:
         largest = max(figures, key=lambda figure: figure.value)
         out += [msgspec.structs.replace(largest, rank=None, stage=None), *figures]
     return out
+
+
+def of_processes(each: list[list[Figure]]) -> list[Figure]:
+    """Figures of a slice: those of its process, or of several each one's after the largest."""
+    if len(each) == 1:
+        return each[0]
+    numbered = [msgspec.structs.replace(f, rank=number) for number, figures in enumerate(each) for f in figures]
+    return with_maximum_over_ranks(numbered)

@@ -326,6 +326,7 @@ def policy(job: Job) -> dict[str, str]:
         **({} if job.synchronisation is None else {"synchronisation": str(job.synchronisation)}),
         **({"slow_ranks": ",".join(map(str, job.slow_ranks))} if job.slow_ranks else {}),
         **({} if job.slice is None else {"slice": f"{job.slice.layers} layers, stage {job.slice.stage.value}"}),
+        **({"processes": str(len(job.slice.group))} if job.slice is not None and job.slice.group else {}),
     }
 
 

@@ -212,7 +212,7 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
         status=end.status.value if end else "",
         machine=f"{hardware['cpu']}, {hardware['cores']} cores, GPUs: {hardware['gpus']}, {job.device}",
         suite=copied["software"].get("suite", ""),
-        ranks=ranks if job.slice is None else 1,
+        ranks=ranks if job.slice is None else len(job.slice.get("group", ())) or 1,
         layout=layout,
         precision=job.recipe.precision,
         global_batch=job.recipe.global_batch,

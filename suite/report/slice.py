@@ -15,7 +15,13 @@ def slice_words(of: Slice) -> str:
     only = of.stage is SliceStage.ONLY and of.layout.pipeline_stages > 1
     stage = "the first stage" if only else f"the {of.stage.value} stage"
     split = f", tensor-parallel share 1/{of.layout.tensor_parallel}" if of.layout.tensor_parallel > 1 else ""
-    return f"{parts} of {stage} of {of.run}{split}"
+    together = f", {len(of.group)} processes with real messages" if of.group else ""
+    return f"{parts} of {stage} of {of.run}{split}{together}"
+
+
+def place_words(of: Slice) -> str:
+    """Whose places its processes take."""
+    return f"ranks {', '.join(map(str, of.group))} of the layout" if of.group else f"rank {of.rank} of the layout"
 
 
 def stopped_words(of: Slice | None, *, taken: int, asked: int) -> str:

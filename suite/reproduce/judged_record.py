@@ -34,8 +34,8 @@ def judged_rows(record: Record, expected: Expected = expected_of_job) -> list[Ro
     usable = int(cores) if cores.isdigit() else 1
     figures = expected(job, kernels, usable)
     options = memory_options(job.step_options(kernels), job.kernels)
-    rows, alone = [rank.computed_rows for rank in record.end.ranks], None if job.slice is None else job.slice.rank
-    figures = given_routing(job.workload, options, figures, rows, alone=alone)
+    rows, places = [rank.computed_rows for rank in record.end.ranks], () if job.slice is None else job.slice.places
+    figures = given_routing(job.workload, options, figures, rows, places=places)
     passes = [rank.pipeline_times for rank in record.end.ranks]
     surroundings = LaunchSurroundings(usable, record.end.others_share, record.end.steal_share)
     figures = [*figures, *bubble_of_measured_passes(job, passes, surroundings)]

@@ -19,6 +19,7 @@ from suite.metrics.figures import (
     Figure,
     Quantity,
     StepTerm,
+    of_processes,
     with_maximum_over_ranks,
 )
 from suite.predict.executed_run.between_nodes import BETWEEN, payload_by_place
@@ -36,7 +37,7 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     pipeline takes as long as its slowest rank; without, each rank as long as its passes and what it waits for.
     """
     if job.slice is not None:
-        return _slice_figures(finished[0], steps[0])
+        return _slice_figures(job, finished, steps)
     step_seconds, spread = _step_seconds(job, steps)
     failures = sorted({report.no_terms for report in finished if report.no_terms})
     spread = "; ".join([spread, *failures])
@@ -87,16 +88,25 @@ def _spread(timed: list[float]) -> str:
     return f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s" if len(timed) > 1 else "one step"
 
 
-def _slice_figures(report: Finished, steps: list[Step]) -> list[Figure]:
-    """Of a slice: what its process counted, and the time of one micro-batch and an update."""
-    timed = [step.seconds for step in steps if step.kind is StepKind.TIMED]
-    seconds = statistics.median(timed)
-    counted = [f for f in counted_figures_of_rank(0, report) if f.axis is None or f.axis in WITHIN_LAYERS]
+def _slice_figures(job: Job, finished: list[Finished], steps: list[list[Step]]) -> list[Figure]:
+    """Of a slice: what each process counted, and the time of one micro-batch and an update, of the slowest."""
+    seconds, spread = _step_seconds(job, steps)
+    counted = [
+        [
+            msgspec.structs.replace(figure, rank=None)
+            for figure in counted_figures_of_rank(0, report)
+            if figure.axis is None or figure.axis in WITHIN_LAYERS
+        ]
+        for report in finished
+    ]
+    model, hardware = (
+        statistics.fmean(getattr(report, name) for report in finished) for name in ("model_flop", "hardware_flop")
+    )
     return [
-        *(msgspec.structs.replace(figure, rank=None) for figure in counted),
-        Figure(quantity=Quantity.STEP_SECONDS, value=seconds, why=_spread(timed)),
-        Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=report.model_flop / seconds),
-        Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=report.hardware_flop / seconds),
+        *of_processes(counted),
+        Figure(quantity=Quantity.STEP_SECONDS, value=seconds, why=spread),
+        Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=model / seconds),
+        Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware / seconds),
     ]
 
 

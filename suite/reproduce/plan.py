@@ -91,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Processes of the launch."""
-        return self.layout.ranks if self.slice is None else 1
+        return self.layout.ranks if self.slice is None else len(self.slice.places)
 
     @property
     def workload(self) -> Workload:

@@ -60,6 +60,7 @@ def _repeating_slice(begin: Begin, of: Slice) -> str | None:
         "sequence": job.architecture.sequence,
         "micro-batch": job.layout.micro_batch,
         "minutes": of.minutes,
+        "ranks": len(of.group) or None,
         "layout": layout_text(of.layout, complete=True),
         "device": job.device,
         "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,

@@ -198,8 +198,8 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         expected = expected_figures(job, kernels=kernels, cores=usable_cores())
         options = memory_options(job.step_options(kernels), job.kernels)
         routed = [report.computed_rows for report in outcome.finished]
-        alone = None if job.slice is None else job.slice.rank
-        expected = given_routing(job.workload, options, expected, routed, alone=alone)
+        taken = () if job.slice is None else job.slice.places
+        expected = given_routing(job.workload, options, expected, routed, places=taken)
         passes = [report.pipeline_times for report in outcome.finished]
         stages = None if job.slice is not None else stage_plan(job.workload, passes)
         surroundings = LaunchSurroundings(usable_cores(), end.others_share, end.steal_share)

@@ -17,27 +17,30 @@ PROCESS_BYTES = GIB  # of a rank on a CPU besides its tensors: PyTorch's librari
 
 
 def needed_bytes(plan: Plan) -> int:
-    """The most that the slice's tensors hold at a time, and what its process needs besides."""
+    """The most that the tensors of one of the slice's processes hold at a time, and what it needs besides."""
     assert plan.slice is not None
     options = memory_options(plan.step_options, plan.kernels)
-    position = rank_position(plan.layout, plan.slice.rank)
-    peak = executed_peak_bytes(plan.workload, options, stage=position.stage, replica=position.replica, sliced=True)
+    positions = {rank_position(plan.layout, rank) for rank in plan.slice.places}
+    peak = max(
+        executed_peak_bytes(plan.workload, options, stage=at.stage, replica=at.replica, sliced=True) for at in positions
+    )
     return peak + (bytes_outside_allocator(0) if plan.device == "cuda" else PROCESS_BYTES)
 
 
 def needs(plan: Plan) -> str:
     """What a slice needs, in words."""
-    return f"needs {needed_bytes(plan) / GIB:.1f} GiB"
+    each = f" for each of {plan.ranks} processes" if plan.ranks > 1 else ""
+    return f"needs {needed_bytes(plan) / GIB:.1f} GiB{each}"
 
 
 def check_memory(plan: Plan) -> None:
     """Refuse a slice that does not fit, with what would make it smaller.
 
     Raises:
-        InputError: it needs more than the smallest GPU has, or than is free on this host.
+        InputError: a process needs more than the smallest GPU has, or all more than is free on this host.
     """
     assert plan.slice is not None
-    needed = needed_bytes(plan)
+    needed = needed_bytes(plan) * (1 if plan.device == "cuda" else plan.ranks)
     has = min(each.memory_bytes for each in cuda_device_list()) if plan.device == "cuda" else free_bytes()
     if needed <= has:
         return

@@ -79,8 +79,9 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
     compiled, eager = checked_compilation(request.compiled, device, workload.layout)
     kernels = checked_kernels(request.kernels, device)
     _check_executable(run, workload, device, kernels)
-    rank = next(r for r in range(workload.layout.ranks) if _is_place(workload.layout, r, shape.number))
-    changes = tuple(_changes(run, layout, workload, shape, most))
+    sharing = _sharing(workload.layout, shape.number)
+    group = _group(request.ranks, sharing, workload.layout, device)
+    changes = tuple(_changes(run, layout, workload, shape, most, exchanges=bool(group)))
     checked = Plan(
         name=f"{run.name}{SUFFIX}",
         architecture=workload.architecture,
@@ -100,8 +101,9 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
             layers=shape.layers,
             sequence=run.architecture.sequence,
             micro_batch=layout.micro_batch,
-            rank=rank,
+            rank=sharing[0],
             minutes=_checked_minutes(request.minutes),
+            group=group,
         ),
     )
     check_memory(checked)
@@ -132,7 +134,6 @@ def _refuse_others(request: Request) -> None:
     """Refuse the options of a whole run."""
     given = {
         "--mini": request.mini,
-        "--ranks": request.ranks not in (None, 1),
         "--global-batch": request.global_batch is not None,
         "--optimizer": request.optimizer != "adam",
         "--gradient-compression": request.gradient_compression != "none",
@@ -146,10 +147,10 @@ def _refuse_others(request: Request) -> None:
         "--trace": request.trace is not None,
     }
     if names := [name for name, is_given in given.items() if is_given]:
-        what = "a slice is one process that takes one accelerator's place, on tokens that are drawn"
+        what = "a slice takes one accelerator's place, or those that share its layers, on tokens that are drawn"
         allowed = (
-            "--stage, --layers, --sequence, --micro-batch, --minutes, --layout, --device, --compile, --kernels, "
-            "--steps, --seed"
+            "--stage, --layers, --sequence, --micro-batch, --minutes, --ranks, --layout, --device, --compile, "
+            "--kernels, --steps, --seed"
         )
         raise InputError(what, got=", ".join(names), allowed=allowed, where="reproduce")
 
@@ -268,7 +269,9 @@ def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
     return Workload(architecture, recipe, local)
 
 
-def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shape, most: int) -> Iterator[str]:
+def _changes(
+    run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shape, most: int, *, exchanges: bool
+) -> Iterator[str]:
     """How the slice differs from what the recorded accelerator computes, in words."""
     whole, (_, recipe, local) = run.architecture, workload
     for differs, words in (
@@ -299,7 +302,7 @@ def _changes(run: ReferenceRun, layout: Layout, workload: Workload, shape: _Shap
             "the inputs of recomputed groups are kept whole, not a tensor-parallel rank's share",
         ),
         (
-            layout.expert_parallel > 1,
+            layout.expert_parallel > 1 and not exchanges,
             f"experts compute as many rows for each of {layout.expert_parallel} ranks (ep) as this one sends there",
         ),
     ):
@@ -325,10 +328,28 @@ def _check_executable(run: ReferenceRun, workload: Workload, device: str, kernel
     mistakes.refuse()
 
 
-def _is_place(layout: Layout, rank: int, stage: int) -> bool:
-    """Whether a rank is the first of a stage on all other axes."""
-    index = coordinates(layout, rank)
-    return index["pp"] == stage and not any(number for axis, number in index.items() if axis != "pp")
+def _sharing(layout: Layout, stage: int) -> tuple[int, ...]:
+    """The ranks that share the layers of a stage with its first one, which comes first."""
+    indices = ((rank, coordinates(layout, rank)) for rank in range(layout.ranks))
+    return tuple(rank for rank, index in indices if (index["pp"], index["dp"]) == (stage, 0))
+
+
+def _group(asked: int | None, sharing: tuple[int, ...], layout: Layout, device: str) -> tuple[int, ...]:
+    """The places of so many processes that exchange messages; none for a process alone.
+
+    Raises:
+        InputError: others than one or all of the ranks that share a stage's layers, or too few GPUs.
+    """
+    if asked in (None, 1):
+        return ()
+    if asked != len(sharing):
+        sizes = {"tp": layout.tensor_parallel, "cp": layout.context_parallel, "ep": layout.expert_parallel}
+        product = " * ".join(f"{size} ({axis})" for axis, size in sizes.items() if size > 1)
+        allowed = f"1, or {len(sharing)} = {product}" if product else "1: no other accelerator shares its layers"
+        raise InputError("processes of a slice", got=asked, allowed=allowed, where="--ranks")
+    if device == "cuda" and (gpus := len(cuda_device_list())) < len(sharing):
+        raise InputError("a process of a slice needs a GPU", got=f"{gpus} GPUs", allowed=f"{asked}", where="--ranks")
+    return sharing
 
 
 def slice_tokens(plan: Plan) -> Corpus:

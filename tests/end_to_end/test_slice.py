@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -67,8 +68,10 @@ def test_a_slice_of_a_run_file_is_counted_recorded_and_shown(
     capsys.readouterr()
 
 
-def sliced(tmp_path: Path, name: str, layout: str, *, stage: str, layers: int, short: bool = True) -> LaunchResult:
-    """A slice of a miniature's shapes, 12 layers deep, in a layout of many ranks."""
+def sliced(
+    tmp_path: Path, name: str, layout: str, *, stage: str, layers: int, short: bool = True, ranks: int = 1
+) -> LaunchResult:
+    """A slice of a miniature's shapes, 12 layers deep, in a layout of many ranks; on so many processes."""
     small = miniature(reference_run(name), "cpu", ranks=1, steps=8)
     run = msgspec.structs.replace(
         reference_run(name),
@@ -78,7 +81,14 @@ def sliced(tmp_path: Path, name: str, layout: str, *, stage: str, layers: int, s
     )
     sequence = small.architecture.sequence // 2 if short else None
     asked = Request(
-        name=f"{name}-slice", stage=stage, layers=layers, sequence=sequence, device="cpu", steps=8, results=tmp_path
+        name=f"{name}-slice",
+        stage=stage,
+        layers=layers,
+        sequence=sequence,
+        ranks=ranks,
+        device="cpu",
+        steps=8,
+        results=tmp_path,
     )
     planned = slice_of(run, asked)
     return reproduce(planned, slice_tokens(planned), tmp_path, lambda _rank, _event: None)
@@ -110,6 +120,47 @@ def test_a_slice_counts_what_a_rank_of_the_layout_is_predicted_to(
         assert peak.tolerance is not None
         assert peak.left == pytest.approx(peak.right, abs=SMALLEST)
     assert {"parameters", "model_flop", "hardware_flop"} <= {row.quantity for row in exact_rows(result.rows)}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "stage", "ranks"),
+    [
+        pytest.param("bloom-176b", "dp2,tp2,pp3,zero1,micro2", "last", 2, id="tensor parallelism"),
+        pytest.param("grok-1", "dp1,tp2,pp3,ep2,sp,zero1,micro1", "last", 4, marks=pytest.mark.rare),
+        pytest.param("deepseek-v3", "dp2,pp3,ep2,zero1,micro2", "last", 2, marks=pytest.mark.rare),
+        pytest.param("llama3.1-8b", "dp2,cp2,zero1,micro1", "only", 2, marks=pytest.mark.rare),
+        pytest.param("llama2-70b", "dp2,tp4,pp3,zero1,sp,fused,micro2", "last", 4, marks=pytest.mark.rare),
+        pytest.param("opt-175b", "dp2,tp2,pp3,recompute-full,micro2", "middle", 2, marks=pytest.mark.rare),
+    ],
+)
+def test_processes_that_share_the_layers_of_a_stage_exchange_messages(
+    name: str, layout: str, stage: str, ranks: int, tmp_path: Path
+) -> None:
+    """Then every figure of each is as predicted, and the loss is one of a whole model.
+
+    Logits are normal, with the variance s^2 = h d^2 of a head with deviation d on h normed states. So the first loss is
+    ln V + s^2 / 2, to 5 s / sqrt(n) over n tokens. Alone, a process has a part of the vocabulary, and its share of a
+    mean over ranks that are not there.
+    """
+    result = sliced(tmp_path, name, layout, stage=stage, layers=2, ranks=ranks)
+    assert (result.message, result.verdict) == ("", Verdict.PASS)
+    exact = {row.rank for row in exact_rows(result.rows) if row.quantity == "payload_bytes"}
+    assert exact == {None, *range(ranks)}
+    record = read(Path(result.record))
+    assert record.begin.job.slice is not None
+    assert len(record.begin.job.slice.group) == ranks
+    assert record.end is not None
+    assert len(record.end.ranks) == ranks
+    losses = [[step.loss for step in rank.steps] for rank in record.end.ranks]
+    assert all(own == losses[0] for own in losses)
+    if stage == "middle":
+        assert set(losses[0]) == {0.0}
+    else:
+        job = record.begin.job
+        variance = job.architecture.hidden * job.recipe.init_std**2
+        tokens = job.layout.micro_batch * job.architecture.sequence * job.layout.expert_parallel
+        expected = math.log(job.architecture.padded_vocabulary) + variance / 2
+        assert losses[0][0] == pytest.approx(expected, abs=5 * math.sqrt(variance / tokens))
 
 
 @pytest.mark.rare

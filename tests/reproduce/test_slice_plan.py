@@ -10,6 +10,7 @@ import pytest
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
+from reference_runs.placement import coordinates
 from suite.job.slice import SliceStage
 from suite.predict.analytic.memory import optimizer_shards
 from suite.predict.analytic.parameters import parameter_count
@@ -85,6 +86,24 @@ def test_ends_add_what_the_whole_model_has_besides_its_layers() -> None:
     assert one.parameters + 11 * of_layer == parameter_count(whole.architecture)
 
 
+def test_processes_of_a_slice_take_the_places_that_share_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first replica; each needs its own memory."""
+    planned = plan("bloom-176b", layers=1, ranks=4)
+    assert planned.slice is not None
+    assert planned.ranks == len(planned.slice.places) == 4
+    index = [coordinates(planned.layout, rank) for rank in planned.slice.places]
+    assert [each["tp"] for each in index] == [0, 1, 2, 3]
+    assert {(each["pp"], each["dp"]) for each in index} == {(1, 0)}
+    alone = plan("bloom-176b", layers=1, ranks=1)
+    assert alone.slice is not None
+    assert alone.slice.places == (planned.slice.rank,)
+    needed = slice_memory.needed_bytes(planned)
+    assert needed == slice_memory.needed_bytes(alone)
+    monkeypatch.setattr(slice_memory, "free_bytes", lambda: 4 * needed - 1)
+    with pytest.raises(InputError, match="does not fit"):
+        plan("bloom-176b", layers=1, ranks=4)
+
+
 def test_a_smaller_slice_says_what_it_changed() -> None:
     planned = plan("bloom-176b", layers=1, sequence=256, micro_batch=1)
     assert planned.changes == (
@@ -144,7 +163,8 @@ def test_stages_have_numbers(number: str, stage: SliceStage) -> None:
         ({"sequence": 4096}, "--sequence: out of range; got 4096, allowed: 1 to 2048"),
         ({"micro_batch": 0}, "--micro-batch: out of range"),
         ({"minutes": 0.0}, "--minutes: out of range; got 0.0, allowed: more than 0"),
-        ({"ranks": 4}, "got --ranks"),
+        ({"ranks": 3}, "--ranks: processes of a slice; got 3, allowed: 1, or 4 = 4 (tp)"),
+        ({"ranks": 2, "layout": "dp32,pp12"}, "allowed: 1: no other accelerator shares its layers"),
         ({"mini": True, "optimizer": "one-bit-adam"}, "got --mini, --optimizer"),
         ({"layout": "dp8,tp3,pp12"}, "--layout: layout.tensor_parallel does not divide"),
         ({"steps": 3}, "too few steps"),

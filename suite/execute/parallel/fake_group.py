@@ -1,4 +1,4 @@
-"""A process group without other processes."""
+"""A process group without other processes, or with few of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -16,6 +17,16 @@ def join_fake_group(rank: int, ranks: int) -> None:
     (torch 2.13).
     """
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+
+
+def join_fake_group_with_others(rank: int, ranks: int) -> None:
+    """Be `rank` of so many from now on, as `join_fake_group`, with the others of this launch.
+
+    Groups with a backend of their own, whose ranks are all here, exchange messages: they find each other in torchrun's
+    store.
+    """
+    store, _, _ = next(rendezvous("env://"))
+    dist.init_process_group("fake", store=store, rank=rank, world_size=ranks)
 
 
 @contextmanager

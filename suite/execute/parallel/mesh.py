@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -19,15 +21,21 @@ EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tie
 CPU = torch.device("cpu")
 
 
-def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
+_INSIDE = (TENSOR, CONTEXT, EXPERT)  # axes of the ranks that share a stage's layers
+
+
+def device_mesh(layout: Layout, device_type: str, *, inside: str | None = None) -> DeviceMesh:
     """The mesh of `layout` over the first ranks of the job, with a named dimension for each axis.
 
     Neighbours on the first axis of `rank_order` have consecutive ranks. "dp" spans the context-parallel ranks too,
     which hold the same weights: those of one sample are neighbours on it. All ranks of the job must call it together.
+
+    Args:
+        inside: backend of the groups of ranks that share a stage's layers; None: that of all ranks.
     """
     contexts = layout.context_parallel
     if layout.expert_parallel > 1:
-        return _sharing_experts(layout, device_type)
+        return _sharing_experts(layout, device_type, inside)
     sizes = {
         DATA: layout.data_parallel,
         CONTEXT: contexts,
@@ -37,14 +45,20 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     order = [axis for axis in reversed(layout.rank_order.split("-")) if axis in sizes]
     axes = [axis for axis in order if axis != CONTEXT]
     shape = tuple(sizes[axis] * (contexts if axis == DATA else 1) for axis in axes)
-    if contexts == 1 and layout.ranks == dist.get_world_size():
+    if contexts == 1 and layout.ranks == dist.get_world_size() and inside is None:
         return init_device_mesh(device_type, shape, mesh_dim_names=tuple(axes))
     ranks = torch.arange(layout.ranks).view([sizes[axis] for axis in order])
     ranks = ranks.movedim(order.index(CONTEXT), -1).movedim(-1, axes.index(DATA) + 1)
-    return DeviceMesh(device_type, ranks.reshape(shape), mesh_dim_names=tuple(axes))
+    return DeviceMesh(
+        device_type, ranks.reshape(shape), mesh_dim_names=tuple(axes), backend_override=_backends(axes, inside)
+    )
 
 
-def _sharing_experts(layout: Layout, device_type: str) -> DeviceMesh:
+def _backends(axes: Iterable[str], inside: str | None) -> tuple[tuple[str | None, None], ...]:
+    return tuple((inside if axis in _INSIDE else None, None) for axis in axes)
+
+
+def _sharing_experts(layout: Layout, device_type: str, inside: str | None) -> DeviceMesh:
     """The mesh where experts are shared out: the group of `DATA` joins `EXPERT_DATA` and `EXPERT`.
 
     Those of context-parallel ranks are joined too, neighbours on `DATA` and on `EXPERT_DATA`.
@@ -66,7 +80,7 @@ def _sharing_experts(layout: Layout, device_type: str) -> DeviceMesh:
     ranks = ranks.permute([order.index(axis) for axis in axes])
     of_data = REPLICA if splits else EXPERT_DATA
     names = tuple(of_data if axis == DATA else axis for axis in axes)
-    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names, backend_override=_backends(names, inside))
     # with a backend they are groups of their own also where others have the same ranks: counters tell them apart
     if splits:
         mesh[REPLICA, CONTEXT]._flatten(EXPERT_DATA, backend_override=dist.get_backend())
@@ -87,7 +101,8 @@ def context_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
     if CONTEXT in names:
         return mesh[CONTEXT]
     samples = mesh.mesh.movedim(names.index(DATA), -1).reshape(-1, layout.context_parallel).tolist()
-    groups = [dist.new_group(ranks) for ranks in samples]  # not the mesh's own: messages are counted by their group
+    backend = dist.get_backend(mesh.get_group(TENSOR))
+    groups = [dist.new_group(ranks, backend=backend) for ranks in samples]  # not the mesh's own: messages are counted
     group = next(group for group, ranks in zip(groups, samples, strict=True) if dist.get_rank() in ranks)
     return DeviceMesh.from_group(group, mesh.device_type, mesh_dim_names=(CONTEXT,))
 
@@ -161,7 +176,8 @@ def key_value_group(mesh: DeviceMesh, *, copies: int) -> dist.ProcessGroup | Non
         return None
     names = mesh.mesh_dim_names or ()
     sharing = mesh.mesh.movedim(names.index(TENSOR), -1).reshape(-1, copies).tolist()
-    groups = [dist.new_group(ranks) for ranks in sharing]
+    backend = dist.get_backend(mesh.get_group(TENSOR))
+    groups = [dist.new_group(ranks, backend=backend) for ranks in sharing]
     return next((group for group, ranks in zip(groups, sharing, strict=True) if dist.get_rank() in ranks), None)
 
 

@@ -43,7 +43,7 @@ class StepCounters:
     """
 
     def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
-        self.collectives = CollectiveCounter(steps.training.axis_of_group(mesh))
+        self.collectives = CollectiveCounter(steps.axis_of_group())
         self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
         self.peak = peak
         self.flop = LocalFlopCounter()

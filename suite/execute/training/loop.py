@@ -65,7 +65,7 @@ def train(
 
     last = math.inf if job.slice is None or job.slice.minutes is None else time.monotonic() + 60 * job.slice.minutes
     for step in range(job.steps):
-        if clocks.step_seconds and time.monotonic() >= last:
+        if clocks.step_seconds and _is_over(steps, last):
             break
         clocks.before(purpose)
         profile.before(purpose)
@@ -94,7 +94,15 @@ def train(
         report(Phase("read the profile", time.time()))
         terms = profile.term_seconds(clocks)
     report(Phase("count model flop and activations", time.time()))
-    return _finished(steps, mesh, counters, clocks, profile, terms, arithmetic)
+    finished = _finished(steps, mesh, counters, clocks, profile, terms, arithmetic)
+    if isinstance(steps, SliceSteps):
+        steps.wait_for_others()
+    return finished
+
+
+def _is_over(steps: Steps, last: float) -> bool:
+    """Whether a slice's time is over for any of its processes, which then all stop."""
+    return last < math.inf and isinstance(steps, SliceSteps) and steps.any_says(time.monotonic() >= last)
 
 
 def _kind_of_steps(job: Job, training: Training) -> type[Steps]:

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from suite.execute.measure.phases import Part
+from suite.execute.parallel.mesh import DATA, TENSOR, dropout_seed, slowest
 from suite.execute.parallel.parallelize import Training
 from suite.execute.parallel.sharded_adamw import ShardedAdamW, TensorAdamW
 from suite.execute.precision import DTYPES
@@ -23,12 +25,19 @@ DEVIATION = 0.02  # of the gradient that comes from a later stage, before the lo
 
 
 class SliceSteps(Steps):
-    """Steps of one micro-batch. Each part's graph ends where the next one begins, as between pipeline stages."""
+    """Steps of one micro-batch. Each part's graph ends where the next one begins, as between pipeline stages.
+
+    Where the ranks that share the layers are here too, loss and gradient norm are means over them.
+    """
 
     def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
         super().__init__(job, training, mesh, device)
         (self._chunk,) = training.chunks
-        generator = torch.Generator(device).manual_seed(job.seed)
+        self._here: dist.ProcessGroup | None = None
+        if job.slice is not None and job.slice.group:
+            self._here = dist.new_group(list(job.slice.group), backend=dist.get_backend(mesh.get_group(TENSOR)))
+        # ranks that have the same hidden states draw the same
+        generator = torch.Generator(device).manual_seed(dropout_seed(job.seed, mesh, job.layout))
         dtype = DTYPES[job.recipe.precision]
         shape = self.hidden_shape(job.layout.micro_batch)
         self._hidden = self._gradient = torch.empty(0)
@@ -37,6 +46,31 @@ class SliceSteps(Steps):
         if self._chunk.head is None:  # what a later one does
             self._gradient = (DEVIATION * torch.randn(shape, generator=generator, device=device)).to(dtype)
         self._marks: list[tuple[SlicePart, Any, Any]] = []
+
+    def axis_of_group(self) -> dict[str, str]:
+        """As of a whole run; the group of all processes is of the data-parallel axis, whose messages do not count."""
+        here = {} if self._here is None else {self._here.group_name: DATA}
+        return super().axis_of_group() | here
+
+    def any_says(self, claim: bool) -> bool:
+        """Whether any of the processes makes a claim."""
+        if self._here is None:
+            return claim
+        (said,) = slowest(self._here, float(claim), device=self.device)
+        return said > 0
+
+    def wait_for_others(self) -> None:
+        """Until all processes are here."""
+        if self._here is not None:
+            dist.barrier(group=self._here)
+
+    def _reduced(self, loss: Tensor, squared: Tensor) -> Tensor:
+        both = super()._reduced(loss, squared)
+        if self._here is None:
+            return both
+        both = torch.stack([loss, both[1]])
+        dist.all_reduce(both, group=self._here)
+        return both / self._here.size()
 
     def forward_and_backward(self) -> Tensor:
         """The gradient of one micro-batch; returns its loss, or 0 where the head is not here."""

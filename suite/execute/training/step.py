@@ -138,6 +138,10 @@ class Steps:
         """Updates by which gradients of the last step were late at most; None where all passes end before an update."""
         return None
 
+    def axis_of_group(self) -> dict[str, str]:
+        """Process group name -> axis."""
+        return self.training.axis_of_group(self._mesh)
+
     def part_seconds(self) -> dict[SlicePart, float]:
         """Of the parts of a slice in the last step; empty of a whole run."""
         return {}

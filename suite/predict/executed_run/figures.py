@@ -12,7 +12,7 @@ from suite.job.training_job import Job
 from suite.machine.gpu import HEAD_DIM_STEP, SdpaBackend, sdpa_backend
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row, compare
-from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
+from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, of_processes, with_maximum_over_ranks
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.executed_run.counts import figures_at, of_every_rank, prediction
 from suite.predict.executed_run.parameter_store import store_figures, stored_workload
@@ -35,7 +35,7 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     """
     options = job.step_options(kernels)
     if job.slice is not None:
-        return _of_slice(job, job.slice.rank, options)
+        return of_processes([_of_slice(job, rank, options) for rank in job.slice.places])
     if job.synchronisation is not None:
         memory = memory_figures(stored_workload(job.workload), memory_options(options, job.kernels))
         # what the threads of a store take in passing is not described

@@ -30,7 +30,7 @@ def given_routing(
     figures: list[Figure],
     rows: Sequence[RowsOfRank],
     *,
-    alone: int | None = None,
+    places: Sequence[int] = (),
 ) -> list[Figure]:
     """`figures` with those of each rank as its rows say, and the largest over ranks of these.
 
@@ -46,18 +46,30 @@ def given_routing(
 
     Args:
         rows: of each rank; empty where ranks do not share out experts. With a capacity they are as predicted.
-        alone: the rank whose place the one process of a slice takes, whose figures have no rank.
+        places: of a slice's processes, in the layout. The figures of a process alone have no rank.
     """
     has_places = workload.architecture.capacity_factor is not None
     if workload.layout.expert_parallel == 1 or has_places or not any(rows):
         return figures
-    if alone is not None:
-        return [_of_rank(workload, options, figure, rows[0], rank=alone, sliced=True) for figure in figures]
+    if len(places) == 1:
+        return [_of_rank(workload, options, figure, rows[0], rank=places[0], sliced=True) for figure in figures]
     changed = [
-        figure if figure.rank is None else _of_rank(workload, options, figure, rows[figure.rank], rank=figure.rank)
+        figure
+        if figure.rank is None
+        else _of_rank(
+            workload,
+            options,
+            figure,
+            rows[figure.rank],
+            rank=places[figure.rank] if places else figure.rank,
+            sliced=bool(places),
+        )
         for figure in figures
     ]
-    return [_largest(figure, changed) if _is_maximum(figure) else figure for figure in changed]
+    return [
+        _largest(figure, changed) if (places and figure.rank is None) or _is_maximum(figure) else figure
+        for figure in changed
+    ]
 
 
 def _of_rank(

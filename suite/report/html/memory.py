@@ -103,11 +103,14 @@ def memory(key: str, record: Record) -> Plot | None:
 def _groups(record: Record) -> list[_EqualRanks]:
     job = record.begin.job
     alike: dict[RankPosition, list[int]] = {}
-    for rank in range(job.layout.ranks) if job.slice is None else (job.slice.rank,):
+    places = range(job.layout.ranks) if job.slice is None else job.slice.places
+    for rank in places:
         alike.setdefault(rank_position(job.layout, rank), []).append(rank)
     figures = record.end.figures if record.end else []
     if job.slice is not None:
-        figures = [msgspec.structs.replace(figure, rank=job.slice.rank) for figure in figures]
+        alone = len(places) == 1
+        numbered = [(places[figure.rank or 0], figure) for figure in figures if alone or figure.rank is not None]
+        figures = [msgspec.structs.replace(figure, rank=rank) for rank, figure in numbered]
     measured = _by_rank(figures)
     groups = []
     for (stage, replica), ranks in alike.items():

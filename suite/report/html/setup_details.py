@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from suite.job.events import Status
+from suite.job.slice import slowest
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
 from suite.records.record import Record
@@ -133,9 +134,9 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
             about.append(("arithmetic", arithmetic))
         about += [
             (name, f"{median} ({spread}, {repetitions} repetitions)")
-            for rank in end.ranks
-            if rank.slice_times is not None
-            for name, median, spread, repetitions in part_rows(rank.slice_times)
+            for times in [slowest([rank.slice_times for rank in end.ranks if rank.slice_times])]
+            if times is not None
+            for name, median, spread, repetitions in part_rows(times)
         ]
         about += [("experts", line.removeprefix("experts of ")) for line in routing_lines(r.routed for r in end.ranks)]
         about += [

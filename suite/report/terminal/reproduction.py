@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.job.events import Status
-from suite.job.slice import SliceTimes
+from suite.job.slice import SliceTimes, slowest
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
@@ -137,7 +137,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
 
 def slice_times_of(result: LaunchResult) -> SliceTimes | None:
     """Of a slice that ended well; None of a whole run."""
-    return result.finished[0].slice_times if result.finished else None
+    return slowest([report.slice_times for report in result.finished if report.slice_times])
 
 
 def _exact_line(rows: Sequence[Row]) -> str:
