@@ -73,6 +73,20 @@ class StageParts(NamedTuple):
         return PassSeconds(sum(part.forward for part in self), sum(part.backward for part in self))
 
 
+def workloads_of_parts(workload: Workload) -> list[Workload]:
+    """For each of `layer_kinds` the workload whose pipeline has the stages `EMBEDDING`, `LAYER` and `HEAD`."""
+    apart = msgspec.structs.replace(
+        workload.layout,
+        pipeline_stages=3,
+        virtual_stages=1,
+        schedule=Schedule.ONE_F_ONE_B,
+        stage_layer_counts=(0, 1, 0),
+    )
+    kinds = [kind for kind, _ in layer_kinds(workload.architecture)]
+    shapes = [msgspec.structs.replace(kind, layers=1, dense_layers=0) for kind in kinds]
+    return [Workload(shape, workload.recipe, apart) for shape in shapes]
+
+
 def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
     """What the machine model says of each part: a stage's products, operators, casts, kernels and launches.
 
@@ -87,9 +101,6 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
     if layout.recomputation is Recomputation.FROM_INPUT:
         got, allowed = layout.recomputation.value, "none, selective, full"
         raise InputError("layout.recomputation: no layer has a time of its own", got=got, allowed=allowed)
-    apart = msgspec.structs.replace(
-        layout, pipeline_stages=3, virtual_stages=1, schedule=Schedule.ONE_F_ONE_B, stage_layer_counts=(0, 1, 0)
-    )
     head = head_seconds(workload, machine)
 
     def part(kind: Workload, stage: int, layer: LayerTime) -> PassSeconds:
@@ -98,10 +109,7 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
         backward = passed.slowdown * computation.backward_pass
         return PassSeconds(passed.seconds - backward, backward)
 
-    kinds = []
-    for of_kind, _ in layer_kinds(workload.architecture):
-        kind = Workload(msgspec.structs.replace(of_kind, layers=1, dense_layers=0), recipe, apart)
-        kinds.append((kind, layer_time(kind, machine)))
+    kinds = [(kind, layer_time(kind, machine)) for kind in workloads_of_parts(workload)]
     first, layer = kinds[0]
     return PartSeconds(
         tuple(part(kind, LAYER, layer) for kind, layer in kinds),

@@ -104,6 +104,29 @@ def _spread(samples: list[float]) -> float | None:
     return relative_spread(samples)
 
 
+def exchanged_axes(slices: Sequence[MeasuredSlice]) -> frozenset[str]:
+    """Axes whose messages are within the measured layers, embedding and head.
+
+    Raises:
+        InputError: slices whose processes exchanged messages, and others.
+    """
+    found = [_exchanged(each.job) for each in slices]
+    for each, axes in zip(slices, found, strict=True):
+        if axes != found[0]:
+            got, allowed = (", ".join(sorted(which)) or "no messages" for which in (axes, found[0]))
+            raise InputError("slices with messages over different axes", got=got, allowed=allowed, where=each.where)
+    return found[0]
+
+
+def _exchanged(job: Job) -> frozenset[str]:
+    if job.slice is None or not job.slice.group:
+        return frozenset()
+    layout = job.layout
+    sizes = {"tp": layout.tensor_parallel, "cp": layout.context_parallel, "ep": layout.expert_parallel}
+    axes = frozenset(axis for axis, size in sizes.items() if size > 1)
+    return axes | {"kv"} if "tp" in axes else axes
+
+
 def with_sliced(modelled: PartSeconds, parts: Sequence[SlicedPart], *, slower: float, spreads: float) -> PartSeconds:
     """The modelled parts, with measured ones in place of those that there are.
 

@@ -24,7 +24,11 @@ def print_sliced(
     print_folded(out, f"measured on {sliced.device}: {parts}", "")
     share = 1 - sliced.measured_seconds / sliced.step_seconds
     lacking = "".join(f"{name}, " for name in sliced.modelled)
-    print_folded(out, f"modelled: {lacking}messages, overheads: {share:.1%} of the step", "")
+    other = "other " if sliced.messages else ""
+    print_folded(out, f"modelled: {lacking}{other}messages, overheads: {share:.1%} of the step", "")
+    if sliced.messages:
+        axes = ", ".join(sliced.messages)
+        print_folded(out, f"measured with their messages over {axes}: layers, embedding and head", "")
     if sliced.scaled:
         print_folded(out, f"scaled: {sliced.scaled}", "yellow")
     interval = f"{sliced.low_seconds:,.4g} to {sliced.high_seconds:,.4g} s"

@@ -15,8 +15,11 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.job.slice import SlicePart
+from suite.predict.analytic.axis_links import axis_groups
+from suite.predict.analytic.collective_time import collective_seconds
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.measured_parts import PartSeconds, modelled_parts
+from suite.predict.analytic.measured_parts import LAYER, PartSeconds, PassSeconds, modelled_parts, workloads_of_parts
+from suite.predict.analytic.traffic import step_traffic
 from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.from_slice import RULE, SlicedStep, sliced_step
 from suite.predict.recorded_run.prediction import run_prediction
@@ -115,6 +118,42 @@ def test_the_interval_widens_with_the_samples_and_with_the_models_error(
         share = 0.375 * apart * 2
         slowest = max(5, 6) * 128  # layers of a stage, and micro-batches
         assert of_samples > share * slowest * 2 * seconds * 0.9
+
+
+def test_messages_within_measured_parts_are_not_added_again() -> None:
+    """Layers that take what the model says of them with their messages give the plain prediction."""
+    known = case("bloom-176b")
+    parts, micro_batches = modelled_parts(known.workload, known.machine), 128
+    groups = axis_groups(known.workload.layout, known.machine)
+    (of_parts,) = workloads_of_parts(known.workload)
+    entries = step_traffic(of_parts, stage=LAYER, micro_batches=micro_batches)
+    messages = [each for each in entries if each[0] == "tp"]
+    assert messages
+    seconds = sum(
+        collective_seconds(operation, groups[axis], payload_bytes=size, messages=number)
+        for axis, operation, size, number in messages
+    )
+    half = seconds / micro_batches / 2
+    layer = PassSeconds(parts.layers[0].forward + half, parts.layers[0].backward + half)
+    without = {part: [] for part in SlicePart if part.value.startswith(("embedding", "head"))}
+    times = times_of(parts._replace(layers=(layer,)), samples=without)
+    alone = slice_job(known.run)
+    assert alone.slice is not None
+    ranks = tuple(range(alone.layout.tensor_parallel))
+    together = msgspec.structs.replace(alone, slice=msgspec.structs.replace(alone.slice, group=ranks))
+    step, other = sliced_step(
+        known.run.name, known.workload, known.machine, [measured(together, times)], uncertainty=None
+    )
+    assert other.messages == ["tp"]
+    assert other.step_seconds == pytest.approx(other.plain_seconds, rel=ROUNDING)
+    again = found(known, measured(alone, times)).step_seconds - other.step_seconds
+    assert again > 5 * seconds  # layers of the emptiest stage; more waits in the bubble
+    plain = run_prediction(known.workload, known.machine).step
+    assert plain is not None
+    # what is left are messages of embedding or head, on the stage that takes longest
+    assert step.tensor_parallel_seconds < 0.1 * plain.tensor_parallel_seconds
+    with pytest.raises(InputError, match="slices with messages over different axes"):
+        found(known, measured(together, times), measured(alone, times))
 
 
 def test_one_accelerator_takes_the_sum_of_its_parts() -> None:
