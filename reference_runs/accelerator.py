@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -127,15 +128,27 @@ def accelerator(name: str) -> Accelerator:
     wanted = _folded(name)
     names = accelerator_names()
     if wanted in names:
-        return load(ACCELERATORS / f"{wanted.replace('-', '_')}.toml")
+        return _catalogued(ACCELERATORS / f"{wanted.replace('-', '_')}.toml")
     aliases: list[str] = []
     for path in sorted(ACCELERATORS.glob("*.toml")):
         head = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
         aliases += map(_folded, head["aliases"])
         if wanted in aliases:
-            return load(path)
+            return _catalogued(path)
     allowed = ", ".join(names) + ", or a file ending in .toml"
     raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, [*names, *aliases]), allowed=allowed)
+
+
+def _catalogued(path: Path) -> Accelerator:
+    """The catalog's accelerator, read once; of a CPU again each time, as it is read from the machine."""
+    if "\n[flop_per_cycle]" in path.read_text(encoding="utf-8"):
+        return load(path)
+    return _recorded(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _recorded(path: Path, _changed: int) -> Accelerator:
+    return load(path)
 
 
 SIMULATED = " (simulated)"  # how the name of a device ends that tests/simulated_cuda simulates

@@ -52,8 +52,10 @@ def compare(left: list[Figure], right: list[Figure], *, left_name: str, right_na
 
 def _index_of_term(row: Row) -> int:
     """0 for all rows but those of a step's terms, which are numbered from 1."""
-    terms = [term.value for term in StepTerm]
-    return 1 + terms.index(row.term) if row.quantity == Quantity.STEP_SECONDS and row.term in terms else 0
+    return _TERM_NUMBERS.get(row.term or "", 0) if row.quantity == Quantity.STEP_SECONDS else 0
+
+
+_TERM_NUMBERS = {term.value: number for number, term in enumerate(StepTerm, start=1)}
 
 
 def _row(left: Figure | None, right: Figure | None, left_name: str, right_name: str, judge: bool) -> Row:

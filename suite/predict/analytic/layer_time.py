@@ -9,7 +9,7 @@ from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.flop_conventions import attended_share
-from suite.predict.analytic.gemm import product_seconds
+from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
 from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.machine import Machine
@@ -43,6 +43,32 @@ class LayerTime(NamedTuple):
     weight_cast_seconds: float = 0.0
 
 
+class ProductTime(NamedTuple):
+    """Matrix products of one part of a layer, forward, on one rank and of one micro-batch.
+
+    Args:
+        products: how many of M x K by K x N; the attention kernel is one, without sizes.
+        flop: of all of them; `least_bytes` what they read and write at least.
+        forward_seconds: of all of them; `backward_seconds` those of the backward pass.
+        peak_flop_per_second: in the format that they are computed in.
+    """
+
+    products: int
+    sizes: tuple[int, int, int] | None
+    flop: float
+    least_bytes: float
+    forward_seconds: float
+    backward_seconds: float
+    peak_flop_per_second: float
+
+
+class AttentionWork(NamedTuple):
+    """What the attention kernel of one layer does in one rank's forward pass of one micro-batch."""
+
+    flop: float
+    least_bytes: float
+
+
 def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     """Seconds of one rank's forward and backward pass of one micro-batch through a layer's attention kernel.
 
@@ -57,18 +83,72 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
 
     Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
     """
+    flop, least_bytes = attention_work(workload)
+    moved = least_bytes / machine.achievable_memory_bytes_per_second
+    arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
+    return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
+
+
+def attention_work(workload: Workload) -> AttentionWork:
+    """Flop and bytes of `fused_attention_seconds`, forward."""
     architecture, recipe, layout = workload
     s, t = architecture.sequence, layout.tensor_parallel
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = micro_batch_tokens(workload)
     computed = float(attended_share(architecture)) if architecture.mask is not Mask.PREFIX else 1.0
     widths = architecture.query_width + architecture.context_width
-    flop = computed * (2 * tokens * s * widths / t)
     keys = key_width(architecture, tensor_parallel=t) * layout.context_parallel
     values = keys * (architecture.value_head_dim or architecture.head_dim) / architecture.head_dim
-    moved = w * tokens * (widths / t + keys + values) / machine.achievable_memory_bytes_per_second
-    arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
-    return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
+    return AttentionWork(computed * (2 * tokens * s * widths / t), w * tokens * (widths / t + keys + values))
+
+
+def product_times(workload: Workload, machine: Machine) -> dict[str, ProductTime]:
+    """The products that `layer_time` and `head_seconds` add up, by part; those of `layer_products`, and the head's."""
+    element_bytes = WEIGHT_ELEMENT_BYTES[workload.recipe.precision]
+    in_format = products_in_format(workload)
+    found: dict[str, ProductTime] = {}
+    for part, (products, rows, columns, depth) in layer_products(workload).items():
+        in_attention = part.startswith("attention")
+        if in_attention and workload.layout.fused_attention:
+            continue
+        cast = part in in_format
+        seconds = _part_seconds(workload, machine, part, (rows, columns, depth), in_format=cast)
+        factors = factor_element_bytes(workload.recipe.product_format) if cast else element_bytes
+        found[part] = ProductTime(
+            products,
+            (rows, columns, depth),
+            products * gemm_flop(M=rows, N=columns, K=depth),
+            products * (factors * (rows * depth + depth * columns) + element_bytes * rows * columns),
+            products * seconds[0],
+            products * seconds[1],
+            (machine.product_peak_flop_per_second if cast else None) or machine.peak_flop_per_second,
+        )
+    if workload.layout.fused_attention:
+        work = attention_work(workload)
+        passes = fused_attention_seconds(workload, machine)
+        found["attention"] = ProductTime(1, None, *work, *passes, machine.peak_flop_per_second)
+    return found | {"head": _head_time(workload, machine)}
+
+
+def _head_time(workload: Workload, machine: Machine) -> ProductTime:
+    architecture, layout = workload.architecture, workload.layout
+    rows, columns, depth = (
+        micro_batch_tokens(workload),
+        architecture.padded_vocabulary // layout.tensor_parallel,
+        architecture.hidden,
+    )
+    size = WEIGHT_ELEMENT_BYTES[workload.recipe.precision]
+    flop, least = (gemm_flop(M=rows, N=columns, K=depth), gemm_bytes(M=rows, N=columns, K=depth, element_bytes=size))
+    seconds = head_seconds(workload, machine)
+    return ProductTime(1, (rows, columns, depth), flop, least, *seconds, machine.peak_flop_per_second)
+
+
+def _part_seconds(
+    workload: Workload, machine: Machine, part: str, sizes: tuple[int, int, int], *, in_format: bool
+) -> tuple[float, float]:
+    overlap = machine.score_product_overlap if part.startswith("attention") else 1.0
+    rows, columns, depth = sizes
+    return _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap, in_format=in_format)
 
 
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
@@ -80,9 +160,7 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
         in_attention = part.startswith("attention")
         if in_attention and layout.fused_attention:
             continue
-        overlap = machine.score_product_overlap if in_attention else 1.0
-        sizes = {"M": rows, "N": columns, "K": depth}
-        once, twice = _product_seconds(workload, machine, **sizes, overlap=overlap, in_format=part in in_format)
+        once, twice = _part_seconds(workload, machine, part, (rows, columns, depth), in_format=part in in_format)
         if in_attention:
             attention_forward = attention_forward + products * once
             attention_backward = attention_backward + products * twice

@@ -114,7 +114,18 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
     minis = miniatures()
     if name in minis:
         return _predicted_miniature(name, request)
-    run = reference_run(name, also=minis)
+    return prediction_of_run(reference_run(name, also=minis), request)
+
+
+def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage: bool = True) -> Predicted:
+    """The comparison of a run's facts with what was published of it.
+
+    Args:
+        by_stage: with the figures of single stages and of messages.
+
+    Raises:
+        InputError: something of the request does not go with the run.
+    """
     if request.products is not None:
         run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
     layout = _layout(run, request.layout)
@@ -143,7 +154,7 @@ def predicted_run(name: str, request: PredictionRequest) -> Predicted:
         of = "latent attention" if run.architecture.experts is None else "experts"
         missing.append(f"first_loss: the formula holds for dense layers, not for {of}")
     predicted, sliced = _sliced(run, layout, machine, predicted, request.slices)
-    left = predicted_figures(run, layout, able, predicted, request.prices, absent)
+    left = predicted_figures(run, layout, able, predicted, request.prices, absent, by_stage=by_stage)
     right = published_figures(run)
     remark = None
     is_of_record = layout == run.recorded_layout and not any(

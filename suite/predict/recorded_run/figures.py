@@ -72,8 +72,12 @@ def predicted_figures(
     prediction: RunPrediction,
     prices: Prices = NO_PRICES,
     absent: NotPredicted | None = None,
+    *,
+    by_stage: bool = True,
 ) -> list[Figure]:
     """Every predicted figure of `run` under a layout and on a machine. `absent` collects what the recipe lacks.
+
+    Not `by_stage`, those of single stages, of layers and of messages are left out, which are most.
 
     Flop rates, MFU and HFU are counted under the convention of the published ones; where none is published, as
     model_flop and hardware_flop are.
@@ -89,8 +93,9 @@ def predicted_figures(
     if layout is not None:
         workload = Workload(run.architecture, run.recipe, layout)
         if prediction.memory:
-            figures += _memory_figures(workload, machine, prediction)
-        if prediction.traffic:
+            of_memory = _memory_figures(workload, machine, prediction) if by_stage else _fullest(machine, prediction)
+            figures += of_memory
+        if prediction.traffic and by_stage:
             figures += _traffic_figures(workload)
         figures += _step_figures(run, layout, machine, prediction)
         with absent.unless("time of the training"):
@@ -149,24 +154,36 @@ def _recomputes(layout: Layout | None) -> bool:
     return layout is None or layout.recomputation is Recomputation.FULL
 
 
-def _memory_figures(workload: Workload, machine: Machine | None, prediction: RunPrediction) -> list[Figure]:
-    """State, activations and peak: the largest over stages, then every stage's with its parts and instants.
-
-    Activations also by kind, of one layer and micro-batch.
-    """
-    figures: list[Figure] = []
-    by_quantity = {
+def _by_quantity(prediction: RunPrediction) -> dict[Quantity, list[float]]:
+    return {
         Quantity.WEIGHT_BYTES: [m.weights for m in prediction.memory],
         Quantity.GRADIENT_BYTES: [m.gradients for m in prediction.memory],
         Quantity.OPTIMIZER_BYTES: [m.gradient_copy + m.master_weights + m.moments for m in prediction.memory],
         Quantity.ACTIVATION_BYTES: [m.activations + m.logits for m in prediction.memory],
         Quantity.PEAK_BYTES: [m.peak for m in prediction.memory],
     }
-    for quantity, values in by_quantity.items():
+
+
+def _fullest(machine: Machine | None, prediction: RunPrediction) -> Iterator[Figure]:
+    """State, activations and peak: the largest over stages."""
+    for quantity, values in _by_quantity(prediction).items():
         over = machine is not None and quantity is Quantity.PEAK_BYTES and max(values) > machine.memory_bytes
         why = f"does not fit: the accelerator has {machine.memory_bytes:,.0f} bytes" if over and machine else ""
-        figures.append(Figure(quantity, max(values), why=why))
-        figures += [Figure(quantity, value, stage=stage) for stage, value in enumerate(values)]
+        yield Figure(quantity, max(values), why=why)
+
+
+def _memory_figures(workload: Workload, machine: Machine | None, prediction: RunPrediction) -> list[Figure]:
+    """State, activations and peak: the largest over stages, then every stage's with its parts and instants.
+
+    Activations also by kind, of one layer and micro-batch.
+    """
+    figures: list[Figure] = []
+    by_quantity = _by_quantity(prediction)
+    for whole in _fullest(machine, prediction):
+        figures.append(whole)
+        figures += [
+            Figure(whole.quantity, value, stage=stage) for stage, value in enumerate(by_quantity[whole.quantity])
+        ]
     for stage, memory in enumerate(prediction.memory):
         figures += [
             Figure(Quantity.PEAK_BYTES, getattr(memory, instant), stage=stage, term=instant)
