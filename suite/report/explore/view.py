@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.run import ProductFormat
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
-from suite.predict.plan.predicted_run import Predicted, PredictionRequest, predicted_run
+from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
+from suite.report.explore.presets import described_run, tokens_are_known
 from suite.report.explore.state import ExploreState, complete_text
 
 SHOWN = (
-    Quantity.PARAMETERS,
-    Quantity.PEAK_BYTES,
     Quantity.STEP_SECONDS,
-    Quantity.TOKENS_PER_SECOND,
+    Quantity.PEAK_BYTES,
     Quantity.MFU,
     Quantity.HFU,
+    Quantity.TOKENS_PER_SECOND,
     Quantity.BUBBLE_FRACTION,
     Quantity.TRAINING_SECONDS,
     Quantity.ACCELERATOR_SECONDS,
     Quantity.ENERGY_JOULES,
     Quantity.COST,
+    Quantity.PARAMETERS,
 )
+OF_TRAINING = (Quantity.TRAINING_SECONDS, Quantity.ACCELERATOR_SECONDS, Quantity.ENERGY_JOULES, Quantity.COST)
+KEPT = 512  # predictions that a page has shown
 
 
 class View(NamedTuple):
@@ -39,11 +42,13 @@ class View(NamedTuple):
     Args:
         layout: in short words; empty where none is known.
         wrong: why nothing is predicted, one line a reason.
+        tokens_are_known: of the whole training; without them nothing is said of it.
     """
 
     layout: str
     predicted: Predicted | None
     wrong: tuple[str, ...] = ()
+    tokens_are_known: bool = True
 
     @property
     def stages(self) -> Sequence[StageMemory]:
@@ -61,15 +66,15 @@ class View(NamedTuple):
 
     @property
     def rows(self) -> list[Row]:
-        """One row for each quantity that is shown: what was published with what is predicted of the same, or alone."""
+        """One row for each quantity that is shown: what is predicted of the whole, with what was published of it."""
         found = []
         predicted = self.predicted.rows if self.predicted else ()
         whole = [row for row in predicted if row.rank is None and row.stage is None and row.axis is None]
         for quantity in SHOWN:
             rows = [row for row in whole if row.quantity == quantity and row.left is not None]
-            both = [row for row in rows if row.right is not None]
             alone = [row for row in rows if row.term is None or quantity is Quantity.COST]
-            found += (both or alone)[:1]
+            if quantity not in OF_TRAINING or self.tokens_are_known:
+                found += alone[:1]
         return found
 
 
@@ -79,7 +84,7 @@ def recorded_layout(run: str) -> Layout:
     Raises:
         InputError: no such run.
     """
-    recorded = reference_run(run).recorded_layout or Layout()
+    recorded = described_run(run).recorded_layout or Layout()
     return msgspec.structs.replace(recorded, accumulation=None, stage_layer_counts=None)
 
 
@@ -94,12 +99,18 @@ def state_of_run(run: str) -> ExploreState:
 
 def view(state: ExploreState, layout: str) -> View:
     """The prediction of a state with this layout; what is wrong with it where there is none."""
+    return _view(msgspec.structs.replace(state, layout=layout, other=None))
+
+
+@lru_cache(KEPT)
+def _view(state: ExploreState) -> View:
+    layout = state.layout
     try:
         short = layout_text(parse_layout(layout, base=recorded_layout(state.run))) if layout else ""
-        predicted = predicted_run(state.run, _request(state, layout or None))
+        predicted = prediction_of_run(described_run(state.run), _request(state, layout or None), by_stage=False)
     except InputError as error:
         return View(layout, None, error.lines)
-    return View(short, predicted)
+    return View(short, predicted, tokens_are_known=tokens_are_known(state.run))
 
 
 def _request(state: ExploreState, layout: str | None) -> PredictionRequest:

@@ -1,4 +1,4 @@
-"""Where a figure comes from: the function that computes it, its derivation, and the numbers that go into it here."""
+"""Where a figure comes from: the formula, the numbers that go into it here, and the derivation with its source."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
-from reference_runs.units import printed
+from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
+from suite.predict.analytic.activations import layer_activation_bytes
+from suite.predict.analytic.collective_time import all_reduce_seconds, group, ring_pass_seconds
 from suite.predict.analytic.flop import hardware_flop, model_flop
-from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.flop_conventions import conventional_flop
+from suite.predict.analytic.gemm import arithmetic_intensity, gemm_seconds
+from suite.predict.analytic.layer_products import layer_products
+from suite.predict.analytic.memory import state_bytes
 from suite.predict.analytic.parameters import parameter_counts
-from suite.predict.analytic.pipeline_schedule import bubble_fraction
-from suite.predict.analytic.stage_memory import fullest_instant, stage_memory
-from suite.predict.analytic.step_time import step_time
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction, micro_batches_in_flight, waits_of_a_pass
+from suite.predict.analytic.stage_memory import buffer_bytes, fullest_instant, stage_memory
+from suite.predict.analytic.step_time import StepTime, exposed_data_parallel_seconds, step_time
+from suite.predict.analytic.traffic import pipeline_traffic, step_traffic, tensor_parallel_traffic, zero_traffic
 from suite.predict.analytic.training_cost import (
     accelerator_cost,
     accelerator_seconds,
@@ -23,84 +30,185 @@ from suite.predict.analytic.training_cost import (
     training_seconds,
     utilization,
 )
+from suite.predict.simulation.pipeline_schedule import flop_durations, timed_passes
 from suite.report.explore.view import View
 
-FUNCTIONS: dict[Quantity, tuple[Callable[..., Any], ...]] = {
+FUNCTIONS: dict[str, tuple[Callable[..., Any] | type, ...]] = {
     Quantity.PARAMETERS: (parameter_counts,),
-    Quantity.PEAK_BYTES: (stage_memory,),
-    Quantity.STEP_SECONDS: (step_time,),
+    Quantity.PEAK_BYTES: (stage_memory, state_bytes, layer_activation_bytes, micro_batches_in_flight, buffer_bytes),
+    Quantity.STEP_SECONDS: (step_time, StepTime, exposed_data_parallel_seconds),
     Quantity.TOKENS_PER_SECOND: (tokens_per_second,),
-    Quantity.MFU: (utilization, model_flop),
-    Quantity.HFU: (utilization, hardware_flop),
+    Quantity.MFU: (utilization, model_flop, conventional_flop),
+    Quantity.HFU: (utilization, hardware_flop, conventional_flop),
     Quantity.BUBBLE_FRACTION: (bubble_fraction,),
     Quantity.TRAINING_SECONDS: (training_seconds,),
     Quantity.ACCELERATOR_SECONDS: (accelerator_seconds,),
     Quantity.ENERGY_JOULES: (energy_joules,),
     Quantity.COST: (accelerator_cost,),
+    "schedule": (timed_passes, flop_durations),
+    "traffic": (
+        step_traffic,
+        zero_traffic,
+        tensor_parallel_traffic,
+        pipeline_traffic,
+        all_reduce_seconds,
+        ring_pass_seconds,
+        group,
+    ),
+    "roofline": (layer_products, arithmetic_intensity, gemm_seconds),
 }
+SUM = "sum"
+
+
+class Number(NamedTuple):
+    """What goes into a formula."""
+
+    name: str
+    value: float
+    unit: str
 
 
 class Why(NamedTuple):
-    """Of one figure.
+    """A figure's formula with its numbers.
 
     Args:
-        functions: their names, with modules.
-        derivation: their docstrings: formula, meaning of the letters, source.
-        numbers: what goes into it here, by name.
+        formula: in Python, {0} being the first number; `SUM`: all of them added up.
     """
 
-    functions: tuple[str, ...]
-    derivation: str
-    numbers: dict[str, str]
+    formula: str
+    numbers: list[Number]
 
 
-def why(view: View, quantity: Quantity) -> Why:
-    """Where the figure of a layout's prediction comes from."""
-    functions = FUNCTIONS[quantity]
-    named = tuple(f"{function.__module__}.{function.__name__}" for function in functions)
-    derivation = "\n\n".join(inspect.getdoc(function) or "" for function in functions)
-    return Why(named, derivation, _numbers(view, quantity))
-
-
-def _numbers(view: View, quantity: Quantity) -> dict[str, str]:
-    predicted = view.predicted
-    if predicted is None or predicted.run is None or predicted.layout is None:
-        return {}
-    layout, machine, arithmetic = predicted.layout, predicted.machine, predicted.prediction
-    if quantity is Quantity.STEP_SECONDS:
-        return {name: f"{printed(seconds, 's')} s" for name, seconds in view.terms.items()}
-    if quantity is Quantity.PEAK_BYTES and view.stages:
-        fullest = max(view.stages, key=lambda stage: stage.peak)
-        instant, parts = fullest_instant(fullest)
-        sizes = {name: f"{value / 2**30:,.2f} GiB" for name, value in parts.items() if value}
-        return {"stage": str(list(view.stages).index(fullest)), "instant": instant, **sizes}
-    if quantity is Quantity.PARAMETERS and arithmetic:
-        return {name: printed(count, "1") for name, count in arithmetic.parameters.items()}
-    rows = {row.quantity: row.left for row in view.rows}
-    known = {
-        "accelerators": printed(layout.ranks, "1"),
-        "samples a step": printed(predicted.run.recipe.global_batch, "1"),
-        "tokens of a sample": printed(predicted.run.architecture.sequence, "1"),
-        **({"seconds of a step": printed(rows["step_seconds"], "s")} if "step_seconds" in rows else {}),
+def derivations() -> dict[str, list[dict[str, str]]]:
+    """By figure or part of the page, the functions that compute it: name, and docstring with formula and source."""
+    return {
+        str(key): [
+            {"name": f"{function.__module__}.{function.__qualname__}", "text": inspect.getdoc(function) or ""}
+            for function in functions
+        ]
+        for key, functions in FUNCTIONS.items()
     }
-    if arithmetic and quantity in (Quantity.MFU, Quantity.HFU):
-        flop = arithmetic.model_flop if quantity is Quantity.MFU else arithmetic.hardware_flop
-        known["flop of a step"] = printed(flop and float(flop), "flop")
-        known |= _peak(machine.machine if machine else None)
-    if quantity is Quantity.BUBBLE_FRACTION:
-        known |= _pipeline(layout)
-    if quantity in (Quantity.TRAINING_SECONDS, Quantity.ACCELERATOR_SECONDS, Quantity.ENERGY_JOULES, Quantity.COST):
-        known["tokens of the training"] = printed(float(predicted.run.recipe.tokens), "1")
-    return known
 
 
-def _peak(machine: Machine | None) -> dict[str, str]:
-    return (
-        {}
-        if machine is None
-        else {"peak of an accelerator": f"{printed(machine.peak_flop_per_second, 'flop/s')}flop/s"}
-    )
+def why(view: View, row: Row) -> Why:
+    """The formula of a row of a layout's prediction, and the numbers that it has here."""
+    predicted = view.predicted
+    assert predicted is not None
+    assert predicted.prediction is not None
+    quantity = Quantity(row.quantity)
+    if quantity is Quantity.STEP_SECONDS:
+        return Why(SUM, [Number(name, seconds, "s") for name, seconds in view.terms.items()])
+    if quantity is Quantity.PARAMETERS:
+        return Why(SUM, [Number(name, count, "1") for name, count in predicted.prediction.parameters.items()])
+    if quantity is Quantity.PEAK_BYTES:
+        _, parts = fullest_instant(max(view.stages, key=lambda stage: stage.peak))
+        return Why(SUM, [Number(name, value, "byte") for name, value in parts.items() if value])
+    return _OF_STEP[quantity](view, row)
 
 
-def _pipeline(layout: Layout) -> dict[str, str]:
-    return {"stages": printed(layout.pipeline_stages, "1"), "chunks of a stage": printed(layout.virtual_stages, "1")}
+def _layout(view: View) -> Layout:
+    assert view.predicted is not None
+    assert view.predicted.layout is not None
+    return view.predicted.layout
+
+
+def _left(view: View, quantity: Quantity) -> float:
+    return next(row.left for row in view.rows if row.quantity == quantity and row.left is not None)
+
+
+def _step(view: View) -> Number:
+    return Number("seconds of a step", _left(view, Quantity.STEP_SECONDS), "s")
+
+
+def _samples(view: View) -> list[Number]:
+    assert view.predicted is not None
+    assert view.predicted.run is not None
+    run = view.predicted.run
+    return [
+        Number("samples of a step", run.recipe.global_batch, "1"),
+        Number("tokens of a sample", run.architecture.sequence, "1"),
+    ]
+
+
+def _accelerators(view: View) -> Number:
+    return Number("accelerators", _layout(view).ranks, "1")
+
+
+def _rate(view: View, _: Row) -> Why:
+    return Why("{0} * {1} / {2}", [*_samples(view), _step(view)])
+
+
+def _share(view: View, row: Row) -> Why:
+    assert view.predicted is not None
+    assert view.predicted.prediction is not None
+    assert view.predicted.machine is not None
+    assert view.predicted.machine.peak is not None
+    arithmetic, peak = view.predicted.prediction, view.predicted.machine.peak
+    own = arithmetic.model_flop if row.quantity == Quantity.MFU else arithmetic.hardware_flop
+    flop = next((value for name, value in arithmetic.flop.items() if (row.convention or "").startswith(name)), own)
+    numbers = [
+        Number(f"flop of a step ({row.convention})", float(flop or 0), "flop"),
+        _step(view),
+        _accelerators(view),
+        Number("peak of an accelerator", peak.flop_per_second, "flop/s"),
+    ]
+    return Why("{0} / ({1} * {2} * {3})", numbers)
+
+
+def _bubble(view: View, _: Row) -> Why:
+    layout = _layout(view)
+    assert view.predicted is not None
+    assert view.predicted.run is not None
+    if layout.schedule in NO_FLUSH:
+        return Why("0 * {0}", [Number("nothing waits without flush; stages", layout.pipeline_stages, "1")])
+    numbers = [
+        Number("stages", layout.pipeline_stages, "1"),
+        Number("waits that fill a pass", waits_of_a_pass(layout), "1"),
+        Number("chunks of a stage", layout.virtual_stages, "1"),
+        Number("micro-batches", accumulation(view.predicted.run.recipe, layout), "1"),
+    ]
+    return Why("({0} - 1) / ({1} * {2} * {3} + {0} - 1)", numbers)
+
+
+def _training(view: View, _: Row) -> Why:
+    assert view.predicted is not None
+    assert view.predicted.run is not None
+    tokens = Number("tokens to train on", view.predicted.run.recipe.tokens, "1")
+    return Why("ceil({0} / ({1} * {2})) * {3}", [tokens, *_samples(view), _step(view)])
+
+
+def _held(view: View, _: Row) -> Why:
+    seconds = Number("seconds of the training", _left(view, Quantity.TRAINING_SECONDS), "s")
+    return Why("{0} * {1}", [_accelerators(view), seconds])
+
+
+def _energy(view: View, _: Row) -> Why:
+    assert view.predicted is not None
+    assert view.predicted.machine is not None
+    assert view.predicted.machine.machine is not None
+    machine = view.predicted.machine.machine
+    numbers = [
+        Number("accelerator-seconds", _left(view, Quantity.ACCELERATOR_SECONDS), "accelerator s"),
+        Number("watts of an accelerator", machine.watts or 0.0, "1"),
+        Number("share that it draws on average", machine.power_share, "1"),
+    ]
+    return Why("{0} * {1} * {2}", numbers)
+
+
+def _cost(view: View, row: Row) -> Why:
+    held = _left(view, Quantity.ACCELERATOR_SECONDS)
+    price = (row.left or 0.0) / held * 3600
+    numbers = [Number("accelerator-seconds", held, "accelerator s"), Number("price of an accelerator-hour", price, "1")]
+    return Why("{0} / 3600 * {1}", numbers)
+
+
+_OF_STEP: dict[Quantity, Callable[[View, Row], Why]] = {
+    Quantity.TOKENS_PER_SECOND: _rate,
+    Quantity.MFU: _share,
+    Quantity.HFU: _share,
+    Quantity.BUBBLE_FRACTION: _bubble,
+    Quantity.TRAINING_SECONDS: _training,
+    Quantity.ACCELERATOR_SECONDS: _held,
+    Quantity.ENERGY_JOULES: _energy,
+    Quantity.COST: _cost,
+}

@@ -9,29 +9,31 @@ import pytest
 
 pytest.importorskip("dash", reason="the page with controls needs dash, of the extra `explore`")
 
+from dash import no_update
+
 from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from suite.predict.plan.predicted_run import PredictionRequest, predicted_run
 from suite.predict.recorded_run.figures import NO_PRICES
-from suite.report.explore.page import LAYOUT_CONTROLS, OTHERS, answer, application
+from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS
+from suite.report.explore.page import answer, application, export_text
+from suite.report.explore.presets import names
 from suite.report.explore.state import controls_of, layout_of
 from suite.report.explore.view import recorded_layout, state_of_run
 
 NAMES = (*OTHERS, *LAYOUT_CONTROLS)
+ADDRESS, CONTENT, SOURCE, RUN_OPTIONS = range(len(NAMES), len(NAMES) + 4)
 FIRST = state_of_run("bloom-176b")
 RUNS = ("bloom-176b", "gpt-neox-20b", "gpt2-124m", "mixtral-8x7b", "llama3.1-405b")
 
 
-def values(component: Any) -> dict[str, float]:
-    """Every whole number behind what the page prints, by quantity."""
-    if isinstance(component, (list, tuple)):
-        found: dict[str, float] = {}
-        for each in component:
-            found |= values(each)
-        return found
-    own = getattr(component, "data-quantity", None)
-    inside = values(getattr(component, "children", None) or [])
-    return inside | ({own: float(getattr(component, "data-value"))} if own else {})
+def values(shown: list[Any]) -> dict[str, float]:
+    """The figures of the first layout that the page is given, by quantity."""
+    return {figure["quantity"]: figure["value"] for figure in shown[CONTENT]["views"][0]["figures"]}
+
+
+def asked(given: dict[str, Any], triggered: str) -> list[Any]:
+    return answer("", "runs", given, triggered, FIRST)
 
 
 def controls(run: str, **changes: object) -> dict[str, Any]:
@@ -44,15 +46,45 @@ def test_the_application_is_built_for_a_run() -> None:
 
 
 def test_an_empty_address_shows_the_first_state_and_names_it() -> None:
-    shown = answer("", {}, None, FIRST)
-    assert shown[len(NAMES)].startswith("?run=bloom-176b&layout=dp8,tp4,pp12")
-    again = answer(shown[len(NAMES)], {}, "url", FIRST)
-    assert again[: len(NAMES) + 1] == shown[: len(NAMES) + 1]
+    shown = answer("", "runs", {}, None, FIRST)
+    assert shown[ADDRESS].startswith("?run=bloom-176b&layout=dp8,tp4,pp12")
+    again = answer(shown[ADDRESS], "runs", {}, "url", FIRST)
+    assert again[: len(NAMES) + 2] == shown[: len(NAMES) + 2]
 
 
 def test_another_run_begins_as_it_was_recorded() -> None:
-    shown = dict(zip(NAMES, answer("", controls("gpt-neox-20b", dp=1), "run", FIRST), strict=False))
+    shown = dict(zip(NAMES, asked(controls("gpt-neox-20b", dp=1), "run"), strict=False))
     assert shown["dp"] == recorded_layout("gpt-neox-20b").data_parallel
+
+
+def test_another_source_shows_its_first_row_and_offers_the_others() -> None:
+    shown = answer("", "korthikanti2022_table5", controls("bloom-176b"), "source", FIRST)
+    offered = [each["value"] for each in shown[RUN_OPTIONS]]
+    assert shown[0] == offered[0]
+    assert offered == list(names("korthikanti2022_table5"))
+    assert shown[SOURCE] == "korthikanti2022_table5"
+    again = answer(shown[ADDRESS], "runs", {}, "url", FIRST)
+    assert again[CONTENT] == shown[CONTENT]
+
+
+def test_what_did_not_change_is_not_sent_again() -> None:
+    shown = asked(controls("bloom-176b", tp=8, pp=6), "tp")
+    assert [value for value in shown[: len(NAMES)] if value is not no_update] == []
+    assert shown[SOURCE] is shown[RUN_OPTIONS] is no_update
+
+
+def test_a_layout_is_kept_beside_the_next_one() -> None:
+    shown = dict(zip(NAMES, asked(controls("bloom-176b", tp=8, pp=6), "keep"), strict=False))
+    assert shown["other"].startswith("dp8,tp8,pp6,zero1")
+
+
+def test_what_is_shown_is_exported_or_refused_in_words() -> None:
+    text = export_text("?run=llama3.1-405b&layout=dp128,tp8,pp16,sp,zero1", "megatron", FIRST)
+    assert "dp128,tp8,pp16" in text
+    assert "--tensor-model-parallel-size 8" in text
+    assert "no place for" in export_text("", "megatron", FIRST)
+    assert "no run to start" in export_text("?run=korthikanti2022_table5:3&layout=", "slurm", FIRST)
+    assert export_text("", None, FIRST) == ""
 
 
 def test_two_hundred_random_states_show_what_predict_says() -> None:
@@ -70,7 +102,7 @@ def test_two_hundred_random_states_show_what_predict_says() -> None:
             on=chooser.choice([None, "h100-sxm"]),
             network=chooser.choice([None, 1600]),
         )
-        shown = answer("", chosen, "tp", FIRST)
+        shown = asked(chosen, "tp")
         layout = layout_of(chosen, recorded_layout(run))
         network = None if chosen["network"] is None else chosen["network"] * 1e9 / 8
         request = PredictionRequest(chosen["on"], None, _words(layout), network, NO_PRICES, None)
@@ -79,10 +111,10 @@ def test_two_hundred_random_states_show_what_predict_says() -> None:
             expected = {row.quantity: row.left for row in predicted_run(run, request).rows if _is_whole(row)}
         except InputError as error:
             refusal = str(error).split(";")[0]
-        assert refusal in str(shown[len(NAMES) + 1])
+        assert refusal in str(shown[CONTENT])
         if refusal:
             continue
-        found = values(shown[len(NAMES) + 2])
+        found = values(shown)
         for quantity in ("step_seconds", "peak_bytes"):
             if quantity in expected:
                 assert found[quantity] == pytest.approx(expected[quantity], rel=1e-9)
@@ -102,12 +134,11 @@ def _is_whole(row: Any) -> bool:
 
 
 def test_a_second_layout_stands_beside_the_first() -> None:
-    shown = answer("", controls("bloom-176b", other="dp8,tp8,pp6,zero1"), "other", FIRST)
-    memory = shown[len(NAMES) + 5]
-    assert memory["data"][0]["x"] == [f"A {stage}" for stage in range(12)] + [f"B {stage}" for stage in range(6)]
+    shown = asked(controls("bloom-176b", other="dp8,tp8,pp6,zero1"), "other")
+    assert [len(view["instants"]) for view in shown[CONTENT]["views"]] == [12, 6]
 
 
 @pytest.mark.parametrize("changes", [{"tp": 5}, {"dp": None}, {"on": "v100-sxm-32gb"}])
 def test_what_is_wrong_is_said_and_the_page_stays(changes: dict[str, object]) -> None:
-    shown = answer("", controls("bloom-176b", **changes), "tp", FIRST)
-    assert "refused" in str(shown[len(NAMES) + 1])
+    shown = asked(controls("bloom-176b", **changes), "tp")
+    assert shown[CONTENT]["views"][0]["wrong"]

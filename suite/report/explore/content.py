@@ -1,0 +1,127 @@
+"""All that the page shows of a state, as numbers and words: the browser makes tables and pictures of them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from reference_runs.catalog import accumulation
+from reference_runs.run import ReferenceRun, Workload
+from suite.predict.analytic.stage_memory import fullest_instant
+from suite.predict.recorded_run.published import measured_where
+from suite.report.explore.links import link_traffic
+from suite.report.explore.passes import drawn_passes
+from suite.report.explore.presets import RUNS, described_run, row_of, source_of
+from suite.report.explore.roofline import roofline_points
+from suite.report.explore.state import ExploreState
+from suite.report.explore.view import View, memory_parts, view
+from suite.report.explore.why import why
+
+Content = dict[str, Any]
+
+
+def content(state: ExploreState) -> Content:
+    """Of a state: its one or two layouts."""
+    layouts = [state.layout, *([state.other] if state.other else [])]
+    return {
+        "title": described_run(state.run).title,
+        "remarks": _remarks(state),
+        "command": command(state),
+        "views": [layout_content(view(state, each)) for each in layouts],
+    }
+
+
+def command(state: ExploreState) -> str:
+    """The command that prints the same numbers."""
+    if source_of(state.run) != RUNS and not state.run.endswith(".toml"):
+        return f"python -m suite validate reference_runs/published/{source_of(state.run)}.csv"
+    options = {
+        "--layout": state.layout or None,
+        "--on": state.on,
+        "--network": None if state.network is None else f"{state.network:g}",
+        "--stack": state.stack,
+        "--products": state.products,
+        "--price": None if state.price is None else f"{state.price:g}",
+    }
+    words = ["python", "-m", "suite", "predict", state.run]
+    return shlex.join([*words, *(word for option, value in options.items() if value for word in (option, value))])
+
+
+def _remarks(state: ExploreState) -> list[str]:
+    row = None if source_of(state.run) == RUNS else row_of(state.run)
+    if row is None:
+        return []
+    remarks = [f"assumed of what the table leaves blank: {', '.join(row.assumed)}"] if row.assumed else []
+    if row.composed:
+        remarks.append("its step time is a sum of measured parts, without what a step costs besides them (overhead)")
+    return remarks
+
+
+def layout_content(shown: View) -> Content:
+    """Of one layout: `wrong` alone where nothing is predicted."""
+    predicted = shown.predicted
+    if predicted is None or predicted.prediction is None or predicted.run is None:
+        return {"layout": shown.layout, "wrong": list(shown.wrong)}
+    rows = shown.rows
+    machine = predicted.machine
+    found: Content = {
+        "layout": shown.layout,
+        "wrong": [],
+        "accelerators": predicted.layout.ranks if predicted.layout else None,
+        "accelerator": machine.accelerator.name if machine else None,
+        "memory_limit": predicted.memory_bytes,
+        "fits": not predicted.exceeds_memory,
+        "uncertainty": predicted.uncertainty,
+        "not_predicted": list(predicted.missing),
+        "notes": [*(machine.notes if machine else ()), *([predicted.remark] if predicted.remark else [])],
+        "figures": [
+            {
+                "quantity": row.quantity,
+                "unit": row.unit,
+                "value": row.left,
+                "published": row.right,
+                "source": row.why if row.right is not None else None,
+                "why": why(shown, row)._asdict(),
+            }
+            for row in rows
+        ],
+        "published_elsewhere": None if predicted.is_of_record else _elsewhere(predicted.run),
+        "terms": shown.terms,
+        "memory": memory_parts(shown.stages),
+        "instants": [fullest_instant(stage)[0] for stage in shown.stages],
+    }
+    return found | _of_machine(shown)
+
+
+def _elsewhere(run: ReferenceRun) -> str | None:
+    where = measured_where(run)
+    return where and f"published {where}"
+
+
+def _of_machine(shown: View) -> Content:
+    """Passes, messages over links and products under the roofline; None where they are not known."""
+    predicted = shown.predicted
+    assert predicted is not None
+    if predicted.layout is None or predicted.run is None or predicted.prediction is None:
+        return {"passes": None, "traffic": None, "products": None, "micro_batches": None}
+    passes = drawn_passes(shown)
+    machine = predicted.machine.machine if predicted.machine else None
+    workload = Workload(predicted.run.architecture, predicted.run.recipe, predicted.layout)
+    known = machine is not None and predicted.prediction.step is not None
+    return {
+        "micro_batches": accumulation(workload.recipe, workload.layout) if known else None,
+        "passes": passes._asdict() if passes else None,
+        "traffic": [
+            entry._asdict() | {"leaves_node": entry.leaves_node}
+            for entry in link_traffic(workload, machine, predicted.prediction.traffic)
+        ]
+        if machine is not None and known
+        else None,
+        "products": {
+            "points": [point._asdict() for point in roofline_points(workload, machine)],
+            "peak": machine.product_peak_flop_per_second or machine.peak_flop_per_second,
+            "memory_bytes_per_second": machine.memory_bytes_per_second,
+        }
+        if machine is not None and known
+        else None,
+    }

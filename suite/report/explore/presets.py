@@ -1,0 +1,113 @@
+"""What the page can begin with: the recorded runs, and every row of the published tables, each as a run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text
+from reference_runs.published import PublishedRow, PublishedTable, load_table
+from reference_runs.published_tables import shipped_tables
+from reference_runs.run import Cluster, ReferenceRun, Reported, Software
+from reference_runs.sourced import Kind, Sourced
+
+RUNS = "runs"  # the source that is no table
+_SEPARATOR = ":"  # between a table and the line of a row
+
+
+@cache
+def tables() -> dict[str, PublishedTable]:
+    """The published tables that `validate` knows, by name."""
+    return {path.stem: load_table(path) for path in shipped_tables()}
+
+
+def sources() -> dict[str, str]:
+    """Where presets come from, by name: title."""
+    return {RUNS: "recorded runs"} | {name: table.facts.title for name, table in tables().items()}
+
+
+def source_of(name: str) -> str:
+    """The source that a preset is of."""
+    return name.partition(_SEPARATOR)[0] if _SEPARATOR in name else RUNS
+
+
+@cache
+def names(source: str) -> dict[str, str]:
+    """The presets of a source: what they are called in words, by name."""
+    if source == RUNS:
+        return {name: name for name in run_names()}
+    table = tables()[source]
+    return {f"{source}{_SEPARATOR}{row.line}": _words(row) for row in table.rows}
+
+
+def _words(row: PublishedRow) -> str:
+    return f"{row.model or 'a model'} on {row.layout.ranks:,} {row.accelerator}: {layout_text(row.layout)}"
+
+
+def described_run(name: str) -> ReferenceRun:
+    """The recorded run of that name, the run file, or the row of a published table as a run.
+
+    Raises:
+        InputError: there is none.
+    """
+    if _SEPARATOR not in name or name.endswith(".toml"):
+        return reference_run(name)
+    return _run_of(name)
+
+
+def tokens_are_known(name: str) -> bool:
+    """Whether it is known how many tokens were trained on: not of a table's row whose model is no recorded run."""
+    if _SEPARATOR not in name or name.endswith(".toml"):
+        return True
+    return _row(name).model in tables()[source_of(name)].facts.catalog
+
+
+def row_of(name: str) -> PublishedRow | None:
+    """The row of a published table that a preset is; None of a run."""
+    return None if source_of(name) == RUNS or name.endswith(".toml") else _row(name)
+
+
+def _row(name: str) -> PublishedRow:
+    table, _, line = name.partition(_SEPARATOR)
+    if table not in tables():
+        raise InputError("unknown table", got=repr(table), allowed=", ".join(tables()), where="run")
+    found = [row for row in tables()[table].rows if str(row.line) == line]
+    if not found:
+        raise InputError(f"no row of {table} that counts has this line", got=repr(line), where="run")
+    return found[0]
+
+
+@cache
+def _run_of(name: str) -> ReferenceRun:
+    row = _row(name)
+    facts = tables()[row.table].facts
+    source = f"{facts.source}, line {row.line} of {facts.file}"
+    measured = {"step_seconds": (row.step_seconds, "s"), "peak_bytes": (row.peak_bytes, "byte")}
+    cluster = Cluster(
+        accelerator=row.accelerator,
+        accelerators=row.layout.ranks,
+        accelerators_per_node=row.accelerators_per_node,
+        network_interfaces_per_node=None if row.network_bytes_per_second is None else 1,
+        network_interface_bandwidth=row.network_bytes_per_second,
+    )
+    return ReferenceRun(
+        name=name,
+        title=f"{facts.title}: {_words(row)}",
+        where=source,
+        miniature=None,
+        architecture=row.architecture,
+        recipe=row.recipe,
+        recorded_layout=row.layout,
+        unpublished=(),
+        cluster=cluster,
+        software=Software(stack=row.stack),
+        reported=Reported(step_seconds=row.step_seconds, peak_bytes=row.peak_bytes),
+        measured=(),
+        facts={
+            f"reported.{key}": Sourced(kind=Kind.STATED, source=source, value=value, unit=unit)
+            for key, (value, unit) in measured.items()
+            if value is not None
+        },
+        sources={},
+    )

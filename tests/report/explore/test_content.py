@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from reference_runs.catalog import run_names
+from suite.report.explore.content import content
+from suite.report.explore.presets import RUNS, names, row_of, sources
+from suite.report.explore.state import ExploreState
+from suite.report.explore.view import state_of_run
+from suite.report.explore.why import FUNCTIONS, SUM, derivations
+
+EACH_OF_A_TABLE = 9  # every so many rows of a published table
+
+
+@pytest.fixture
+def bloom() -> dict:
+    return content(state_of_run("bloom-176b"))
+
+
+def check_formulas(shown: dict) -> int:
+    """Every figure is what its formula gives with the numbers beside it."""
+    for figure in shown["figures"]:
+        values = [value for _, value, _ in figure["why"]["numbers"]]
+        formula = figure["why"]["formula"]
+        computed = sum(values) if formula == SUM else eval(formula.format(*map(repr, values)), {"ceil": math.ceil})
+        assert computed == pytest.approx(figure["value"], rel=1e-9), figure["quantity"]
+        assert figure["quantity"] in FUNCTIONS
+    return len(shown["figures"])
+
+
+@pytest.mark.parametrize("run", run_names())
+def test_why_gives_each_figure_of_every_run(run: str) -> None:
+    shown = content(state_of_run(run))["views"][0]
+    assert not shown["wrong"]
+    assert check_formulas(shown) >= 1
+
+
+def test_why_gives_each_figure_of_other_machines_formats_and_schedules() -> None:
+    for state in (
+        ExploreState(run="bloom-176b", layout="dp4,tp8,pp8,1f1b,interleave2,recompute-none", on="h100-sxm", price=2.5),
+        ExploreState(
+            run="gpt3-175b", layout="dp8,tp8,pp8,zero-bubble", on="h100-sxm", network=3200, products="fp8-current"
+        ),
+        ExploreState(run="gpt3-175b", layout="dp8,tp8,pp8,zero0,gpipe", on="b200", network=3200),
+        ExploreState(run="mixtral-8x7b", layout="dp8,tp2,pp2,ep4", on="h100-sxm", network=3200, price=1),
+    ):
+        shown = content(state)["views"][0]
+        assert not shown["wrong"], shown["wrong"]
+        assert check_formulas(shown) >= 10
+
+
+def test_derivations_name_functions_and_say_where_they_are_from() -> None:
+    found = derivations()
+    for key, functions in found.items():
+        assert functions, key
+        assert all(one["name"].startswith("suite.predict.") and len(one["text"]) > 40 for one in functions)
+    text = json.dumps(found)
+    assert text.count("Source") >= 12
+
+
+def test_rows_of_published_tables_have_the_times_of_validate() -> None:
+    from suite.predict.validation.published_tables import row_prediction
+
+    compared = 0
+    for source in sources():
+        for name in list(names(source))[::EACH_OF_A_TABLE] if source != RUNS else ():
+            row = row_of(name)
+            assert row is not None
+            shown = content(state_of_run(name))["views"][0]
+            assert not shown["wrong"]
+            seconds = sum(shown["terms"].values()) - (shown["terms"].get("overhead", 0.0) if row.composed else 0.0)
+            assert seconds == pytest.approx(row_prediction(row).step_seconds, rel=1e-9)
+            step = next(each for each in shown["figures"] if each["quantity"] == "step_seconds")
+            assert step["published"] == row.step_seconds
+            compared += 1
+    assert compared > 100
+
+
+def test_a_row_without_known_tokens_says_nothing_of_the_training() -> None:
+    rows = names("mosaicml_a100_40gb")
+    shown = content(state_of_run(next(iter(rows))))["views"][0]
+    assert "training_seconds" not in {figure["quantity"] for figure in shown["figures"]}
+
+
+def test_products_are_those_of_the_predicted_time(bloom: dict) -> None:
+    """Layers and head of one micro-batch take as long, in all stages, as the step's products do."""
+    from reference_runs.catalog import reference_run
+
+    shown = bloom["views"][0]
+    points = shown["products"]["points"]
+    assert {point["part"] for point in points} >= {"query, key, value", "attention scores", "expansion", "head"}
+    of_layers = (
+        sum(point["seconds"] for point in points if point["part"] != "head")
+        / reference_run("bloom-176b").architecture.layers
+    )
+    stage = shown["terms"]["forward"] + shown["terms"]["backward"]
+    layers = stage / (shown["micro_batches"] * of_layers)
+    assert layers == pytest.approx(6, rel=0.2)  # of 70 on 12 stages; the first has 5, the slowest one the head too
+    head = next(point["seconds"] for point in points if point["part"] == "head")
+    found = {5: 0.0, 6: 0.0} | {count: shown["micro_batches"] * count * of_layers for count in (5, 6)}
+    assert any(
+        stage == pytest.approx(seconds + extra * shown["micro_batches"] * head, rel=1e-9)
+        for seconds in found.values()
+        for extra in (0, 1)
+    )
+
+
+def test_intensity_and_ridge_say_what_limits_a_product(bloom: dict) -> None:
+    products = bloom["views"][0]["products"]
+    for point in products["points"]:
+        m, n, k = point["sizes"]
+        assert point["intensity"] == pytest.approx(2 * m * n * k / (2 * (m * k + k * n + m * n)))
+        assert point["ridge"] == pytest.approx(products["peak"] / products["memory_bytes_per_second"])
+        assert point["rate"] <= min(products["peak"], point["intensity"] * products["memory_bytes_per_second"])
+
+
+def test_messages_say_over_which_link_and_add_up_to_the_step(bloom: dict) -> None:
+    shown = bloom["views"][0]
+    by_axis = {row["axis"]: row for row in shown["traffic"]}
+    assert not by_axis["tp"]["leaves_node"]
+    assert by_axis["dp"]["leaves_node"]
+    assert by_axis["tp"]["seconds"] == pytest.approx(shown["terms"]["tensor parallel"], rel=1e-9)
+    assert by_axis["pp"]["seconds"] == pytest.approx(shown["terms"]["pipeline"], rel=1e-9)
+
+
+def test_passes_are_drawn_of_a_pipeline_alone(bloom: dict) -> None:
+    passes = bloom["views"][0]["passes"]
+    assert passes["lanes"] == 12
+    assert set(passes["stages"]) == set(range(12))
+    assert len(passes["stages"]) == len(passes["starts"]) == len(passes["kinds"]) == 2 * 12 * passes["micro_batches"]
+    assert content(ExploreState(run="bloom-176b", layout="dp32,tp8,pp1"))["views"][0]["passes"] is None
+
+
+def test_parts_of_memory_add_up_to_the_peaks(bloom: dict) -> None:
+    shown = bloom["views"][0]
+    peaks = [sum(values) for values in zip(*shown["memory"].values(), strict=True)]
+    assert len(peaks) == 12
+    assert max(peaks) == pytest.approx(
+        next(each["value"] for each in shown["figures"] if each["quantity"] == "peak_bytes")
+    )
+
+
+def test_the_command_prints_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    import shlex
+
+    from suite.__main__ import main
+
+    shown = content(ExploreState(run="bloom-176b", layout="dp8,tp8,pp6,zero1", on="h100-sxm", network=1600, price=2))
+    assert main([*shlex.split(shown["command"])[3:], "--json"]) == 0
+    printed = {
+        row["quantity"]: row["left"]
+        for row in json.loads(capsys.readouterr().out)["figures"]
+        if row["stage"] is row["axis"] is row["term"] is None
+    }
+    for figure in shown["views"][0]["figures"]:
+        if figure["quantity"] in printed:
+            assert figure["value"] == pytest.approx(printed[figure["quantity"]], rel=1e-12)
