@@ -78,3 +78,15 @@ def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Li
                 last_line = event.time
 
         yield heard
+
+
+@contextmanager
+def states_progress(messages: Console) -> Iterator[Callable[[int, int], None]]:
+    """How many states of a page are computed, of how many at most."""
+    with _progress(messages) as progress:
+        task = progress.add_task("computing states", total=None)
+
+        def computed(done: int, most: int) -> None:
+            progress.update(task, completed=done, total=most)
+
+        yield computed

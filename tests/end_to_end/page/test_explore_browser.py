@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import socket
 import subprocess
@@ -10,16 +12,28 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("dash")
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from reference_runs.errors import InputError
+from reference_runs.layout import Recomputation, parse_layout
+from suite.metrics.comparison import Row
 from suite.paths import ROOT
+from suite.predict.plan.predicted_run import PredictionRequest, predicted_run
+from suite.predict.recorded_run.figures import NO_PRICES
+from suite.report.explore.grid import computed_grid
+from suite.report.explore.offline import offline_page
+from suite.report.explore.state import ExploreState, complete_text
+from suite.report.explore.state import address as address_of
+from suite.report.explore.view import recorded_layout, state_of_run, view
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-START_SECONDS = 60
+AXE = os.environ.get("AXE_CORE", "")  # axe.min.js, where the session could fetch it
+START_SECONDS = 120
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
 
@@ -58,6 +72,7 @@ def requests() -> list[str]:
 @pytest.fixture
 def shown(browser: Browser, address: str, requests: list[str]) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1280, "height": 1400})
+    page.set_default_timeout(120_000)
     page.on("request", lambda request: requests.append(request.url))
     page.goto(address)
     page.wait_for_selector("#answer p")
@@ -99,11 +114,187 @@ def test_nothing_comes_from_the_network(shown: Page, requests: list[str], addres
     assert all(url.startswith((address, "data:", "blob:")) for url in requests)
 
 
-def test_a_formula_opens_by_the_keyboard(shown: Page) -> None:
-    summary = shown.locator("#why summary").first
-    summary.focus()
+def test_why_opens_by_the_keyboard_and_stays_open_with_new_numbers(shown: Page) -> None:
+    button = shown.get_by_role("button", name="Why MFU?")
+    button.focus()
     shown.keyboard.press("Enter")
-    assert shown.locator("#why details[open] pre").first.is_visible()
+    formula = shown.locator("#why-mfu .formula")
+    before = formula.inner_text()
+    assert "÷" in before
+    shown.locator("#why-mfu summary").first.focus()
+    shown.keyboard.press("Enter")
+    assert "Source" in shown.locator("#why-mfu details[open] pre").first.inner_text()
+    shown.fill("#micro", "4")
+    shown.wait_for_url("**micro4**")
+    shown.wait_for_function("before => document.querySelector('#why-mfu .formula').innerText != before", arg=before)
+    assert shown.get_by_role("button", name="Why MFU?").get_attribute("aria-expanded") == "true"
+
+
+def test_values_of_200_random_states_are_those_of_predict(shown: Page) -> None:
+    """To 1e-9, in the page that the browser shows; or the same refusal."""
+    chooser = random.Random(38)
+    compared = refused = 0
+    for _ in range(200):
+        state = random_state(chooser)
+        request = PredictionRequest(
+            state.on, None, state.layout, None if state.network is None else state.network * 1e9 / 8, NO_PRICES, None
+        )
+        shown.evaluate(GO, address_of(state))
+        refusal, rows = predicted(state.run, request)
+        if refusal:
+            assert refusal in shown.inner_text("#answer")
+            refused += 1
+            continue
+        expected = {row.quantity: row.left for row in rows if is_whole(row)}
+        found = shown.evaluate(READ)
+        assert found
+        for quantity, printed in found.items():
+            assert float(printed) == pytest.approx(expected[quantity], rel=1e-9), (state, quantity)
+            compared += 1
+    assert compared > 1000
+    assert refused > 5
+
+
+# another address in the same page, as by its own links, and wait until it is drawn
+GO = """async (query) => {
+  const before = document.body.dataset.shown;
+  history.pushState(null, "", query);
+  window.dispatchEvent(new PopStateEvent("popstate"));
+  while (document.body.dataset.shown === before) { await new Promise(requestAnimationFrame); }
+}"""
+READ = """() => Object.fromEntries([...document.querySelectorAll('#figures [data-quantity]')]
+  .map((cell) => [cell.dataset.quantity, cell.dataset.value]))"""
+
+
+def random_state(chooser: random.Random) -> ExploreState:
+    run = chooser.choice(("bloom-176b", "gpt-neox-20b", "gpt2-124m", "mixtral-8x7b", "llama3.1-405b"))
+    sizes = ",".join(f"{axis}{chooser.choice((1, 2, 4, 8))}" for axis in ("dp", "tp", "pp", "micro"))
+    zero = chooser.choice(("zero0", "zero1,all-reduce", "zero1,reduce-scatter"))
+    words = f"{sizes},{zero},recompute-{chooser.choice(('none', 'selective', 'full'))}"
+    layout = complete_text(parse_layout(words, base=recorded_layout(run)))
+    return ExploreState(
+        run=run, layout=layout, on=chooser.choice((None, "h100-sxm")), network=chooser.choice((None, 1600.0))
+    )
+
+
+def predicted(run: str, request: PredictionRequest) -> tuple[str, list[Row]]:
+    try:
+        return "", predicted_run(run, request).rows
+    except InputError as error:
+        return error.lines[0], []
+
+
+def is_whole(row: Row) -> bool:
+    return row.rank is row.stage is row.axis is row.term is None and row.left is not None
+
+
+def test_a_published_row_is_chosen_by_the_keyboard_alone(shown: Page) -> None:
+    shown.evaluate(GO, "?run=korthikanti2022_table5:9&layout=")
+    shown.wait_for_function("document.querySelector('#source').innerText.includes('selective recomputation')")
+    assert "published" in shown.inner_text("#cards")
+    field = shown.get_by_role("button", name="run or row")
+    field.focus()
+    assert field.get_attribute("tabindex") == "0"
+    shown.keyboard.press("Enter")
+    shown.wait_for_selector(".dash-dropdown-content input:focus")
+    shown.keyboard.press("ArrowUp")
+    shown.keyboard.press("Space")
+    shown.wait_for_url("**?run=korthikanti2022_table5%3A8&**")
+
+
+def test_a_layout_is_kept_and_exported(shown: Page) -> None:
+    shown.click("#keep")
+    shown.wait_for_selector("#answer p:nth-of-type(2)")
+    assert "other=dp8,tp4,pp12" in shown.url
+    shown.evaluate(GO, "?run=llama3.1-405b&layout=dp128,tp8,pp16,sp,zero1")
+    shown.locator("#export").click()
+    shown.get_by_role("option", name="megatron").click()
+    shown.wait_for_function(
+        "document.querySelector('#export-text').innerText.includes('--tensor-model-parallel-size 8')"
+    )
+
+
+@pytest.mark.skipif(not AXE, reason="axe-core is not at AXE_CORE: npm, or no network")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "query", ["", "?run=bloom-176b&layout=dp8,tp4,pp12&other=dp8,tp8,pp6,zero1&price=2", "?run=bloom-176b&layout=tp5"]
+)
+def test_axe_finds_nothing(browser: Browser, address: str, scheme: Any, query: str) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page.goto(address + query)
+    page.wait_for_function("document.body.dataset.shown")
+    for button in page.locator(".whybutton").all()[:2]:
+        button.click()
+    page.add_script_tag(path=AXE)
+    violations = page.evaluate(
+        "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
+    )
+    page.close()
+    assert violations == []
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("explore") / "neox.html"
+    path.write_text(offline_page("gpt-neox-20b", computed_grid("gpt-neox-20b", lambda *_: None, most=400)), "utf-8")
+    return path.as_uri()
+
+
+def test_the_file_shows_other_states_without_a_network(browser: Browser, file: str) -> None:
+    page, asked, wrong = browser.new_page(), [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.goto(file)
+    page.wait_for_function("document.body.dataset.shown")
+    state = state_of_run("gpt-neox-20b")
+    assert float(value(page, "step_seconds")) == pytest.approx(sum(view(state, state.layout).terms.values()), rel=1e-6)
+    page.select_option("#recompute", "none")
+    assert "recompute=none" in page.url
+    own = recorded_layout("gpt-neox-20b")
+    layout = complete_text(msgspec.structs.replace(own, recomputation=Recomputation.NONE, checkpoint_layers=1))
+    assert float(value(page, "step_seconds")) == pytest.approx(sum(view(state, layout).terms.values()), rel=1e-6)
+    page.fill("#price", "2")
+    assert value(page, "cost") == pytest.approx(2 * value(page, "accelerator_seconds") / 3600, rel=1e-9)
+    page.click("#keep")
+    assert page.locator("#answer p").count() == 2
+    link = page.url
+    page.close()
+    again = browser.new_page()
+    again.goto(link)
+    again.wait_for_function("document.body.dataset.shown")
+    assert again.input_value("#recompute") == "none"
+    assert again.locator("#answer p").count() == 2
+    again.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == wrong == []
+
+
+def test_the_file_says_what_is_outside_of_its_grid(browser: Browser, file: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{file}#dp=7&tp=2")
+    page.wait_for_function("document.body.dataset.shown")
+    assert "outside of the grid: dp 7: allowed are" in page.inner_text('[role="alert"]')
+    page.select_option("#dp", "12")
+    page.select_option("#pp", "4")
+    page.select_option("#zero", "zero3")
+    assert "outside of the grid: this combination was not computed" in page.inner_text('[role="alert"]')
+    page.close()
+
+
+@pytest.mark.skipif(not AXE, reason="axe-core is not at AXE_CORE: npm, or no network")
+def test_axe_finds_nothing_in_the_file(browser: Browser, file: str) -> None:
+    context = browser.new_context(bypass_csp=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(file)
+    page.wait_for_function("document.body.dataset.shown")
+    page.evaluate("document.getElementById('controls-fold').open = true")
+    page.add_script_tag(path=AXE)
+    violations = page.evaluate(
+        "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
+    context.close()
+    assert violations == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -117,6 +308,15 @@ def test_every_width_and_scheme_shows_all_without_sideways_scrolling(
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(18, 19, 23)") == (scheme == "dark")
-    for name in ("#answer", "#figures", "#memory-picture", "#time-picture", "#traffic", "#why"):
+    for name in (
+        "#answer",
+        "#cards",
+        "#figures",
+        "#memory-picture",
+        "#time",
+        "#passes",
+        "#traffic",
+        "#roofline-picture",
+    ):
         assert page.locator(name).is_visible()
     page.close()
