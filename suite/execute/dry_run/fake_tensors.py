@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from suite.execute.data.loader import Batches
@@ -51,6 +52,8 @@ class FakeTensors(FakeTensorMode):
             # DistributedDataParallel's bucket numbers, which its C++ reads
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as the real one does; PyTorch's for fake tensors allocates another (torch 2.13)
         if self._within:  # an operator that another one is made of here, whose kernel is not
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _aten.add.Tensor and not torch.is_grad_enabled() and self._added_in_place(*args, **kwargs):
@@ -109,7 +112,7 @@ class _Sent(NamedTuple):
 @contextmanager
 def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
     """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
-    send = dist.ProcessGroup.send
+    send, reset_sharded = dist.ProcessGroup.send, FSDPParam.reset_sharded_param
     tolist, resize, propagate = (
         Tensor.tolist,
         UntypedStorage.resize_,
@@ -128,6 +131,14 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         with unset_fake_temporarily():
             return propagate(propagator, schema)
 
+    def reset(parameter: FSDPParam) -> None:
+        """Where nothing has replaced the parameter, keep its padded shard; by addresses, which none has here, PyTorch
+        would pad a shorter one once more (torch 2.13)."""
+        now: Any = getattr(parameter._module_info.module, parameter._module_info.param_name)
+        storages = [each.untyped_storage()._cdata for each in (now._local_tensor, parameter._sharded_param_data)]
+        if now is not parameter.sharded_param or storages[0] != storages[1]:
+            reset_sharded(parameter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
     def sent(group: dist.ProcessGroup, tensors: list[Tensor], *args: Any) -> _Sent:
         return _Sent(send(group, tensors, *args), tensors)
 
@@ -135,6 +146,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         mock.patch.object(dist.ProcessGroup, "send", sent),
         mock.patch.object(Tensor, "tolist", ones),
         mock.patch.object(UntypedStorage, "resize_", resized),
+        mock.patch.object(FSDPParam, "reset_sharded_param", reset),
         mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", apart),
         FakeTensors(allocations) as mode,
     ):

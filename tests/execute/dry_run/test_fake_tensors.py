@@ -8,10 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.fake_tensors import BUFFERS, fake_tensors
 from suite.execute.parallel.fake_group import fake_group
+from suite.execute.parallel.one_bit.buckets import local
 
 TIB = 2**40
 
@@ -84,3 +87,36 @@ def test_a_message_holds_what_it_sends() -> None:
         del work
         allocations.record()
     assert allocations.peak == 0
+
+
+def test_waiting_for_a_collective_allocates_nothing() -> None:
+    with fake_group(0, 2):
+        group = dist.group.WORLD
+        assert group is not None
+
+        def waited(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            reduced = torch.ops._c10d_functional.all_reduce(x, "sum", group.group_name)
+            return reduced, torch.ops._c10d_functional.wait_tensor(reduced)
+
+        reduced, result = waited(torch.ones(1000))
+        assert result.data_ptr() == reduced.data_ptr()
+        allocations = Allocations(lambda: "")
+        with fake_tensors(allocations):
+            x = torch.ones(1000)
+            allocations.record()
+            before = allocations.peak
+            waited(x)
+        assert allocations.peak - before == 4000
+
+
+def test_a_shorter_shard_is_padded_once() -> None:
+    with fake_group(3, 4):
+        mesh = init_device_mesh("cpu", (4,))
+        allocations = Allocations(lambda: "")
+        with fake_tensors(allocations):
+            model = fully_shard(nn.Linear(1000, 5, bias=False), mesh=mesh)  # 2, 2, 1 and 0 rows
+            shard = local(model.weight).untyped_storage()
+            model(torch.ones(1, 1000))
+            model.reshard()
+            assert local(model.weight).untyped_storage()._cdata == shard._cdata
+            assert shard.nbytes() == 2 * 4000
