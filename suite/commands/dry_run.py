@@ -136,7 +136,8 @@ def _executed(plan: DryPlan, ranks: list[int], *, whole_step: bool, every_rank: 
         nonlocal done
         done += 1
         if not messages.is_terminal:
-            messages.print(f"[dim]rank {answer.rank} counted, {time.monotonic() - start:.0f} s[/]")
+            of_layers = "" if answer.layers is None else f" in {answer.layers} layers"
+            messages.print(f"[dim]rank {answer.rank} counted{of_layers}, {time.monotonic() - start:.0f} s[/]")
         status.update(f"{layout_text(plan.workload.layout)}: {done} ranks counted, {time.monotonic() - start:.0f} s")
 
     with messages.status(f"{plan.name}: {plan.workload.layout.ranks} ranks") as status:

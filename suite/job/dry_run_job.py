@@ -19,17 +19,30 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.bytes.values())
 
 
+class AskedStep(msgspec.Struct, frozen=True, array_like=True):
+    """A step that is counted.
+
+    Args:
+        in_flight: micro-batches that a pipeline stage has in flight at most; None for as many as in the run.
+    """
+
+    micro_batches: int
+    in_flight: int | None = None
+
+
 class AskedRank(msgspec.Struct, frozen=True, array_like=True):
     """A line of a worker's input: what it counts of its job.
 
     Args:
-        micro_batches: numbers of micro-batches of the steps that are counted, one step after the other.
+        steps: that are counted, one after the other.
         passes: whether it counts model flop and activations too, by passes of their own.
+        layers: of the model; None for all.
     """
 
     rank: int
-    micro_batches: tuple[int, ...]
+    steps: tuple[AskedStep, ...]
     passes: bool
+    layers: int | None = None
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +69,12 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountedRank(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
-    """A worker's answer to one rank's number."""
+    """A worker's answer: the steps of one rank of a model with so many layers, None for all."""
 
     rank: int
     seconds: float
     steps: list[StepCounts]
+    layers: int | None = None
 
 
 class NotCounted(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

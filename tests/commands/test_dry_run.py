@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suite.__main__ import main
-from suite.reproduce.dry_run import comparison
+from suite.reproduce.dry_run import whole_steps
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from suite.reproduce.dry_run import comparison
 def test_bad_input_is_one_line_before_anything_is_executed(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "answers", None)
+    monkeypatch.setattr(whole_steps, "answers", None)
     assert main(["dry-run", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

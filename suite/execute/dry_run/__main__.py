@@ -45,12 +45,15 @@ def main() -> None:
 
 def _answer(job: Job, asked: AskedRank) -> Answer:
     start = time.perf_counter()
+    if asked.layers is not None:
+        job = msgspec.structs.replace(job, architecture=msgspec.structs.replace(job.architecture, layers=asked.layers))
     try:
-        steps = count(job, asked.rank, asked.micro_batches, passes=asked.passes)
+        steps = count(job, asked.rank, asked.steps, passes=asked.passes)
     except BaseException as error:  # whatever it is, it is reported
         message = f"{type(error).__name__}: {error}".splitlines()[0][:500]
         return NotCounted(rank=asked.rank, message=message, traceback=traceback.format_exc())
-    return CountedRank(rank=asked.rank, seconds=time.perf_counter() - start, steps=steps)
+    seconds = time.perf_counter() - start
+    return CountedRank(rank=asked.rank, seconds=seconds, steps=steps, layers=asked.layers)
 
 
 def _tell(answers: TextIO, answer: Answer) -> None:

@@ -32,7 +32,7 @@ from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.parallelize import Training, parallelize
 from suite.execute.training.loop import activation_bytes, model_flop
 from suite.execute.training.step import Steps
-from suite.job.dry_run_job import StepCounts
+from suite.job.dry_run_job import AskedStep, StepCounts
 from suite.job.events import Finished
 from suite.job.training_job import Job
 
@@ -78,14 +78,14 @@ class DryRank:
             return GATHERED if self.job.layout.fully_sharded else OTHER
         return CATEGORIES.get(now, now.value)
 
-    def counted(self, micro_batches: tuple[int, ...], *, passes: bool) -> list[StepCounts]:
-        """What it counts in a step of each number of micro-batches; model flop and activations if it `passes`."""
+    def counted(self, asked: tuple[AskedStep, ...], *, passes: bool) -> list[StepCounts]:
+        """What it counts in each step; model flop and activations if it `passes`."""
         job, mesh = self.job, self.mesh
         index = coordinates(mesh, job.layout)
         replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
         stream = batches(job, replica=replica, context_rank=index.get(CONTEXT, 0))
         gc.disable()  # what is in cycles is freed before a step, not somewhere within it
-        with even_routing(), short_steps(), fake_tensors(self.allocations) as mode:
+        with even_routing(), fake_tensors(self.allocations) as mode:
             training = parallelize(job, mesh=mesh, device=CPU)
             complete_reductions(training.modules, mesh.get_group(DATA))
             self._name_state(training)
@@ -93,7 +93,10 @@ class DryRank:
             self._steps = steps = Steps(job, training, mesh, CPU, FakedBatches(stream, mode, self.allocations))
             self._warm_up()
             self._name_state(training)
-            counted = [self._counted(number, index) for number in micro_batches]
+            counted = []
+            for step in asked:
+                with short_steps(step.in_flight):
+                    counted.append(self._counted(step.micro_batches, index))
             of_one = model_flop(steps) // steps.micro_batches if passes else 0
             kept = activation_bytes(steps) if passes else 0
         return [
@@ -184,28 +187,33 @@ class DryRank:
         )
 
 
-def count(job: Job, rank: int, micro_batches: tuple[int, ...], *, passes: bool = True) -> list[StepCounts]:
-    """What `rank` of a job counts in a step of each number of micro-batches.
+def count(job: Job, rank: int, asked: tuple[AskedStep, ...], *, passes: bool = True) -> list[StepCounts]:
+    """What `rank` of a job counts in each step.
 
     Args:
         passes: whether it counts model flop and activations too, which need passes of their own.
     """
     with fake_group(rank, job.layout.ranks):
-        return DryRank(job, device_mesh(job.layout, job.device)).counted(micro_batches, passes=passes)
+        return DryRank(job, device_mesh(job.layout, job.device)).counted(asked, passes=passes)
 
 
 @contextmanager
-def short_steps() -> Iterator[None]:
-    """Within this a stage's 1F1B runs as few micro-batches as are asked for.
+def short_steps(in_flight: int | None) -> Iterator[None]:
+    """Within this a new 1F1B runs as few micro-batches as are asked for.
 
     PyTorch wants as many as there are stages. A later stage repeats itself sooner: it sends as many ahead as there are
     stages after it.
+
+    Args:
+        in_flight: micro-batches at most, as in a stage that has fewer after it; None for as many as there are.
     """
     initialise = Schedule1F1B.__init__
 
     def initialised(schedule: Schedule1F1B, stage: Any, micro_batches: int, **options: Any) -> None:
         initialise(schedule, stage, max(micro_batches, stage.num_stages), **options)
         schedule._n_microbatches = micro_batches
+        if in_flight is not None:
+            schedule._num_stages = stage.stage_index + in_flight
 
     with mock.patch.object(Schedule1F1B, "__init__", initialised):
         yield

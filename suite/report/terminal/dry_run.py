@@ -18,6 +18,7 @@ from suite.report.terminal.tables import (
     row_name,
 )
 from suite.reproduce.dry_run.comparison import CountedClass, DryRun, peak_parts
+from suite.reproduce.dry_run.depth_line import FEW
 
 GIB = 2**30
 TFLOP = 1e12
@@ -53,7 +54,11 @@ def how_executed(run: DryRun) -> str:
         alike = f"{ranks:,} ranks of {classes} kinds, one of each executed"
     if by_line := [each for each in run.counted if not each.executed]:
         done = f"{ranks:,} ranks of {classes} kinds, one of {classes - len(by_line)} kinds executed"
-        alike = f"{done} and those of other stages on an exact line through three,"
+        line = "those of other stages on an exact line through three"
+        if run.by_depth:
+            few, more = FEW
+            line = f"the others in {few} and {more} layers, whose line is exact for the one in all,"
+        alike = f"{done} and {line},"
     experts = "; every expert has as many rows as the others" if run.workload.architecture.experts is not None else ""
     executed = run.executed
     if executed == [run.micro_batches]:

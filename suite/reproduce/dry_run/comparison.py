@@ -12,10 +12,9 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
-from suite.job.dry_run_job import AskedRank, CountedRank, Moment, NotCounted, StepCounts
+from suite.job.dry_run_job import CountedRank, Moment, NotCounted, StepCounts
 from suite.job.options import StepOptions
 from suite.job.training_job import Job
-from suite.machine.devices import usable_cores
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row, Verdict, compare, overall
 from suite.metrics.figures import Figure, Quantity
@@ -23,10 +22,11 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.predict.executed_run.counts import figures_at
 from suite.predict.executed_run.figures import MEMORY_TOLERANCE, PEAK_REASON, activation_figure, peak_figure
 from suite.predict.simulation.state import rank_position
+from suite.reproduce.dry_run.depth_line import depth_line
 from suite.reproduce.dry_run.plan import DryPlan
-from suite.reproduce.dry_run.rank_classes import RankClass, executed_micro_batches, of_whole_step, rank_classes
-from suite.reproduce.dry_run.stage_line import others_on_line, stage_lines
-from suite.reproduce.dry_run.workers import answers
+from suite.reproduce.dry_run.rank_classes import RankClass, rank_classes
+from suite.reproduce.dry_run.stage_line import stage_lines
+from suite.reproduce.dry_run.whole_steps import NotCountedError, WholeSteps
 from suite.reproduce.measured_figures import counted_figures_of_rank
 
 OPTIONS = StepOptions(kernels=Kernels(), compiled=False)
@@ -37,8 +37,7 @@ class CountedClass(msgspec.Struct, frozen=True, kw_only=True):
     """A class of ranks, and what the first of them counts in a step.
 
     Args:
-        executed: numbers of micro-batches of the steps that it executed; none where three other stages say what it
-            counts.
+        executed: numbers of micro-batches of the steps that it executed; none where a line says what it counts.
         step: of all micro-batches.
     """
 
@@ -53,6 +52,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         micro_batches: of a whole step.
+        by_depth: whether one kind of ranks was executed with all layers, and the others follow from few.
         changes: what is executed in another way than recorded, in words.
         failure: why not every class was counted; empty where each was.
         traceback: of that.
@@ -64,6 +64,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int
     counted: list[CountedClass]
     rows: list[Row]
+    by_depth: bool = False
     changes: tuple[str, ...] = ()
     failure: str = ""
     traceback: str = ""
@@ -104,44 +105,33 @@ def dry_run(
     if every_rank or ranks:
         stages = {rank: rank_position(workload.layout, rank).stage for rank in ranks or range(workload.layout.ranks)}
         classes = [RankClass(rank, stage, 1, rank) for rank, stage in stages.items()]
-    whole = accumulation(workload.recipe, workload.layout)
-    lines = [] if every_rank or ranks or every_micro_batch else stage_lines(classes)
+    follows = not (every_rank or ranks or every_micro_batch)
+    lines = stage_lines(classes) if follows else []
+    depth = depth_line(workload, classes) if follows else None
     later = {each.rank for line in lines for each in line.others}
-    found: dict[int, CountedRank] = {}
-    whole_steps: dict[int, StepCounts] = {}
+    later |= {each.rank for each in depth.others} if depth else set()
     failed: NotCounted | None = None
-
+    by_depth = False
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
-        job = dry_run_job(plan, scratch)
-
-        def execute(chosen: Sequence[RankClass]) -> NotCounted | None:
-            numbers = {
-                each.rank: (whole,) if every_micro_batch else executed_micro_batches(workload, each) for each in chosen
-            }
-            asked = [AskedRank(each.rank, numbers[each.rank], each.is_first) for each in chosen]
-            for answer in answers(job, asked, workers=usable_cores()):
-                if not isinstance(answer, CountedRank):
-                    return answer
-                on_counted(answer)
-                found[answer.rank] = answer
-            for each in chosen:
-                whole_steps[each.rank] = of_whole_step(found[each.rank].steps, whole, alike=found[each.alike].steps)
-            return None
-
-        failed = execute([each for each in classes if each.rank not in later])
-        for line in lines:
-            if failed is None and (on_line := others_on_line(line, whole_steps)) is not None:
-                whole_steps |= on_line
-            elif failed is None:
-                failed = execute(line.others)
-    counted = [] if failed else [_counted(each, found.get(each.rank), whole_steps[each.rank]) for each in classes]
+        whole = WholeSteps(dry_run_job(plan, scratch), workload, on_counted, every_micro_batch=every_micro_batch)
+        try:
+            whole.execute([each for each in classes if each.rank not in later], depth)
+            for line in lines:
+                whole.follow_stages(line)
+            by_depth = depth is not None and whole.follow_depths(depth)
+        except NotCountedError as error:
+            failed = error.failed
+    counted = (
+        [] if failed else [_counted(each, whole.answers.get(each.rank), whole.steps[each.rank]) for each in classes]
+    )
     return DryRun(
         name=plan.name,
         workload=workload,
         classes=classes,
-        micro_batches=whole,
+        micro_batches=accumulation(workload.recipe, workload.layout),
         counted=counted,
         rows=[] if failed else compared(workload, counted, whole_job=not ranks),
+        by_depth=by_depth,
         changes=plan.changes,
         failure=f"rank {failed.rank}: {failed.message}" if failed else "",
         traceback=failed.traceback if failed else "",

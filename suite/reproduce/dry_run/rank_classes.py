@@ -11,17 +11,19 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Schedule
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
-from suite.job.dry_run_job import Moment, StepCounts
+from suite.job.dry_run_job import AskedStep, Moment, StepCounts
 from suite.job.events import CountedCollective, Finished
 from suite.predict.simulation.state import executed_state, rank_position
+
+OF_TWO_IN_FLIGHT = (3, 4)  # micro-batches of the steps that a stage with 2 in flight executes
 
 
 class RankClass(NamedTuple):
     """Ranks of one pipeline stage that execute the same: the first of them, and how many there are.
 
     Args:
-        alike: the first rank that executes the same passes of a micro-batch, perhaps in another order; this one itself,
-            or one of another stage.
+        alike: the rank that the others go by which execute the same passes of a micro-batch, perhaps in another order:
+            the first one of the last such stage, which has the fewest in flight.
     """
 
     rank: int
@@ -30,7 +32,7 @@ class RankClass(NamedTuple):
     alike: int
 
     @property
-    def is_first(self) -> bool:
+    def lends(self) -> bool:
         """Whether the others that are alike go by this one."""
         return self.alike == self.rank
 
@@ -54,17 +56,19 @@ def rank_classes(workload: Workload) -> list[RankClass]:
         first.setdefault(kind, rank)
         members[kind] = members.get(kind, 0) + 1
     alike: dict[object, int] = {}
-    classes = []
+    found = []
     for kind, rank in first.items():
         stage = coordinates(layout, rank)["pp"]
         between = layout.virtual_stages == 1 and 0 < stage < layout.pipeline_stages - 1
         work = ("between", executed_state(workload, stage=stage, replica=0)) if between else stage
-        classes.append(RankClass(rank, stage, members[kind], alike.setdefault(work, rank)))
-    return classes
+        if work not in alike or stage > coordinates(layout, alike[work])["pp"]:
+            alike[work] = rank
+        found.append((rank, stage, members[kind], work))
+    return [RankClass(rank, stage, ranks, alike[work]) for rank, stage, ranks, work in found]
 
 
-def executed_micro_batches(workload: Workload, each: RankClass) -> tuple[int, ...]:
-    """The numbers of micro-batches of the steps that a rank executes: of the whole step, or two from which it follows.
+def executed_steps(workload: Workload, each: RankClass) -> tuple[AskedStep, ...]:
+    """The steps that a rank executes: the whole one, or short ones from which it follows.
 
     Without a pipeline 3 have one between the first and the last, and one more adds what each further one adds. With p
     stages:
@@ -74,7 +78,8 @@ def executed_micro_batches(workload: Workload, each: RankClass) -> tuple[int, ..
         dualpipev        2 p + 2: with fewer the last pairs begin before as much is in flight as later
         other schedules  p + 1
 
-    Where another rank is alike, its second step serves both.
+    Where another rank is alike, its line serves both. What a further micro-batch adds is no matter of how many are in
+    flight: a stage of 1f1b with many executes the two of its line with 2 in flight.
     """
     layout, whole = workload.layout, accumulation(workload.recipe, workload.layout)
     stages, in_turns = layout.pipeline_stages, layout.virtual_stages > 1
@@ -86,24 +91,30 @@ def executed_micro_batches(workload: Workload, each: RankClass) -> tuple[int, ..
         return max(2 * (stages - stage) - 1 if layout.schedule is Schedule.ONE_F_ONE_B else stages + 1, 3)
 
     if whole <= least(0) + step:
-        return (whole,)
-    return (least(each.stage), least(each.stage) + step) if each.is_first else (least(each.stage),)
+        return (AskedStep(whole),)
+    own = AskedStep(least(each.stage))
+    if not each.lends:
+        return (own,)
+    if layout.schedule is Schedule.ONE_F_ONE_B and not in_turns and own.micro_batches + step > sum(OF_TWO_IN_FLIGHT):
+        return (*(AskedStep(number, in_flight=2) for number in OF_TWO_IN_FLIGHT), own)
+    return (own, AskedStep(own.micro_batches + step))
 
 
 def of_whole_step(steps: Sequence[StepCounts], micro_batches: int, *, alike: Sequence[StepCounts]) -> StepCounts:
     """What a step of so many micro-batches counts: what was executed, or what lies on the line through two steps.
 
     Every count, and every part of the fullest moment of each phase, is a + b m of m micro-batches (see
-    `executed_micro_batches`); which phase is the fullest may change with m. The history is that of the last executed
+    `executed_steps`); which phase is the fullest may change with m. The history is that of the last executed
     step.
 
     Args:
-        alike: the steps of a rank whose b is the same, as are the model flop and activations of a micro-batch.
+        alike: the steps of a rank whose b is the same, as are the model flop and activations of a micro-batch. The
+            first two are its line.
     """
     last = _with_passes(steps[-1], alike[-1])
     if last.micro_batches == micro_batches:
         return last
-    before, after = alike
+    before, after, *_ = alike
     executed = after.micro_batches - before.micro_batches
     more = micro_batches - last.micro_batches
 

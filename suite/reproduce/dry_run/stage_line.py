@@ -31,7 +31,7 @@ def stage_lines(classes: Sequence[RankClass]) -> list[StageLine]:
     for _, group in groupby(ordered, key=lambda each: each.alike):
         alike = tuple(group)
         if len({each.stage for each in alike}) == len(alike) >= FEWEST:
-            chosen = alike[0], alike[len(alike) // 2], alike[-1]
+            chosen = alike[0], alike[-2], alike[-1]  # the last ones have few micro-batches in flight
             lines.append(StageLine(*chosen, tuple(each for each in alike if each not in chosen)))
     return lines
 

@@ -34,7 +34,7 @@ def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[A
         asked: the ranks, and what is counted of each.
     """
     waiting, answered = SimpleQueue[AskedRank](), SimpleQueue[Answer]()
-    for question in sorted(asked, key=lambda each: -sum(each.micro_batches)):  # the longest first
+    for question in sorted(asked, key=lambda each: -_passes(job, each)):  # the longest first
         waiting.put(question)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
@@ -55,6 +55,11 @@ def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[A
             yield answer
             if isinstance(answer, NotCounted):
                 return
+
+
+def _passes(job: Job, asked: AskedRank) -> int:
+    """Of layers, in all steps."""
+    return (asked.layers or job.architecture.layers) * sum(step.micro_batches for step in asked.steps)
 
 
 def _worker(job: Path, log: TextIO) -> subprocess.Popen[str]:

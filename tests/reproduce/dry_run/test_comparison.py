@@ -11,10 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from reference_runs.layout import parse_layout
 from reference_runs.placement import chunk_layers
-from suite.job.dry_run_job import StepCounts
+from reference_runs.run import Workload
+from suite.job.dry_run_job import AskedStep, StepCounts
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
+from suite.reproduce.dry_run import depth_line
 from suite.reproduce.dry_run.comparison import CountedClass, DryRun, compared, dry_run, dry_run_job
 from suite.reproduce.dry_run.plan import DryPlan, dry_plan
 from suite.reproduce.dry_run.rank_classes import RankClass
@@ -107,21 +110,48 @@ def test_every_miniature_under_every_layout(name: str, layout: str) -> None:
     check(executed(name, layout))
 
 
+def in_layout(plan: DryPlan, layout: str) -> DryPlan:
+    return plan._replace(workload=plan.workload._replace(layout=parse_layout(layout, base=plan.workload.layout)))
+
+
+def with_more(plan: DryPlan, *, samples: int = 0, layers: int = 0) -> DryPlan:
+    architecture, recipe, layout = plan.workload
+    recipe = msgspec.structs.replace(recipe, global_batch=samples or recipe.global_batch)
+    architecture = msgspec.structs.replace(architecture, layers=layers or architecture.layers)
+    return plan._replace(workload=Workload(architecture, recipe, layout))
+
+
 @pytest.mark.parametrize(
-    ("name", "layout"),
+    ("layout", "samples", "by_line"),
     [
-        ("gpt2-mini", "dp1,pp3,zero0,micro1"),
-        ("gpt2-mini", "dp2,zero3,micro1"),
-        ("gpt2-mini", "dp1,pp2,interleave2,micro1"),
+        ("dp1,pp4,zero0,micro1", 12, 0),
+        ("dp2,zero3,micro1", 10, 0),
+        ("dp1,pp2,interleave2,micro1", 8, 0),
+        pytest.param("dp1,pp7,zero0,micro1", 16, 2, marks=pytest.mark.rare),
     ],
 )
-def test_the_line_through_two_steps_gives_what_the_whole_step_counts(name: str, layout: str) -> None:
-    plan = plan_of(name, layout)
+def test_the_line_through_two_steps_gives_what_the_whole_step_counts(layout: str, samples: int, by_line: int) -> None:
+    plan = in_layout(with_more(plan_of("gpt2-mini", "dp1"), samples=samples, layers=7 if by_line else 4), layout)
     line = dry_run(plan, lambda _: None)
+    assert [bool(each.executed) for each in line.counted].count(False) == by_line
     whole = dry_run(plan, lambda _: None, every_micro_batch=True)
     assert max(line.executed) < line.micro_batches
     assert whole.executed == [whole.micro_batches]
     assert [row.right for row in line.rows] == [row.right for row in whole.rows]
+
+
+def test_the_line_through_few_layers_gives_what_all_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth_line, "WORTH_IT", 6)
+    plan = with_more(plan_of("gpt2-mini", "dp5,tp2,zero3,micro1"), samples=5, layers=6)
+    line = dry_run(plan, lambda _: None)
+    assert line.by_depth
+    assert [bool(each.executed) for each in line.counted] == [True, *[False] * (len(line.counted) - 1)]
+    others = [each.of.rank for each in line.counted[1:]]
+    whole = dry_run(plan, lambda _: None, ranks=others)
+    assert whole.failure == ""
+    by_line = [row for row in line.rows if row.rank in others]
+    assert [row.right for row in by_line] == [row.right for row in whole.rows]
+    assert line.verdict is Verdict.PASS
 
 
 def test_every_rank_is_executed_where_that_is_asked_for() -> None:
@@ -156,7 +186,7 @@ def rows_with(plan: DryPlan, rank: int, tmp_path: Path, plant: Callable[[pytest.
 
         warnings.simplefilter("ignore", FutureWarning)
         plant(pytest.MonkeyPatch())
-        return count(dry_run_job(plan, str(tmp_path)), rank, (2,))
+        return count(dry_run_job(plan, str(tmp_path)), rank, (AskedStep(2),))
 
     (step,) = in_child(work)
     stage = step.counts.coordinates["pp"]

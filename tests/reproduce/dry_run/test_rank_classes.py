@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.run import Workload
-from suite.job.dry_run_job import Moment, StepCounts
+from suite.job.dry_run_job import AskedStep, Moment, StepCounts
 from suite.job.events import CountedCollective, Finished
 from suite.predict.simulation.state import executed_state, rank_position
-from suite.reproduce.dry_run.rank_classes import executed_micro_batches, of_whole_step, rank_classes
+from suite.reproduce.dry_run.rank_classes import executed_steps, of_whole_step, rank_classes
+
+TWO = (AskedStep(3, in_flight=2), AskedStep(4, in_flight=2))
 
 
 def workload(layout: str, run: str = "bloom-176b") -> Workload:
@@ -90,7 +92,7 @@ def test_a_rank_that_is_alike_lends_its_line(fixed: int, other: int, each: int) 
 
 def test_stages_between_the_first_and_the_last_with_as_many_layers_are_alike() -> None:
     alike = [each.alike for each in rank_classes(workload("dp8,tp4,pp12,zero1"))]
-    assert alike == [0, *[32] * 10, 352]
+    assert alike == [0, *[320] * 10, 352]
     assert [each.alike for each in rank_classes(workload("dp64,tp2,pp3,interleave2"))] == [0, 128, 256]
     shards = rank_classes(workload("dp48,tp8,pp1,zero3"))
     assert {each.alike for each in shards} == {0}
@@ -105,18 +107,20 @@ def test_a_step_that_was_executed_whole_stands_for_itself() -> None:
     ("layout", "executed"),
     [
         ("dp32,tp4,pp3", [(5, 6), (3, 4), (3, 4)]),
-        ("dp24,tp4,pp4", [(7, 8), (5, 6), (3,), (3, 4)]),
-        ("dp24,tp4,pp4,gpipe", [(5, 6), (5, 6), (5,), (5, 6)]),
+        ("dp24,tp4,pp4", [(TWO[0], TWO[1], 7), (5,), (3, 4), (3, 4)]),
+        ("dp24,tp4,pp4,gpipe", [(5, 6), (5,), (5, 6), (5, 6)]),
         ("dp24,tp4,pp4,accumulate8", [(8,)] * 4),
-        ("dp24,tp4,pp4,accumulate9", [(7, 8), (5, 6), (3,), (3, 4)]),
+        ("dp24,tp4,pp4,accumulate9", [(TWO[0], TWO[1], 7), (5,), (3, 4), (3, 4)]),
         ("dp32,tp4,pp3,interleave2", [(6, 9)] * 3),
         ("dp384,tp1,pp1,accumulate1", [(1,)]),
         ("dp384,tp1,pp1,accumulate9", [(3, 4)]),
     ],
 )
-def test_a_step_is_executed_whole_where_it_is_short(layout: str, executed: list[tuple[int, ...]]) -> None:
+def test_a_step_is_executed_whole_where_it_is_short(layout: str, executed: list[tuple[int | AskedStep, ...]]) -> None:
     of = workload(layout)
     batch = of.layout.replicas * of.layout.micro_batch * (of.layout.accumulation or 128)
     recipe = msgspec.structs.replace(of.recipe, global_batch=batch)
     of = of._replace(recipe=recipe)
-    assert [executed_micro_batches(of, each) for each in rank_classes(of)] == executed
+    assert [executed_steps(of, each) for each in rank_classes(of)] == [
+        tuple(step if isinstance(step, AskedStep) else AskedStep(step) for step in of_rank) for of_rank in executed
+    ]
