@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -112,7 +113,7 @@ class _Sent(NamedTuple):
 @contextmanager
 def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
     """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
-    send, reset_sharded = dist.ProcessGroup.send, FSDPParam.reset_sharded_param
+    send, reset_sharded, concatenate = (dist.ProcessGroup.send, FSDPParam.reset_sharded_param, DeviceMesh._concatenate)
     tolist, resize, propagate = (
         Tensor.tolist,
         UntypedStorage.resize_,
@@ -139,6 +140,10 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         if now is not parameter.sharded_param or storages[0] != storages[1]:
             reset_sharded(parameter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
+    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:  # its numbers are no tensors of the model
+        with unset_fake_temporarily():
+            return concatenate(meshes)
+
     def sent(group: dist.ProcessGroup, tensors: list[Tensor], *args: Any) -> _Sent:
         return _Sent(send(group, tensors, *args), tensors)
 
@@ -146,6 +151,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         mock.patch.object(dist.ProcessGroup, "send", sent),
         mock.patch.object(Tensor, "tolist", ones),
         mock.patch.object(UntypedStorage, "resize_", resized),
+        mock.patch.object(DeviceMesh, "_concatenate", staticmethod(joined)),
         mock.patch.object(FSDPParam, "reset_sharded_param", reset),
         mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", apart),
         FakeTensors(allocations) as mode,
