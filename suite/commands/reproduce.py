@@ -31,6 +31,7 @@ from suite.report.terminal.tables import console, print_folded, print_refusal
 from suite.reproduce.plan import Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 from suite.reproduce.request import Request
+from suite.reproduce.resume import goes_on_from
 from suite.reproduce.slice_memory import needs
 from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
 from suite.reproduce.store_times import FROM_OWN_STEPS
@@ -108,6 +109,15 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         str | None,
         typer.Option(help="Of --synchronisation: RANK:FACTOR:EVERY, such as 1:2:10, slower in one step of 10."),
     ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps from one checkpoint to the next, below RESULTS/checkpoints.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="A directory of checkpoints, or latest: go on from the newest one there.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="After a rank that ended, start all again from the last checkpoint, at most so often.")
+    ] = 0,
     global_batch: Annotated[
         int | None, typer.Option(help="Samples a step, where the run's own are too many to try something.")
     ] = None,
@@ -179,6 +189,8 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         raise InputError("a trace is of one launch", got=f"--launches {launches}", allowed="1", where="--trace")
     if schedule is not None and launches > 1:
         raise InputError("a picture is of one launch", got=f"--launches {launches}", allowed="1", where=SCHEDULE)
+    if launches > 1 and (checkpoint_every is not None or resume is not None):
+        raise InputError("checkpoints are of one launch", got=f"--launches {launches}", allowed="1", where="--launches")
     check_picture(schedule, SCHEDULE)
     end_as_interrupted()
     request = Request(
@@ -203,6 +215,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         share_devices=share_devices,
         synchronisation=synchronisation,
         slow_rank=slow_rank,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        max_restarts=max_restarts,
         global_batch=global_batch,
         steps=steps,
         seed=seed,
@@ -239,9 +254,13 @@ def _launched(
     messages = printing.messages
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
         tokens = corpus_for(planned, request.corpus) if planned.slice is None else slice_tokens(planned)
+    before = goes_on_from(planned, tokens.sha256)
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
+        if before is not None and planned.checkpoints is not None:
+            where = planned.checkpoints.directory
+            messages.print(f"[dim]goes on with step {before.step} of {planned.steps}: {escape(where)}[/]")
         profile, source = None, NOT_PREDICTED
         if planned.synchronisation is not None:
             source = FROM_OWN_STEPS
@@ -308,6 +327,7 @@ def _entry(result: LaunchResult) -> dict[str, object]:
         **{name: getattr(result, name) for name in ("run", "status", "verdict", "record")},
         "figures": result.rows,
         **{name: getattr(result, name) for name in (*after, "others_share", "steal_share")},
+        **({} if result.goodput is None else {"goodput": result.goodput}),
         **({"slice_times": times} if (times := slice_times_of(result)) else {}),
     }
 

@@ -22,6 +22,8 @@ gc.disable()  # the imports below leave no garbage: looking for it took 0.6 of 5
 
 import torch  # after die_with_parent: it takes seconds, in which the parent may die
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.run import calibrate
@@ -93,9 +95,15 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
         else:
             join_fake_group(job.slice.rank, job.layout.ranks)
         return device
+    timeout = timedelta(seconds=job.collective_timeout_seconds)
+    # torchrun of PyTorch 2.13 keeps its store over restarts, and with it the addresses of ranks that are gone
+    store, own, ranks = next(rendezvous("env://", timeout=timeout))
     dist.init_process_group(
         "nccl" if job.device == "cuda" and not shares else "gloo",
-        timeout=timedelta(seconds=job.collective_timeout_seconds),
+        store=PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store),
+        rank=own,
+        world_size=ranks,
+        timeout=timeout,
         device_id=device if job.device == "cuda" and not shares else None,
     )
     return device

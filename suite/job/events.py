@@ -68,6 +68,30 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     skipped: bool = False
 
 
+class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
+    """Training begins with `step`: 0, or that of the checkpoint that was loaded in `seconds`."""
+
+    step: int
+    seconds: float
+    time: float
+
+
+class CheckpointStored(msgspec.Struct, frozen=True, tag="checkpoint stored"):
+    """A checkpoint before `step` is complete.
+
+    Args:
+        bytes: of this rank's tensors.
+        stall_seconds: that training waited while they were copied.
+        seconds: until all ranks had written theirs, while training went on.
+    """
+
+    step: int
+    bytes: int
+    stall_seconds: float
+    seconds: float
+    time: float
+
+
 class CountedCollective(msgspec.Struct, frozen=True):
     """Calls of one collective on one mesh axis in the counted step of a rank."""
 
@@ -165,7 +189,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         shared: how it shared the processors; None where the system does not report it.
         resident_bytes: the largest resident set of its process before its timed steps; None where not reported.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
-        cpu_speed: median of the samples between timed steps; None on a GPU. Stored as "pace".
+        cpu_speed: median of the samples between timed steps; None on a GPU. CheckpointStored as "pace".
         synchronisations: how often the counted step read numbers from the device (see `SynchronisationCounter`).
         routed: what each router of this rank's layers did in the counted step; empty without experts.
         computed_rows: where experts are shared out over ranks, what this rank's computed in the pass in which a figure
@@ -224,7 +248,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     time: float
 
 
-Event = Started | Phase | Step | Finished | Failed | CalibrationEvent | ProbeEvent
+Event = Started | Phase | Step | Resumed | CheckpointStored | Finished | Failed | CalibrationEvent | ProbeEvent
 
 
 def events_path(directory: str, rank: int) -> str:

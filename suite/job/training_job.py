@@ -6,6 +6,7 @@ import msgspec
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
+from suite.job.checkpoints import Checkpoints
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.slice import Slice
 from suite.job.synchronisation import SlowRank, Synchronisation
@@ -50,6 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         slice: of which recorded run the job is a slice: one process takes a rank's place. None: it is a whole run.
         synchronisation: of data-parallel workers at a parameter store; None: their gradients are averaged every step.
         slow_ranks: workers that are slowed on purpose.
+        checkpoints: where they lie; None: none is stored or loaded.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     slice: Slice | None = None
     synchronisation: Synchronisation | None = None
     slow_ranks: tuple[SlowRank, ...] = ()
+    checkpoints: Checkpoints | None = None
 
     @property
     def workload(self) -> Workload:

@@ -9,31 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from suite.job.calibration_job import Calibrated, CalibrationJob
-from suite.job.events import (
-    Event,
-    Failed,
-    Finished,
-    Phase,
-    Started,
-    Status,
-    Step,
-    events_path,
-    recording_path,
-    stacks_path,
-)
+from suite.job.calibration_job import CalibrationJob
+from suite.job.checkpoints import Restart
+from suite.job.events import Event, Failed, Finished, Status, events_path, recording_path, stacks_path
 from suite.job.launch_nodes import LaunchNode, node_of, read_nodes
-from suite.job.probe_job import Probed, ProbeJob
-from suite.job.training_job import WARM_UP_STEPS, Job
+from suite.job.probe_job import ProbeJob
+from suite.job.training_job import Job
 from suite.launch import slurm
 from suite.launch.flight_recorder import Diagnosis, Recording, decoded, diagnosed, named_ranks
 from suite.launch.interruption import check_interrupted, held
 from suite.launch.multi_host import Hosts
+from suite.launch.rank_events import RankEvents
 from suite.machine import malloc
 from suite.machine.cuda_errors import cuda_errors
 from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all, is_stopped
@@ -42,17 +34,18 @@ from suite.paths import ROOT
 AnyJob = Job | CalibrationJob | ProbeJob
 HERE = Hosts()
 POLL_SECONDS = 0.1
-START_SECONDS = 120.0
-COMPILE_SECONDS = 600.0
-HANG_FACTOR = 10.0
-HANG_LEAST_SECONDS = 20.0
 EXIT_SECONDS = 20.0
 ANSWER_SECONDS = 3.0
 SCHEDULER_SECONDS = 15.0  # for srun to end its tasks
 
 
 class LaunchOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a launch ended, every rank's events, the end of torchrun's log, and the nodes that a scheduler gave it."""
+    """How a launch ended, every rank's events, the end of torchrun's log, and the nodes that a scheduler gave it.
+
+    Args:
+        events: of a launch that was started again those that count: of steps that were done again the last ones.
+        began: when the first step began, `start_seconds` after the launch; None without checkpoints.
+    """
 
     status: Status
     message: str
@@ -60,63 +53,14 @@ class LaunchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     events: list[list[Event]]
     log_tail: str
     nodes: list[LaunchNode] = []
+    restarts: list[Restart] = []
+    began: float | None = None
+    start_seconds: float = 0.0
 
     @property
     def finished(self) -> list[Finished]:
         """The final reports, in the order of ranks, of those that came so far."""
         return [event for events in self.events for event in events if isinstance(event, Finished)]
-
-
-class _Rank:
-    """The events of one rank as its file grows."""
-
-    def __init__(self, path: str, now: float, *, here: bool = True) -> None:
-        self.path = Path(path)
-        self.here = here
-        self.events: list[Event] = []
-        self.last_progress = now
-        self._read = 0
-
-    def new_events(self, now: float) -> list[Event]:
-        """Events since the last call; a line that is still being written waits."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        fresh = [msgspec.json.decode(line, type=Event) for line in whole.splitlines()]
-        if fresh:
-            self.last_progress = now
-        self.events += fresh
-        return fresh
-
-    @property
-    def pid(self) -> int | None:
-        """Its process number on this machine; None where it has none here."""
-        return None if not self.here else next((event.pid for event in self.events if isinstance(event, Started)), None)
-
-    @property
-    def finished(self) -> bool:
-        return any(isinstance(event, Finished | Calibrated | Probed) for event in self.events)
-
-    @property
-    def last_action(self) -> str:
-        """The last thing that this rank said it did."""
-        for event in reversed(self.events):
-            if isinstance(event, Step):
-                return f"step {event.step} done"
-            if isinstance(event, Phase):
-                return event.name
-        return "started" if self.events else "not started"
-
-    def patience_seconds(self, compiled: bool) -> float:
-        """How long this rank may stay silent: 10 times its longest step so far and at least 20 s; before its first
-        step 120 s; with compilation 600 s more until the warm-up is over."""
-        steps = [event.seconds for event in self.events if isinstance(event, Step)]
-        usual = max(HANG_LEAST_SECONDS, HANG_FACTOR * max(steps)) if steps else START_SECONDS
-        return usual + COMPILE_SECONDS if compiled and len(steps) < WARM_UP_STEPS else usual
 
 
 def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> LaunchOutcome:
@@ -129,7 +73,7 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
     """
     log_path = Path(job.directory) / "torchrun.log"
     now = time.monotonic()
-    ranks = [_Rank(events_path(job.directory, rank), now, here=not hosts.elsewhere) for rank in range(job.ranks)]
+    ranks = [RankEvents(events_path(job.directory, rank), now, here=not hosts.elsewhere) for rank in range(job.ranks)]
     process: subprocess.Popen[bytes] | None = None
     try:
         with log_path.open("wb") as log, held():
@@ -174,7 +118,13 @@ def _command(job: AnyJob, hosts: Hosts, identity: str = "") -> list[str]:
     if hosts.names:
         return [sys.executable, "-m", "suite.launch.multi_host", hosts.access.value, *kind, path, *hosts.names]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
-    options = ["--max-restarts=0", f"--monitor-interval={POLL_SECONDS}", f"--log-dir={job.directory}/torchrun"]
+    checkpoints = job.checkpoints if isinstance(job, Job) else None
+    restarts = 0 if checkpoints is None else checkpoints.restarts
+    options = [
+        f"--max-restarts={restarts}",
+        f"--monitor-interval={POLL_SECONDS}",
+        f"--log-dir={job.directory}/torchrun",
+    ]
     return [*torchrun, *options, "-m", "suite.execute", *kind, path]
 
 
@@ -197,7 +147,7 @@ def _end_scheduled(process: subprocess.Popen[bytes], identity: str) -> None:
 
 def _scheduled_outcome(
     process: subprocess.Popen[bytes],
-    ranks: list[_Rank],
+    ranks: list[RankEvents],
     job: AnyJob,
     log_path: Path,
     hang: tuple[list[int], str] | None,
@@ -250,10 +200,12 @@ def cuda_allocator(device: str) -> dict[str, str]:
 
 
 def _watch(
-    process: subprocess.Popen[bytes], ranks: list[_Rank], job: AnyJob, on_event: Callable[[int, Event], None]
+    process: subprocess.Popen[bytes], ranks: list[RankEvents], job: AnyJob, on_event: Callable[[int, Event], None]
 ) -> bool:
     """Wait for the end of the launch; True where it hangs."""
     compiled = isinstance(job, Job) and job.compiled
+    restarts = isinstance(job, Job) and job.checkpoints is not None and job.checkpoints.restarts > 0
+    patience = partial(RankEvents.patience_seconds, compiled=compiled, restarts=restarts)
     finished_since: float | None = None
     while process.poll() is None:
         check_interrupted()
@@ -263,20 +215,20 @@ def _watch(
             finished_since = finished_since or now
             if now - finished_since > EXIT_SECONDS:
                 return True
-        elif any(not r.finished and now - r.last_progress > r.patience_seconds(compiled) for r in ranks):
+        elif any(not r.finished and now - r.last_progress > patience(r) for r in ranks):
             return True
         time.sleep(POLL_SECONDS)
     return False
 
 
-def _drain(ranks: list[_Rank], on_event: Callable[[int, Event], None]) -> None:
+def _drain(ranks: list[RankEvents], on_event: Callable[[int, Event], None]) -> None:
     now = time.monotonic()
     for number, rank in enumerate(ranks):
         for event in rank.new_events(now):
             on_event(number, event)
 
 
-def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
+def _who_hangs(ranks: list[RankEvents]) -> tuple[list[int], str]:
     """The ranks that hold the others up: stopped ones; otherwise those that got least far; with a sentence."""
     stopped = [number for number, rank in enumerate(ranks) if is_stopped(rank.pid)]
     actions = ", ".join(f"rank {number}: {rank.last_action}" for number, rank in enumerate(ranks))
@@ -289,7 +241,7 @@ def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
     return behind, f"{named_ranks(behind)} behind the others; {actions}"
 
 
-def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
+def _asked(ranks: list[RankEvents], job: AnyJob) -> tuple[str, Diagnosis]:
     """Python stacks and collectives of all ranks that can still answer, and what the collectives say."""
     asked = []
     for number, rank in enumerate(ranks):
@@ -328,7 +280,7 @@ class _Ending(NamedTuple):
     ranks_at_fault: Sequence[int] = ()
 
 
-def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> _Ending:
+def _failure(ranks: list[RankEvents], log_path: Path, returncode: int) -> _Ending:
     """Why a launch failed, from the ranks' reports, torchrun's exit codes, and silence."""
     log = log_path.read_text(encoding="utf-8", errors="replace")
     words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
@@ -357,7 +309,7 @@ def _why(ranks: Sequence[int], errors: Mapping[int | None, str]) -> str:
     return next((f": {errors[rank]}" for rank in (*ranks, None) if rank in errors), "")
 
 
-def _outcome(ending: _Ending, ranks: list[_Rank], log_path: Path, stacks: str = "") -> LaunchOutcome:
+def _outcome(ending: _Ending, ranks: list[RankEvents], log_path: Path, stacks: str = "") -> LaunchOutcome:
     is_ok = ending.status is Status.OK
     log = "" if is_ok else log_path.read_text(encoding="utf-8", errors="replace")[-8000:]
     return LaunchOutcome(
@@ -365,5 +317,8 @@ def _outcome(ending: _Ending, ranks: list[_Rank], log_path: Path, stacks: str = 
         message=ending.message,
         ranks_at_fault=[*ending.ranks_at_fault],
         events=[rank.events for rank in ranks],
+        restarts=max((rank.restarts for rank in ranks), key=len),
+        began=(began := ranks[0].began),
+        start_seconds=0.0 if began is None else began - ranks[0].launched,
         log_tail="\n".join(part for part in (log, stacks) if part),
     )

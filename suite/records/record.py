@@ -14,6 +14,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
+from suite.job.checkpoints import LaunchGoodput, Restart
 from suite.job.corpus import Corpus
 from suite.job.events import (
     ComputedRows,
@@ -42,7 +43,7 @@ THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
 # what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
-# workers at a parameter store; 1.7: the nodes that a scheduler gave a launch,
+# workers at a parameter store; 1.7: the nodes that a scheduler gave a launch, checkpoints and restarts,
 # what a pipeline's rank does between steps
 SCHEMA = "1.7"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
@@ -155,6 +156,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
         others_share, steal_share: of the processors, what other processes, and other guests of the host, took while
             steps were timed; None where the system does not report them.
         nodes: that a scheduler gave the launch.
+        restarts: of all ranks, each after one of them ended.
+        goodput: of a launch with checkpoints that ended well.
     """
 
     schema: str
@@ -171,6 +174,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     others_share: float | None = None
     steal_share: float | None = None
     nodes: list[LaunchNode] = []
+    restarts: list[Restart] = []
+    goodput: LaunchGoodput | None = None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,6 +330,7 @@ def policy(job: Job) -> dict[str, str]:
         **({"shares_devices": "True"} if job.shares_devices else {}),
         **({} if job.synchronisation is None else {"synchronisation": str(job.synchronisation)}),
         **({"slow_ranks": ",".join(map(str, job.slow_ranks))} if job.slow_ranks else {}),
+        **({} if job.checkpoints is None else {"checkpoint_every": str(job.checkpoints.every)}),
         **({} if job.slice is None else {"slice": f"{job.slice.layers} layers, stage {job.slice.stage.value}"}),
         **({"processes": str(len(job.slice.group))} if job.slice is not None and job.slice.group else {}),
     }

@@ -14,6 +14,7 @@ from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.miniature import in_batches, miniature, scaled_layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
+from suite.job.checkpoints import Checkpoints
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.slice import Slice
@@ -25,6 +26,7 @@ from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
 from suite.reproduce.averaging import checked_averaging, checked_renewal
+from suite.reproduce.checked_checkpoints import checked_checkpoints
 from suite.reproduce.checked_options import check_no_slice, checked_products, checked_trace, of_global_batch
 from suite.reproduce.checked_synchronisation import checked_synchronisation
 from suite.reproduce.device_memory import check_device_memory
@@ -61,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         slice: of which recorded run it is a slice; None: it is a whole run.
         synchronisation, slow_ranks: of workers at a parameter store (see `Job`).
         scheduled: nodes of a scheduler; None: none is asked.
+        checkpoints: where they lie; None: none is stored or loaded.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     synchronisation: Synchronisation | None = None
     slow_ranks: tuple[SlowRank, ...] = ()
     scheduled: Scheduled | None = None
+    checkpoints: Checkpoints | None = None
 
     @property
     def ranks(self) -> int:
@@ -181,6 +185,7 @@ def plan(request: Request) -> Plan:
         synchronisation=synchronisation,
         slow_ranks=slow_ranks,
         scheduled=nodes,
+        checkpoints=checked_checkpoints(request, workload, averaging),
     )
     if device == "cuda" and (devices := cuda_device_list()):
         ranks_of_device = math.ceil(ranks_here / len(devices))  # more than one where they are shared
@@ -317,7 +322,7 @@ def _machines(plan: Plan) -> int:
     return max(1, len(plan.host_names)) if plan.scheduled is None else plan.scheduled.nodes
 
 
-_OF_PLAN = shared_fields(Plan, Job, "trace", "interface")
+_OF_PLAN = shared_fields(Plan, Job, "trace", "interface", "checkpoints")
 
 
 def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
@@ -331,4 +336,5 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
         interface=plan.joined_by,
+        checkpoints=plan.checkpoints and msgspec.structs.replace(plan.checkpoints, corpus=corpus.sha256),
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.job.checkpoints import LaunchGoodput
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Status, Step
 from suite.job.launch_nodes import LaunchNode
@@ -25,7 +26,7 @@ from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row, Verdict, overall
-from suite.metrics.figures import Figure, last_loss
+from suite.metrics.figures import Figure, Quantity, last_loss
 from suite.predict.executed_run.between_nodes import payload_by_place, wire_bytes
 from suite.predict.executed_run.figures import countable, expected_figures, judged, memory_options
 from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
@@ -33,6 +34,8 @@ from suite.predict.executed_run.routing import given_routing
 from suite.predict.executed_run.stage_plan import StagePlan, stage_plan
 from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
+from suite.reproduce.checked_checkpoints import sole_use
+from suite.reproduce.goodput import goodput_of
 from suite.reproduce.measured_figures import counted_figures, with_places
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.scheduled import scratch as scratch_directory
@@ -64,6 +67,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
         finished: what every rank counted.
         steps: of rank 0.
         figures: what was measured.
+        goodput: of a launch with checkpoints.
         stages: of a pipeline, how layers were dealt and how they should be; None where that is not known.
         nodes: that a scheduler gave it.
     """
@@ -88,6 +92,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Figure] = []
     stages: StagePlan | None = None
     nodes: list[LaunchNode] = []
+    goodput: LaunchGoodput | None = None
 
 
 class _Prediction(NamedTuple):
@@ -145,12 +150,12 @@ def reproduce(
         record = store.Opened(directory, begin_record(job, corpus, identity))
         outcome: LaunchOutcome | None = None
         try:
-            with hosts_of(plan) as hosts:
+            with hosts_of(plan) as hosts, sole_use(plan.checkpoints, results):
                 outcome = launch(job, identity, on_event, hosts=hosts)
             figures = _figures(plan, job, outcome, predicted)
-            end = _end(identity, outcome, figures, predicted.source)
+            end = _end(identity, outcome, figures, predicted.source, job=job)
         except BaseException as error:
-            record.close(_end(identity, outcome, _Figures([], []), "", error))
+            record.close(_end(identity, outcome, _Figures([], []), "", job=job, error=error))
             raise
         record.close(end)
     return _result(plan, job, outcome, figures, end, str(record.path))
@@ -171,6 +176,8 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
     measured = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
     if plan.scheduled is not None:
         measured = with_places(measured, job.layout, outcome)
+    if steps[0] and steps[0][0].step:
+        measured = [figure for figure in measured if figure.quantity is not Quantity.FIRST_LOSS]
     times, profile = predicted.figures, predicted.profile
     if job.synchronisation is not None:
         times = store_times(job, outcome.finished, steps)
@@ -189,7 +196,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
     stages: StagePlan | None = None
     verdict, message = Verdict.FAIL, outcome.message
     steps = [event for event in outcome.events[0] if isinstance(event, Step)]
-    losses = [step.loss for step in steps]
+    losses = [step.loss for step in steps if step.step < job.steps]
     if job.synchronisation is not None and outcome.status is Status.OK:  # each worker has its own
         of_ranks = [[event.loss for event in events if isinstance(event, Step)] for events in outcome.events]
         losses = [fmean(at) for at in zip(*of_ranks, strict=True)]
@@ -203,13 +210,15 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         passes = [report.pipeline_times for report in outcome.finished]
         stages = None if job.slice is not None else stage_plan(job.workload, passes)
         surroundings = LaunchSurroundings(usable_cores(), end.others_share, end.steal_share)
+        if steps and steps[0].step:  # it went on from a checkpoint
+            expected = [figure for figure in expected if figure.quantity is not Quantity.FIRST_LOSS]
         expected = [*expected, *bubble_of_measured_passes(job, passes, surroundings)]
         if plan.scheduled is not None and outcome.nodes:
             places = (job.layout, outcome.nodes)
             expected = [*expected, *payload_by_place(expected, *places), *wire_bytes(expected, *places)]
         rows = judged(expected, figures.times, figures.measured)
         verdict = overall(rows)
-        if plan.learns and not loss_fell(losses):
+        if plan.learns and not (steps and steps[0].step) and not loss_fell(losses):
             verdict = Verdict.FAIL
             change = f"{losses[0]:.3f} at first, {last_loss(losses):.3f} at last"
             message = f"the loss did not fall: {change}, at least {LOSS_MUST_FALL} less expected"
@@ -234,6 +243,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         figures=figures.measured,
         stages=stages,
         nodes=end.nodes,
+        goodput=end.goodput,
     )
 
 
@@ -260,7 +270,13 @@ def loss_fell(losses: list[float]) -> bool:
 
 
 def _end(
-    identity: str, outcome: LaunchOutcome | None, figures: _Figures, profile: str, error: BaseException | None = None
+    identity: str,
+    outcome: LaunchOutcome | None,
+    figures: _Figures,
+    profile: str,
+    *,
+    job: Job,
+    error: BaseException | None = None,
 ) -> End:
     """The end half of the record; with the `error` that ended the launcher itself."""
     status, message = (Status.CRASHED, "") if outcome is None else (outcome.status, outcome.message)
@@ -269,6 +285,10 @@ def _end(
         message = f"the launcher ended: {type(error).__name__}"
     reports = outcome.finished if outcome is not None and status is Status.OK else []
     others_share, steal_share = others_shares([report.shared for report in reports])
+    goodput = None
+    if reports and outcome is not None and outcome.began is not None:
+        began, start = outcome.began, outcome.start_seconds
+        goodput = goodput_of(job, outcome.events, outcome.restarts, began=began, start_seconds=start)
     return End(
         schema=SCHEMA,
         id=identity,
@@ -284,4 +304,6 @@ def _end(
         others_share=others_share,
         steal_share=steal_share,
         nodes=outcome.nodes if outcome else [],
+        restarts=[] if outcome is None else outcome.restarts,
+        goodput=goodput,
     )

@@ -46,6 +46,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     share_devices: bool = False
     synchronisation: str | None = None
     slow_rank: str | None = None
+    checkpoint_every: int | None = None
+    resume: str | None = None
+    max_restarts: int = 0
     corpus: Path | None = None
     trace: Path | None = None
     engine: str | None = None

@@ -28,7 +28,7 @@ from suite.execute.calibrate.stopwatch import BRIEF_WARM_UP, MOST_PAGED
 from suite.job.calibration_job import TimedTask
 from suite.job.events import Event, Phase, Started, Status
 from suite.job.training_job import WARM_UP_STEPS
-from suite.launch import launcher
+from suite.launch import rank_events
 from suite.machine import reference_step
 from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
@@ -409,7 +409,7 @@ def test_an_interrupted_calibration_ends_with_code_130_and_leaves_no_profile(run
 def test_a_stopped_rank_ends_the_calibration_as_a_hang_and_leaves_no_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "START_SECONDS", 25.0)
+    monkeypatch.setattr(rank_events, "START_SECONDS", 25.0)
     pids: dict[int, int] = {}
 
     def stop(rank: int, event: Event) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from suite.launch.interruption import ENDING
-from suite.launch.launcher import HANG_LEAST_SECONDS
+from suite.launch.rank_events import HANG_LEAST_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.paths import ROOT
 from tests.support.record_halves import stored_records

@@ -16,8 +16,8 @@ from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.ladder.plan import refusal, target_of
 from suite.ladder.rungs import RUNGS
-from suite.launch.launcher import START_SECONDS
 from suite.launch.multi_host import HostAccess, check_reachable, command_on_host, torchrun
+from suite.launch.rank_events import START_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT

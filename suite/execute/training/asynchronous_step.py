@@ -17,7 +17,8 @@ from suite.execute.parallel.asynchronous_pipeline import AsynchronousStage
 from suite.execute.parallel.mesh import PIPELINE
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.step import StepOutcome, Steps
+from suite.execute.training.outcome import StepOutcome
+from suite.execute.training.step import Steps
 from suite.job.training_job import Job
 
 

@@ -22,10 +22,12 @@ from suite.execute.parallel.mesh import DATA, TENSOR, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.asynchronous_step import AsynchronousSteps
+from suite.execute.training.checkpoint import CheckpointedTraining
 from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
+from suite.execute.training.outcome import StepOutcome
 from suite.execute.training.pipeline_times import pipeline_times
 from suite.execute.training.slice_step import SliceSteps, slice_times
-from suite.execute.training.step import StepOutcome, Steps
+from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPlan
 from suite.execute.training.store_step import StoreSteps
 from suite.job.events import Event, Finished, Phase, Step, StepKind
@@ -46,15 +48,17 @@ def train(
 
     `StepPlan` says what each step is for. Counted steps train like the others, but their times are kept apart. Passes
     after the last step count model flop and activations. Once a slice's minutes are over and a step is timed, no
-    further one is taken.
+    further one is taken. A training that goes on from a checkpoint has a plan of its own for the steps that are left;
+    where they are too few to count and time one, more follow.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
     """
     steps = _kind_of_steps(job, training)(job, training, mesh, device)
-    plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps)
+    checkpoints = CheckpointedTraining(steps, report)
+    plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps, first=checkpoints.resume())
     counters, clocks, profile = StepCounters(steps, mesh, peak), StepClocks(steps), StepProfile(steps)
-    purpose = plan.purpose(0, averages_as_asked=steps.averages_as_asked)
+    purpose = plan.purpose(plan.numbers[0], averages_as_asked=steps.averages_as_asked)
     unreported: deque[tuple[int, StepKind, float]] = deque()
 
     def report_steps(outcomes: list[StepOutcome]) -> None:
@@ -64,9 +68,10 @@ def train(
             report(Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
 
     last = math.inf if job.slice is None or job.slice.minutes is None else time.monotonic() + 60 * job.slice.minutes
-    for step in range(job.steps):
+    for step in plan.numbers:
         if clocks.step_seconds and _is_over(steps, last):
             break
+        checkpoints.before(counted=purpose.kind is StepKind.COUNTED)
         clocks.before(purpose)
         profile.before(purpose)
         start = clock.now(device)
@@ -83,16 +88,17 @@ def train(
         counters.after(purpose, following, skipped=skipped)
         unreported.append((step, purpose.kind, seconds))
         report_steps(outcomes)
+        checkpoints.after(step + 1)
         purpose = following
     report_steps(steps.remaining())
     clocks.finish()
+    checkpoints.wait()
     steps.finish(report)
     if not clocks.step_seconds:
         raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", at_fault=False)
-    terms: dict[str, float] = {}
     if profile.phase_seconds:
         report(Phase("read the profile", time.time()))
-        terms = profile.term_seconds(clocks)
+    terms = profile.term_seconds(clocks) if profile.phase_seconds else {}
     report(Phase("count model flop and activations", time.time()))
     finished = _finished(steps, mesh, counters, clocks, profile, terms, arithmetic)
     if isinstance(steps, SliceSteps):

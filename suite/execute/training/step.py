@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.catalog import global_batch_at
-from reference_runs.layout import Offload
 from suite.execute.data.loader import Batches, CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.counters import runs_eagerly
@@ -30,25 +28,13 @@ from suite.execute.parallel.parameter_store import ParameterStore
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
+from suite.execute.training.naive_norms import logged_weight_norm, squared_norm_by_parameter
+from suite.execute.training.outcome import StepOutcome, updates_before_reading
+from suite.job.checkpoints import OF_JOB, Progress
 from suite.job.events import CountedCollective, Event, PackedDocuments, StoreWork
 from suite.job.options import Averaging
 from suite.job.slice import SlicePart
 from suite.job.training_job import Job
-
-
-class StepOutcome(NamedTuple):
-    """How a step ended.
-
-    Args:
-        loss: mean over ranks.
-        gradient_norm: of the whole model, before clipping and without the loss scale; not finite after an overflow.
-        skipped: whether an overflow skipped the update.
-    """
-
-    loss: float
-    gradient_norm: float
-    loss_scale: float | None
-    skipped: bool
 
 
 class Steps:
@@ -132,6 +118,26 @@ class Steps:
         for router in self.training.routers:
             router.statistics.clear()
         return first, factor
+
+    def progress(self, corpus: str) -> Progress:
+        """How far training is, for a checkpoint; `corpus`: sha256 of its text."""
+        scale = self._scale
+        return Progress(
+            step=self.step,
+            samples_seen=self._samples_seen,
+            samples_trained=self._samples_trained,
+            loss_scale=None if scale is None else scale.scale,
+            good_steps=0 if scale is None else scale.good_steps,
+            corpus=corpus,
+            **{name: getattr(self.job, name) for name in OF_JOB},
+        )
+
+    def continue_from(self, progress: Progress) -> None:
+        """Make the next step the one of `progress`."""
+        self.step = progress.step
+        self._samples_seen, self._samples_trained = progress.samples_seen, progress.samples_trained
+        if self._scale is not None and progress.loss_scale is not None:
+            self._scale.scale, self._scale.good_steps = progress.loss_scale, progress.good_steps
 
     @property
     def staleness(self) -> int | None:
@@ -256,8 +262,7 @@ class Steps:
             self._optimizer_step(factor, widened)
         if finite:
             self._balance()
-        scattered = self.training.scattered
-        if scattered is not None:
+        if (scattered := self.training.scattered) is not None:
             scattered.clear()
         for leaf in leaves if scattered is None else ():
             if self.job.training_options.keeps_gradients:
@@ -371,30 +376,3 @@ class Steps:
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return nullcontext()
-
-
-def updates_before_reading(job: Job, device: torch.device, *, scaled: bool) -> bool:
-    """Whether the update begins before the host has read loss and gradient norm, which it then does once, at the end.
-
-    Not on a CPU, where the host computes; not with a loss scale, whose overflow skips the update; not where the state,
-    and so the update, is on the host; and not with 1-bit Adam. A gradient that is not finite ends the run all the same.
-    """
-    on_device = device.type == "cuda" and job.layout.offload is Offload.NONE
-    return on_device and not scaled and job.averaging is not Averaging.ONE_BIT
-
-
-def squared_norm_by_parameter(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor:
-    """`squared_norm` as a naive script computes it: every parameter's norm becomes a number of Python's."""
-    squares = 0.0
-    for gradient in gradients:
-        squares += gradient.float().norm().item() ** 2
-    return torch.tensor(squares, device=device)
-
-
-def logged_weight_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """Euclidean norm of the weights, as naive scripts log it: parameter by parameter, and autograd records each."""
-    total = torch.zeros(())
-    for parameter in parameters:
-        total = total.to(parameter.device) + parameter.pow(2).sum()
-        total.item()
-    return total.sqrt().item()

@@ -16,7 +16,8 @@ from suite.execute.optim.learning_rate import squared_norm
 from suite.execute.parallel.parallelize import Training
 from suite.execute.parallel.parameter_store import ParameterStore
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.step import StepOutcome, Steps
+from suite.execute.training.outcome import StepOutcome
+from suite.execute.training.step import Steps
 from suite.job.events import CountedCollective, Event, Phase, StoreWork
 from suite.job.synchronisation import slowing_factor, updates_of
 from suite.job.training_job import Job

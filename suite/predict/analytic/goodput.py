@@ -79,3 +79,25 @@ def expected_seconds(
     except OverflowError:
         return math.inf
     return segment * training_seconds / interval_seconds
+
+
+def expected_share(
+    *,
+    training_seconds: float,
+    step_seconds: float,
+    every: int | None,
+    checkpoint_seconds: float,
+    checkpoints: int,
+    restarts: int,
+    restart_seconds: float,
+) -> float:
+    """Share of the time that trains, with so many restarts: W / (W + n C + f (R + k s / 2)).
+
+    W     seconds of the training, in steps of s seconds
+    n     checkpoints of C seconds each, one in every k steps; without any a restart loses half of W
+    f     restarts, of R seconds each before training goes on; they come at any time with the same probability
+    """
+    lost = training_seconds / 2 if every is None else every * step_seconds / 2
+    return training_seconds / (
+        training_seconds + checkpoints * checkpoint_seconds + restarts * (restart_seconds + lost)
+    )

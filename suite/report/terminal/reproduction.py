@@ -14,6 +14,7 @@ from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.predict.executed_run.stage_plan import StagePlan
+from suite.report.goodput import goodput_lines
 from suite.report.packing import packing_lines
 from suite.report.routing import routing_lines, routing_summary
 from suite.report.staleness import staleness_lines
@@ -91,6 +92,7 @@ def _print_all(out: Console, result: LaunchResult) -> None:
         *routing_lines(routed),
         *packing_lines(packed),
         *stale,
+        *goodput_lines(result.goodput),
     ):
         print_folded(out, line, "")
     _print_time(out, result)
@@ -129,7 +131,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
             print_folded(out, line, "")
     routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
     stale = staleness_lines(rank.store_work for rank in result.finished)
-    of_data = (*routing_summary(routed), *packing_lines(packed), *stale)
+    of_data = (*routing_summary(routed), *packing_lines(packed), *stale, *goodput_lines(result.goodput))
     for line in (_loss_line(result), *_loss_scale_lines(result), *of_data):
         print_folded(out, line, "")
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")

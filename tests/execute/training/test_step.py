@@ -16,7 +16,7 @@ from reference_runs.layout import Offload
 from reference_runs.run import Balancing, Gate, Precision
 from suite.execute.rank import NotFiniteError
 from suite.execute.training import step as step_module
-from suite.execute.training.step import updates_before_reading
+from suite.execute.training.outcome import updates_before_reading
 from suite.job.options import Averaging
 from suite.job.training_job import Job
 from suite.reproduce.plan import corpus_for, job_for

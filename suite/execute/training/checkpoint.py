@@ -1,0 +1,262 @@
+"""Checkpoints of a training: stored while it goes on, by torch.distributed.checkpoint, and loaded in place."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import DTensor
+
+from suite.execute.measure.counters import eagerly
+from suite.execute.parallel.sharded_adamw import TensorAdamW
+from suite.execute.training.step import Steps
+from suite.job.checkpoints import (
+    KEPT,
+    PROGRESS,
+    Checkpoints,
+    Progress,
+    checkpoint_path,
+    complete,
+    held_by_name,
+    newest,
+    progress_of,
+)
+from suite.job.events import CheckpointStored, Event, Phase, Resumed
+from suite.paths import whole_file
+
+MOST_REHEARSALS = 50  # passes until one does not overflow: a loss scale halves with each
+# what the metadata of a checkpoint consists of; a file that a user can name must not run code
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "ChunkStorageMetadata"),
+        *("TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size", "float32", "float16", "bfloat16", "int64", "uint8"),
+    "pathlib": ("PosixPath",),
+    "pathlib._local": ("PosixPath",),
+}
+
+
+class CheckpointedTraining:
+    """The checkpoints of one rank's training, where its job asks for any.
+
+    One is written at a time, by a thread, over a process group of its own: training waits only while its tensors are
+    copied. Rank 0 names a checkpoint as complete when all ranks have written their parts. For this the parts are
+    written below a name that no complete one has; so whatever ends a rank, a complete checkpoint is whole.
+
+    Same layout: every tensor, random state and counter is as it was, so training goes on bit for bit. Another layout
+    (see `held_by_name`): weights and optimizer states are the same numbers, dropout draws anew.
+    """
+
+    def __init__(self, steps: Steps, report: Callable[[Event], None]) -> None:
+        self._steps = steps
+        self._job = steps.job
+        self._stores = steps.job.checkpoints is not None
+        self._checkpoints = steps.job.checkpoints or Checkpoints(directory="")
+        self._report = report
+        self._group = dist.new_group(backend="gloo") if self._stores else None
+        self._writing: Future[Any] | None = None
+        self._begun = 0.0
+        self._stall_seconds = 0.0
+        self._step = 0
+
+    def resume(self) -> int:
+        """Load the newest complete checkpoint; return the number of the next step, 0 where there is none.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        if not self._stores:
+            return 0
+        begin = time.time()
+        found: list[str | None] = [None]
+        if dist.get_rank() == 0 and (path := newest(self._checkpoints.directory)) is not None:
+            found = [str(path)]
+        dist.broadcast_object_list(found, src=0, group=self._group)
+        if found[0] is None:
+            self._report(Resumed(0, 0.0, time.time()))
+            return 0
+        self._report(Phase(f"load {found[0]}", time.time()))
+        progress = progress_of(Path(found[0]))
+        self._rehearse(progress)
+        same = progress.layout == self._job.layout
+        state = dict(self._tensors())
+        randomness = random_state(self._steps.device)
+        if same:
+            state |= {f"rank {dist.get_rank()}: {name}": tensor for name, tensor in randomness.items()}
+        load(state, storage_reader=Reader(found[0]), process_group=self._group)
+        self._steps.continue_from(progress)
+        if same:
+            set_random_state(randomness, self._steps.device)
+        self._report(Resumed(progress.step, time.time() - begin, time.time()))
+        return progress.step
+
+    def _rehearse(self, progress: Progress) -> None:
+        """One step whose result is overwritten.
+
+        It makes the optimizer's states, and DistributedDataParallel's buckets as they are from the second step on: they
+        decide in what order a ring sums.
+        """
+        self._steps.continue_from(progress)
+        for _ in range(MOST_REHEARSALS):
+            with eagerly():
+                outcomes = self._steps.update(self._steps.forward_and_backward())
+            if not any(outcome.skipped for outcome in outcomes):
+                return
+
+    def before(self, *, counted: bool) -> None:
+        """Before a step: what is written must not be in its counts. A checkpoint that is written gets its name."""
+        if self._writing is not None and (counted or self._writing.done()):
+            self.wait()
+
+    def after(self, step: int) -> None:
+        """After a step whose number is one less than `step`: begin a checkpoint where one is due."""
+        every = self._checkpoints.every
+        if every is None or step % every or step > self._job.steps:
+            return
+        self.wait()
+        begin = time.monotonic()
+        path = self._partial(step)
+        if dist.get_rank() == 0:
+            self._remove_partial()
+        dist.barrier(group=self._group)
+        randomness = random_state(self._steps.device)
+        own = {f"rank {dist.get_rank()}: {name}": tensor for name, tensor in randomness.items()}
+        saved = async_save(
+            {**dict(self._tensors()), **own}, storage_writer=FileSystemWriter(path), process_group=self._group
+        )
+        assert isinstance(saved, Future)
+        self._progress = self._steps.progress(self._checkpoints.corpus)
+        self._writing, self._step, self._begun = saved, step, begin
+        self._stall_seconds = time.monotonic() - begin
+
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is complete.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._writing is None:
+            return
+        self._writing.result()
+        self._writing = None
+        path = self._partial(self._step)
+        size = sum(tensor_bytes(tensor) for _, tensor in self._tensors())
+        if dist.get_rank() == 0:
+            with whole_file(path / PROGRESS) as temporary:
+                temporary.write_bytes(msgspec.json.encode(self._progress))
+            final = checkpoint_path(self._checkpoints.directory, self._step)
+            if final.exists():  # of an attempt that went on from an older one
+                shutil.rmtree(final)
+            path.rename(final)
+            for old in complete(self._checkpoints.directory)[:-KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+        seconds = time.monotonic() - self._begun
+        self._report(CheckpointStored(self._step, size, self._stall_seconds, seconds, time.time()))
+
+    def _partial(self, step: int) -> Path:
+        return Path(self._checkpoints.directory, f".step-{step:07}.partial")
+
+    def _remove_partial(self) -> None:
+        """Those of attempts that were ended while they wrote."""
+        for path in Path(self._checkpoints.directory).glob(".step-*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What is stored of this rank, by its name in the checkpoint: the tensors themselves, to load in place."""
+        training = self._steps.training
+        optimizer = training.optimizer
+        if held_by_name(self._job.layout, self._job.averaging) and isinstance(optimizer, TensorAdamW):
+            yield from by_name(optimizer, {leaf.parameter: leaf.name for leaf in training.leaves})
+        else:
+            of_rank = [*training.weights, *optimizer.state_tensors]
+            yield from ((f"rank {dist.get_rank()}: {number}", each) for number, each in enumerate(of_rank))
+        for number, router in enumerate(training.routers):
+            if router.bias is not None:
+                yield f"rank {dist.get_rank()}: bias {number}", router.bias
+
+
+def by_name(optimizer: TensorAdamW, names: dict[Any, str]) -> Iterator[tuple[str, Tensor]]:
+    """Weights, masters and states of parameters by their names; of sharded ones as DTensors of the whole."""
+    masters = optimizer.masters
+    for parameter, weight, master in zip(optimizer.parameters, masters.weights, masters.masters, strict=True):
+        name = names[parameter]
+        parts = {"weight": weight, **masters.optimizer.state.get(master, {})}
+        if master.untyped_storage()._cdata != weight.untyped_storage()._cdata and not masters.in_passing:
+            parts["master"] = master.detach()
+        for part, tensor in parts.items():
+            if isinstance(tensor, Tensor):
+                yield f"{name}: {part}", _like(parameter, tensor)
+
+
+def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor` as this rank's shard of a tensor that is shaped and sharded like `parameter`."""
+    if not isinstance(parameter, DTensor) or not tensor.dim():
+        return tensor
+    mesh, placements = parameter.device_mesh, parameter.placements
+    whole, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=whole, stride=stride)
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Of what this rank holds of it."""
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.numel() * own.element_size()
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Of the generators that dropout draws from."""
+    states = {"cpu generator": torch.get_rng_state()}
+    return states if device.type == "cpu" else states | {"cuda generator": torch.cuda.get_rng_state(device)}
+
+
+def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """What `random_state` returned."""
+    torch.set_rng_state(states["cpu generator"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda generator"], device)
+
+
+class Reader(FileSystemReader):
+    """PyTorch's reader, which unpickles nothing but the classes of a checkpoint's metadata."""
+
+    def read_metadata(self, *_: Any, **kwargs: Any) -> Metadata:
+        """As PyTorch's.
+
+        Raises:
+            pickle.UnpicklingError: the file names anything else.
+        """
+        with open(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+            metadata: Metadata = MetadataUnpickler(file).load()
+        assert metadata.storage_meta is not None
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Refuses every global but those of a checkpoint's metadata."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class, if it is one of those.
+
+        Raises:
+            pickle.UnpicklingError: it is not.
+        """
+        if name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} in the metadata of a checkpoint")
