@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+AGAIN_SECONDS = 0.02
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
@@ -27,6 +29,7 @@ def end_as_interrupted() -> None:
     for kind in ENDING:
         if kind is not signal.SIGHUP or signal.getsignal(kind) is not signal.SIG_IGN:
             signal.signal(kind, _interrupt)
+    sys.unraisablehook = _lost
 
 
 def interrupted_by() -> int | None:
@@ -35,12 +38,13 @@ def interrupted_by() -> int | None:
 
 
 def check_interrupted() -> None:
-    """For loops that wait: Python loses what a handler raises in a callback, of a fork or of an object's end.
+    """For loops that wait, so that they end at once: what a handler raises in a callback comes later, see `_lost`.
 
     Raises:
         KeyboardInterrupt: a signal came since `end_as_interrupted`.
     """
     if _Interruption.came is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it need not come later
         raise KeyboardInterrupt
 
 
@@ -63,5 +67,19 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     for kind in ENDING:
         signal.signal(kind, signal.SIG_IGN)
     _Interruption.came = number
+    if not _Interruption.held:
+        raise KeyboardInterrupt
+
+
+def _lost(what: sys.UnraisableHookArgs) -> None:
+    """Python drops what a handler raises in a callback, of a fork or of an object's end: raise it again, soon after."""
+    if _Interruption.came is None or not issubclass(what.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(what)
+        return
+    signal.signal(signal.SIGALRM, _again)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+
+
+def _again(_number: int, _frame: FrameType | None) -> None:
     if not _Interruption.held:
         raise KeyboardInterrupt

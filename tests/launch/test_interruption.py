@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -20,11 +21,12 @@ COMMANDS = ROOT / "suite" / "commands"
 
 @pytest.fixture
 def _handlers() -> Iterator[None]:
-    before = [signal.getsignal(kind) for kind in ENDING]
+    before, hook = [signal.getsignal(kind) for kind in ENDING], sys.unraisablehook
     yield
     end_as_interrupted()  # forgets this test's signal: it would end the launches of later tests
     for kind, handler in zip(ENDING, before, strict=True):
         signal.signal(kind, handler)
+    sys.unraisablehook = hook
 
 
 @pytest.mark.usefixtures("_handlers")
@@ -46,6 +48,22 @@ def test_a_command_under_nohup_does_not_see_that_its_terminal_hangs_up() -> None
     end_as_interrupted()
     signal.raise_signal(signal.SIGHUP)
     assert interrupted_by() is None
+
+
+class Ending:
+    """An object at whose end a signal comes."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_a_signal_that_comes_while_an_object_ends_is_not_lost() -> None:
+    end_as_interrupted()
+    Ending()  # Python drops what the handler raises there
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(30)
+    assert interrupted_by() == signal.SIGTERM
 
 
 SIGNALLED = """
@@ -72,8 +90,8 @@ def test_a_command_that_a_signal_ends_has_its_exit_code_also_where_the_terminal_
 @pytest.mark.usefixtures("_handlers")
 def test_an_interrupt_that_python_loses_is_found_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda reported: lost.append(reported.exc_type.__name__))
     end_as_interrupted()
+    monkeypatch.setattr(sys, "unraisablehook", lambda reported: lost.append(reported.exc_type.__name__))
     check_interrupted()
 
     def callback(_dead: object) -> None:
