@@ -319,13 +319,26 @@ def test_a_reader_that_leaves_is_no_failure_of_a_figure() -> None:
     assert done.stderr == ""
 
 
-def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "offloaded.toml"
+def offloaded(directory: Path, part: str) -> str:
+    """BLOOM's run file with a part of the state on the host."""
+    path = directory / f"offloaded_{part}.toml"
     text_of_file = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
-    entry = 'offload = { value = "optimizer", kind = "stated", source = "slurm" }'
+    entry = f'offload = {{ value = "{part}", kind = "stated", source = "slurm" }}'
     path.write_text(text_of_file.replace("[layout]\n", f"[layout]\n{entry}\n"), encoding="utf-8")
-    shown = text(capsys, str(path), "--choices")
-    assert "transfers of state offloaded to the host (optimizer) are not described" in " ".join(shown.split())
+    return str(path)
+
+
+def test_an_offloaded_optimizer_takes_longer_than_one_on_the_accelerator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, usual = text(capsys, offloaded(tmp_path, "optimizer")), text(capsys, "bloom-176b")
+    times = [float(re.search(r"step_seconds +([\d.]+) s", each)[1]) for each in (shown, usual)]
+    assert times[0] > times[1]
+
+
+def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = text(capsys, offloaded(tmp_path, "state"), "--choices")
+    assert "transfers of state offloaded to the host (state) are not described" in " ".join(shown.split())
     assert "where the memory goes" in shown
     assert "where the time goes" not in shown
     assert "fits on one accelerator" in shown

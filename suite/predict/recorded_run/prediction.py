@@ -66,8 +66,9 @@ def prediction_without_layout(
 def run_prediction(workload: Workload, machine: Machine | None, absent: NotPredicted | None = None) -> RunPrediction:
     """The prediction of a run; without a machine no time. `absent` collects what the recipe lacks.
 
-    Offloaded state has no time either: its transfers are not described. Memory is that of as many micro-batches as the
-    stages need where the recipe lacks the batch: more of them hold no more activations.
+    State of which more than the optimizer's part is offloaded has no time either: its transfers are not described.
+    Memory is that of as many micro-batches as the stages need where the recipe lacks the batch: more of them hold no
+    more activations.
     """
     architecture, recipe, layout = workload
     absent = absent or NotPredicted()
