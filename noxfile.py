@@ -433,6 +433,14 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def kubernetes(session: nox.Session) -> None:
+    """Check the manifests of deploy/kubernetes against the schemas of their versions; no cluster is needed."""
+    install(session, "test", "kubernetes")
+    files = sorted(str(path) for path in Path("tests/end_to_end/kubernetes").glob("*.py"))
+    session.run("python", "-m", "pytest", *(session.posargs or files))
+
+
+@nox.session
 def convergence(session: nox.Session) -> None:
     """Train with exact and with 1-bit Adam, three seeds each, and compare: nox -s convergence -- gpt2-mini"""
     install(session, "execute", "fit")
