@@ -225,7 +225,7 @@ def formulas(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report")
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet")
     pytest = ("python", "-m", "pytest")
     if session.posargs:
         session.run(*pytest, *session.posargs)
@@ -420,8 +420,15 @@ def netlab(session: nox.Session) -> None:
 @nox.session
 def fleet(session: nox.Session) -> None:
     """Judge many nodes, which Slurm gives: nox -s fleet -- accept --partition main --results /shared/results"""
-    install(session, "execute")
+    install(session, "execute", "fleet")
     suite(session, "fleet", *session.posargs)
+
+
+@nox.session
+def fleet_records(session: nox.Session) -> None:
+    """Measure the store of batteries: nox -s fleet_records -- --nodes 1000 --batteries 100"""
+    install(session, "fleet")
+    python(session, "benchmarks.fleet_records", *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Gathers the commands on many nodes: accept, show, node-patch."""
+"""Gathers the commands on many nodes: accept, show, node-patch, report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from reference_runs.errors import InputError
 from suite.acceptance.presets import effort
 from suite.commands import exit_codes
 from suite.commands.fleet_node_patch import node_patch_command
+from suite.commands.fleet_report import report_command
 from suite.commands.options import Device, JsonWithProgress, print_json
 from suite.fleet.accept import FleetReport, FleetSettings, run_fleet, shared_results
 from suite.fleet.engines.engine import Engine
@@ -37,6 +38,7 @@ def fleet_commands() -> typer.Typer:
     app.command("accept", context_settings={"allow_extra_args": True})(accept_command)
     app.command("show")(show_command)
     app.command("node-patch")(node_patch_command)
+    app.command("report")(report_command)
     return app
 
 

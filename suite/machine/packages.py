@@ -45,6 +45,7 @@ PACKAGES = {
         Package("matplotlib", "matplotlib", "pictures of ladder, fit and kernel benchmarks"),
         Package("tomli_w", "tomli-w", "fit --write"),
         Package("pyarrow", "pyarrow", "results export --format parquet"),
+        Package("duckdb", "duckdb", "fleet report"),
         Package("pytest", "pytest", "kernel tests and benchmarks"),
         Package("hypothesis", "hypothesis", "tests"),
         Package("xdist", "pytest-xdist", "kernel tests, several at a time"),

@@ -1,0 +1,69 @@
+"""What the batteries of many nodes say together: a table of nodes, the history of one, outliers, metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference_runs.errors import InputError
+from suite.commands.options import exit_code, name_left_out, print_json
+from suite.fleet.battery_queries import FleetSelection, FleetStore, Outlier
+from suite.fleet.battery_table import STORE, ingest
+from suite.fleet.prometheus import write_metrics
+from suite.machine.fingerprint import node_identity
+from suite.records.query import moment
+from suite.report.terminal.fleet_report import print_history, print_nodes, print_outliers
+from suite.report.terminal.tables import console
+
+THIS = "this"
+
+
+def report_command(  # the command's options
+    results: Annotated[Path, typer.Argument(help="The directory that all nodes share.")],
+    node: Annotated[str | None, typer.Option(help="Its history: a name, a hash of records, or this.")] = None,
+    rack: Annotated[str | None, typer.Option(help="Of this switch alone, as Slurm calls it.")] = None,
+    part: Annotated[str | None, typer.Option(help="Only where these words are in the part at fault.")] = None,
+    since: Annotated[str | None, typer.Option(help="Verdicts since, for instance 2026-11-22, 12h, 7d or 4w.")] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(readable=False, help="Write last verdicts as metrics, for instance suite.prom.")
+    ] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Ask the store alone: look for no new records.")] = False,
+    store: Annotated[Path | None, typer.Option(help="Of Parquet files; default: fleet-store in the directory.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """The last verdict of every node, or the history of one, from all batteries and fleets below a directory.
+
+    New records are taken into a columnar store first. A damaged one is named and left out. Without conditions, figures
+    that stand out from their siblings (modified z of 3.5 or more, among nodes of the rack or firmware) are listed too.
+
+    Examples: python -m suite fleet report /shared/results; python -m suite fleet report /shared/results --node n7;
+    python -m suite fleet report /shared/results --node this --prometheus /var/lib/node_exporter/suite.prom
+
+    Exit codes: 0 shown, 2 bad input or a damaged record (the others are shown), 3 nothing to show.
+    """
+    if not results.is_dir():
+        raise InputError("no such directory", got=str(results), allowed="a directory of records", where="DIR")
+    node = node_identity() if node == THIS else node
+    start = None if since is None else moment(since, where="--since")
+    wanted = FleetSelection(node=node, rack=rack, part=part, since=start)
+    place = store or results / STORE
+    left_out = [] if stored else ingest(results, place).left_out
+    name_left_out(left_out)
+    known = FleetStore(place)
+    nodes = known.nodes(wanted) if node is None or prometheus is not None else []
+    history = [] if node is None else known.history(wanted)
+    outliers: list[Outlier] = known.outliers() if wanted == FleetSelection() else []
+    if prometheus is not None:
+        write_metrics(prometheus, nodes)
+    if json:
+        print_json({"nodes": nodes, "history": history, "outliers": outliers, "left_out": left_out})
+    elif history:
+        print_history(console(), history)
+    elif nodes:
+        print_nodes(console(), nodes, known.batteries())
+        print_outliers(console(), outliers)
+    else:
+        console(stderr=True).print("no verdict is meant: nothing is shown", soft_wrap=True)
+    raise typer.Exit(exit_code(any_record=bool(nodes or history), damaged=bool(left_out)))

@@ -1,0 +1,198 @@
+"""What the columnar store of batteries says: of each node its last verdict, of one node its history, and outliers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from suite.acceptance.judge.expected_rates import MODIFIED_Z_FACTOR
+from suite.fleet.battery_table import BATTERIES, FLEETS, database, empty_columns, parts
+from suite.fleet.judge import ACCEPTED, BAD, NOT_RUN
+
+OUTLIER_Z = 3.5  # Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.3: "potential outliers"
+GROUP_FROM = 4  # nodes, from which a z is computed
+GROUPS = ("rack", "firmware")
+
+
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a node last, or was at one time.
+
+    Args:
+        node: its hash, as in the records of batteries; its name where it never had one.
+        name, rack: as the newest fleet knew them; empty where none did.
+        time: when the verdict was said, in seconds since 1970.
+        since: since when it has been bad without a break; None where it is not, or in a history.
+    """
+
+    node: str
+    name: str
+    rack: str
+    verdict: str
+    part: str
+    evidence: str
+    time: float
+    battery: str
+    firmware: str = ""
+    since: float | None = None
+
+
+class Outlier(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of a node's newest battery that stands out from its siblings in a group.
+
+    Args:
+        group: "rack" or "firmware", and `of` which one.
+        siblings: nodes of the group with the same hardware, device and ranks, this one too; `median` is theirs.
+    """
+
+    node: str
+    name: str
+    figure: str
+    value: float
+    unit: str
+    group: str
+    of: str
+    siblings: int
+    median: float
+    z: float
+
+
+class FleetSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for; None: all.
+
+    Args:
+        node: its name, or its hash.
+        rack: as Slurm calls the switch.
+        part: words of the part at fault.
+        since: seconds since 1970 of the verdict.
+    """
+
+    node: str | None = None
+    rack: str | None = None
+    part: str | None = None
+    since: float | None = None
+
+    def conditions(self) -> tuple[str, list[object]]:
+        """For SQL, after WHERE."""
+        given = {
+            "? IN (node, name)": self.node,
+            "rack = ?": self.rack,
+            "contains(lower(part), lower(?))": self.part,
+            "time >= ?": self.since,
+        }
+        asked = {words: value for words, value in given.items() if value is not None}
+        return " AND ".join(asked) or "true", list(asked.values())
+
+
+_BAD_WORDS = ", ".join(f"'{word}'" for word in BAD)
+# A battery's id is TIME__NODE__ID
+_VIEWS = f"""
+CREATE TEMP TABLE fleet_rows AS
+    SELECT name, finished, verdict, part, evidence, rack, battery, split_part(battery, '__', 2) AS node FROM fleets;
+CREATE TEMP TABLE names AS
+    SELECT node, arg_max(name, finished) AS name, arg_max(rack, finished) FILTER (rack <> '') AS rack
+    FROM fleet_rows WHERE node <> '' GROUP BY node;
+CREATE TEMP TABLE hashes AS SELECT name, arg_max(node, finished) AS node FROM fleet_rows WHERE node <> '' GROUP BY name;
+CREATE TEMP TABLE fleet_events AS
+    SELECT coalesce(hashes.node, fleet_rows.name) AS node, finished AS time, verdict, part, evidence, battery,
+        '' AS firmware
+    FROM fleet_rows LEFT JOIN hashes USING (name) WHERE verdict <> '{NOT_RUN}';
+CREATE TEMP VIEW events AS
+    SELECT node, finished AS time, verdict, part, evidence, id AS battery, firmware FROM batteries
+    UNION ALL SELECT * FROM fleet_events;
+"""
+_NEWEST = f"""
+WITH good AS (SELECT node, max(time) AS good FROM events WHERE verdict = '{ACCEPTED}' GROUP BY node),
+bad AS (
+    SELECT events.node, min(time) AS since FROM events LEFT JOIN good USING (node)
+    WHERE verdict IN ({_BAD_WORDS}) AND time > coalesce(good, -1) GROUP BY events.node
+),
+last AS (
+    SELECT node, max(time) AS time, arg_max(verdict, time) AS verdict, arg_max(part, time) AS part,
+        arg_max(evidence, time) AS evidence, arg_max(battery, time) AS battery,
+        arg_max(firmware, time) FILTER (firmware <> '') AS firmware
+    FROM events GROUP BY node
+)
+SELECT last.node AS node, coalesce(name, CASE WHEN contains(battery, '__') THEN '' ELSE last.node END) AS name,
+    coalesce(rack, '') AS rack, verdict, part, evidence, time, battery, coalesce(firmware, '') AS firmware,
+    CASE WHEN verdict IN ({_BAD_WORDS}) THEN since END AS since
+FROM last LEFT JOIN names USING (node) LEFT JOIN bad USING (node)
+"""
+_OUTLIERS = """
+WITH newest AS (SELECT node, max(finished) AS finished FROM batteries GROUP BY node),
+figures AS (
+    SELECT DISTINCT node, name, rack, firmware, siblings, unnest(figures) AS figure
+    FROM batteries SEMI JOIN newest USING (node, finished) LEFT JOIN names USING (node)
+),
+grouped AS (
+    SELECT node, coalesce(name, '') AS name, figure.name AS figure, figure.value AS value, figure.unit AS unit,
+        siblings, unnest([{'group': 'rack', 'of': coalesce(rack, '')}, {'group': 'firmware', 'of': firmware}]) AS kind
+    FROM figures
+),
+known AS (SELECT * FROM grouped WHERE kind.of <> ''),
+centres AS (
+    SELECT kind, siblings, figure, count(*) AS nodes, median(value) AS median, mad(value) AS deviation
+    FROM known GROUP BY ALL
+)
+SELECT node, name, figure, value, unit, kind."group" AS "group", kind.of AS "of", nodes AS siblings, median,
+    $factor * (value - median) / deviation AS z
+FROM known JOIN centres USING (kind, siblings, figure)
+WHERE nodes >= $least AND deviation > 0 AND abs(z) >= $limit
+ORDER BY abs(z) DESC, node, figure
+"""
+
+
+class FleetStore:
+    """The store, opened for questions; it takes in nothing.
+
+    Raises:
+        InputError: DuckDB is not installed.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._connection: Any = database()
+        for kind in (BATTERIES, FLEETS):
+            files = parts(store, kind)
+            if files:
+                self._connection.read_parquet(files).create_view(kind)
+            else:
+                self._connection.execute(f"CREATE TEMP TABLE {kind} ({empty_columns(kind)})")
+        self._connection.execute(_VIEWS)
+
+    def nodes(self, wanted: FleetSelection) -> list[NodeVerdict]:
+        """The last verdict of every node that is meant, by name."""
+        where, values = wanted.conditions()
+        return self._asked(f"SELECT * FROM ({_NEWEST}) WHERE {where} ORDER BY name, node", values, NodeVerdict)
+
+    def history(self, wanted: FleetSelection) -> list[NodeVerdict]:
+        """Every verdict of the node that is meant, newest first."""
+        found = self._connection.execute("SELECT node FROM names WHERE name = ?", [wanted.node]).fetchall()
+        nodes = [row[0] for row in found] or [wanted.node]  # first, so that only its row groups are read
+        where, values = msgspec.structs.replace(wanted, node=None).conditions()
+        named = f"""
+            SELECT DISTINCT events.node AS node, coalesce(name, '') AS name, coalesce(rack, '') AS rack, verdict, part,
+                evidence, time, battery, firmware, NULL AS since
+            FROM events LEFT JOIN names USING (node) WHERE events.node IN ({", ".join("?" * len(nodes))})
+        """
+        return self._asked(f"SELECT * FROM ({named}) WHERE {where} ORDER BY time DESC", [*nodes, *values], NodeVerdict)
+
+    def batteries(self) -> int:
+        """How many batteries the store has."""
+        return int(self._connection.execute("SELECT count(DISTINCT id) FROM batteries").fetchone()[0])
+
+    def outliers(self) -> list[Outlier]:
+        """Figures of newest batteries whose modified z in their rack or firmware is 3.5 or more, furthest first.
+
+        z = 0.6745 (value - median) / MAD of all nodes of the group with the same hardware, device and ranks, four at
+        least, this one too.
+        """
+        values = {"factor": MODIFIED_Z_FACTOR, "least": GROUP_FROM, "limit": OUTLIER_Z}
+        found = self._asked(_OUTLIERS, values, Outlier)
+        return [outlier for outlier in found if math.isfinite(outlier.z)]
+
+    def _asked(self, query: str, values: object, kind: Any) -> list[Any]:
+        result = self._connection.execute(query, values)
+        titles = [column[0] for column in result.description]
+        return [kind(**dict(zip(titles, row, strict=True))) for row in result.fetchall()]

@@ -1,0 +1,309 @@
+"""All batteries and fleets below a directory in one columnar store: Parquet files, which DuckDB writes and reads.
+
+A Parquet file holds up to 20,000 records, is written under another name, and gets its own by a rename: many writers may
+share the store over a network file system. Records that two of them took at the same time are in it twice, which no
+query counts twice. The store holds nothing that the records do not: it may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.acceptance.battery_record import SCHEMA
+from suite.acceptance.findings import Decision
+from suite.fleet import fleet_record
+from suite.machine.devices import usable_cores
+from suite.machine.packages import described, lacking
+
+STORE = "fleet-store"
+BATTERIES, FLEETS = "batteries", "fleets"
+PART_RECORDS = 20_000
+ROW_GROUP = 2048  # rows, of which a query of one node reads few: DuckDB's least
+_END, _BEGIN = ".end.json", ".begin.json"
+_BAD = ("FAIL", "HANG", "INVALID", "INCONCLUSIVE")  # worst first, as `findings` has them
+_EVIDENCE_LETTERS = 200
+_COLUMNS = {
+    BATTERIES: {
+        "file": "VARCHAR",
+        "id": "VARCHAR",
+        "node": "VARCHAR",
+        "finished": "DOUBLE",
+        "verdict": "VARCHAR",
+        "part": "VARCHAR",
+        "evidence": "VARCHAR",
+        "siblings": "VARCHAR",
+        "hardware": "VARCHAR",
+        "firmware": "VARCHAR",
+        "figures": 'STRUCT("name" VARCHAR, "value" DOUBLE, "unit" VARCHAR)[]',
+    },
+    FLEETS: {
+        "file": "VARCHAR",
+        "finished": "DOUBLE",
+        "name": "VARCHAR",
+        "verdict": "VARCHAR",
+        "part": "VARCHAR",
+        "evidence": "VARCHAR",
+        "rack": "VARCHAR",
+        "battery": "VARCHAR",
+    },
+}
+
+
+class _StoredFinding(msgspec.Struct, frozen=True):
+    """What the store takes of a finding."""
+
+    check: int
+    verdict: str
+    subject: str = ""
+    measured: float | None = None
+    unit: str = ""
+    part: str = ""
+    evidence: str = ""
+    siblings: str = ""
+
+
+class _StoredEnd(msgspec.Struct, frozen=True):
+    """What the store takes of a battery's verdict."""
+
+    schema: str
+    id: str
+    node: str
+    finished: float
+    decision: Decision
+    findings: list[_StoredFinding]
+    hashes: dict[str, str]
+    options: dict[str, str] = {}
+
+
+class _StoredBegin(msgspec.Struct, frozen=True):
+    """What the store takes of a battery's first half."""
+
+    hardware: dict[str, str]
+    software: dict[str, str]
+
+
+class Ingested(NamedTuple):
+    """How many records were new, and why others are left out, each with its file."""
+
+    new: int
+    left_out: list[str]
+
+
+def database() -> Any:
+    """A connection to an empty database in memory: one core, because each process has its own.
+
+    Raises:
+        InputError: DuckDB is not installed.
+    """
+    if lacking(["duckdb"]):
+        raise InputError(f"packages are missing: {described(lacking(['duckdb']))}")
+    import duckdb
+
+    return duckdb.connect(config={"threads": usable_cores(), "memory_limit": "1GB"})
+
+
+def parts(store: Path, kind: str) -> list[str]:
+    """The Parquet files of a kind that are whole."""
+    return sorted(str(path) for path in store.glob(f"{kind}-*.parquet"))
+
+
+def empty_columns(kind: str) -> str:
+    """The columns of a kind of which nothing is stored, for SQL."""
+    return ", ".join(f"{name} {type_}" for name, type_ in _COLUMNS[kind].items())
+
+
+def ingest(results: Path, store: Path) -> Ingested:
+    """Take into the store what is not in it yet.
+
+    Raises:
+        InputError: the store cannot be written, or DuckDB is not installed.
+    """
+    new: dict[str, list[str]] = {BATTERIES: [], FLEETS: []}
+    known = {kind: _known(store, kind) for kind in new}
+    for kind, file in _records(str(results)):
+        if file not in known[kind]:
+            new[kind].append(file)
+    known.clear()
+    new[BATTERIES].sort(key=_by_node)
+    chunks = [
+        (str(results), str(store), kind, files[first : first + PART_RECORDS])
+        for kind, files in new.items()
+        for first in range(0, len(files), PART_RECORDS)
+    ]
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        left_out = _all_written(chunks)
+    except OSError as error:
+        raise InputError(f"cannot write the store: {error.strerror}", got=str(store), where="--store") from error
+    return Ingested(sum(map(len, new.values())) - len(left_out), left_out)
+
+
+def _all_written(chunks: Sequence[tuple[str, str, str, list[str]]]) -> list[str]:
+    workers = min(len(chunks), usable_cores())
+    if workers < 2:
+        return [words for chunk in chunks for words in _written(chunk)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return [words for left_out in pool.map(_written, chunks) for words in left_out]
+
+
+def _known(store: Path, kind: str) -> set[str]:
+    files = parts(store, kind)
+    if not files:
+        return set()
+    with database() as connection:
+        return {row[0] for row in connection.execute("SELECT file FROM read_parquet(?)", [files]).fetchall()}
+
+
+def _records(results: str) -> Iterator[tuple[str, str]]:
+    """Kind and path below `results` of every record: NAME.end.json in acceptance/, fleet/ID/end.json."""
+    for place, directories, files in os.walk(results):
+        directories[:] = [name for name in directories if name not in (STORE, "records")]
+        room = os.path.basename(place)  # noqa: PTH119  # a Path for each of a million records costs seconds
+        below = os.path.relpath(place, results)
+        if room == "acceptance":
+            yield from ((BATTERIES, f"{below}/{name}") for name in files if name.endswith(_END))
+        elif "end.json" in files and Path(place).parent.name == "fleet":
+            yield FLEETS, f"{below}/end.json"
+
+
+def _by_node(file: str) -> list[str]:
+    """TIME__NODE__ID by node, so that few Parquet files have records of one node."""
+    name = file.rpartition("/")[2].split("__")
+    return [*name[1:2], *name]
+
+
+def _written(chunk: tuple[str, str, str, list[str]]) -> list[str]:
+    """Write a Parquet file of some records; why some are left out."""
+    results, store, kind, files = chunk
+    left_out: list[str] = []
+    name = f"{kind}-{secrets.token_hex(8)}.parquet"
+    rows, half = Path(store, f".{name}.json"), Path(store, f".{name}")
+    written = 0
+    try:
+        with rows.open("wb") as lines:
+            for file in files:
+                try:
+                    entries = _battery(results, file) if kind == BATTERIES else _fleet(results, file)
+                except (OSError, InputError) as error:
+                    left_out.append(str(error))
+                    continue
+                lines.writelines(msgspec.json.encode(entry) + b"\n" for entry in entries)
+                written += len(entries)
+        if written:
+            _parquet(kind, rows, half)
+            half.rename(Path(store, name))
+    finally:
+        for path in (rows, half):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+    return left_out
+
+
+def _parquet(kind: str, rows: Path, half: Path) -> None:
+    columns = ", ".join(f"'{name}': '{type_}'" for name, type_ in _COLUMNS[kind].items())
+    order = "node, finished" if kind == BATTERIES else "name, finished"
+    with database() as connection:
+        connection.execute("SET threads = 1; SET memory_limit = '500MB'; SET preserve_insertion_order = false")
+        source = f"read_json({_quoted(rows)}, format = 'newline_delimited', columns = {{{columns}}})"
+        target = f"{_quoted(half)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})"
+        connection.execute(f"COPY (SELECT * FROM {source} ORDER BY {order}) TO {target}")
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+_END_DECODER = msgspec.json.Decoder(_StoredEnd)
+_BEGIN_DECODER = msgspec.json.Decoder(_StoredBegin)
+_FLEET_DECODER = msgspec.json.Decoder(fleet_record.FleetEnd)
+
+
+def _contents(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _battery(results: str, file: str) -> list[dict[str, object]]:
+    """One battery as a row.
+
+    Raises:
+        InputError: it is damaged, or of another major schema version.
+        OSError: it cannot be read.
+    """
+    path = f"{results}/{file}"
+    try:
+        end = _END_DECODER.decode(_contents(path))
+        if end.schema.split(".")[0] != SCHEMA.split(".")[0]:
+            allowed = f"{SCHEMA.split('.')[0]}.x"
+            raise InputError("unknown schema version of a battery", got=repr(end.schema), allowed=allowed, where=path)
+        begin = _first_half(path.removesuffix(_END) + _BEGIN)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"damaged record of a battery: {error}", where=path) from error
+    bad = [finding for finding in end.findings if finding.verdict in _BAD]
+    worst = min(bad, key=lambda finding: _BAD.index(finding.verdict), default=None)
+    software = begin.software
+    device, ranks = end.options.get("device", ""), end.options.get("ranks", "")
+    return [
+        {
+            "file": file,
+            "id": end.id,
+            "node": end.node,
+            "finished": end.finished,
+            "verdict": end.decision.value,
+            "part": worst.part or worst.subject if worst else "",
+            "evidence": worst.evidence[:_EVIDENCE_LETTERS] if worst else "",
+            "siblings": f"{end.hashes.get('hardware', '')} {device} {ranks}",
+            "hardware": f"{begin.hardware.get('cpu', '')}, GPUs {begin.hardware.get('gpus', '')}" if software else "",
+            "firmware": f"driver {software.get('driver', '')}, {software.get('system', '')}" if software else "",
+            "figures": [
+                {"name": f"{finding.check} {finding.siblings}", "value": finding.measured, "unit": finding.unit}
+                for finding in end.findings
+                if finding.siblings and finding.measured is not None
+            ],
+        }
+    ]
+
+
+def _first_half(path: str) -> _StoredBegin:
+    """The first half, which only says what the node is made of: empty where it was deleted."""
+    try:
+        return _BEGIN_DECODER.decode(_contents(path))
+    except FileNotFoundError:
+        return _StoredBegin({}, {})
+
+
+def _fleet(results: str, file: str) -> list[dict[str, object]]:
+    """One fleet as a row a node; nodes that did not run say nothing.
+
+    Raises:
+        InputError: it is damaged.
+        OSError: it cannot be read.
+    """
+    path = f"{results}/{file}"
+    try:
+        end = _FLEET_DECODER.decode(_contents(path))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"damaged record of a fleet: {error}", where=path) from error
+    return [
+        {
+            "file": file,
+            "finished": end.finished,
+            "name": row.node,
+            "verdict": row.verdict,
+            "part": row.part,
+            "evidence": row.evidence[:_EVIDENCE_LETTERS],
+            "rack": row.switch,
+            "battery": row.battery,
+        }
+        for row in end.rows
+    ]

@@ -1,0 +1,238 @@
+"""The store of batteries: what is new is taken in once, what is damaged is named, each question finds its records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from benchmarks.fleet_records import FIRST, INTERVAL, write_records
+from reference_runs.errors import InputError
+from suite.__main__ import main
+from suite.fleet import battery_table
+from suite.fleet.battery_queries import FleetSelection, FleetStore
+from suite.fleet.battery_table import BATTERIES, STORE, ingest, parts
+from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow
+from suite.fleet.prometheus import metrics, write_metrics
+from suite.machine.packages import PACKAGES
+from suite.paths import ROOT
+
+pytest.importorskip("duckdb")
+NODES, EACH = 64, 2
+NOTHING = FleetSelection()
+
+
+@pytest.fixture
+def results(tmp_path):
+    write_records(tmp_path, nodes=NODES, batteries=EACH, seed=1)
+    return tmp_path
+
+
+def store_of(results):
+    return FleetStore(results / STORE)
+
+
+def end_of(results, node, number):
+    return sorted((results / "acceptance").glob(f"*__{node:08x}__*.end.json"))[number]
+
+
+def changed(path, **changes):
+    path.write_bytes(json.dumps(json.loads(path.read_bytes()) | changes).encode())
+
+
+def failed(results, node, number, part):
+    """The battery's first finding fails in a part."""
+    path = end_of(results, node, number)
+    findings = json.loads(path.read_bytes())["findings"]
+    findings[0] |= {"verdict": "FAIL", "part": part, "evidence": "seen"}
+    changed(path, findings=findings, decision="rejected")
+
+
+def later_fleet(results, rows):
+    end = FleetEnd(schema=SCHEMA, id="later", finished=FIRST + 100 * INTERVAL, rows=rows)
+    path = results / "fleet" / "later" / "end.json"
+    path.parent.mkdir()
+    path.write_bytes(msgspec.json.encode(end))
+
+
+def test_only_new_records_are_taken_in(results):
+    assert ingest(results, results / STORE) == (NODES * EACH + 1, [])
+    files = sorted((results / STORE).iterdir())
+    assert ingest(results, results / STORE) == (0, [])
+    assert sorted((results / STORE).iterdir()) == files
+    end = end_of(results, 3, 1)
+    again = json.loads(end.read_bytes()) | {"id": "20300101T000000Z__00000003__ffffffff"}
+    (end.parent / f"{again['id']}.end.json").write_text(json.dumps(again))
+    assert ingest(results, results / STORE) == (1, [])
+    assert store_of(results).batteries() == NODES * EACH + 1
+
+
+def test_a_damaged_record_is_named_and_left_out_until_it_is_whole(results):
+    path = end_of(results, 5, 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    changed(end_of(results, 6, 0), schema="7.0")
+    found = ingest(results, results / STORE)
+    assert found.new == NODES * EACH + 1 - 2
+    assert len(found.left_out) == 2
+    assert any(str(path) in words and "damaged" in words for words in found.left_out)
+    assert any("'7.0'" in words for words in found.left_out)
+    path.write_bytes(whole)
+    assert ingest(results, results / STORE).new == 1
+
+
+def test_writers_at_the_same_time_count_nothing_twice(results):
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda _: ingest(results, results / STORE), range(3))]
+    assert all(not one.left_out for one in found)
+    store = store_of(results)
+    assert store.batteries() == NODES * EACH
+    assert len(store.nodes(NOTHING)) == NODES
+    assert len([said for said in store.history(FleetSelection(node="n7")) if said.time < FIRST + EACH * INTERVAL]) == 2
+
+
+def test_a_writer_that_fails_leaves_no_half_file(results, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(battery_table, "_parquet", fails)
+    monkeypatch.setattr(battery_table, "usable_cores", lambda: 1)
+    with pytest.raises(InputError, match="No space left"):
+        ingest(results, results / STORE)
+    assert list((results / STORE).iterdir()) == []
+
+
+def test_several_files_are_written_by_several_processes(results, monkeypatch):
+    monkeypatch.setattr(battery_table, "PART_RECORDS", 100)
+    monkeypatch.setattr(battery_table, "usable_cores", lambda: 2)
+    assert ingest(results, results / STORE).new == NODES * EACH + 1
+    assert len(parts(results / STORE, BATTERIES)) == 2
+    assert store_of(results).batteries() == NODES * EACH
+
+
+def test_verdicts_by_node_rack_part_and_time(results):
+    (results / "fleet" / "made-up" / "end.json").rename(results / "made-up.json")
+    failed(results, 40, 0, "GPU 3")
+    failed(results, 40, 1, "GPU 3")
+    failed(results, 41, 0, "memory")
+    rows = msgspec.json.decode((results / "made-up.json").read_bytes(), type=FleetEnd).rows
+    rows = [
+        row if row.node != "n40" else msgspec.structs.replace(row, verdict="rejected", part="GPU 3") for row in rows
+    ]
+    lost = FleetRow(node="n2", verdict="no answer", part="node", evidence="silent")
+    idle = FleetRow(node="n3", verdict="not run", evidence="down")
+    later_fleet(results, [*(row for row in rows if row.node not in ("n2", "n3")), lost, idle])
+    (results / "fleet" / "made-up" / "end.json").write_bytes((results / "made-up.json").read_bytes())
+    ingest(results, results / STORE)
+    store = store_of(results)
+    by_name = {node.name: node for node in store.nodes(NOTHING)}
+    assert len(by_name) == NODES
+    assert {name for name, node in by_name.items() if node.verdict != "accepted"} == {"n2", "n40"}
+    assert by_name["n2"].verdict == "no answer"
+    assert by_name["n2"].node == "00000002"
+    assert by_name["n3"].verdict == "accepted"
+    assert {node.rack for node in by_name.values()} == {"rack0", "rack1"}
+    assert {node.name for node in store.nodes(FleetSelection(rack="rack1"))} == {f"n{node}" for node in range(32, 64)}
+    assert [node.name for node in store.nodes(FleetSelection(part="gpu"))] == ["n40"]
+    since = FIRST + 99 * INTERVAL
+    assert "n3" not in {node.name for node in store.nodes(FleetSelection(since=since))}
+    assert by_name["n41"].since is None
+    memory = store.history(FleetSelection(node="n41", part="memory"))
+    assert [(said.verdict, said.time) for said in memory] == [("rejected", FIRST + 41)]
+    by_hash = store.history(FleetSelection(node="00000029"))
+    assert by_hash == store.history(FleetSelection(node="n41"))
+    assert [said.time for said in by_hash] == sorted((said.time for said in by_hash), reverse=True)
+
+
+def test_bad_since_the_first_battery_after_the_last_good_one(results):
+    failed(results, 40, 1, "GPU 3")
+    (results / "fleet" / "made-up" / "end.json").unlink()
+    ingest(results, results / STORE)
+    bad = [node for node in store_of(results).nodes(NOTHING) if node.verdict != "accepted"]
+    assert [(node.node, node.part, node.since) for node in bad] == [("00000028", "GPU 3", FIRST + INTERVAL + 40)]
+
+
+def test_the_slow_node_stands_out_in_its_rack_and_among_its_firmware(results):
+    ingest(results, results / STORE)
+    outliers = store_of(results).outliers()
+    worst = {outlier.group: outlier for outlier in reversed(outliers)}
+    assert {group: outlier.name for group, outlier in worst.items()} == {"rack": "n0", "firmware": "n0"}
+    assert (worst["rack"].of, worst["rack"].siblings, worst["firmware"].siblings) == ("rack0", 32, NODES)
+    values = [  # the same figure of every battery that is newest in the rack
+        next(
+            finding["measured"]
+            for finding in json.loads(end_of(results, node, EACH - 1).read_bytes())["findings"]
+            if f"{finding['check']} {finding.get('siblings')}" == worst["rack"].figure
+        )
+        for node in range(32)
+    ]
+    median = sorted(values)[15] / 2 + sorted(values)[16] / 2
+    distances = sorted(abs(value - median) for value in values)
+    assert worst["rack"].median == pytest.approx(median)
+    assert worst["rack"].z == pytest.approx(0.6745 * (values[0] - median) / (distances[15] / 2 + distances[16] / 2))
+
+
+def test_the_metrics_parse_with_the_official_parser(results, tmp_path):
+    parser = pytest.importorskip("prometheus_client.parser")
+    failed(results, 40, 1, 'GPU "3" \\ \n link')
+    (results / "fleet" / "made-up" / "end.json").unlink()
+    ingest(results, results / STORE)
+    nodes = store_of(results).nodes(NOTHING)
+    path = tmp_path / "suite.prom"
+    path.write_text("old")
+    write_metrics(path, nodes)
+    assert [file.name for file in tmp_path.iterdir() if "suite.prom" in file.name] == ["suite.prom"]
+    families = {family.name: family for family in parser.text_string_to_metric_families(path.read_text("utf-8"))}
+    accepted = {sample.labels["node"]: sample.value for sample in families["suite_node_accepted"].samples}
+    assert len(accepted) == NODES
+    assert [node for node, value in accepted.items() if not value] == ["00000028"]
+    said = {sample.labels["node"]: sample.labels for sample in families["suite_node_verdict_info"].samples}
+    assert said["00000028"]["part"] == 'GPU "3" \\ \n link'
+    assert said["00000028"]["verdict"] == "rejected"
+    since = families["suite_node_bad_since_timestamp_seconds"].samples
+    assert [sample.value for sample in since] == [FIRST + INTERVAL + 40]
+    assert metrics([]).count("# TYPE") == 5
+
+
+def report(capsys, *arguments):
+    code = main(["fleet", "report", *map(str, arguments)])
+    return (code, *capsys.readouterr())
+
+
+def test_the_command_shows_the_table_names_what_is_damaged_and_ends_with_2(results, capsys):
+    end_of(results, 5, 1).write_text("{")
+    failed(results, 40, 1, "GPU 3")
+    (results / "fleet" / "made-up" / "end.json").unlink()
+    code, out, err = report(capsys, results)
+    assert code == 2
+    assert "64 nodes, 127 batteries: 63 accepted, 1 rejected" in out
+    assert "GPU 3" in out
+    assert len(err.strip().splitlines()) == 1
+    assert "00000005" in err
+    code, out, _ = report(capsys, results, "--stored", "--node", "00000028", "--json")
+    assert code == 0
+    assert [said["verdict"] for said in json.loads(out)["history"]] == ["rejected", "accepted"]
+
+
+def test_wrong_questions_are_refused_in_a_line(results, capsys):
+    for arguments in ((results / "none",), (results, "--since", "soon"), (results, "--prometheus", "/nowhere/x.prom")):
+        code, _, err = report(capsys, *arguments)
+        assert code == 2
+        assert len(err.strip().splitlines()) == 1
+    assert report(capsys, results, "--node", "n99")[0] == 3
+
+
+def test_no_torch_is_imported():
+    code = "import sys, suite.commands.fleet_report as c; c.FleetStore(c.Path('none')); print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert shown.stdout.strip() == "False"
+
+
+def test_without_duckdb_the_command_says_how_to_get_it(results, monkeypatch):
+    monkeypatch.setattr(battery_table, "lacking", lambda modules: [PACKAGES[module] for module in modules])
+    with pytest.raises(InputError, match=r"pip install.*duckdb"):
+        battery_table.database()
