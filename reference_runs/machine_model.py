@@ -64,6 +64,24 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     uncertainty: float
 
 
+class Spreads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Standard deviations of the logarithm of measured over predicted step time: what no column tells.
+
+    Args:
+        laboratory: common to a table's rows: machines, their health, containers.
+        size: common to a table's rows of one model's size.
+        part: common to the rows of a composed table that are made of one measured layer, in place of `size`.
+        row: of each row alone; `composed_row`: of each row of a composed table.
+    """
+
+    laboratory: Annotated[float, msgspec.Meta(gt=0)]
+    size: Annotated[float, msgspec.Meta(gt=0)]
+    part: Annotated[float, msgspec.Meta(gt=0)]
+    row: Annotated[float, msgspec.Meta(gt=0)]
+    composed_row: Annotated[float, msgspec.Meta(gt=0)]
+    why: str
+
+
 class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     """All parameters by name, and the families; a parameter `NAME.FAMILY` holds for that family alone.
 
@@ -71,7 +89,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
         unmeasured_stack: relative error that a stack adds of which no published row tells; `why_unmeasured` says why.
         unfitted_products: relative error that products in a format of 8 or 4 bits add; `why_unfitted` says why.
         residual: relative standard deviation of published step times around the fit, tables weighted equally.
-        weights: of tables in the fit, 1 where none is given; `why_weights` says why.
+        spreads: by which step times differ from row to row, and together.
     """
 
     title: str
@@ -80,8 +98,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     why_unmeasured: str
     unfitted_products: float
     why_unfitted: str
-    weights: dict[str, float]
-    why_weights: str
+    spreads: Spreads
     parameters: dict[str, Parameter]
     families: dict[str, Family]
 
@@ -106,6 +123,7 @@ class LeftOutScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Args:
         fitted: with every row in the fit.
         table_left_out: with the whole table left out.
+        cluster_left_out: with every table of the same cluster left out.
         size_left_out: of each row, with all rows of its model's size left out, in every table.
         run_left_out: of each row of the recorded runs, with the run left out; None in other tables.
         run_left_out_max: the largest of these.
@@ -114,6 +132,7 @@ class LeftOutScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rows: int
     fitted: float
     table_left_out: float
+    cluster_left_out: float
     size_left_out: float
     run_left_out: float | None = None
     run_left_out_max: float | None = None
@@ -125,6 +144,10 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         free_parameters: that the fit determined.
         all_terms: mean over the tables of their mean absolute errors, in percent.
+        half_width: by regime, the distance of the logarithms of predicted and measured step time within which 80 % of
+            rows lie whose table the fit has not seen; tables weigh alike.
+        coverage: by what was left out, percent of rows inside the interval that the other tables' errors give.
+        peak_half_width: the same of predicted peaks, which are not fitted.
         peak_bytes: mean absolute error of the predicted peaks by table, in percent, of tables that have measured ones;
             no parameter of the fit enters them.
         without_term: the same by term.
@@ -133,6 +156,9 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
 
     free_parameters: int
     all_terms: float
+    half_width: dict[str, float]
+    coverage: dict[str, float]
+    peak_half_width: float
     peak_bytes: dict[str, float]
     tables: dict[str, LeftOutScore]
     without_term: dict[str, float]

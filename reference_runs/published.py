@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from reference_runs.published_run import (
 from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
 from reference_runs.recorded_file import shown_path
 from reference_runs.run import Architecture, Recipe, Workload
+from reference_runs.stack import matches
 
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 NEEDED = (
@@ -57,6 +59,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         ran: whether that means that there was a step to measure.
         composed: the time is a sum of measured parts, without what a step costs besides them.
         assumed: what stands in for blank cells, such as "vpp = 1".
+        alternatives: where a table leaves a column open, each row that it may have been with its share; this is the
+            first of the likeliest.
     """
 
     table: str
@@ -76,6 +80,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     ran: bool
     composed: bool
     assumed: tuple[str, ...]
+    alternatives: tuple[tuple[float, PublishedRow], ...] = ()
 
     @property
     def workload(self) -> Workload:
@@ -124,7 +129,7 @@ def load_table(path: Path) -> PublishedTable:
             skipped.append(SkippedRow(line, cells))
             continue
         try:
-            row = _row(facts, assumptions, line, cells)
+            row = _row_of_all(facts, assumptions, line, cells)
         except (UnusableError, InputError) as error:
             skipped.append(SkippedRow(line, str(error).removeprefix(f"line {line}: ")))
             continue
@@ -160,6 +165,37 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
         raise InputError(f"cannot read the table: {error.strerror}", where=where) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"not a table of comma-separated values: {error}", where=where) from error
+
+
+def _row_of_all(
+    facts: TableFacts, assumptions: dict[str, list[Assumption]], line: int, stated: dict[str, str]
+) -> PublishedRow:
+    """The row, with all that it may have been where the table leaves columns open; what no layout can be counts not."""
+    choices = [
+        [(each.column, text, share) for text, share in each.values.items()]
+        for each in facts.open
+        if not stated.get(each.column)
+        and all(any(matches(p, stated.get(name, "")) for p in patterns) for name, patterns in each.where.items())
+    ]
+    possible: list[tuple[float, PublishedRow]] = []
+    for chosen in product(*choices):
+        said = {column: text for column, text, _ in chosen}
+        try:
+            row = _row(facts, assumptions, line, stated | said)
+        except (UnusableError, InputError):
+            if len(choices) == 0:
+                raise
+            continue
+        open_columns = tuple(f"{column} = {text} ({share:.0%})" for column, text, share in chosen)
+        row = msgspec.structs.replace(row, assumed=row.assumed + open_columns)
+        possible.append((math.prod(share for _, _, share in chosen), row))
+    if not possible:
+        raise UnusableError(f"no layout with any of {', '.join(each[0][0] for each in choices)}")
+    total = sum(share for share, _ in possible)
+    likeliest = max(possible, key=lambda each: each[0])[1]
+    if len(possible) == 1:
+        return likeliest
+    return msgspec.structs.replace(likeliest, alternatives=tuple((share / total, row) for share, row in possible))
 
 
 def _row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -40,6 +41,28 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     where: dict[str, list[str]] = {}
 
 
+SHARES_ROUNDING = 1e-6
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A column that a table leaves blank, and what it may have been.
+
+    Where several values are likely none is chosen: each has a share, given before any prediction, and the prediction is
+    the mean of the logarithms over all values.
+
+    Args:
+        values: by what the column may have said, its share.
+        where: by column, the texts that the row must match, with * for any letters.
+        effect: what it changes in a prediction.
+    """
+
+    column: str
+    values: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1)]]
+    why: str
+    effect: str
+    where: dict[str, list[str]] = {}
+
+
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rows that do not count, by one column: its number above or below a bound, or anything in it at all.
 
@@ -70,6 +93,8 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         conventions: how its numbers came about, and what they mean.
         stacks: text of `framework` -> stack, before the general ones.
+        cluster: the machines that it was measured on, where other tables were too.
+        proxies: it has models of few layers next to whole ones.
         composed: its times are sums of measured parts, so that what a step costs besides them is not in it.
         catalog: model -> recorded run, which says what the row leaves open.
     """
@@ -81,8 +106,11 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     conventions: tuple[str, ...] = ()
     stacks: dict[str, str] = {}
     catalog: dict[str, str] = {}
+    cluster: str = ""
+    proxies: bool = False
     composed: bool = False
     assumed: tuple[Assumption, ...] = ()
+    open: tuple[Open, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
@@ -90,7 +118,6 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """All tables, and what holds for any table, the user's own included.
 
     Args:
-        proxies: tables of models with few layers next to whole ones.
         rest_as: recorded run that says what no column says.
         ran: texts of `status` of a row that ran.
     """
@@ -101,13 +128,7 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     open_accelerators: tuple[OpenAccelerator, ...] = msgspec.field(name="open_accelerator")
     assumed: tuple[Assumption, ...]
     tables: tuple[TableFacts, ...] = msgspec.field(name="table")
-    proxies: tuple[TableFacts, ...] = ()
     collectives: tuple[TableFacts, ...] = ()
-
-    @property
-    def of_steps(self) -> tuple[TableFacts, ...]:
-        """Those whose rows are steps: `tables`, and those of `proxies` alone."""
-        return (*self.tables, *self.proxies)
 
 
 @cache
@@ -120,14 +141,17 @@ def load_tables(path: Path = TABLES) -> PublishedTables:
     """
     where = shown_path(path)
     tables = record_of(path, PublishedTables, what="tables")
-    for assumption in (*tables.assumed, *(each for table in tables.of_steps for each in table.assumed)):
+    for assumption in (*tables.assumed, *(each for table in tables.tables for each in table.assumed)):
         said = [assumption.value is not None, bool(assumption.by and assumption.values), bool(assumption.same_as)]
         if sum(said) != 1:
             allowed = "one of value, by with values, and same_as"
             raise InputError(f"assumed {assumption.column}", allowed=allowed, where=where)
         if not (assumption.why and assumption.effect):
             raise InputError(f"assumed {assumption.column}: an assumption needs `why` and `effect`", where=where)
-    for table in tables.of_steps:
+    for table in tables.tables:
+        for each in table.open:
+            if abs(sum(each.values.values()) - 1) > SHARES_ROUNDING:
+                raise InputError(f"open {each.column}: shares must add up to 1", got=str(each.values), where=where)
         for text, stack in table.stacks.items():
             if stack not in stacks():
                 raise InputError(f"{text!r}: stack", got=repr(stack), allowed=", ".join(stacks()), where=where)
@@ -140,13 +164,13 @@ def shipped_tables() -> list[Path]:
 
 
 def proxy_tables() -> list[Path]:
-    """The tables next to `TABLES` that have proxies alone, in its order."""
-    return [PUBLISHED / table.file for table in load_tables().proxies]
+    """The tables next to `TABLES` that are of proxies, in its order."""
+    return [PUBLISHED / table.file for table in load_tables().tables if table.proxies]
 
 
 def table_facts(path: Path) -> TableFacts:
     """What is known of the table at `path`: of a shipped one by its file's name, otherwise nothing but that name."""
-    for table in load_tables().of_steps:
+    for table in load_tables().tables:
         if table.file == path.name:
             return table
     return TableFacts(file=path.name)

@@ -79,6 +79,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tensor_parallel_chunks: pieces in which a tensor-parallel collective overlaps with its product, with sequence
             parallelism inside a node; 1: none.
         overlaps_data_parallel: gradients are reduced while the backward pass goes on.
+        overlaps_gathers: new weights are gathered while the next step's forward pass goes on.
+        reduces_in_16_bit: gradients travel in 16 bit, whatever they are added up in.
+        overlaps_context_parallel: keys and values travel while attention computes with those that are there.
+        overlaps_experts: tokens travel to their experts and back while other tokens are computed.
         overlaps_pipeline: the next chunk is computed while a stage's output is sent, where stages interleave.
         synchronises_layers: the host waits for the accelerator at every recomputed layer.
         balances_stages: layers are dealt to pipeline stages by their flop, the head counted.
@@ -98,6 +102,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accumulation: Accumulation
     tensor_parallel_chunks: Count
     overlaps_data_parallel: bool
+    overlaps_gathers: bool
+    reduces_in_16_bit: bool
+    overlaps_context_parallel: bool
+    overlaps_experts: bool
     overlaps_pipeline: bool
     synchronises_layers: bool
     balances_stages: bool

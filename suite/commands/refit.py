@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import msgspec
@@ -14,7 +15,7 @@ from reference_runs.machine_model import FIT_SCORES, MACHINE_MODEL, fit_scores, 
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
 from suite.predict.machine_model.model import prepared_row
-from suite.predict.validation.published_tables import table_score
+from suite.predict.validation.published_tables import peak_errors
 from suite.report.markdown.machine_model import fit_page
 from suite.report.terminal.machine_model import print_fit, print_left_out
 from suite.report.terminal.tables import console
@@ -22,7 +23,8 @@ from suite.report.terminal.tables import console
 PAGE = Path(__file__).parents[2] / "docs" / "machine_model_numbers.md"
 _MODEL_HEAD = """\
 # The machine model: parameters of the step time, and the families of accelerators that share them.
-# Written by `nox -s refit -- --write`: value, uncertainty, rows, tables and residual. By hand: everything else.
+# Written by `nox -s refit -- --write`: spreads and residual, and value, uncertainty, rows and tables of parameters. By
+# hand: everything else.
 # A parameter whose spread is 1 is not fitted. `NAME.FAMILY` holds for that family alone.
 
 """
@@ -49,20 +51,25 @@ def refit_command(
     try:
         import tomli_w  # noqa: F401  # with which msgspec writes TOML
 
-        from suite.predict.machine_model import fit
+        from suite.predict.machine_model import fit, spreads
+        from suite.predict.machine_model.leave_out import left_out_scores
     except ImportError as error:
         raise InputError(f"the fit needs {error.name}", allowed="nox -s refit, which installs it") from error
     model = machine_model()
     published = [row for path in shipped_tables() for row in load_table(path).rows]
     rows = [prepared_row(row) for row in published if row.step_seconds is not None]
-    fitted = fit.fit(model, rows, weights=model.weights)
-    model = fit.determined(fit.with_values(model, fitted), rows)
+    fitted = fit.fit(model, rows, start=model.values())
+    residuals = [math.log1p(error) for error in fit.errors(model, fitted.values, rows)]
+    found = spreads.estimated([each.row for each in rows], residuals, model.spreads)
+    model = msgspec.structs.replace(model, spreads=found)
+    model = fit.determined(fit.with_values(model, fit.fit(model, rows, start=fitted.values)), rows)
     out = console()
     print_fit(out, model, fit.errors_by_table(model, rows))
     if write:
         _store(MACHINE_MODEL, _MODEL_HEAD, _rounded(msgspec.to_builtins(model)))
     if leave_out:
-        scores = fit.left_out_scores(model, rows, model.weights, peak_bytes=_peak_errors())
+        errors, half_width = _peak_errors()
+        scores = left_out_scores(model, rows, peak_bytes=errors, peak_half_width=half_width)
         print_left_out(out, scores)
         if write:
             _store(FIT_SCORES, _SCORES_HEAD, _rounded(msgspec.to_builtins(scores)))
@@ -72,10 +79,16 @@ def refit_command(
         PAGE.write_text(fit_page(machine_model(), fit_scores(), load_tables()), encoding="utf-8")
 
 
-def _peak_errors() -> dict[str, float]:
-    """Of each table with measured peaks, the mean absolute error in percent."""
-    scores = [table_score(load_table(path), worst=0) for path in shipped_tables()]
-    return {score.table: score.peak_bytes_mape for score in scores if score.peak_bytes_mape is not None}
+def _peak_errors() -> tuple[dict[str, float], float]:
+    """Of each table with measured peaks, the mean absolute error in percent; and half the width of their interval."""
+    from suite.predict.machine_model.leave_out import INTERVAL, weighted_quantile
+
+    measured = {path.stem: peak_errors(load_table(path)) for path in shipped_tables()}
+    by_table = {table: errors for table, errors in measured.items() if errors}
+    distances = [abs(math.log1p(error)) for errors in by_table.values() for error in errors]
+    weights = [1 / len(errors) for errors in by_table.values() for _ in errors]
+    means = {table: 100 * fmean(map(abs, errors)) for table, errors in by_table.items()}
+    return means, weighted_quantile(distances, weights, INTERVAL)
 
 
 def _store(path: Path, head: str, content: object) -> None:

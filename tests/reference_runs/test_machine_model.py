@@ -77,12 +77,6 @@ def test_families_name_catalogued_accelerators_none_twice_each_with_every_fused_
         assert 0 < family.uncertainty < 1
 
 
-def test_weights_are_of_shipped_tables_and_no_larger_than_explained() -> None:
-    assert set(MODEL.weights) <= {path.stem for path in shipped_tables()}
-    assert min(MODEL.weights.values()) >= 1
-    assert f"up to {max(MODEL.weights.values()):g} times" in MODEL.why_weights
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

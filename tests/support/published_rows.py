@@ -13,4 +13,9 @@ ROWS_AND_USED = {
     "mosaicml_a100_40gb": (78, 78),
     "playbook_h100_1b": (807, 195),
     "dgxc_24_11_bf16": (45, 35),
+    "mlperf_gpt3_h100_fp8": (20, 15),
+    "nemo_24_07_fp8": (17, 13),
+    "mosaicml_h100_fp8": (7, 7),
+    "megascale_megatron_lm": (11, 11),
+    "dgxc_25_02_grok1_moe": (18, 18),
 }

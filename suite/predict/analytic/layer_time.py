@@ -23,6 +23,8 @@ from suite.predict.analytic.memory_bound_operators import (
 from suite.predict.analytic.product_formats import factor_element_bytes, layer_casts, products_in_format
 
 ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once
+FUSED_BACKWARD = 2.5  # flop of fused attention's backward pass over those of its forward pass
+ROUTED = ("expansion", "contraction")  # of a layer with experts, the products that its router shares out
 UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one negated, a sum
 
 
@@ -86,7 +88,7 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     flop, least_bytes = attention_work(workload)
     moved = least_bytes / machine.achievable_memory_bytes_per_second
     arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
-    return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
+    return larger(arithmetic, moved), larger(FUSED_BACKWARD * arithmetic, 2 * moved)
 
 
 def attention_work(workload: Workload) -> AttentionWork:
@@ -146,9 +148,12 @@ def _head_time(workload: Workload, machine: Machine) -> ProductTime:
 def _part_seconds(
     workload: Workload, machine: Machine, part: str, sizes: tuple[int, int, int], *, in_format: bool
 ) -> tuple[float, float]:
-    overlap = machine.score_product_overlap if part.startswith("attention") else 1.0
+    overlap = machine.score_product_overlap if part.startswith("attention") else machine.product_overlap
     rows, columns, depth = sizes
-    return _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap, in_format=in_format)
+    once, twice = _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap, in_format=in_format)
+    if workload.architecture.experts is not None and part in ROUTED:
+        return machine.expert_slowdown * once, machine.expert_slowdown * twice
+    return once, twice
 
 
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
@@ -223,7 +228,9 @@ def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     rows = architecture.padded_vocabulary // layout.tensor_parallel
     slowed: float = chosen(rows % ALIGNED > 0, machine.misalignment, 1.0)
     tokens = micro_batch_tokens(workload)
-    forward, backward = _product_seconds(workload, machine, M=tokens, N=rows, K=architecture.hidden)
+    forward, backward = _product_seconds(
+        workload, machine, M=tokens, N=rows, K=architecture.hidden, overlap=machine.product_overlap
+    )
     return slowed * forward, slowed * backward
 
 
@@ -233,7 +240,7 @@ def _product_seconds(
     peak, recipe = machine.peak_flop_per_second, workload.recipe
     if in_format:
         assert machine.product_peak_flop_per_second is not None  # machines are made for a recipe
-        peak = machine.product_peak_flop_per_second
+        peak = machine.product_peak_flop_per_second * machine.format_efficiency
     return product_seconds(
         M=M,
         N=N,

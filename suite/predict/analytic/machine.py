@@ -23,6 +23,10 @@ PLAIN = Stack(
     accumulation=Accumulation.IN_PRODUCT,
     tensor_parallel_chunks=1,
     overlaps_data_parallel=True,
+    overlaps_gathers=False,
+    reduces_in_16_bit=False,
+    overlaps_context_parallel=False,
+    overlaps_experts=False,
     overlaps_pipeline=False,
     synchronises_layers=False,
     balances_stages=False,
@@ -61,6 +65,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         watts: of one accelerator; None: not recorded.
         power_share: of `watts` that training draws on average.
         overlap_share: of the computation that data-parallel traffic may overlap with, the part that hides it.
+        overlap_cost: seconds by which each hidden second of that traffic slows the computation around it.
         matrix_saturation: elements d by which a product of M x K by K x N takes 1 + d (1 / M + 1 / N + 1 / K) times as
             long as at `matrix_efficiency`.
         misalignment: factor on the time of the head's products where a rank's rows of the vocabulary are no multiple of
@@ -69,6 +74,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         launch_seconds: of the host for each kernel; where the host is slower, the accelerator waits.
         residual_passes: bytes that operators on hidden states move over the least that they can move.
         inner_passes: the same of operators inside attention and feed-forward, which tensor parallelism splits.
+        product_overlap: share by which bytes and arithmetic of matrix products overlap.
         score_product_overlap: share by which bytes and arithmetic of the products with stored scores overlap.
         score_passes: the same of the operators on stored attention scores.
         loss_passes: the same of the cross-entropy.
@@ -77,8 +83,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         step_overhead_seconds: of each step, what no other term describes.
         stack: what the software fuses, overlaps and waits for.
         product_peak_flop_per_second: of the layers' products, in the format that the recipe computes them in; they
-            reach `matrix_efficiency` of it as others do of theirs. None: no format of their own.
+            reach `matrix_efficiency` times `format_efficiency` of it. None: no format of their own.
         host_bytes_per_second: peak between one accelerator and its host, one way; None: not recorded.
+        expert_slowdown: factor on the time of products that a router shares out over experts, for experts that are not
+            equally busy and for products that are grouped.
     """
 
     peak_flop_per_second: float
@@ -103,6 +111,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     launch_seconds: float = 0.0
     residual_passes: float = 1.0
     inner_passes: float = 1.0
+    product_overlap: float = 1.0
     score_product_overlap: float = 1.0
     score_passes: float = 1.0
     loss_passes: float = 1.0
@@ -113,6 +122,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     peak_is_measured: bool = False
     product_peak_flop_per_second: float | None = None
     host_bytes_per_second: float | None = None
+    format_efficiency: float = 1.0
+    expert_slowdown: float = 1.0
+    overlap_cost: float = 0.0
 
     @property
     def peak(self) -> AcceleratorPeak:

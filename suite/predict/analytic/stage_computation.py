@@ -17,6 +17,7 @@ from suite.predict.analytic.product_formats import cast_kernels, layer_casts
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
 LEAST_SECONDS = 1e-300  # no time, but not 0
+COLLECTIVE_LAUNCHES = 2  # of the host for each collective: an event recorded and waited for on either side of it
 HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
 
 
@@ -103,7 +104,7 @@ def micro_batch_seconds(
     launched = stage_kernels(workload, machine, stage=stage)
     accelerator = computation.both_passes + machine.kernel_seconds * launched
     accelerator = accelerator + message_seconds
-    host = machine.launch_seconds * launched
+    host = machine.launch_seconds * host_launches(workload, machine, stage=stage)
     waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
     seconds = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
     slowdown = seconds / larger(accelerator, LEAST_SECONDS)
@@ -120,23 +121,38 @@ def _slower_of(accelerator: float, host: float) -> float:
 
 
 def stage_kernels(workload: Workload, machine: Machine, *, stage: int) -> float:
-    """Kernels of one micro-batch on pipeline stage `stage`, collectives left out.
+    """Kernels of one micro-batch on pipeline stage `stage`, tensor-parallel collectives included.
 
     Those of the stack for each layer's forward pass, twice as many in the backward pass, of what is repeated, of head
     and loss; of casts one or two (`cast_kernels`) for each matrix.
     """
-    layout, stack = workload.layout, machine.stack
-    layers = stage_layers(workload.architecture, layout, stage=stage)
-    last = stage == head_stage(layout)
-    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
-    launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
-    launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
-    for kind, number in stage_layer_kinds(workload.architecture, layout, stage=stage):
+    launched = _stack_kernels(workload, machine, stage=stage, collective=1)
+    for kind, number in stage_layer_kinds(workload.architecture, workload.layout, stage=stage):
         casts = layer_casts(workload._replace(architecture=kind))
-        forward = number + _whole_layers_repeated(layout.recomputation, number)
+        forward = number + _whole_layers_repeated(workload.layout.recomputation, number)
         matrices = casts.input_matrices * forward + casts.gradient_matrices * number
         launched = launched + cast_kernels(workload.recipe.product_format) * matrices
     return launched
+
+
+def host_launches(workload: Workload, machine: Machine, *, stage: int) -> float:
+    """What the host launches for one micro-batch on pipeline stage `stage`, a kernel's launch being the unit.
+
+    A collective takes two: events that make two streams wait for each other take as long as the kernel. A cast takes
+    none of its own: it is launched with the product that it is for (Transformer Engine, pytorch/module/linear.py).
+    """
+    return _stack_kernels(workload, machine, stage=stage, collective=COLLECTIVE_LAUNCHES)
+
+
+def _stack_kernels(workload: Workload, machine: Machine, *, stage: int, collective: int) -> float:
+    """Kernels of the stack, of which a collective counts as so many; twice as many with sequence parallelism."""
+    layout, stack = workload.layout, machine.stack
+    layers = stage_layers(workload.architecture, layout, stage=stage)
+    last = stage == head_stage(layout)
+    collectives = stack.tensor_parallel_kernels * (layout.tensor_parallel > 1) * (1 + layout.sequence_parallel)
+    kernels = stack.layer_kernels + collective * collectives
+    launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
+    return launched + last * ((1 + BACKWARD) * stack.head_kernels)
 
 
 def _whole_layers_repeated(recomputation: Recomputation, layers: int) -> float:

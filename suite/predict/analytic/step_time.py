@@ -18,6 +18,7 @@ from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.axis_links import axis_groups
 from suite.predict.analytic.collective_time import Group, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
+from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, exposed_tensor_parallel_share
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
@@ -35,7 +36,7 @@ from suite.predict.analytic.offload import has_time, offloaded_update_seconds
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.product_formats import weight_casts
-from suite.predict.analytic.stage_computation import micro_batch_seconds, stage_computation
+from suite.predict.analytic.stage_computation import StageComputation, micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layers
 
 RankTraffic = Sequence[tuple[str, str, int, int]]  # of analytic/traffic.py: axis, operation, bytes, messages
@@ -49,8 +50,8 @@ class StepTime(NamedTuple):
         backward_seconds: matrix products of the backward passes, without recomputation.
         recomputation_seconds: matrix products that the backward passes repeat.
         operator_seconds: memory-bound operators, recomputed ones included.
-        tensor_parallel_seconds: none of it hidden.
-        context_parallel_seconds: none of it hidden.
+        tensor_parallel_seconds: the exposed part.
+        context_parallel_seconds: the exposed part.
         pipeline_seconds: sending activations and their gradients to the neighbouring stages, none of it hidden.
         bubble_seconds: waiting for other stages.
         data_parallel_seconds: the exposed part.
@@ -59,7 +60,7 @@ class StepTime(NamedTuple):
         launch_seconds: kernels' own time beyond bytes and flop, and waiting for the host that launches them.
         accumulation_seconds: adding each micro-batch's gradients to their sum, where kernels of their own do it.
         overhead_seconds: of each step, what no other term describes.
-        expert_parallel_seconds: tokens to their experts and back, none of it hidden.
+        expert_parallel_seconds: tokens to their experts and back, the exposed part.
         cast_seconds: casting factors into the format of the products, where they have one of their own.
         layer_seconds: layers whose time is given, in both passes, without messages; the terms of products, operators
             and casts are then 0, and `launch_seconds` is what the host hides of messages or adds to them.
@@ -116,22 +117,37 @@ def exposed_data_parallel_seconds(
     computation_seconds: float,
     micro_batches: int,
     overlap_share: float,
+    overlap_cost: float = 0.0,
+    gathers_overlap: bool = False,
 ) -> float:
-    """Seconds of a step's data-parallel traffic that computation does not hide, at overlap share o.
+    """Seconds by which a step's data-parallel traffic makes it longer, at overlap share o.
 
-    stage 0, 1    max(reduction - o backward, 0) + gathers          backward pass of the last micro-batch
+    stage 0, 1    max(reduction - o i backward, 0) + gathers        backward passes of the last micro-batches
     stage 2       max(reduction - o m backward, 0) + gathers        every micro-batch reduces
     stage 3       max(reduction + gathers - o m computation, 0)     every layer gathers and reduces
 
-    Below stage 3 the gathers bring the new weights after the update, where there is nothing to hide them.
+    Each second that is hidden costs the computation around it `overlap_cost` seconds: collectives occupy
+    multiprocessors and memory. Below stage 3 the gathers bring the new weights after the update, where there is
+    nothing to hide them unless the stack gathers as the next forward passes need them (`gathers_overlap`): then
+    max(gathers - o i forward, 0).
     `backward_seconds` and `computation_seconds` (forward and backward) are those of one micro-batch.
-    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
+    i is 1, or (1 + (v - 1) min(p, m)) / v with v virtual stages on each of p: chunks are passed one after the other by
+    p micro-batches each, so that the first chunk's gradients are complete before the others' last p backward passes.
+    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Rajbhandari et al. 2020, arXiv 1910.02054, section 7; i
+    derived here from the schedule of Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2.
     """
     if layout.zero_stage == 3:
         hidden = overlap_share * micro_batches * computation_seconds
-        return larger(reduction_seconds + gather_seconds - hidden, 0.0)
-    hidden = overlap_share * backward_seconds * (micro_batches if layout.zero_stage == 2 else 1)
-    return larger(reduction_seconds - hidden, 0.0) + gather_seconds
+        return _exposed(reduction_seconds + gather_seconds, hidden, overlap_cost)
+    virtual = layout.virtual_stages
+    passes = (1 + (virtual - 1) * smaller(layout.pipeline_stages, micro_batches)) / virtual
+    hidden = overlap_share * backward_seconds * (micro_batches if layout.zero_stage == 2 else passes)
+    forward = overlap_share * (computation_seconds - backward_seconds) * passes if gathers_overlap else 0.0
+    return _exposed(reduction_seconds, hidden, overlap_cost) + _exposed(gather_seconds, forward, overlap_cost)
+
+
+def _exposed(traffic: float, hiding: float, cost: float) -> float:
+    return larger(traffic - hiding, 0.0) + cost * smaller(traffic, hiding)
 
 
 def step_time(
@@ -228,9 +244,8 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
     updated = (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
     computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
-    seconds = _messages_seconds(step.groups, entries)
-    tensor_parallel = seconds["tp"] / _overlapping_chunks(layout, machine)
-    inside = tensor_parallel + seconds["cp"] + seconds["ep"]
+    seconds = _exposed_inside(step, stage, computation, _messages_seconds(step, entries))
+    inside = seconds["tp"] + seconds["cp"] + seconds["ep"]
     overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
     sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
     micro_batch = micro_batch_seconds(
@@ -244,7 +259,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         backward_seconds=micro_batches * computation.backward,
         recomputation_seconds=micro_batches * computation.again,
         operator_seconds=micro_batches * ((1 + BACKWARD) * computation.operators + computation.operators_again),
-        tensor_parallel_seconds=tensor_parallel,
+        tensor_parallel_seconds=seconds["tp"],
         context_parallel_seconds=seconds["cp"],
         pipeline_seconds=sent,
         bubble_seconds=0.0 * (one + added),
@@ -256,6 +271,8 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             computation_seconds=larger(micro_batch.slowdown * computation.both_passes + beyond.total, 0.0),
             micro_batches=micro_batches,
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
+            overlap_cost=machine.overlap_cost,
+            gathers_overlap=stack.overlaps_gathers,
         ),
         tied_embedding_seconds=seconds["embedding"],
         optimizer_seconds=_update_seconds(workload, machine, updated=updated, micro_batches=micro_batches),
@@ -299,14 +316,21 @@ def _given_parts(step: _StepOfStages, stage: int) -> tuple[StageParts, PassSecon
     return given, PassSeconds(left.forward - right.forward, left.backward - right.backward)
 
 
-def _messages_seconds(groups: Mapping[str, Group], entries: RankTraffic) -> dict[str, float]:
-    """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather."""
+def _messages_seconds(step: _StepOfStages, entries: RankTraffic) -> dict[str, float]:
+    """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather.
+
+    Gradients have the bytes of the traffic, or those of weights where the stack reduces them so.
+    """
+    precision = step.workload.recipe.precision
+    narrowed = WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
-        spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
+        spent = collective_seconds(operation, step.groups[axis], payload_bytes=payload, messages=messages)
         key = "tp" if axis == "kv" else axis
         if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
+            if key == "reduction" and step.machine.stack.reduces_in_16_bit:
+                spent = spent * narrowed
         seconds[key] = seconds[key] + spent
     return seconds
 
@@ -333,13 +357,20 @@ def _all_stages_seconds(
     return chosen(stages > 1, several, passes[0] + sends[0])
 
 
-def _overlapping_chunks(layout: Layout, machine: Machine) -> int:
-    """Pieces of a tensor-parallel collective of which all but one overlap with its product.
-
-    With sequence parallelism inside a node alone: it is gathers and scatters over a node's links that are cut up.
-    """
-    inside = layout.tensor_parallel <= machine.accelerators_per_node
-    return chosen(inside & layout.sequence_parallel, machine.stack.tensor_parallel_chunks, 1)
+def _exposed_inside(
+    step: _StepOfStages, stage: int, computation: StageComputation, seconds: dict[str, float]
+) -> dict[str, float]:
+    """The seconds of all messages, of those inside layers what computation does not hide."""
+    workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
+    context_parallel = exposed_context_parallel_seconds(
+        workload, machine, seconds["cp"], stage=stage, kinds=step.kinds, micro_batches=micro_batches
+    )
+    hides = machine.overlap_share if machine.stack.overlaps_experts else 0.0
+    return seconds | {
+        "tp": seconds["tp"] * exposed_tensor_parallel_share(workload, machine),
+        "cp": context_parallel,
+        "ep": larger(seconds["ep"] - hides * micro_batches * computation.both_passes, 0.0),
+    }
 
 
 def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> float:

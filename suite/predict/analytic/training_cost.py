@@ -88,7 +88,7 @@ def training_years(*, parameters: float, tokens: float, flop_per_second: float) 
     return seconds / SECONDS_PER_YEAR
 
 
-# Of 1,116 rows with a step time in reference_runs/published the highest is 0.59: MosaicML's 13B on A100
+# Of 1,180 rows with a step time in reference_runs/published the highest is 0.59: MosaicML's 3B on A100
 MOST_PLAUSIBLE_MFU = 0.75
 
 

@@ -1,53 +1,25 @@
-"""The fit of the machine model to published step times, what the rows determine, and errors of what was left out."""
+"""The fit of the machine model to published step times, and what the rows determine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy
 from scipy.optimize import least_squares
 
-from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, Parameter
-from reference_runs.published import PublishedRow
-from suite.machine.devices import usable_cores
+from reference_runs.machine_model import MachineModel, Parameter, Spreads
 from suite.predict.machine_model.model import PreparedRow, row_step_seconds
+from suite.predict.machine_model.spreads import blocks
 
-SCALE = 0.02  # relative error where a residual's weight passes from square to absolute value
-PRIOR_WEIGHT = 0.15  # of a parameter one spread away from what is expected, next to one table's residuals
+OUTLIER = 2.0  # standard deviations where a residual's weight passes from square to absolute value
 LEAST_EFFECT = 1e-3  # relative, on a row's time
-STEP = 1e-4  # of the logarithm of a parameter, for derivatives
-RECORDED_RUNS = "real_runs"
-EVALUATIONS = 12  # of a fit that begins at the parameters of the whole
-
-# Term -> parameters by name, families aside, and the value at which the term is none.
-NEUTRAL: dict[str, dict[str, float]] = {
-    "launches by the host": {"launch_seconds": 1e-12},
-    "time of each kernel": {"kernel_seconds": 1e-12},
-    "small matrix products": {"matrix_saturation": 1e-9},
-    "stored attention scores": {"score_passes": 1e-9},
-    "element-wise operators": {"residual_passes": 1e-9, "inner_passes": 1e-9},
-    "cross-entropy": {"loss_passes": 1e-9},
-    "bandwidth inside a node": {"link_efficiency": 1e6, "link_latency_seconds": 1e-12},
-    "bandwidth between nodes": {"network_efficiency": 1e6, "network_latency_seconds": 1e-12},
-    "contention of the network": {"network_contention": 1e-9},
-    "overlap with data-parallel traffic": {"overlap_share": 1e-9},
-    "older libraries": {"libraries_2021": 1.0, "libraries_early_2021": 1.0},
-    "misaligned vocabulary": {"misalignment": 1.0},
-    "overhead of a step": {"step_overhead_seconds": 1e-12},
-}
-
-
-_GROUPS: dict[str, Callable[[PublishedRow], str]] = {  # what is left out together
-    "table": lambda row: row.table,
-    "size": lambda row: f"{row.architecture.layers} x {row.architecture.hidden}",
-    "run": lambda row: row.model if row.table == RECORDED_RUNS else "",
-}
+STEP = 1e-3  # of the logarithm of a parameter, for derivatives
+FARTHEST_STEP = 0.5  # of the logarithm of a parameter, from where derivatives were taken
+ROUNDS = 8  # of derivatives, at most
+STILL = 0.01  # of the logarithm of any parameter, where no further round is needed
 
 
 class Fitted(NamedTuple):
@@ -58,79 +30,117 @@ class Fitted(NamedTuple):
     cost: float
 
 
+class Linearised(NamedTuple):
+    """Logarithms of predicted over measured time of all rows near one set of parameters.
+
+    Args:
+        names: of the free parameters.
+        at: their logarithms, where derivatives were taken.
+        residuals: there, a row each.
+        slopes: by the logarithm of each parameter, a row each.
+    """
+
+    model: MachineModel
+    rows: Sequence[PreparedRow]
+    names: list[str]
+    at: Any
+    residuals: Any
+    slopes: Any
+
+    def values(self, logarithms: Any) -> dict[str, float]:
+        """All parameters by name, the free ones with these logarithms."""
+        return self.model.values() | {
+            name: float(value) for name, value in zip(self.names, numpy.exp(logarithms), strict=True)
+        }
+
+
 def errors(model: MachineModel, values: Mapping[str, float], rows: Sequence[PreparedRow]) -> list[float]:
     """Relative error of each row: predicted over measured, less 1."""
     return [float(row_step_seconds(model, values, each)) / (each.row.step_seconds or math.nan) - 1 for each in rows]
+
+
+def linearised(model: MachineModel, rows: Sequence[PreparedRow], start: Mapping[str, float]) -> Linearised:
+    """Residuals and derivatives at `start`; a free parameter that it lacks is where it is expected."""
+    free = {name: parameter for name, parameter in model.parameters.items() if parameter.fitted}
+    within = [min(max(start.get(name, each.expected), each.least), each.most) for name, each in free.items()]
+    at = numpy.log(within)
+    points = numpy.exp(at + numpy.vstack([numpy.zeros(len(at)), STEP * numpy.eye(len(at))]))
+    values: dict[str, Any] = {
+        name: numpy.full(len(points), parameter.value) for name, parameter in model.parameters.items()
+    }
+    values |= {name: points[:, index] for index, name in enumerate(free)}
+    measured = numpy.array([each.row.step_seconds for each in rows])
+    seconds = numpy.array([numpy.broadcast_to(row_step_seconds(model, values, each), len(points)) for each in rows])
+    ratio = numpy.log(seconds / measured[:, None])
+    return Linearised(model, rows, list(free), at, ratio[:, 0], (ratio[:, 1:] - ratio[:, :1]) / STEP)
+
+
+class Solved(NamedTuple):
+    """Logarithms of the free parameters, their covariance, and the cost."""
+
+    logarithms: Any
+    covariance: Any
+    cost: float
+
+
+def solved(linear: Linearised, spreads: Spreads, kept: Sequence[int] | None = None) -> Solved:
+    """The parameters that predict the rows best, as far as the derivatives reach; `kept`: of these rows alone.
+
+    Minimises, over the logarithms x of the parameters and within their bounds,
+        sum over rows of 2 s^2 (sqrt(1 + (q / s)^2) - 1)        q: whitened residuals, s = `OUTLIER`
+        + sum of ((x - expected) / log spread)^2                what is expected of each parameter
+    Whitened are residuals whose common effects (`spreads.py`) are taken out: independent, with variance 1. The cost is
+    square for those below s, absolute above, so that few wrong rows do not decide.
+    """
+    numbers = list(range(len(linear.rows))) if kept is None else list(kept)
+    free = [linear.model.parameters[name] for name in linear.names]
+    expected, spread = numpy.log([each.expected for each in free]), numpy.log([each.spread for each in free])
+    least = numpy.maximum(numpy.log([each.least for each in free]), linear.at - FARTHEST_STEP)
+    most = numpy.minimum(numpy.log([each.most for each in free]), linear.at + FARTHEST_STEP)
+    residuals, slopes = linear.residuals[numbers], linear.slopes[numbers]
+    white, white_slopes = numpy.empty_like(residuals), numpy.empty_like(slopes)
+    for block in blocks([linear.rows[number].row for number in numbers], spreads):
+        white[block.rows] = block.whitening @ residuals[block.rows]
+        white_slopes[block.rows] = block.whitening @ slopes[block.rows]
+
+    def terms(x: Any) -> tuple[Any, Any]:
+        q = (white + white_slopes @ (x - linear.at)) / OUTLIER
+        root = numpy.sqrt(1 + q**2)
+        softened = q * numpy.sqrt(2 / (root + 1))
+        steepness = numpy.sqrt((root + 1) / 2) / root
+        return (
+            numpy.concatenate([OUTLIER * softened, (x - expected) / spread]),
+            numpy.vstack([steepness[:, None] * white_slopes, numpy.diag(1 / spread)]),
+        )
+
+    first = numpy.clip(linear.at, least + 1e-9, most - 1e-9)
+    optimum = least_squares(lambda x: terms(x)[0], first, jac=lambda x: terms(x)[1], bounds=(least, most))
+    return Solved(optimum.x, numpy.linalg.pinv(optimum.jac.T @ optimum.jac), float(optimum.cost))
 
 
 def fit(
     model: MachineModel,
     rows: Sequence[PreparedRow],
     *,
-    weights: Mapping[str, float],
+    spreads: Spreads | None = None,
     start: Mapping[str, float] | None = None,
-    most_evaluations: int = 30,
+    rounds: int = ROUNDS,
 ) -> Fitted:
-    """The free parameters of `model` that predict the rows best.
+    """The free parameters of `model` that predict the rows best, by `solved` until they stand still.
 
-    Minimises, over the logarithms x of the parameters,
-        sum over tables of w^2 mean of 2 (sqrt(1 + (r / s)^2) - 1)     r: log of predicted over measured time
-        + c^2 sum of ((x - expected) / log spread)^2                   weak priors
-    within the parameters' bounds: square for errors far below s, absolute value above, so that few wrong rows do not
-    decide; each table counts as much as every other, times the square of its weight w.
+    Args:
+        spreads: the model's own where none are given.
+        start: where the first derivatives are taken; what is expected where nothing is given.
     """
-    free = {name: parameter for name, parameter in model.parameters.items() if parameter.fitted}
-    fixed = {name: parameter.value for name, parameter in model.parameters.items() if not parameter.fitted}
-    names = list(free)
-    expected = numpy.log([free[name].expected for name in names])
-    spread = numpy.log([free[name].spread for name in names])
-    bounds = (numpy.log([free[name].least for name in names]), numpy.log([free[name].most for name in names]))
-    first = numpy.log([(start or {}).get(name, free[name].expected) for name in names])
-    first = numpy.clip(first, bounds[0] + 1e-9, bounds[1] - 1e-9)
-    measured = numpy.array([each.row.step_seconds for each in rows])
-    tables = [each.row.table for each in rows]
-    weight = numpy.array([3 * weights.get(table, 1.0) / math.sqrt(tables.count(table)) for table in tables])
-    shifts = numpy.vstack([numpy.zeros(len(names)), STEP * numpy.eye(len(names))])
-    known: dict[bytes, tuple[Any, Any]] = {}
-
-    def residuals_and_derivatives(x: Any) -> tuple[Any, Any]:
-        key = x.tobytes()
-        if key not in known:
-            points = numpy.exp(x + shifts)
-            values: dict[str, Any] = {name: points[:, index] for index, name in enumerate(names)}
-            values |= {name: numpy.full(len(points), value) for name, value in fixed.items()}
-            seconds = numpy.array(
-                [numpy.broadcast_to(row_step_seconds(model, values, each), len(points)) for each in rows]
-            )
-            ratio = numpy.log(seconds / measured[:, None]) / SCALE
-            softened = numpy.sign(ratio) * numpy.sqrt(2 * (numpy.sqrt(1 + ratio**2) - 1)) * weight[:, None]
-            prior = (x - expected) / spread * PRIOR_WEIGHT
-            slopes = (softened[:, 1:] - softened[:, :1]) / STEP
-            known.clear()
-            known[key] = (
-                numpy.concatenate([softened[:, 0], prior]),
-                numpy.vstack([slopes, numpy.diag(PRIOR_WEIGHT / spread)]),
-            )
-        return known[key]
-
-    optimum = least_squares(
-        lambda x: residuals_and_derivatives(x)[0],
-        first,
-        jac=lambda x: residuals_and_derivatives(x)[1],
-        bounds=bounds,
-        max_nfev=most_evaluations,
-        xtol=1e-5,
-        ftol=1e-5,
-    )
-    values = fixed | {name: float(value) for name, value in zip(names, numpy.exp(optimum.x), strict=True)}
-    slopes = optimum.jac
-    scatter = 2 * optimum.cost / max(len(rows) - len(names), 1)
-    covariance = numpy.linalg.pinv(slopes.T @ slopes) * scatter
-    return Fitted(
-        values,
-        {name: float(math.sqrt(covariance[index, index])) for index, name in enumerate(names)},
-        float(optimum.cost),
-    )
+    values: Mapping[str, float] = start or {}
+    for _ in range(rounds):
+        linear = linearised(model, rows, values)
+        found = solved(linear, spreads or model.spreads)
+        values = linear.values(found.logarithms)
+        if abs(found.logarithms - linear.at).max() < STILL:
+            break
+    uncertainty = {name: math.sqrt(found.covariance[i, i]) for i, name in enumerate(linear.names)}
+    return Fitted(dict(values), uncertainty, found.cost)
 
 
 def determined(model: MachineModel, rows: Sequence[PreparedRow]) -> MachineModel:
@@ -171,84 +181,3 @@ def with_values(model: MachineModel, fitted: Fitted) -> MachineModel:
         for name, parameter in model.parameters.items()
     }
     return msgspec.structs.replace(model, parameters=parameters)
-
-
-def left_out_scores(
-    model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float], *, peak_bytes: dict[str, float]
-) -> FitScores:
-    """Errors of every row with its table, its model's size or its run left out, and of all without each term.
-
-    Args:
-        peak_bytes: see `FitScores`.
-    """
-    folds: list[tuple[str, list[int]]] = []  # group, and indices of the rows that are left out
-    for kind, group in _GROUPS.items():
-        names = [group(each.row) for each in rows]
-        folds += [(kind, _indices(names, name)) for name in dict.fromkeys(names) if name]
-    with ProcessPoolExecutor(usable_cores()) as pool:
-        left_out_errors = list(
-            pool.map(partial(_fold_errors, model, rows, weights), [left_out for _, left_out in folds])
-        )
-        ablated = list(pool.map(partial(_ablated_errors, model, rows, weights), NEUTRAL))
-    whole = errors(model, model.values(), rows)
-    left: dict[str, dict[int, float]] = {kind: {} for kind in _GROUPS}
-    for (kind, indices), of_fold in zip(folds, left_out_errors, strict=True):
-        left[kind] |= dict(zip(indices, of_fold, strict=True))
-    names = [each.row.table for each in rows]
-    by_table = {table: _indices(names, table) for table in dict.fromkeys(names)}
-    tables: dict[str, LeftOutScore] = {}
-    for table, indices in by_table.items():
-        runs = [abs(left["run"][index]) for index in indices if index in left["run"]]
-        tables[table] = LeftOutScore(
-            rows=len(indices),
-            fitted=_mean_percent(whole, indices),
-            table_left_out=_mean_percent(left["table"], indices),
-            size_left_out=_mean_percent(left["size"], indices),
-            run_left_out=100 * sum(runs) / len(runs) if runs else None,
-            run_left_out_max=100 * max(runs) if runs else None,
-        )
-    without_terms = {
-        term: {table: _mean_percent(each, indices) for table, indices in by_table.items()}
-        for term, each in zip(NEUTRAL, ablated, strict=True)
-    }
-    return FitScores(
-        free_parameters=sum(parameter.fitted for parameter in model.parameters.values()),
-        all_terms=fmean([score.fitted for score in tables.values()]),
-        peak_bytes=peak_bytes,
-        tables=tables,
-        without_term={term: fmean(list(each.values())) for term, each in without_terms.items()},
-        without_term_by_table=without_terms,
-    )
-
-
-def _indices(names: Sequence[str], name: str) -> list[int]:
-    return [index for index, each in enumerate(names) if each == name]
-
-
-def _mean_percent(values: Sequence[float] | Mapping[int, float], indices: Sequence[int]) -> float:
-    return 100 * fmean([abs(values[index]) for index in indices])
-
-
-def without(model: MachineModel, term: str) -> MachineModel:
-    """The model whose `term` is none, and not free in a fit."""
-    parameters = dict(model.parameters)
-    for name, neutral in NEUTRAL[term].items():
-        for of_family in [each for each in parameters if each.split(".")[0] == name]:
-            parameters[of_family] = msgspec.structs.replace(parameters[of_family], value=neutral, spread=1.0)
-    return msgspec.structs.replace(model, parameters=parameters)
-
-
-def _fold_errors(
-    model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float], left_out: Sequence[int]
-) -> list[float]:
-    kept = [each for index, each in enumerate(rows) if index not in left_out]
-    fitted = fit(model, kept, weights=weights, start=model.values(), most_evaluations=EVALUATIONS)
-    return errors(model, fitted.values, [rows[index] for index in left_out])
-
-
-def _ablated_errors(
-    model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float], term: str
-) -> list[float]:
-    less = without(model, term)
-    fitted = fit(less, rows, weights=weights, start=model.values(), most_evaluations=EVALUATIONS)
-    return errors(less, fitted.values, rows)

@@ -161,6 +161,7 @@ def _machine(
         watts=measured.accelerator.board.watts,
         power_share=model["power_share"],
         overlap_share=model["overlap_share"] if on_cuda else 0.0,
+        overlap_cost=model["overlap_cost"] if on_cuda else 0.0,
         misalignment=model["misalignment"] if on_cuda else 1.0,
         kernel_seconds=kernel_seconds,
         launch_seconds=call_seconds if on_cuda and software.switches.python_launches else 0.0,

@@ -23,8 +23,10 @@ from reference_runs.stack import AttentionKernel, Generation, RecordedStack, Sta
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
-from suite.predict.analytic.step_time import RankTraffic, step_time, timed_stages
+from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
+
+NORMAL_80 = 1.2816  # standard deviations that the middle 80 % of a normal distribution reach
 
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
@@ -87,12 +89,13 @@ def modelled_machine(
         watts=board.watts,
         power_share=value("power_share"),
         overlap_share=value("overlap_share"),
-        matrix_saturation=value("matrix_saturation"),
+        overlap_cost=value("overlap_cost"),
         misalignment=value("misalignment"),
         kernel_seconds=value("kernel_seconds"),
         launch_seconds=value("launch_seconds") if software.python_launches else 0.0,
         residual_passes=value("residual_passes"),
         inner_passes=value("inner_passes"),
+        product_overlap=1.0 - value("product_exposure"),
         score_product_overlap=0.0,
         score_passes=value("score_passes"),
         loss_passes=value("loss_passes"),
@@ -101,6 +104,8 @@ def modelled_machine(
         step_overhead_seconds=value("step_overhead_seconds") if software.python_launches else 0.0,
         stack=software,
         product_peak_flop_per_second=product_peak_flop_per_second(device, product_format),
+        format_efficiency=value("format_efficiency"),
+        expert_slowdown=value("expert_slowdown"),
     )
 
 
@@ -111,6 +116,7 @@ class RunMachine(NamedTuple):
         machine: None where the network between nodes is needed and not recorded; `missing` names the fact.
         uncertainty: relative error of a step time that is to be expected; None: unknown.
         product_peak: flop per second in the format of the layers' products; None: none of their own.
+        beyond_tables: the part of `uncertainty` for what no published table measured.
     """
 
     accelerator: Accelerator
@@ -121,6 +127,7 @@ class RunMachine(NamedTuple):
     missing: str
     notes: tuple[str, ...]
     product_peak: float | None = None
+    beyond_tables: float = 0.0
 
     @property
     def peak(self) -> AcceleratorPeak:
@@ -172,18 +179,19 @@ def run_machine(
     if per_node is None:
         per_node = device.board.accelerators_per_node
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
-    network = network_bytes_per_second
-    if network is None:
-        network = recorded_network_bytes_per_second(cluster)
+    recorded_network = recorded_network_bytes_per_second(cluster)
+    network = recorded_network if network_bytes_per_second is None else network_bytes_per_second
     model = machine_model()
     family_name, measured = family_of(model, device.name)
-    of_family = 0.0 if measured else model.families[family_name].uncertainty
-    of_products = model.unfitted_products if product_format.casts else 0.0
-    uncertainty = expected_error([of_family, of_products, 0.0 if recorded.measured else model.unmeasured_stack])
+    unfitted = product_format.casts and product_format is not ProductFormat.FP8_DELAYED
+    of_products = unfitted * model.unfitted_products
+    of_stack = (not recorded.measured) * model.unmeasured_stack
+    beyond = math.hypot((not measured) * model.families[family_name].uncertainty, of_products, of_stack)
+    uncertainty = expected_error([beyond])
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         words = f"{missing} are needed for the step time, but not recorded"
-        return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak)
+        return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond)
     if accelerator_name is not None and network is not None and ranks > per_node:
         origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
@@ -200,12 +208,12 @@ def run_machine(
     notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
     like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
     notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {uncertainty:.0%}")
-    if product_format.casts:
-        words = f"products in {product_format.value} at the 16-bit products' share of their peak, which was not fitted"
+    if unfitted:
+        words = f"products in {product_format.value} at the share of their peak that those in fp8-delayed reach"
         notes.append(f"{words}: that adds {of_products:.0%}")
     if not recorded.measured:
         notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
-    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak)
+    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond)
 
 
 def _software(software: Software | None, stack_name: str | None, *, elsewhere: bool) -> tuple[RecordedStack, str]:
@@ -228,6 +236,36 @@ def expected_error(assumed: Sequence[float]) -> float:
     return math.hypot(unseen, *assumed)
 
 
+COMPUTING, WAITING = "computing", "waiting"  # regimes of a step
+_WAITING_SHARE = 0.25  # of the step, from where on it waits
+_WAITED_FOR = (
+    *("tensor_parallel_seconds", "context_parallel_seconds", "expert_parallel_seconds", "pipeline_seconds"),
+    *("bubble_seconds", "data_parallel_seconds", "tied_embedding_seconds", "launch_seconds", "overhead_seconds"),
+)
+
+
+def regime(step: StepTime) -> str:
+    """Whether accelerators compute, or wait a quarter of the step or longer: for messages, stages and launches."""
+    waited = sum(getattr(step, name) for name in _WAITED_FOR)
+    return WAITING if waited >= _WAITING_SHARE * step.total_seconds else COMPUTING
+
+
+def step_interval(step: StepTime, *, assumed: float) -> tuple[float, float]:
+    """Least and most seconds of the step: its 80 % interval.
+
+    From the errors of steps in the same regime whose table the fit had not seen: they hold what parameters, models and
+    laboratories contribute. The `assumed` standard error of what no table measured is independent of them.
+    """
+    half = math.hypot(fit_scores().half_width[regime(step)], NORMAL_80 * assumed)
+    return step.total_seconds * math.exp(-half), step.total_seconds * math.exp(half)
+
+
+def peak_interval(peak: float) -> tuple[float, float]:
+    """Least and most bytes of a peak: its 80 % interval, from the errors of published peaks."""
+    half = fit_scores().peak_half_width
+    return peak * math.exp(-half), peak * math.exp(half)
+
+
 def expected_peak_error() -> float:
     """Relative error to expect of a predicted peak: the mean over the published tables that have measured peaks."""
     errors = fit_scores().peak_bytes.values()
@@ -248,12 +286,17 @@ def catalogued(name: str) -> Accelerator:
 
 
 class PreparedRow(NamedTuple):
-    """A published row with what of its prediction no parameter changes."""
+    """A published row with what of its prediction no parameter changes.
+
+    Args:
+        alternatives: all that the row may have been, with their shares; empty where the table leaves nothing open.
+    """
 
     row: PublishedRow
     device: Accelerator
     micro_batches: int
     traffic: tuple[RankTraffic, ...]
+    alternatives: tuple[tuple[float, PreparedRow], ...] = ()
 
 
 def prepared_row(row: PublishedRow) -> PreparedRow:
@@ -262,19 +305,33 @@ def prepared_row(row: PublishedRow) -> PreparedRow:
     traffic = tuple(
         step_traffic(row.workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(row.layout)
     )
-    return PreparedRow(row, catalogued(row.accelerator), micro_batches, traffic)
+    alternatives = tuple((share, prepared_row(each)) for share, each in row.alternatives)
+    return PreparedRow(row, catalogued(row.accelerator), micro_batches, traffic, alternatives)
 
 
 def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: PreparedRow) -> Any:
     """Seconds of the row's step; where the values are arrays, an array with an entry a set of parameters.
 
+    Of a row that may have been several, the mean of their logarithms by their shares.
+
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    row = prepared.row
+    if prepared.alternatives:
+        return math.prod(row_step_seconds(model, values, each) ** share for share, each in prepared.alternatives)
+    time = row_step_time(model, values, prepared)
+    return time.total_seconds - (time.overhead_seconds if prepared.row.composed else 0.0)
+
+
+def row_step_time(model: MachineModel, values: Mapping[str, Any], prepared: PreparedRow) -> StepTime:
+    """The row's step by term; of a row that may have been several, of the likeliest.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
     machine = row_machine(model, values, prepared)
-    time = step_time(row.workload, machine, micro_batches=prepared.micro_batches, traffic=prepared.traffic)
-    return time.total_seconds - (time.overhead_seconds if row.composed else 0.0)
+    workload = prepared.row.workload
+    return step_time(workload, machine, micro_batches=prepared.micro_batches, traffic=prepared.traffic)
 
 
 def row_machine(model: MachineModel, values: Mapping[str, Any], prepared: PreparedRow) -> Machine:

@@ -142,12 +142,8 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
     measured = [each.row.step_seconds or 0.0 for each in timed]
     errors = relative_errors([each.step_seconds for each in timed], measured)
     others, _ = _predictions([each.row for each in table.skipped if each.row is not None])
-    of_memory = {each.line for each in table.skipped if each.memory_counts}
-    weighed = [*predicted, *(each for each in others if each.row.line in of_memory)]
-    weighed = [each for each in weighed if each.row.peak_bytes is not None]
-    peak_errors = relative_errors(
-        [each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed]
-    )
+    weighed = _weighed(table, predicted, others)
+    of_peaks = _peak_errors(weighed)
     mfu, mfu_error = constant_mfu([each.row for each in timed])
     farthest = sorted(zip(timed, errors, strict=True), key=lambda pair: -abs(pair[1]))
     return Score(
@@ -157,22 +153,42 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
         skipped=len(skipped),
         step_seconds_mape=_percent(_mean([abs(error) for error in errors])),
         constant_mfu_mape=_percent(mfu_error),
-        peak_bytes_mape=_percent(_mean([abs(error) for error in peak_errors])),
+        peak_bytes_mape=_percent(_mean([abs(error) for error in of_peaks])),
         worst=[_worst(each, error) for each, error in farthest[:worst]],
         step_seconds_bias=_percent(_mean(errors)),
         step_seconds_max=100 * farthest[0][1] if farthest else None,
         constant_mfu=mfu,
         peak_bytes_rows=len(weighed),
-        peak_bytes_bias=_percent(_mean(peak_errors)),
+        peak_bytes_bias=_percent(_mean(of_peaks)),
         fits=_fits(predicted, others),
         assumed=dict(Counter(words for each in predicted for words in each.row.assumed)),
         skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
         implausible_rows=list(_implausible([each.row for each in timed])),
         worst_memory=[
             _worst_memory(each, error)
-            for each, error in sorted(zip(weighed, peak_errors, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
+            for each, error in sorted(zip(weighed, of_peaks, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
         ],
     )
+
+
+def _weighed(
+    table: PublishedTable, predicted: Sequence[RowPrediction], others: Sequence[RowPrediction]
+) -> list[RowPrediction]:
+    """Of the rows that count, and of the `others` whose memory counts, those whose memory was measured."""
+    of_memory = {each.line for each in table.skipped if each.memory_counts}
+    weighed = [*predicted, *(each for each in others if each.row.line in of_memory)]
+    return [each for each in weighed if each.row.peak_bytes is not None]
+
+
+def _peak_errors(weighed: Sequence[RowPrediction]) -> list[float]:
+    return relative_errors([each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed])
+
+
+def peak_errors(table: PublishedTable) -> list[float]:
+    """The relative error of each predicted peak of the table whose peak was measured."""
+    measured = [row for row in table.rows if row.peak_bytes is not None]
+    measured += [each.row for each in table.skipped if each.memory_counts and each.row and each.row.peak_bytes]
+    return _peak_errors(_predictions(measured)[0])
 
 
 def _implausible(rows: Sequence[PublishedRow]) -> Iterator[SkippedLine]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from reference_runs.machine_model import FitScores, MachineModel, Parameter
+import math
+from statistics import fmean
+
+from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, Parameter
 from reference_runs.published_tables import PublishedTables
 from suite.report.tables import MARKDOWN, table
 
@@ -13,19 +16,35 @@ Written by `nox -s refit -- --write --leave-out`. What they mean: [machine_model
 ## Errors of step time
 
 Mean absolute errors in percent. Size left out: of each row, with all rows of the same layers and hidden
-size, in every table, left out of the fit. Table left out: with the whole table left out.
+size, in every table, left out of the fit. Table left out: with the whole table left out. Cluster left out: with all
+tables of its machines. Parameters of a fold are solved with the derivatives at those of the whole; its rows are then
+predicted exactly.
 
 {errors}
 
 {runs}
 
+{means}
+
 Root mean square of all errors, each table weighted alike: {residual:.1f} %.
+
+## Intervals
+
+An 80 % interval reaches from the prediction over a factor to the prediction times it: {computing:.2f} where
+accelerators compute, {waiting:.2f} where they wait for a quarter of the step or longer; for a peak {peak:.2f}.
+Within it lie 80 % of the rows whose table the fit has not seen (of peaks, of all rows), tables weighing
+alike. Of the rows of a group that was left out, inside intervals that the other groups' errors give:
+{coverage}.
+
+## Spreads
+
+Standard deviations of the logarithm of a step's time that no column explains, estimated from the residuals:
+{spreads}.
 
 ## Parameters
 
-{fitted_count} were fitted. Uncertainty is the relative standard error that the residuals leave, every row
-taken as a measurement of its own, and none where a parameter stands at one of its bounds. Rows are those
-whose time a change of 10 % moves by more than 0.1 %.
+{fitted_count} were fitted. Uncertainty is the relative standard error that rows, spreads and expectations leave.
+At a bound there is none. Rows are those whose time a change of 10 % moves by more than 0.1 %.
 
 {fitted}
 
@@ -35,8 +54,9 @@ Held fixed at these values, whether or not the tables would tell more of them:
 
 ## What each term takes off the error
 
-Mean over the tables in percent, after a new fit without the term; with all terms {all_terms:.1f}.
-Then by how much each table's error grows, in points, in the order of the first table above.
+Mean over the tables in percent, after a new fit without the term; with all terms {all_terms:.1f}. Of each
+table up to 20 rows count here. Then by how much each table's error grows, in points, in the order of the
+first table above.
 
 {ablation}
 """
@@ -53,6 +73,12 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
     return PAGE.format(
         errors=_errors(scores, tables),
         runs="\n".join(runs),
+        means=_means(scores),
+        computing=math.exp(scores.half_width["computing"]),
+        waiting=math.exp(scores.half_width["waiting"]),
+        peak=math.exp(scores.peak_half_width),
+        coverage=", ".join(f"{share:.0f} % by {kind}" for kind, share in scores.coverage.items()),
+        spreads=_spreads(model),
         residual=100 * model.residual,
         fitted_count=sum(parameter.fitted for parameter in model.parameters.values()),
         fitted=_fitted(model),
@@ -65,13 +91,31 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
 def _errors(scores: FitScores, tables: PublishedTables) -> str:
     titles = {facts.file.removesuffix(".csv"): facts.title for facts in tables.tables}
     rows = [
-        [
-            *(f"`{name}`", titles.get(name, ""), score.rows),
-            *(f"{error:.1f}" for error in (score.fitted, score.size_left_out, score.table_left_out)),
-        ]
+        [*(f"`{name}`", titles.get(name, ""), score.rows), *(f"{error:.1f}" for error in _errors_of(score))]
         for name, score in scores.tables.items()
     ]
-    return table(rows, ["table", "", "rows", "fitted", "size left out", "table left out"], style=MARKDOWN)
+    return table(rows, ["table", "", "rows", *_ERRORS], style=MARKDOWN)
+
+
+_ERRORS = ("fitted", "size left out", "table left out", "cluster left out")
+
+
+def _errors_of(score: LeftOutScore) -> tuple[float, ...]:
+    return (score.fitted, score.size_left_out, score.table_left_out, score.cluster_left_out)
+
+
+def _means(scores: FitScores) -> str:
+    by_error = zip(*(_errors_of(score) for score in scores.tables.values()), strict=True)
+    words = [f"{name} {fmean(errors):.1f} %" for name, errors in zip(_ERRORS, by_error, strict=True)]
+    return f"Means over the tables: {', '.join(words)}."
+
+
+def _spreads(model: MachineModel) -> str:
+    spreads = model.spreads
+    return (
+        f"laboratory {spreads.laboratory:.1%}, size {spreads.size:.1%}, row {spreads.row:.1%}; "
+        f"in the composed table measured layer {spreads.part:.1%}, row {spreads.composed_row:.1%}"
+    )
 
 
 def _fitted(model: MachineModel) -> str:

@@ -43,13 +43,23 @@ def print_left_out(out: Console, scores: FitScores) -> None:
     rows = []
     for name, score in scores.tables.items():
         run = "" if score.run_left_out is None else f"{score.run_left_out:.1f}, at most {score.run_left_out_max:.1f}"
-        errors = (score.fitted, score.table_left_out, score.size_left_out)
+        errors = (score.fitted, score.table_left_out, score.cluster_left_out, score.size_left_out)
         rows.append([name, score.rows, *(f"{error:.1f}" for error in errors), run])
-    titles = ["table", "rows", "fitted %", "table left out %", "size left out %", "run left out %"]
+    titles = [
+        "table",
+        "rows",
+        "fitted %",
+        "table left out %",
+        "cluster left out %",
+        "size left out %",
+        "run left out %",
+    ]
     out.print()
     print_table(out, rows, titles, right=titles[1:])
     ordered = sorted(scores.without_term.items(), key=lambda item: -item[1])
     terms = [[term, f"{error:.1f}", f"{error - scores.all_terms:+.1f}"] for term, error in ordered]
     out.print()
     print_table(out, terms, ["without", "mean error %", "more by"])
+    covered = ", ".join(f"{share:.0f} % by {kind}" for kind, share in scores.coverage.items())
+    out.print(f"inside 80 % intervals, left out: {covered}")
     out.print(f"{scores.free_parameters} free parameters; {scores.all_terms:.1f} % with every term")

@@ -297,6 +297,21 @@ def test_exposed_traffic_is_what_the_computation_that_it_may_overlap_leaves(zero
     assert hidden == (0 if zero_stage == 3 else 4)
 
 
+def test_hidden_traffic_slows_the_computation_that_hides_it() -> None:
+    def added(reduction: float, cost: float, **more: Any) -> float:
+        times = {"gather_seconds": 1.0, "backward_seconds": 3.0, "computation_seconds": 5.0, "micro_batches": 4}
+        layout = Layout(zero_stage=1)
+        return exposed_data_parallel_seconds(
+            layout, reduction_seconds=reduction, overlap_share=1.0, overlap_cost=cost, **times, **more
+        )
+
+    # 3 s hide behind the backward pass, what is left is exposed whole; 1 s of gathers hides where it may
+    assert added(2.0, 0.25) - added(2.0, 0.0) == 0.5
+    assert added(10.0, 0.25) - added(10.0, 0.0) == 0.75
+    assert added(0.0, 0.25) == 1.0
+    assert added(0.0, 0.25, gathers_overlap=True) == 0.25
+
+
 def test_an_axis_in_the_node_uses_links_and_one_across_nodes_the_network() -> None:
     axes = axis_groups(BLOOM.layout, A100)
     link, network = A100.achievable_link_bytes_per_second, A100.achievable_network_bytes_per_second

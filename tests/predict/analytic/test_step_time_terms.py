@@ -56,13 +56,14 @@ def but(time: StepTime, *names: str) -> dict[str, float]:
     return {name: seconds for name, seconds in time._asdict().items() if name not in names}
 
 
-def counted_kernels(case: Case, switches: dict[str, int], *, stage: int) -> float:
-    """Kernels of one micro-batch on a rank of `stage`, walked layer by layer."""
+def counted_kernels(case: Case, switches: dict[str, int], *, stage: int, collective: int = 1) -> float:
+    """Kernels of one micro-batch on a rank of `stage`, walked layer by layer; a collective counts as so many."""
     architecture, _, layout, _ = case
     layers = stage_layers(architecture, layout, stage=stage)
     of_a_layer = switches["layer_kernels"]
     if layout.tensor_parallel > 1:
-        of_a_layer += switches["tensor_parallel_kernels"]
+        each_way = 2 if layout.sequence_parallel else 1  # a gather and a scatter in place of a sum
+        of_a_layer += collective * each_way * switches["tensor_parallel_kernels"]
     kernels = 0.0
     for layer in range(layers):
         kernels += 3 * of_a_layer  # a gradient of input and weights for each output
@@ -107,7 +108,7 @@ def test_a_host_that_keeps_up_costs_at_most_the_smooth_maximums_bound(
     for stage, before in enumerate(stage_times(case, machine)):
         accelerator = busy_accelerator(before) / case.micro_batches
         host = share * accelerator
-        each = host / counted_kernels(case, switches, stage=stage)
+        each = host / counted_kernels(case, switches, stage=stage, collective=2)
         after = stage_times(case, having(machine, launch_seconds=each))[stage]
         assert but(after, "launch_seconds") == but(before, "launch_seconds")
         more = (after.launch_seconds - before.launch_seconds) / case.micro_batches
@@ -123,7 +124,7 @@ def test_a_host_that_keeps_up_costs_at_most_the_smooth_maximums_bound(
 def test_a_host_a_thousand_times_slower_decides_alone(case: Case, machine: Machine, switches: dict[str, int]) -> None:
     machine = having(machine, **switches, kernel_seconds=1e-6)
     for stage, before in enumerate(stage_times(case, machine)):
-        kernels = counted_kernels(case, switches, stage=stage)
+        kernels = counted_kernels(case, switches, stage=stage, collective=2)
         each = 1000 * busy_accelerator(before) / case.micro_batches / kernels
         after = stage_times(case, having(machine, launch_seconds=each))[stage]
         # the accelerator's share is 1000^-8 / 8, far below a rounding
@@ -139,7 +140,7 @@ def test_a_host_that_waits_at_every_recomputed_layer_adds_its_whole_time(
     for stage, (before, after) in enumerate(zip(stage_times(case, machine), waiting, strict=True)):
         assert but(after, "launch_seconds") == but(before, "launch_seconds")
         waits = case.layout.recomputation is not Recomputation.NONE
-        host = waits * case.micro_batches * counted_kernels(case, switches, stage=stage) * seconds
+        host = waits * case.micro_batches * counted_kernels(case, switches, stage=stage, collective=2) * seconds
         lost = ROUNDING * busy_accelerator(after)
         assert after.launch_seconds - before.launch_seconds == pytest.approx(host, rel=ROUNDING, abs=lost)
 
@@ -179,7 +180,8 @@ def test_pieces_that_overlap_expose_one_of_them(case: Case, machine: Machine, ch
     layout = case.layout
     cut = layout.sequence_parallel and layout.tensor_parallel <= machine.accelerators_per_node
     for before, after in zip(whole, pieces, strict=True):
-        assert after.tensor_parallel_seconds == before.tensor_parallel_seconds / (chunks if cut else 1)
+        exposed = before.tensor_parallel_seconds / (chunks if cut else 1)
+        assert after.tensor_parallel_seconds == pytest.approx(exposed, rel=ROUNDING, abs=0)
         assert but(after, "tensor_parallel_seconds") == but(before, "tensor_parallel_seconds")
 
 
@@ -415,7 +417,10 @@ NUMBERS = {
     "update_passes": (0.1, 10.0),
     "network_contention": (0.0, 1.0),
     "step_overhead_seconds": (0.0, 1.0),
+    "expert_slowdown": (1.0, 2.0),
+    "overlap_cost": (0.0, 1.0),
 }
+FASTER = ("product_overlap", "score_product_overlap", "format_efficiency")  # the more, the faster; shares
 COUNTS = ("layer_kernels", "tensor_parallel_kernels", "head_kernels")
 # switch -> the faster choice, the slower one
 SWITCHED: dict[str, tuple[object, object]] = {
@@ -429,6 +434,10 @@ SWITCHED: dict[str, tuple[object, object]] = {
     "overlaps_pipeline": (True, False),
     "synchronises_layers": (False, True),
     "one_ring": (False, True),
+    "overlaps_gathers": (True, False),
+    "reduces_in_16_bit": (True, False),
+    "overlaps_context_parallel": (True, False),
+    "overlaps_experts": (True, False),
 }
 
 
@@ -437,14 +446,14 @@ def test_every_number_and_switch_of_the_step_is_among_those_that_never_make_it_f
     # more overlap and more flop per second are faster; what the peak rests on changes no time, and the link to the host
     # that of an offloaded optimizer alone
     peaks = {"peak_is_measured", "product_peak_flop_per_second", "host_bytes_per_second"}
-    assert new == {*NUMBERS, *peaks, "stack", "score_product_overlap"}
+    assert new == {*NUMBERS, *peaks, "stack", *FASTER}
     # three others choose other numbers or layouts: libraries, the attention kernel, the dealing of layers; the fourth
     # is the host's time or none
     others = {"generation", "attention", "balances_stages", "python_launches"}
     assert set(PLAIN.__struct_fields__) == {*SWITCHED, *COUNTS, *others}
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *COUNTS, *SWITCHED, "score_product_overlap"])
+@pytest.mark.parametrize("name", [*NUMBERS, *COUNTS, *SWITCHED, *FASTER])
 @settings(max_examples=25)
 @given(cases(), machines(), st.data())
 def test_more_of_it_never_makes_a_step_faster(name: str, case: Case, machine: Machine, data: st.DataObject) -> None:
@@ -457,9 +466,9 @@ def test_more_of_it_never_makes_a_step_faster(name: str, case: Case, machine: Ma
     elif name in COUNTS:
         less, more = sorted(data.draw(st.lists(st.integers(1, 100), min_size=2, max_size=2)))
     else:
-        bounds = NUMBERS.get(name, (0.0, 1.0))
+        bounds = NUMBERS.get(name, (0.05, 1.0))
         less, more = sorted(data.draw(st.lists(st.floats(*bounds), min_size=2, max_size=2)))
-        if name == "score_product_overlap":
+        if name in FASTER:
             less, more = more, less
     fast, slow = (time_of(case, having(machine, **{name: value})).total_seconds for value in (less, more))
     assert fast <= slow * (1 + ROUNDING)

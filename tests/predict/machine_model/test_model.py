@@ -129,8 +129,9 @@ def test_an_accelerator_takes_the_parameters_of_its_family() -> None:
     for name, family in (("a100", "ampere"), ("v100", "ampere"), ("h100", "hopper"), ("b200", "hopper")):
         machine = of(accelerator_name=name, precision=Precision.FP16, stack_name="nanotron").machine
         assert machine is not None
-        assert machine.memory_efficiency == model.parameters[f"memory_efficiency.{family}"].value
-        assert machine.matrix_saturation == model.parameters[f"matrix_saturation.{family}"].value
+        assert machine.memory_efficiency == model.parameters["memory_efficiency"].value
+        share = efficiency(machine.matrix_efficiency, M=4096, N=4096, K=4096, element_bytes=2)
+        assert share == model.parameters[f"matrix_efficiency.{family}"].value
         kernel = model.families[family].attention[AttentionKernel.FLASH_ATTENTION_2]
         assert machine.fused_attention_efficiency == kernel * model.parameters["attention"].value
         assert machine.kernel_seconds == model.parameters["kernel_seconds"].value

@@ -41,5 +41,9 @@ def test_the_layout_that_was_wrongly_preferred_for_gpt_neox_does_not_fit(ranked)
 
 def test_nothing_is_preferred_whose_layers_the_software_of_the_time_could_not_deal(ranked) -> None:
     """Megatron-LM of 2021 wants as many layers in every chunk: 60 of GPT-76B are not dealt to 8 stages of 3 chunks."""
-    for name in ("GPT-76B", "GPT-145B", "GPT-530B"):
+    for name in ("GPT-76B", "GPT-145B"):
         assert ranked[f"megatron_sc21_table1, {name}"].rank == 1
+    # 105 layers on 35 stages of 3 chunks: two samples at once are predicted 0.4 % faster, dealt as published
+    largest = ranked["megatron_sc21_table1, GPT-530B"]
+    assert largest.best.removesuffix("micro2") == largest.layout.removesuffix("micro1")
+    assert largest.loss < 0.01

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 
 from reference_runs.catalog import run_names
@@ -72,7 +73,9 @@ def test_rows_of_published_tables_have_the_times_of_validate() -> None:
             shown = content(state_of_run(name))["views"][0]
             assert not shown["wrong"]
             seconds = sum(shown["terms"].values()) - (shown["terms"].get("overhead", 0.0) if row.composed else 0.0)
-            assert seconds == pytest.approx(row_prediction(row).step_seconds, rel=1e-9)
+            # the page shows one layout: where a table leaves columns open, the likeliest
+            one = msgspec.structs.replace(row, alternatives=())
+            assert seconds == pytest.approx(row_prediction(one).step_seconds, rel=1e-9)
             step = next(each for each in shown["figures"] if each["quantity"] == "step_seconds")
             assert step["published"] == row.step_seconds
             compared += 1
