@@ -148,6 +148,7 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict
     }
     if predicted.machine and predicted.prediction and predicted.prediction.step:
         entry["step_seconds_uncertainty"] = predicted.uncertainty
+        entry["intervals"] = predicted.intervals
     if predicted.sliced:
         entry["from"] = predicted.sliced
     if predicted.remark:
@@ -207,10 +208,10 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], 
     if complete:
         _print_all(out, predicted, rows)
     else:
-        left_out = print_figures(out, rows)
+        left_out = print_figures(out, rows, predicted.intervals)
         more = f"; --all: {f'{left_out} more figures, ' if left_out else ''}stages"
         if arithmetic and arithmetic.step:
-            print_largest_times(out, arithmetic.step, predicted.uncertainty)
+            print_largest_times(out, arithmetic.step)
         if arithmetic and arithmetic.memory:
             print_largest_memory(out, arithmetic.memory)
     print_choices(out, chosen)
@@ -237,7 +238,7 @@ def _print_all(out: Console, predicted: Predicted, rows: list[Row]) -> None:
     print_predicted(out, rows)
     print_traffic(out, rows, _leaving(predicted))
     if arithmetic and arithmetic.step:
-        print_time(out, arithmetic.step)
+        print_time(out, arithmetic.step, predicted.step_interval)
     if arithmetic and arithmetic.memory:
         print_memory(out, arithmetic.memory, memory_bytes=predicted.memory_bytes)
     out.print()

@@ -52,9 +52,15 @@ def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]
     for entry in answer:
         timed = any(row["quantity"] == "step_seconds" and row["left"] is not None for row in entry["figures"])
         keys = {"run", "status", "verdict", "record", "figures"}
-        assert set(entry) == (keys | {"step_seconds_uncertainty"} if timed else keys)
+        assert set(entry) == (keys | {"step_seconds_uncertainty", "intervals"} if timed else keys)
         # the errors of published tables that a fit has not seen: neither none nor half of the time
         assert not timed or 0 < entry["step_seconds_uncertainty"] < 0.5
+        for quantity, (least, most) in entry.get("intervals", {}).items():
+            of_quantity = [row for row in entry["figures"] if row["quantity"] == quantity and row["term"] is None]
+            left = next(row["left"] for row in of_quantity if row["stage"] is None and row["left"])
+            assert 0 < least < left < most
+            # as far below as above, as factors
+            assert least * most == pytest.approx(left**2, rel=1e-9)
         for row in entry["figures"]:
             assert row["quantity"] in set(Quantity)
             assert row["left"] is None or row["left"] >= 0
@@ -267,6 +273,17 @@ def test_another_machine_or_layout_is_not_compared_with_the_recorded_one(capsys:
         assert not any("%" in cell for row in rows for cell in row)
         assert "published figures are on 384 a100-sxm-80gb" in shown
         assert "not compared" in shown
+
+
+def test_an_interval_stands_in_the_line_of_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = objects(capsys, "bloom-176b")
+    shown = text(capsys, "bloom-176b").splitlines()
+    assert next(line for line in shown if line.startswith("quantity")).endswith("  80 % in")
+    assert set(entry["intervals"]) == {"step_seconds", "peak_bytes"}
+    for quantity, scale, unit in (("step_seconds", 1, "s"), ("peak_bytes", 1e9, "GB")):
+        least, most = (end / scale for end in entry["intervals"][quantity])
+        assert next(line for line in shown if line.startswith(quantity)).endswith(f"  {least:.0f}-{most:.0f} {unit}")
+    assert f"80 % in {entry['intervals']['step_seconds'][0]:.0f}-" in text(capsys, "bloom-176b", "--all")
 
 
 def test_shares_of_the_memory_add_up(capsys: pytest.CaptureFixture[str]) -> None:

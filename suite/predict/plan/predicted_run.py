@@ -21,7 +21,7 @@ from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.stage_memory import exceeds
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
-from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.machine_model.model import RunMachine, peak_interval, run_machine, step_interval
 from suite.predict.recorded_run.figures import Prices, predicted_figures
 from suite.predict.recorded_run.from_slice import SlicedStep, sliced_step
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
@@ -68,6 +68,27 @@ class Predicted(NamedTuple):
         if self.sliced:
             return self.sliced.high_seconds / self.sliced.step_seconds - 1
         return self.machine.uncertainty if self.machine else None
+
+    @property
+    def step_interval(self) -> tuple[float, float] | None:
+        """Least and most seconds of the step, its 80 % interval; None where no step is predicted."""
+        if self.sliced:
+            return self.sliced.low_seconds, self.sliced.high_seconds
+        if self.machine is None or self.prediction is None or self.prediction.step is None:
+            return None
+        return step_interval(self.prediction.step, assumed=self.machine.beyond_tables)
+
+    @property
+    def peak_interval(self) -> tuple[float, float] | None:
+        """Least and most bytes at the fullest instant, its 80 % interval; None where no memory is predicted."""
+        memory = self.prediction.memory if self.prediction else ()
+        return peak_interval(max(stage.peak for stage in memory)) if memory else None
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Of step time and peak, as far as they are predicted."""
+        found = {Quantity.STEP_SECONDS: self.step_interval, Quantity.PEAK_BYTES: self.peak_interval}
+        return {quantity: interval for quantity, interval in found.items() if interval}
 
     @property
     def exceeds_memory(self) -> bool:

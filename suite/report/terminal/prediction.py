@@ -109,8 +109,8 @@ def print_published(out: Console, rows: list[Row]) -> None:
     _print_notes(out, notes)
 
 
-def print_rows(out: Console, rows: Iterable[tuple[Row, str]]) -> None:
-    """Print rows with a mark each: predicted, published and the difference."""
+def print_rows(out: Console, rows: Iterable[tuple[Row, str]], *, marks: str = "") -> None:
+    """Print rows with a mark each, under the title `marks`: predicted, published and the difference."""
     cells = []
     for row, mark in rows:
         apart = "" if row.right is None else "not predicted"
@@ -118,8 +118,8 @@ def print_rows(out: Console, rows: Iterable[tuple[Row, str]]) -> None:
             apart = percent(-row.difference, row.right) if row.right and row.difference else "0"
         right = "" if row.right is None else read(row.right, row.quantity)
         cells.append([row.quantity, read(row.left, row.quantity), right, apart, mark])
-    titles = ["quantity", "predicted", "published", "difference", ""]
-    print_table(out, cells, titles, right=titles[1:-1], optional=["published"])
+    titles = ["quantity", "predicted", "published", "difference", marks]
+    print_table(out, cells, titles, right=[*titles[1:-1], *filter(None, [marks])], optional=["published"])
 
 
 def print_predicted(out: Console, rows: list[Row]) -> None:
@@ -247,10 +247,11 @@ def print_bars(
     print_table(out, cells, [*titles, "share", ""], right=[titles[1], "share"])
 
 
-def print_time(out: Console, step: StepTime) -> None:
+def print_time(out: Console, step: StepTime, interval: tuple[float, float] | None) -> None:
     """Print the terms of a step as bars over the whole step."""
     parts = [(name.removesuffix("_seconds").replace("_", " "), seconds) for name, seconds in step._asdict().items()]
-    out.print(f"\n[bold]where the time goes[/]: {printed(step.total_seconds, 's')} s a step, slowest stage")
+    lies = "" if interval is None else f", 80 % in {within(interval, Quantity.STEP_SECONDS)}"
+    out.print(f"\n[bold]where the time goes[/]: {printed(step.total_seconds, 's')} s a step{lies}, slowest stage")
     unit, factor = ("ms", 1e-3) if step.total_seconds < 1 else ("s", 1.0)
     print_bars(out, ("term", unit), parts, step.total_seconds, factor)
 
@@ -312,11 +313,24 @@ def print_fit(out: Console, stages: Sequence[StageMemory], memory_bytes: float |
         print_folded(out, f"fits: {peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}", "green")
 
 
-def print_figures(out: Console, rows: Sequence[Row]) -> int:
-    """Print one row for each of the main quantities; return how many published figures are left out."""
+def within(interval: tuple[float, float], quantity: str) -> str:
+    """An interval in the unit of its most, to two digits or whole numbers."""
+    most, _, unit = read(interval[1], quantity).partition(" ")
+    scale = float(most.replace(",", "")) / interval[1]
+    ends = (f"{end:,.0f}" if end >= 10 else f"{end:.2g}" for end in (scale * interval[0], scale * interval[1]))
+    return f"{'-'.join(ends)} {unit}"
+
+
+def print_figures(out: Console, rows: Sequence[Row], intervals: Mapping[str, tuple[float, float]]) -> int:
+    """Print one row for each of the main quantities; return how many published figures are left out.
+
+    Args:
+        intervals: in which 80 % of such quantities lie.
+    """
     whole = [row for row in rows if row.rank is None and row.stage is None and row.axis is None]
     main = [row for quantity in _MAIN if (row := _main_row(whole, quantity)) is not None]
-    print_rows(out, [(row, "") for row in main])
+    marked = [(row, within(intervals[row.quantity], row.quantity) if row.quantity in intervals else "") for row in main]
+    print_rows(out, marked, marks="80 % in" if intervals else "")
     return sum(row.right is not None for row in whole) - sum(row.right is not None for row in main)
 
 
@@ -330,12 +344,11 @@ def _main_row(rows: Sequence[Row], quantity: Quantity) -> Row | None:
     return ordered[0] if ordered else None
 
 
-def print_largest_times(out: Console, step: StepTime, uncertainty: float | None) -> None:
+def print_largest_times(out: Console, step: StepTime) -> None:
     """Print the largest terms of the step as bars."""
-    title = "where the time goes" if uncertainty is None else f"where the time goes, within ± {uncertainty:.0%}"
     terms = {name.removesuffix("_seconds").replace("_", " "): seconds for name, seconds in step._asdict().items()}
     unit, factor = ("ms", 1e-3) if step.total_seconds < 1 else ("s", 1.0)
-    print_bars(out, (title, unit), _largest(terms), step.total_seconds, factor)
+    print_bars(out, ("where the time goes", unit), _largest(terms), step.total_seconds, factor)
 
 
 def print_largest_memory(out: Console, stages: Sequence[StageMemory]) -> None:
