@@ -87,7 +87,11 @@ def test_a_step_s_terms_follow_what_was_counted() -> None:
     flop = 2 * 65536 * 3072 * 768 * 1000
     assert one.terms["products"] > flop / 989.4e12
     assert one.binding == "products"
-    assert one.mfu < min(one.mfu_at_rate.values()) < max(one.mfu_at_rate.values()) < 1
+    slow, fast = (one.mfu_at_rate[rate] for rate in (650, 770))
+    assert slow < fast < 1
+    rate = flop / one.terms["products"] / 1e12  # the model's own
+    assert (one.mfu - slow) * (rate - 650) >= 0
+    assert (one.mfu - fast) * (rate - 770) >= 0
     assert more.mfu < one.mfu
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.cross_entropy import IGNORED
+from kernels.cross_entropy import reference as cross_entropy_reference
 from kernels.linear_cross_entropy import linear_cross_entropy, reference, rows_of_a_chunk
 from kernels.operator import UnsupportedInputError
 from tests.kernels.agreement import (
@@ -68,10 +69,12 @@ def inputs(rows: int, size: int, columns: int, dtype: torch.dtype, *, seed: int 
 def test_loss_and_gradients_are_as_exact_as_torchs_in_fp32(
     rows: int, size: int, columns: int, chunk: int | None
 ) -> None:
+    """torch's own error is that of products with as many rows: its product of one row rounds up to 4 times as much as
+    one of three (2 cores of an Intel Xeon, 2026-11-26)."""
     targets = tokens(rows, columns)
     assert_as_exact_as_torch_in_the_mean(
         lambda h, w: linear_cross_entropy(h, w, targets, chunk_rows=chunk),
-        lambda h, w: reference(h, w, targets),
+        lambda h, w: cross_entropy_reference(torch.cat([part @ w.t() for part in h.split(chunk or rows)]), targets),
         [inputs(rows, size, columns, torch.float32, seed=seed) for seed in range(8)],
         [torch.tensor(1.5, device=DEVICE)],
     )
