@@ -254,7 +254,7 @@ def _launched(
     messages = printing.messages
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
         tokens = corpus_for(planned, request.corpus) if planned.slice is None else slice_tokens(planned)
-    before = goes_on_from(planned, tokens.sha256)
+    before = goes_on_from(planned, tokens)
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)

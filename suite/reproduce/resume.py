@@ -7,11 +7,12 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.job.checkpoints import OF_JOB, Progress, held_by_name, newest, progress_of
+from suite.job.corpus import Corpus
 from suite.reproduce.plan import Plan
 
 
-def goes_on_from(plan: Plan, corpus: str) -> Progress | None:
-    """The progress that the plan's training goes on from; None where it begins. `corpus`: sha256 of its text.
+def goes_on_from(plan: Plan, corpus: Corpus) -> Progress | None:
+    """The progress that the plan's training goes on from; None where it begins.
 
     Raises:
         InputError: what was trained differs from what is asked for, or nothing is left to do.
@@ -21,7 +22,7 @@ def goes_on_from(plan: Plan, corpus: str) -> Progress | None:
         return None
     before = progress_of(found)
     for name in (*OF_JOB, "corpus"):
-        stored, asked = getattr(before, name), corpus if name == "corpus" else getattr(plan, name)
+        stored, asked = getattr(before, name), corpus.sha256 if name == "corpus" else getattr(plan, name)
         if stored != asked and name != "layout":
             got, allowed = _difference(stored, asked)
             raise InputError(f"the checkpoint has another {name}", got=got, allowed=allowed, where=str(found))

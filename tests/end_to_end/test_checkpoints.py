@@ -16,6 +16,7 @@ from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.execute.training.checkpoint import MetadataUnpickler
 from suite.job.checkpoints import OF_JOB, PROGRESS, Checkpoints, Progress, checkpoint_path, newest, progress_of
+from suite.job.corpus import Corpus
 from suite.job.events import Started, Status, Step
 from suite.reproduce.checked_checkpoints import sole_use
 from suite.reproduce.plan import corpus_for
@@ -99,7 +100,7 @@ def test_another_layout_goes_on_with_the_same_numbers(tmp_path):
     losses = run(first, tmp_path).losses
     shutil.rmtree(newest(tmp_path / "checkpoints"))  # as if it had ended before the last one
     one = msgspec.structs.replace(first, layout=msgspec.structs.replace(first.layout, data_parallel=1, zero_stage=0))
-    before = goes_on_from(one, corpus_for(one, TEXT).sha256)
+    before = goes_on_from(one, corpus_for(one, TEXT))
     assert before is not None
     assert before.step == 8
     result = run(one, tmp_path)
@@ -114,6 +115,10 @@ CHANGES = {
     "recipe": ({"recipe": {"learning_rate": 1.0}}, "another recipe; got learning_rate 1.0, allowed: "),
     "layout": ({"layout": {"data_parallel": 1, "pipeline_stages": 2}}, "can be loaded by no other one"),
 }
+
+
+def corpus(sha256):
+    return Corpus(source="", sha256=sha256, text_bytes=0, files=0, vocabulary=0, tokens=0, tokens_file="")
 
 
 def written(directory, plan, *, step):
@@ -132,22 +137,22 @@ def test_other_trainings_are_refused(name, tmp_path):
     changes, words = CHANGES[name]
     plan = plan_with(tmp_path, zero_stage=1)
     written(tmp_path, plan, step=4)
-    assert goes_on_from(plan, "text").step == 4
+    assert goes_on_from(plan, corpus("text")).step == 4
     changed = {
         key: msgspec.structs.replace(getattr(plan, key), **value) if isinstance(value, dict) else value
         for key, value in changes.items()
     }
     with pytest.raises(InputError, match=words):
-        goes_on_from(msgspec.structs.replace(plan, **changed), "text")
+        goes_on_from(msgspec.structs.replace(plan, **changed), corpus("text"))
     with pytest.raises(InputError, match="another corpus"):
-        goes_on_from(plan, "other text")
+        goes_on_from(plan, corpus("other text"))
 
 
 def test_nothing_is_left_to_do(tmp_path):
     plan = plan_with(tmp_path, zero_stage=1)
     written(tmp_path, plan, step=STEPS)
     with pytest.raises(InputError, match="no step is left; got 12 of 12 done"):
-        goes_on_from(plan, "text")
+        goes_on_from(plan, corpus("text"))
 
 
 def test_one_launch_at_a_time(tmp_path):
