@@ -27,6 +27,9 @@ from suite.reproduce.measured_figures import counted_figures
 from tests.end_to_end.layouts.execution import Executed
 from tests.end_to_end.layouts.table import STEPS
 
+# by which an update made larger what rounding had left, while `loss_bound` adds the errors of passes: losses of
+# llama3-mini in cp2,dp2,zero3 were 0.07, 0.3, 2, 4, 12 and 68 millionths apart (an Intel Xeon, 2026-11-26)
+GROWTH = 7
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
@@ -59,7 +62,8 @@ def differing_losses(executed: Executed, single: Executed) -> Iterator[str]:
     for rank, own in enumerate(executed.steps):
         assert len(own) == len(expected) == STEPS
         for step, wanted in zip(own[:steps], expected, strict=False):
-            if not abs(step.loss - wanted) <= bound * wanted:
+            grown = GROWTH if step.step == STEPS - 1 else 1
+            if not abs(step.loss - wanted) <= grown * bound * wanted:
                 yield f"loss of step {step.step} on rank {rank}: {step.loss}, in one process {wanted}"
 
 
@@ -239,14 +243,11 @@ def disagreements(executed: Executed, single: Executed | None) -> list[str]:
 
 
 def judged_steps(executed: Executed) -> int:
-    """All steps but the last in fp32; in 16 bit the first, because Adam makes as much of a rounding error as of a
-    gradient; without flush the first too, as later gradients are those of other weights.
-
-    In fp32 each update makes what rounding left larger, while `loss_bound` adds the errors of passes: the losses of
-    llama3-mini in cp2,dp2,zero3 were 0.07, 0.3, 2, 4, 12 and 68 millionths apart (an Intel Xeon, 2026-11-26).
+    """All steps in fp32; in 16 bit the first, because Adam makes as much of a rounding error as of a gradient; without
+    flush the first too, as later gradients are those of other weights.
     """
     job = executed.job
-    return STEPS - 1 if job.recipe.precision is Precision.FP32 and job.layout.flushes else 1
+    return STEPS if job.recipe.precision is Precision.FP32 and job.layout.flushes else 1
 
 
 def loss_bound(executed: Executed) -> float:
