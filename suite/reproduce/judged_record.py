@@ -9,7 +9,7 @@ from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Figure
 from suite.predict.executed_run.figures import expected_figures, judged, memory_options
-from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
+from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, with_measured_bubble
 from suite.predict.executed_run.routing import given_routing
 from suite.records.record import Record, recorded_kernels
 
@@ -38,5 +38,5 @@ def judged_rows(record: Record, expected: Expected = expected_of_job) -> list[Ro
     figures = given_routing(job.workload, options, figures, rows, places=places)
     passes = [rank.pipeline_times for rank in record.end.ranks]
     surroundings = LaunchSurroundings(usable, record.end.others_share, record.end.steal_share)
-    figures = [*figures, *bubble_of_measured_passes(job, passes, surroundings)]
+    figures = with_measured_bubble(figures, job, passes, surroundings)
     return judged(figures, record.end.predicted, record.end.figures)

@@ -29,7 +29,7 @@ from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure, Quantity, last_loss
 from suite.predict.executed_run.between_nodes import payload_by_place, wire_bytes
 from suite.predict.executed_run.figures import countable, expected_figures, judged, memory_options
-from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, bubble_of_measured_passes
+from suite.predict.executed_run.pipeline_bubble import LaunchSurroundings, with_measured_bubble
 from suite.predict.executed_run.routing import given_routing
 from suite.predict.executed_run.stage_plan import StagePlan, stage_plan
 from suite.records import store
@@ -212,7 +212,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         surroundings = LaunchSurroundings(usable_cores(), end.others_share, end.steal_share)
         if steps and steps[0].step:  # it went on from a checkpoint
             expected = [figure for figure in expected if figure.quantity is not Quantity.FIRST_LOSS]
-        expected = [*expected, *bubble_of_measured_passes(job, passes, surroundings)]
+        expected = with_measured_bubble(expected, job, passes, surroundings)
         if plan.scheduled is not None and outcome.nodes:
             places = (job.layout, outcome.nodes)
             expected = [*expected, *payload_by_place(expected, *places), *wire_bytes(expected, *places)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import msgspec
@@ -19,27 +20,35 @@ from tests.support.launches import FP32_WITHOUT_DROPOUT, launched, small_plan
 
 pytestmark = pytest.mark.timing
 
-MICRO_BATCHES = 4
+LAUNCHES = 5
 MOST_IDLE = 0.05  # of the steady state without flush
 
 
-def pipelined_plan(words: str, *, padded_vocabulary: int, micro_batches: int = MICRO_BATCHES, steps: int = 8) -> Plan:
-    """Eight layers of 320 on two stages. Passes take tens of milliseconds, so that a message's time hardly counts."""
+def pipelined_plan(
+    words: str,
+    *,
+    padded_vocabulary: int,
+    hidden: int = 320,
+    micro_batch: int = 2,
+    micro_batches: int = 4,
+    steps: int = 8,
+) -> Plan:
+    """Eight layers on two stages. Passes take tens of milliseconds, so that a message's time hardly counts."""
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
     architecture = msgspec.structs.replace(
         plan.architecture,
         layers=8,
-        hidden=320,
-        heads=5,
+        hidden=hidden,
+        heads=hidden // 64,
         head_dim=64,
-        kv_heads=5,
-        ffn_hidden=1280,
+        kv_heads=hidden // 64,
+        ffn_hidden=4 * hidden,
         vocabulary=padded_vocabulary,
         padded_vocabulary=padded_vocabulary,
         sequence=128,
     )
-    layout = parse_layout(words, base=Layout(micro_batch=2))
-    recipe = msgspec.structs.replace(plan.recipe, global_batch=2 * micro_batches)
+    layout = parse_layout(words, base=Layout(micro_batch=micro_batch))
+    recipe = msgspec.structs.replace(plan.recipe, global_batch=micro_batch * micro_batches)
     return msgspec.structs.replace(plan, architecture=architecture, recipe=recipe, layout=layout, steps=steps)
 
 
@@ -96,17 +105,19 @@ def test_equal_stages_wait_for_the_predicted_bubble(words: str, bubble: float, t
     ("words", "micro_batches"), [("pp2,pipedream", 1), ("pp2,pipedream", 4), ("pp2,pipedream-2bw", 4)]
 )
 def test_without_flush_equal_stages_hardly_wait(words: str, micro_batches: int, tmp_path: Path) -> None:
-    """Where 1F1B waits half of the time with one micro-batch, and a fifth with four: 1 / (m + 1)."""
-    plan = pipelined_plan(words, padded_vocabulary=304, micro_batches=micro_batches, steps=24)
-    for _ in range(5):  # whatever else runs on these processors makes one of the stages wait longer
-        by_flop, of_passes = bubble_rows(plan, tmp_path)
-        if by_flop.right is not None and by_flop.right < MOST_IDLE:
-            break
-    assert by_flop.left == pytest.approx(0, abs=0.01)  # the head is 4 % of a chunk
-    assert by_flop.verdict is Verdict.PASS, by_flop
-    assert by_flop.right is not None
-    assert by_flop.right < MOST_IDLE
-    assert apart(of_passes) <= BUBBLE_TOLERANCE, of_passes
+    """Where 1F1B waits half of the time with one micro-batch, and a fifth with four: 1 / (m + 1).
+
+    The median of five launches, whose passes take more than 0.1 s: a stage waits for every message.
+    """
+    steps = 24 if micro_batches == 1 else 12
+    sizes = {"padded_vocabulary": 512, "hidden": 512, "micro_batch": 4, "micro_batches": micro_batches}
+    plan = pipelined_plan(words, **sizes, steps=steps)
+    launches = [bubble_rows(plan, tmp_path) for _ in range(LAUNCHES)]
+    assert all(by_flop.left == pytest.approx(0, abs=0.01) for by_flop, _ in launches)  # the head is 4 % of a chunk
+    measured = [by_flop.right for by_flop, _ in launches if by_flop.right is not None]
+    assert len(measured) == LAUNCHES
+    assert statistics.median(measured) < MOST_IDLE, measured
+    assert statistics.median(apart(of_passes) for _, of_passes in launches) <= BUBBLE_TOLERANCE
 
 
 @pytest.mark.rare

@@ -15,8 +15,8 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from suite.job.pipeline_passes import MeasuredPass, PassKind, PassMedian, PipelineTimes
 from suite.job.training_job import Job
-from suite.metrics.figures import MEASURED_PASSES, Quantity
-from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, bubble_of_measured_passes
+from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
+from suite.predict.executed_run.pipeline_bubble import REASON, LaunchSurroundings, with_measured_bubble
 from suite.predict.simulation.pipeline_order import passes
 from suite.predict.simulation.pipeline_schedule import Durations, idle_fraction
 from suite.reproduce.plan import job_for
@@ -60,7 +60,7 @@ def test_passes_as_long_as_a_models_wait_as_its_simulation(words: dict[str, Any]
     forward, weight = data.draw(seconds), data.draw(seconds)
     durations = Durations(forward, [a + b for a, b in zip(forward, weight, strict=True)], weight)
     expected = idle_fraction(job.layout, durations, micro_batches=accumulation(job.recipe, job.layout))
-    (figure,) = bubble_of_measured_passes(job, times_of(job, durations, (0.5, 1.0, 3.0)), QUIET)
+    (figure,) = with_measured_bubble([], job, times_of(job, durations, (0.5, 1.0, 3.0)), QUIET)
     assert (figure.quantity, figure.term, figure.why) == (Quantity.BUBBLE_FRACTION, MEASURED_PASSES, REASON)
     assert figure.value == pytest.approx(expected, abs=1e-12)
     assert figure.tolerance is not None
@@ -71,7 +71,7 @@ def test_two_equal_stages_wait_for_one_pass_in_nine() -> None:
     job = job_of({"schedule": "1f1b"})
     assert accumulation(job.recipe, job.layout) == 8
     times = times_of(job, Durations([0.02] * 2, [0.04] * 2, [0.02] * 2))
-    assert bubble_of_measured_passes(job, times, QUIET)[0].value == pytest.approx(1 / 9)
+    assert with_measured_bubble([], job, times, QUIET)[0].value == pytest.approx(1 / 9)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,31 @@ def test_what_else_makes_a_rank_wait_is_named(
 ) -> None:
     job = job_of({"schedule": "1f1b"}, **changes)
     times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
-    (figure,) = bubble_of_measured_passes(job, times, surroundings)
+    (figure,) = with_measured_bubble([], job, times, surroundings)
     assert figure.why == (f"not judged: {why}" if why else REASON)
     assert (figure.tolerance is None) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds", "judged"), [("pipedream", 0.05, False), ("pipedream", 0.1, True), ("1f1b", 0.005, True)]
+)
+def test_where_every_message_is_waited_for_neither_share_is_judged(schedule: str, seconds: float, judged: bool) -> None:
+    job = job_of({"schedule": schedule})
+    times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
+    flop, by_flop = Figure(Quantity.MODEL_FLOP, 1), Figure(Quantity.BUBBLE_FRACTION, 0.01, tolerance=5.0)
+    same, found, _ = with_measured_bubble([flop, by_flop], job, times, QUIET)
+    assert same == flop
+    assert (found == by_flop) == judged
+    if not judged:
+        assert found.tolerance is None
+        assert found.why == "not judged: a pass takes 75 ms, in which messages count"
 
 
 def test_without_the_passes_of_every_rank_nothing_is_simulated() -> None:
     job = job_of({"schedule": "1f1b"})
     first, _ = times_of(job, Durations([1.0] * 2, [2.0] * 2, [1.0] * 2))
-    assert bubble_of_measured_passes(job, [first, None], QUIET) == []
-    assert bubble_of_measured_passes(job, [], QUIET) == []
+    assert with_measured_bubble([], job, [first, None], QUIET) == []
+    assert with_measured_bubble([], job, [], QUIET) == []
 
 
 def test_without_flush_only_the_less_busy_stage_waits_and_updates_count() -> None:
@@ -108,10 +123,10 @@ def test_without_flush_only_the_less_busy_stage_waits_and_updates_count() -> Non
     micro_batches = accumulation(job.recipe, job.layout)
     times = times_of(job, Durations([0.01, 0.02], [0.02, 0.03], [0.01] * 2))
     before = [msgspec.structs.replace(each, between_seconds=None) for each in times]  # as in earlier records
-    assert bubble_of_measured_passes(job, before, QUIET)[0].value == pytest.approx(1 - 8 / 10)
+    assert with_measured_bubble([], job, before, QUIET)[0].value == pytest.approx(1 - 8 / 10)
     longer = [msgspec.structs.replace(each, between_seconds=s) for each, s in zip(times, (0.03, 0.01), strict=True)]
     busy, waits = micro_batches * 0.08, micro_batches * 0.02 - 0.02
-    assert bubble_of_measured_passes(job, longer, QUIET)[0].value == pytest.approx(waits / (busy + waits))
+    assert with_measured_bubble([], job, longer, QUIET)[0].value == pytest.approx(waits / (busy + waits))
 
 
 def test_a_step_of_a_batch_that_still_grows_is_simulated_with_its_own_micro_batches() -> None:
@@ -123,12 +138,12 @@ def test_a_step_of_a_batch_that_still_grows_is_simulated_with_its_own_micro_batc
         )
         for stage, each in enumerate(times)
     ]
-    assert bubble_of_measured_passes(job, of_step, QUIET)[0].value == pytest.approx(1 / 5)
+    assert with_measured_bubble([], job, of_step, QUIET)[0].value == pytest.approx(1 / 5)
 
 
 def test_a_schedule_with_a_pass_that_no_step_had_is_not_simulated() -> None:
     job = job_of({"schedule": "zero-bubble"})
     first, second = times_of(job, Durations([0.02] * 2, [0.04] * 2, [0.02] * 2))
-    assert bubble_of_measured_passes(job, [first, second], QUIET)
+    assert with_measured_bubble([], job, [first, second], QUIET)
     without = msgspec.structs.replace(second, medians=[each for each in second.medians if each.kind != PassKind.WEIGHT])
-    assert bubble_of_measured_passes(job, [first, without], QUIET) == []
+    assert with_measured_bubble([], job, [first, without], QUIET) == []
