@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from reference_runs.errors import InputError
-from reference_runs.run import Workload
 from suite.job.checkpoints import Checkpoints, newest
 from suite.job.options import Averaging
 from suite.records.store import writable
@@ -20,7 +19,7 @@ LATEST = "latest"
 EVERY, RESUME, RESTARTS = "--checkpoint-every", "--resume", "--max-restarts"
 
 
-def checked_checkpoints(request: Request, workload: Workload, averaging: Averaging) -> Checkpoints | None:
+def checked_checkpoints(request: Request, averaging: Averaging) -> Checkpoints | None:
     """Where the launch stores checkpoints, and from where it goes on; None where the request has none of both.
 
     Raises:
@@ -45,9 +44,6 @@ def checked_checkpoints(request: Request, workload: Workload, averaging: Averagi
         raise InputError("errors of a compressed average are not stored", got=averaging.value, where=where)
     if request.synchronisation is not None:
         raise InputError("a parameter store is not stored", got="--synchronisation", where=where)
-    if not workload.layout.flushes:
-        what = "micro-batches between two stages are not stored"
-        raise InputError(what, got=workload.layout.schedule.value, allowed="schedules with a flush", where=where)
     root = request.results / "checkpoints"
     directory = _named(request.resume, root) if request.resume else root / _new(request.name)
     return Checkpoints(directory=str(directory.absolute()), every=every, restarts=restarts)

@@ -185,7 +185,7 @@ def plan(request: Request) -> Plan:
         synchronisation=synchronisation,
         slow_ranks=slow_ranks,
         scheduled=nodes,
-        checkpoints=checked_checkpoints(request, workload, averaging),
+        checkpoints=checked_checkpoints(request, averaging),
     )
     if device == "cuda" and (devices := cuda_device_list()):
         ranks_of_device = math.ceil(ranks_here / len(devices))  # more than one where they are shared

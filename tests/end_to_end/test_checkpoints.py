@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
+from reference_runs.layout import Schedule
 from reference_runs.run import Precision
 from suite.execute.training.checkpoint import MetadataUnpickler
 from suite.job.checkpoints import OF_JOB, PROGRESS, Checkpoints, Progress, checkpoint_path, newest, progress_of
@@ -48,7 +49,7 @@ def run(plan, directory, *, kill_after: int | None = None, rank: int = 1):
             os.kill(pids[rank], signal.SIGKILL)
 
     result = reproduce(plan, corpus_for(plan, TEXT), directory, heard)
-    assert killed == (kill_after is not None)
+    assert killed == (kill_after is not None), result.message
     return result
 
 
@@ -60,16 +61,22 @@ def stored(directory):
     return {part.name: part.read_bytes() for part in sorted(path.glob("*.distcp"))}
 
 
+BF16 = {"precision": Precision.BF16}
+STAGES = {"data_parallel": 1, "pipeline_stages": 2, "zero_stage": 0}
 USUAL = "fp16 with dropout, zero1"
 LAYOUTS = {
     USUAL: ({}, {"zero_stage": 1}),
-    "bf16 pipeline": ({"precision": Precision.BF16}, {"data_parallel": 1, "pipeline_stages": 2, "zero_stage": 0}),
+    "bf16 pipeline": (BF16, STAGES),
     "fp32 tensor parallel": (
         {"precision": Precision.FP32},
-        {"data_parallel": 1, "tensor_parallel": 2, "zero_stage": 0},
+        {"data_parallel": 1, "tensor_parallel": 3, "zero_stage": 0},
     ),
     "bf16 fully sharded": ({"precision": Precision.BF16}, {"zero_stage": 3}),
     "four ranks": ({}, {"data_parallel": 4, "zero_stage": 0}),
+    "bf16 pipedream": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM}),
+    "bf16 pipedream, four stages": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM, "pipeline_stages": 4}),
+    "vertical sync": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM_VERTICAL_SYNC, "pipeline_stages": 4}),
+    "two versions, two replicas": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM_2BW, "data_parallel": 2}),
 }
 
 
@@ -88,7 +95,7 @@ def test_restart_is_bit_for_bit(name, tmp_path):
     assert [row.verdict for row in exact_rows(result.rows)] == [row.verdict for row in exact_rows(whole.rows)]
     assert result.goodput is not None
     (restart,) = result.goodput.restarts
-    assert restart.step == 8
+    assert restart.step in (4, 8)  # that of step 8 may not have been complete when the rank was killed
     assert restart.after_step >= 9
     assert 0 < result.goodput.share < 1
 

@@ -30,7 +30,7 @@ MOMENTS = {
     "first update": f"1 {STEP} Steps.update before 1",
     "first step done": f"1 {STEP} Steps.update after 1",
     "a counted step": f"0 {STEP} Steps.forward_and_backward after 4",
-    "before a copy": f"1 {CHECKPOINT} random_state before 3",
+    "before a copy": f"1 {STEP} Steps.random_state before 3",
     "copied": f"1 {CHECKPOINT} async_save after 2",
     "before it writes": f"1 {WRITER} FileSystemWriter.write_data before 2",
     "written": f"1 {WRITER} FileSystemWriter.write_data after 2",

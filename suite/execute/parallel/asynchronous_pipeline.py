@@ -40,7 +40,8 @@ class AsynchronousStage:
     Args:
         versioned: all weights of the stage, those that it alone has first.
         before, after: the neighbours; None at the ends.
-        done: called with the number of a micro-batch after its backward pass, when its gradient is on its way.
+        begins, done: called with the number of a micro-batch before its forward pass, and after its backward pass, when
+            its gradient is on its way.
 
     Attributes:
         staleness: of each micro-batch of the last step, the updates of its stage between the weights that its passes
@@ -56,12 +57,14 @@ class AsynchronousStage:
         before: StageLink | None,
         after: StageLink | None,
         phases: Phases,
+        begins: Callable[[int], None] = lambda _: None,
         done: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.staleness: list[int] = []
         self._module, self._versioned, self._rule = module, versioned, rule
-        self._before, self._after, self._phases, self._done = before, after, phases, done
-        self._begun = self._ended = self._first = self._updates = 0
+        self._before, self._after, self._phases = before, after, phases
+        self._begins, self._done = begins, done
+        self._resumed = self._begun = self._ended = self._first = self._updates = 0
         self._passed: dict[int, _Passed] = {}
         self._arriving: Arrival | None = None
         self._gradient: Arrival | None = None
@@ -70,6 +73,11 @@ class AsynchronousStage:
     def missing(self) -> int:
         """Micro-batches that `step` will be given: of its backward passes, and that are in flight after them."""
         return self._rule.first(self._updates + 1) + self._rule.in_flight - 1 - self._begun
+
+    def continue_from(self, updates: int) -> None:
+        """Go on as after so many updates. Forward passes that were in flight come again, with the versions they had."""
+        self._updates = updates
+        self._resumed = self._begun = self._ended = self._rule.first(updates)
 
     def step(self, tokens: list[Tensor], arguments: list[dict[str, Tensor]]) -> Tensor:
         """Run the passes up to the next update; gradients are those of the mean loss of its micro-batches.
@@ -113,6 +121,7 @@ class AsynchronousStage:
 
     def _forward(self, tokens_BT: Tensor, arguments: dict[str, Tensor]) -> None:
         number = self._begun
+        self._begins(number)
         x = None
         if self._before is not None:
             arriving = self._arriving or self._before.exchange(None, receives=True)
@@ -131,9 +140,9 @@ class AsynchronousStage:
         if self._after is None:
             return
         first = number - self._rule.in_flight + 1  # whose backward pass is next
-        joined = first >= 0 and _joined(self._rule)
+        joined = first >= self._resumed and _joined(self._rule)
         gradient = self._after.exchange(output.detach(), receives=joined)
-        if first >= 0:
+        if first >= self._resumed:
             self._gradient = gradient or self._after.exchange(None, receives=True)
 
     def _backward(self, number: int) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class TiedTable:
         self.leaf, self.optimizer = leaf, optimizer
         self.versioned = versioned
         self._recipe, self._samples, self._later, self._group = recipe, samples, later, group
-        self._sums: deque[tuple[Tensor, dist.Work]] = deque()
+        self._sums: deque[tuple[Tensor, dist.Work | _Done]] = deque()
         self._updates = 0
 
     def begin_sum(self) -> None:
@@ -83,8 +84,32 @@ class TiedTable:
             self.leaf.parameter.grad = gathering
         return squared
 
-    def finish(self) -> None:
-        """Wait for the sums that no update will read."""
+    def sums(self) -> list[Tensor]:
+        """Those that no update has read yet, complete."""
         for _, work in self._sums:
             work.wait()
+        return [gradient for gradient, _ in self._sums]
+
+    def have(self, update: int) -> None:
+        """Have versions and sums as after so many updates of this stage; what they hold is still to be loaded."""
+        rule = self.versioned.rule
+        micro_batch = rule.first(update)
+        self._updates = rule.updates(max(0, micro_batch - self._later))
+        parameter = self.leaf.parameter
+        dtype = parameter.grad_dtype or parameter.dtype
+        sums = [torch.zeros_like(parameter, dtype=dtype, requires_grad=False) for _ in range(self._updates, update)]
+        self._sums = deque((each, _Done()) for each in sums)
+        storages = rule.storages(self._updates, later=self._later)
+        self.versioned.weights.have(oldest=rule.version(micro_batch), newest=self._updates, storages=storages)
+
+    def finish(self) -> None:
+        """Wait for the sums that no update will read."""
+        self.sums()
         self._sums.clear()
+
+
+class _Done:
+    """Of a message that had arrived when a checkpoint was stored."""
+
+    def wait(self) -> bool:
+        return True

@@ -71,6 +71,10 @@ class VersionRule:
             return bisect_right(ends, micro_batches) - 1
         return len(self.ramp) + (micro_batches - ends[-1]) // self.micro_batches
 
+    def storages(self, updates: int, *, later: int = 0) -> int:
+        """Versions with storages after so many updates, each of them `later` micro-batches after its last one."""
+        return max(update + 1 - self.version(self.first(update) + later) for update in range(updates + 1))
+
     def version(self, micro_batch: int) -> int:
         """The version that a micro-batch is computed with."""
         if self.schedule is Schedule.PIPEDREAM_2BW:
@@ -180,8 +184,29 @@ class WeightVersions:
                 new.copy_(old)
         self.newest += 1
         self._of[self.newest] = after
-        views = [_views(group, flat) for group, flat in zip(self._groups, after.flats, strict=True)]
+        self._update(after)
+
+    def _update(self, stored: _Stored) -> None:
+        """Point the optimizer to these storages."""
+        views = [_views(group, flat) for group, flat in zip(self._groups, stored.flats, strict=True)]
         self._optimizer.masters.write_to([view for of_group in views for view in of_group])
+
+    def kept(self, oldest: int) -> dict[int, list[Tensor]]:
+        """Flat buffers of each version from `oldest` on."""
+        return {version: stored.flats for version, stored in self._of.items() if version >= oldest}
+
+    def have(self, *, oldest: int, newest: int, storages: int) -> None:
+        """Have these versions, as after `newest` updates; what is in them is still to be loaded.
+
+        Args:
+            storages: as many as there were then, with those that no micro-batch needs any more.
+        """
+        stored = [*self._of.values(), *self._free]
+        versions = range(oldest, newest + 1)
+        stored += [self._new() for _ in range(len(stored), storages)]
+        self._of, self._free = dict(zip(versions, stored, strict=False)), stored[len(versions) :]
+        self.newest = newest
+        self._update(self._of[newest])
 
     def _new(self) -> _Stored:
         flats = [torch.empty_like(group.flat) for group in self._groups]

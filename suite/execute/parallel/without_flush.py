@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,27 @@ class WithoutFlush:
     def state_tensors(self) -> list[Tensor]:
         table = [] if self.table is None else self.table.optimizer.state_tensors
         return [*self.optimizer.state_tensors, *table]
+
+    def have(self, update: int) -> None:
+        """Have what is kept after so many updates, optimizer states too; its values are still to be loaded."""
+        self.optimizer.step(0.0)
+        rule = self.own.rule
+        oldest = rule.version(rule.first(update))
+        self.own.weights.have(oldest=oldest, newest=update, storages=rule.storages(update))
+        if self.table is not None:
+            self.table.optimizer.step(0.0)
+            self.table.have(update)
+
+    def kept(self, update: int) -> Iterator[tuple[str, Tensor]]:
+        """What the passes after `update` updates need, by name: versions, optimizer states, and the table's sums."""
+        parts = [("own", self.own, self.optimizer)]
+        if self.table is not None:
+            parts.append(("table", self.table.versioned, self.table.optimizer))
+            yield from ((f"table sum {number}", each) for number, each in enumerate(self.table.sums()))
+        for name, (weights, rule), optimizer in parts:
+            for version, flats in weights.kept(rule.version(rule.first(update))).items():
+                yield from ((f"{name} version {version}: {number}", flat) for number, flat in enumerate(flats))
+            yield from ((f"{name} state {number}", each) for number, each in enumerate(optimizer.state_tensors))
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         """Update what the stage alone has."""

@@ -18,7 +18,9 @@ from suite.execute.parallel.mesh import PIPELINE
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.outcome import StepOutcome
+from suite.execute.training.random_state import random_state
 from suite.execute.training.step import Steps
+from suite.job.checkpoints import Progress
 from suite.job.training_job import Job
 
 
@@ -43,9 +45,11 @@ class AsynchronousSteps(Steps):
             before=self._parts.before,
             after=self._parts.after,
             phases=self.phases,
+            begins=self._begins,
             done=self._done,
         )
         self._given = 0
+        self._random: dict[int, dict[str, Tensor]] = {}  # before the forward passes of what is in flight
         self._reductions: deque[tuple[Tensor, dist.Work]] = deque()
         ahead = dataclasses.replace(self._rule, stage=0).in_flight - self._rule.in_flight + 1 if self._rule.stage else 0
         self._unread = 1 + -(-ahead // self._rule.micro_batches)
@@ -62,7 +66,12 @@ class AsynchronousSteps(Steps):
     def staleness(self) -> int | None:
         return max(self._stage.staleness)
 
+    def _begins(self, micro_batch: int) -> None:
+        if self.job.checkpoints is not None and self.job.checkpoints.every is not None:
+            self._random[micro_batch] = random_state(self.device)
+
     def _done(self, micro_batch: int) -> None:
+        self._random.pop(micro_batch, None)
         if self._parts.table is not None and self._rule.stage:
             self._parts.table.update_after(micro_batch, self.phases)
 
@@ -97,6 +106,22 @@ class AsynchronousSteps(Steps):
         self._parts.step(rate, gradient_factor(self.job.recipe, norm))
         self._parts.clear()
         return squared
+
+    def random_state(self) -> dict[str, Tensor]:
+        return self._random[min(self._random)] if self._random else random_state(self.device)
+
+    def have(self, progress: Progress) -> None:
+        """Have all tensors of training as they were then; what they hold is still to be loaded."""
+        self._parts.have(progress.step)
+
+    def continue_from(self, progress: Progress) -> None:
+        """As of all steps; forward passes that were in flight come again."""
+        super().continue_from(progress)
+        self._given = self._rule.first(self.step)
+        self._stage.continue_from(self.step)
+
+    def settled(self) -> list[StepOutcome]:
+        return self._outcomes(unread=0)
 
     def _outcomes(self, *, unread: int) -> list[StepOutcome]:
         known = []

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -22,6 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from suite.execute.measure.counters import eagerly
 from suite.execute.parallel.sharded_adamw import TensorAdamW
+from suite.execute.training.asynchronous_step import AsynchronousSteps
+from suite.execute.training.outcome import StepOutcome
+from suite.execute.training.random_state import set_random_state
 from suite.execute.training.step import Steps
 from suite.job.checkpoints import (
     KEPT,
@@ -73,7 +75,7 @@ class CheckpointedTraining:
         self._writing: Future[Any] | None = None
         self._begun = 0.0
         self._stall_seconds = 0.0
-        self._step = 0
+        self._step = self._bytes = 0
 
     def resume(self) -> int:
         """Load the newest complete checkpoint; return the number of the next step, 0 where there is none.
@@ -93,10 +95,13 @@ class CheckpointedTraining:
             return 0
         self._report(Phase(f"load {found[0]}", time.time()))
         progress = progress_of(Path(found[0]))
-        self._rehearse(progress)
+        if isinstance(self._steps, AsynchronousSteps):
+            self._steps.have(progress)
+        else:
+            self._rehearse(progress)
         same = progress.layout == self._job.layout
         state = dict(self._tensors())
-        randomness = random_state(self._steps.device)
+        randomness = self._steps.random_state()
         if same:
             state |= {f"rank {dist.get_rank()}: {name}": tensor for name, tensor in randomness.items()}
         load(state, storage_reader=Reader(found[0]), process_group=self._group)
@@ -124,22 +129,26 @@ class CheckpointedTraining:
         if self._writing is not None and (counted or self._writing.done()):
             self.wait()
 
-    def after(self, step: int) -> None:
-        """After a step whose number is one less than `step`: begin a checkpoint where one is due."""
+    def after(self, step: int, report: Callable[[list[StepOutcome]], None]) -> None:
+        """After a step whose number is one less than `step`: begin a checkpoint where one is due.
+
+        Args:
+            report: called with the outcomes so far that were not known.
+        """
         every = self._checkpoints.every
         if every is None or step % every or step > self._job.steps:
             return
+        report(self._steps.settled())
         self.wait()
         begin = time.monotonic()
         path = self._partial(step)
         if dist.get_rank() == 0:
             self._remove_partial()
         dist.barrier(group=self._group)
-        randomness = random_state(self._steps.device)
+        tensors, randomness = dict(self._tensors()), self._steps.random_state()
+        self._bytes = sum(map(tensor_bytes, tensors.values()))
         own = {f"rank {dist.get_rank()}: {name}": tensor for name, tensor in randomness.items()}
-        saved = async_save(
-            {**dict(self._tensors()), **own}, storage_writer=FileSystemWriter(path), process_group=self._group
-        )
+        saved = async_save({**tensors, **own}, storage_writer=FileSystemWriter(path), process_group=self._group)
         assert isinstance(saved, Future)
         self._progress = self._steps.progress(self._checkpoints.corpus)
         self._writing, self._step, self._begun = saved, step, begin
@@ -156,7 +165,6 @@ class CheckpointedTraining:
         self._writing.result()
         self._writing = None
         path = self._partial(self._step)
-        size = sum(tensor_bytes(tensor) for _, tensor in self._tensors())
         if dist.get_rank() == 0:
             with whole_file(path / PROGRESS) as temporary:
                 temporary.write_bytes(msgspec.json.encode(self._progress))
@@ -167,7 +175,7 @@ class CheckpointedTraining:
             for old in complete(self._checkpoints.directory)[:-KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         seconds = time.monotonic() - self._begun
-        self._report(CheckpointStored(self._step, size, self._stall_seconds, seconds, time.time()))
+        self._report(CheckpointStored(self._step, self._bytes, self._stall_seconds, seconds, time.time()))
 
     def _partial(self, step: int) -> Path:
         return Path(self._checkpoints.directory, f".step-{step:07}.partial")
@@ -181,7 +189,10 @@ class CheckpointedTraining:
         """What is stored of this rank, by its name in the checkpoint: the tensors themselves, to load in place."""
         training = self._steps.training
         optimizer = training.optimizer
-        if held_by_name(self._job.layout, self._job.averaging) and isinstance(optimizer, TensorAdamW):
+        if training.without_flush is not None:
+            kept = training.without_flush.kept(self._steps.step)
+            yield from ((f"rank {dist.get_rank()}: {name}", each) for name, each in kept)
+        elif held_by_name(self._job.layout, self._job.averaging) and isinstance(optimizer, TensorAdamW):
             yield from by_name(optimizer, {leaf.parameter: leaf.name for leaf in training.leaves})
         else:
             of_rank = [*training.weights, *optimizer.state_tensors]
@@ -217,19 +228,6 @@ def tensor_bytes(tensor: Tensor) -> int:
     """Of what this rank holds of it."""
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own.numel() * own.element_size()
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Of the generators that dropout draws from."""
-    states = {"cpu generator": torch.get_rng_state()}
-    return states if device.type == "cpu" else states | {"cuda generator": torch.cuda.get_rng_state(device)}
-
-
-def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """What `random_state` returned."""
-    torch.set_rng_state(states["cpu generator"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda generator"], device)
 
 
 class Reader(FileSystemReader):

@@ -88,7 +88,7 @@ def train(
         counters.after(purpose, following, skipped=skipped)
         unreported.append((step, purpose.kind, seconds))
         report_steps(outcomes)
-        checkpoints.after(step + 1)
+        checkpoints.after(step + 1, report_steps)
         purpose = following
     report_steps(steps.remaining())
     clocks.finish()

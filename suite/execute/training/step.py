@@ -30,6 +30,7 @@ from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.naive_norms import logged_weight_norm, squared_norm_by_parameter
 from suite.execute.training.outcome import StepOutcome, updates_before_reading
+from suite.execute.training.random_state import random_state
 from suite.job.checkpoints import OF_JOB, Progress
 from suite.job.events import CountedCollective, Event, PackedDocuments, StoreWork
 from suite.job.options import Averaging
@@ -138,6 +139,14 @@ class Steps:
         self._samples_seen, self._samples_trained = progress.samples_seen, progress.samples_trained
         if self._scale is not None and progress.loss_scale is not None:
             self._scale.scale, self._scale.good_steps = progress.loss_scale, progress.good_steps
+
+    def random_state(self) -> dict[str, Tensor]:
+        """Of the generators, from which the passes after this step go on."""
+        return random_state(self.device)
+
+    def settled(self) -> list[StepOutcome]:
+        """Before a checkpoint: the outcomes so far that `update` has not returned."""
+        return []
 
     @property
     def staleness(self) -> int | None:

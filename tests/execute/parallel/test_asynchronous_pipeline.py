@@ -27,6 +27,7 @@ from suite.execute.precision import DTYPES, store_weights
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 WIDTH, SAMPLES, RATE = 6, 3, 0.05
+STORED = 7  # updates before a checkpoint
 CPU = torch.device("cpu")
 
 
@@ -130,10 +131,15 @@ class Stage(NamedTuple):
     versions: int
     storages: int
     staleness: list[list[int]]
+    stored: list[Tensor]
 
 
-def executed(run: Run) -> list[Stage]:
-    """Every stage, and every replica of it, in a thread of its own; those of a stage in a row."""
+def executed(run: Run, goes_on: list[Stage] | None = None) -> list[Stage]:
+    """Every stage, and every replica of it, in a thread of its own; those of a stage in a row.
+
+    Args:
+        goes_on: from what these stored after `STORED` updates.
+    """
     blocks = [run.blocks() for _ in range(run.replicas)]
     places = list(itertools.product(range(run.stages), range(run.replicas)))
     down: dict[tuple[int, int], queue.Queue[Tensor]] = {place: queue.Queue() for place in places}
@@ -147,7 +153,9 @@ def executed(run: Run) -> list[Stage]:
             before = Queues(up[number - 1, replica], down[number - 1, replica]) if number else None
             after = Queues(down[number, replica], up[number, replica]) if number < run.stages - 1 else None
             sum_up = functools.partial(sums[number].of, replica)
-            results[number, replica] = stage_of(run, blocks[replica][number], (number, replica), before, after, sum_up)
+            stored = [] if goes_on is None else goes_on[places.index((number, replica))].stored
+            block = blocks[replica][number]
+            results[number, replica] = stage_of(run, block, (number, replica), before, after, sum_up, stored)
         except BaseException as error:  # a thread's own would be lost
             errors.append(error)
 
@@ -168,6 +176,7 @@ def stage_of(
     before: Queues | None,
     after: Queues | None,
     sum_up: Callable[[Tensor], None],
+    stored: list[Tensor],
 ) -> Stage:
     number, replica = place
     rule = VersionRule(run.schedule, run.stages, number, run.micro_batches, run.ramp, run.replicas)
@@ -178,8 +187,22 @@ def stage_of(
     versions = WeightVersions(groups, [block], optimizer, storages, keeps=run.keeps)
     stage = AsynchronousStage(block, [Versioned(versions, rule)], rule, before=before, after=after, phases=Phases(CPU))
     replicas = replica_gradients(groups, sum_up) if run.replicas > 1 else None
-    losses, staleness, given = [], [], 0
-    for update in range(run.updates):
+    losses, staleness, given, begin = [], [], 0, 0
+    oldest = rule.version(rule.first(STORED))
+
+    def tensors() -> list[Tensor]:
+        return [*itertools.chain.from_iterable(versions.kept(oldest).values()), *optimizer.state_tensors]
+
+    if stored:
+        begin, given = STORED, rule.first(STORED)
+        optimizer.step(0.0)
+        versions.have(oldest=oldest, newest=STORED, storages=rule.storages(STORED))
+        stage.continue_from(STORED)
+        for tensor, value in zip(tensors(), stored, strict=True):
+            tensor.copy_(value)
+    for update in range(begin, run.updates):
+        if update == STORED and not stored:
+            stored = [tensor.clone() for tensor in tensors()]
         count = stage.missing
         batches = [run.batch(run.replicas * number + replica) for number in range(given, given + count)]
         given += count
@@ -198,7 +221,7 @@ def stage_of(
     stage.finish()
     versions.use(versions.newest)
     weights = {name: dict(block.named_parameters())[name].detach().clone() for name in names}
-    return Stage(weights, losses, versions.stored, len(storages) // len(groups), staleness)
+    return Stage(weights, losses, versions.stored, len(storages) // len(groups), staleness, stored)
 
 
 def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str, Tensor]], list[float]]:
@@ -319,6 +342,20 @@ def test_weights_equal_those_of_one_process_that_applies_the_formula(run: Run) -
         bound = run.stages - number // run.replicas if run.schedule is Schedule.PIPEDREAM else run.stages
         assert stage.versions == stage.storages
         assert stage.versions <= (most or bound)
+
+
+@pytest.mark.parametrize("run", [run._replace(updates=12) for run in RUNS[1::4]], ids=name_of)
+def test_what_was_in_flight_at_a_checkpoint_comes_again(run: Run) -> None:
+    """So stages that go on from it end with the same weights, and other values in it would be seen."""
+    undisturbed = executed(run)
+    stages = executed(run, goes_on=undisturbed)
+    for before, after in zip(undisturbed, stages, strict=True):
+        assert all(torch.equal(after.weights[name], weight) for name, weight in before.weights.items())
+        assert (after.losses, after.staleness) == (before.losses[STORED:], before.staleness[STORED:])
+        assert after.versions == before.versions
+    oldest = undisturbed[0].stored[0]  # the version of the micro-batch that has been in flight longest
+    oldest.add_(0.1)
+    assert executed(run, goes_on=undisturbed)[-1].losses != stages[-1].losses
 
 
 @pytest.mark.parametrize("stages", [2, 4])
