@@ -13,6 +13,7 @@ from suite.commands import exit_codes
 from suite.commands.options import Device, JsonWithProgress, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
+from suite.launch.rank_starts import check_rank_starts
 from suite.machine.compilers import compilation_missing
 from suite.machine.profile import UNSEEN
 from suite.machine.timings import median
@@ -45,6 +46,8 @@ def calibrate_command(
     end_as_interrupted()
     messages = console(stderr=True)
     planned = planned_calibration(results, device=device, ranks=ranks, quick=quick)
+    if slow := check_rank_starts(planned.ranks, planned.device):
+        messages.print(slow, soft_wrap=True)
     if missing := compilation_missing(planned.device):
         messages.print(f"nothing compiled is timed: {escape(missing)}", soft_wrap=True)
     try:

@@ -18,6 +18,7 @@ from suite.commands import exit_codes
 from suite.commands.options import Compiled, Device, check_writable, name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
+from suite.launch.rank_starts import check_rank_starts
 from suite.machine.packages import described, lacking
 from suite.paths import ROOT, stores
 from suite.records.index import launches as all_launches
@@ -97,6 +98,9 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     request = Request(name="", ranks=ranks, layout=layout, device=device, compiled=compiled, results=results)
     requests = [msgspec.structs.replace(request, name=name, kernels=kernels, steps=steps) for name in asked]
     runs = [(request, plan(request)) for request in requests]
+    for _, planned in runs:
+        if slow := check_rank_starts(planned.ranks, planned.device, "--layout" if layout else "--ranks"):
+            messages.print(slow, soft_wrap=True)
     known, damaged = all_launches(results)
     reference = resolved(reference, known, results, ROOT)
     name_left_out([*damaged, *accepted(results)[1]])

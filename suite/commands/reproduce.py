@@ -20,6 +20,7 @@ from suite.commands.runs import runs
 from suite.job.events import Status
 from suite.job.options import Averaging
 from suite.launch.interruption import end_as_interrupted
+from suite.launch.rank_starts import check_rank_starts
 from suite.metrics.comparison import Verdict
 from suite.metrics.launch_statistics import summaries
 from suite.paths import ROOT
@@ -233,6 +234,13 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     printing = _Printing(json, every_figure, console(stderr=True))
     planned = slice_plan(request) if asks_for_slice(request) else plan(request)
     check_pipelined(schedule, planned.layout)
+    slow = (
+        ""
+        if planned.scheduled
+        else check_rank_starts(planned.ranks, planned.device, "--layout" if layout else "--ranks")
+    )
+    if slow:
+        printing.messages.print(slow, soft_wrap=True)
     done: list[LaunchResult] = []
     for result in _launched(planned, request, launches, printing, may_calibrate=may_calibrate):
         done.append(result)

@@ -436,6 +436,7 @@ def test_several_runs_are_one_family(machine, capsys):
         (["bloom-mini", "--baseline", "no such"], "--baseline: unknown baseline; got 'no such', allowed: the id of a"),
         (["bloom-mini", "--junit", "/no/where.xml"], "--junit: cannot write: No such file or directory"),
         (["bloom-mini", "--steps", "1"], "--steps: too few steps"),
+        (["bloom-mini", "--ranks", "1000"], "--ranks: too many ranks for this machine: to start them would take"),
     ],
     ids=str,
 )
