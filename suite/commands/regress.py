@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from suite.regression.baseline_checkout import OldCodeError
 from suite.regression.baselines import Baseline, accept, accepted, baseline, resolved
 from suite.regression.check import CheckedRun, Comparison, LaunchFailedError, RegressionCheck
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
-from suite.regression.verdicts import ChangeVerdict
+from suite.regression.verdicts import LIMIT, ChangeVerdict
 from suite.report.markdown.regression import junit, markdown
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.regression import print_check
@@ -60,6 +61,10 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     accepts: Annotated[
         bool, typer.Option("--accept", help="Make these launches the baseline, and say what moved.")
     ] = False,
+    limit: Annotated[
+        float,
+        typer.Option(help="Slow-down that has to be seen; where less is visible, no change is inconclusive: 0.05."),
+    ] = LIMIT,
     ranks: Annotated[int | None, typer.Option(help="As of reproduce: --ranks 2.")] = None,
     layout: Annotated[str | None, typer.Option(help="As of reproduce: --layout dp2,zero1.")] = None,
     device: Device = "auto",
@@ -80,7 +85,8 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
 
     Counts, state, traffic and losses are decided by one launch, memory within 2 %; step seconds by launches, with the
     rules of docs/regressions.md. A change of time is called a regression only after old and new code were launched in
-    turn again, which takes the old code's commit.
+    turn again, which takes the old code's commit. Where launches spread so much that a slow-down by --limit would not
+    be seen, no change is inconclusive.
 
     Examples: python -m suite regress bloom-mini --accept; python -m suite regress bloom-mini gpt2-mini --baseline main
 
@@ -89,10 +95,12 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     """
     messages = console(stderr=True)
     asked = _checked_names(names, launches, accepts=accepts)
+    if not 0 < limit < math.inf:
+        raise InputError("slow-down that has to be seen", got=limit, allowed="above 0, as in 0.1", where="--limit")
     check_writable(junit_file, "--junit")
     check_writable(markdown_file, "--markdown")
     if KERNELS in asked:
-        compared = [_kernels(results, reference)]
+        compared = [_kernels(results, reference, limit)]
         raise typer.Exit(_reported(Outcome(compared, _exit_code(compared)), json, junit_file, markdown_file))
     end_as_interrupted()
     request = Request(name="", ranks=ranks, layout=layout, device=device, compiled=compiled, results=results)
@@ -108,9 +116,11 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         checked = [_run(request, planned) for request, planned in runs]
     for run in checked:
         records_directory(results, run.plan.name)
-    check = RegressionCheck(
-        checked, results, _launched(results, messages), lambda line: messages.print(Text(line, "dim"), soft_wrap=True)
-    )
+
+    def say(line: str) -> None:
+        messages.print(Text(line, "dim"), soft_wrap=True)
+
+    check = RegressionCheck(checked, results, _launched(results, messages), say, limit)
     outcome = _outcome(check, reference, launches, accepts=accepts)
     if accepts and outcome.compared:
         moved = [_accept(results, comparison) for comparison in outcome.compared]
@@ -164,7 +174,7 @@ def _outcome(check: RegressionCheck, reference: str | None, launches: int, *, ac
         return Outcome([], exit_codes.EXECUTION_FAILED, refusal(error))
 
 
-def _kernels(results: Path, reference: str | None) -> Comparison:
+def _kernels(results: Path, reference: str | None, limit: float) -> Comparison:
     """The newest stored run of the kernels next to its baseline."""
     storages = [store / KERNELS for store in stores(results)]
     storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
@@ -185,7 +195,7 @@ def _kernels(results: Path, reference: str | None) -> Comparison:
         again=[],
         changed=changed_software(before, after) if before else "",
         floor=f"one stored run is one launch; {most} of now; 10 of one commit on this machine calibrate",
-        findings=kernel_findings(before, after, runs) if before else [],
+        findings=kernel_findings(before, after, runs, limit) if before else [],
         best=None,
         hint="nox -s bench on another commit, with the same storage, makes one",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.machine.fingerprint import hardware, node_identity
 from suite.metrics.figures import Quantity
+from suite.metrics.noise_floor import IDENTICAL_LAUNCHES, Floor, least_detectable
 from suite.metrics.two_sample import difference
 from suite.paths import ROOT
 from suite.records.index import launches as all_launches
@@ -24,10 +26,11 @@ from suite.regression.baselines import BEST, Baseline, baseline
 from suite.regression.change_points import segments
 from suite.regression.comparability import floor_of, seconds, setup
 from suite.regression.findings import RegressionFinding, record_findings, time_finding
-from suite.regression.verdicts import ChangeVerdict, JudgedChange, Sets, judged
+from suite.regression.verdicts import LIMIT, ChangeVerdict, JudgedChange, Sets, judged
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import LaunchResult
 
+MORE_LAUNCHES = (7, 10, 15, 20, 30)
 HINT = "--accept launches it and makes these launches its baseline, --baseline COMMIT launches older code in turn"
 
 
@@ -107,6 +110,7 @@ class RegressionCheck:
     Args:
         launched: launches a plan once, by the code that runs here.
         say: takes a line on what happens, for people.
+        limit: slow-down that has to be seen: see `suite.regression.verdicts.judged`.
     """
 
     def __init__(
@@ -115,8 +119,10 @@ class RegressionCheck:
         results: Path,
         launched: Callable[[CheckedRun], LaunchResult],
         say: Callable[[str], None],
+        limit: float = LIMIT,
     ) -> None:
         self._runs, self._results, self._launched, self._say = runs, results, launched, say
+        self._limit = limit
         self._trees: dict[str, Path] = {}
         self._stack = ExitStack()
 
@@ -141,6 +147,8 @@ class RegressionCheck:
                 elif state.before is None and not accepts:
                     self._say(f"{state.run.plan.name}: no baseline, so it is not launched: {HINT}")
             launched = [state for state in states if accepts or state.before or state.old_commit]
+            if not accepts:
+                self._foresee(launched, known, launches)
             pairs = self._in_turn([(state.run, state.old_commit) for state in launched], launches)
             for state, (old, new) in zip(launched, pairs, strict=True):
                 state.after = new
@@ -148,6 +156,29 @@ class RegressionCheck:
                     words = f"commit {state.old_commit[:12]}, launched in turn"
                     state.before = Baseline(launches=tuple(old), words=words)
             return self._judged(states, launches)
+
+    def _foresee(self, states: Sequence[_State], known: list[LaunchSummary], launches: int) -> None:
+        """Say before the launches where so many cannot show what has to be seen, and how many can."""
+        node = node_identity()
+        for state in states:
+            floor, whose = floor_of(state.run.setup, node, known)
+            name, baseline_launches = state.run.plan.name, 0 if state.before is None else len(state.before.launches)
+            if floor is None:
+                if launches < IDENTICAL_LAUNCHES:
+                    self._say(f"{name}: times will be uncalibrated: {whose}")
+                continue
+
+            def least(count: int, floor: Floor = floor, before: int = baseline_launches) -> float:
+                found = least_detectable(floor, before or count, count, family=len(states), rerun=count)
+                return math.inf if found is None else found
+
+            now = least(launches)
+            if now <= self._limit:
+                continue
+            enough = next((count for count in MORE_LAUNCHES if count > launches and least(count) <= self._limit), None)
+            found = "no slow-down" if math.isinf(now) else f"no slow-down below {now:.0%}"
+            remedy = f"--launches {enough} does" if enough else "a quieter machine is needed"
+            self._say(f"{name}: {launches} launches show {found} here, asked for {self._limit:.0%}: {remedy}")
 
     def _judged(self, states: Sequence[_State], launches: int) -> list[Comparison]:
         known = all_launches(self._results)[0]
@@ -162,14 +193,14 @@ class RegressionCheck:
                 state.sets = Sets(before=earlier, after=now, floor=floor)
         timed = [state for state in states if state.sets is not None]
         self._confirm(timed, launches)
-        for state, verdict in zip(timed, _verdicts(timed), strict=True):
+        for state, verdict in zip(timed, self._verdicts(timed), strict=True):
             state.verdict = verdict
         return [_comparison(state, known) for state in states]
 
     def _confirm(self, timed: Sequence[_State], launches: int) -> None:
         """Launch old and new code in turn again where nothing else is missing to call a difference a change."""
         confirmed: list[tuple[_State, str]] = []
-        for state, verdict in zip(timed, _verdicts(timed), strict=True):
+        for state, verdict in zip(timed, self._verdicts(timed), strict=True):
             if verdict.to_confirm and state.before is not None and state.sets is not None:
                 commit, why = old_commit(state.before.launches, state.after[-1], ROOT)
                 if commit is None:
@@ -190,6 +221,9 @@ class RegressionCheck:
             state.again = [*old, *new]
             rerun = None if refused else (_values(old), _values(new))
             state.sets = msgspec.structs.replace(state.sets, rerun=rerun, no_rerun=refused)
+
+    def _verdicts(self, timed: Sequence[_State]) -> list[JudgedChange]:
+        return judged([state.sets for state in timed if state.sets is not None], self._limit)
 
     def _in_turn(self, runs: Sequence[tuple[CheckedRun, str | None]], launches: int) -> list[_OldNew]:
         """Of every run launches of the old code, where a commit is named, and of the new one, all runs in turn."""
@@ -219,10 +253,6 @@ def _by_path(by_id: dict[str, LaunchSummary], paths: list[str]) -> list[LaunchSu
 
 def _values(launches: Sequence[LaunchSummary]) -> tuple[float, ...]:
     return tuple(value for value in map(seconds, launches) if value is not None)
-
-
-def _verdicts(timed: Sequence[_State]) -> list[JudgedChange]:
-    return judged([state.sets for state in timed if state.sets is not None])
 
 
 def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:

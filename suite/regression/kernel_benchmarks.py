@@ -9,7 +9,7 @@ from reference_runs.errors import InputError
 from suite.metrics.noise_floor import noise_floor
 from suite.records.kernel_runs import SOFTWARE, KernelRun
 from suite.regression.findings import RegressionFinding, time_finding
-from suite.regression.verdicts import Sets, judged
+from suite.regression.verdicts import LIMIT, Sets, judged
 
 NO_RERUN = "no re-run in turn: store runs of old and new code in turn (A B A B ...), whose second half confirms"
 
@@ -47,7 +47,7 @@ def _code(run: KernelRun) -> tuple[str, str]:
 
 
 def kernel_findings(
-    before: Sequence[KernelRun], after: Sequence[KernelRun], runs: Sequence[KernelRun]
+    before: Sequence[KernelRun], after: Sequence[KernelRun], runs: Sequence[KernelRun], limit: float = LIMIT
 ) -> list[RegressionFinding]:
     """Every kernel and case of ours that both sides have, judged as one family.
 
@@ -68,7 +68,7 @@ def kernel_findings(
             family.append(Sets(before=left, after=right, floor=floor, no_rerun=NO_RERUN))
     return [
         time_finding("kernels", name, "s", sets.before, sets.after, verdict)
-        for name, sets, verdict in zip(shared, family, judged(family), strict=True)
+        for name, sets, verdict in zip(shared, family, judged(family, limit), strict=True)
     ]
 
 

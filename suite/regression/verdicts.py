@@ -17,6 +17,10 @@ from suite.metrics.two_sample import (
     least_p,
 )
 
+LIMIT = (
+    0.10  # relative slow-down that a check should find in 9 of 10 cases; an operator's choice: what slowness matters
+)
+
 
 class ChangeVerdict(enum.StrEnum):
     """What became of one quantity."""
@@ -68,7 +72,7 @@ class JudgedChange(msgspec.Struct, frozen=True, kw_only=True):
     to_confirm: bool = False
 
 
-def judged(family: Sequence[Sets]) -> list[JudgedChange]:
+def judged(family: Sequence[Sets], limit: float = LIMIT) -> list[JudgedChange]:
     """The verdicts on a family of times, in its order; each of the sets is one hypothesis of it.
 
     A change is one where all of these hold, in the comparison and again in the re-run by itself (whose family is one):
@@ -77,14 +81,28 @@ def judged(family: Sequence[Sets]) -> list[JudgedChange]:
         the interval of the ratio       wholly beyond the band of the machine's identical launches
         the ratio                       2 % or more: at least 1.02, or at most 1 / 1.02
 
+    No change seen is noise only where a slow-down by `limit` would have been seen: where the least detectable one is
+    larger, it is inconclusive.
+
     Raises:
         ValueError: an empty set, or a value not above 0.
     """
     differences = [difference(sets.before, sets.after) for sets in family]
     adjusted_p = adjusted([item.p for item in differences])
-    return [
+    found = [
         _judged(sets, first, q, len(family)) for sets, first, q in zip(family, differences, adjusted_p, strict=True)
     ]
+    return [_in_sight(change, limit) for change in found]
+
+
+def _in_sight(found: JudgedChange, limit: float) -> JudgedChange:
+    """The verdict, less a noise that launches of such a spread would call a slow-down beyond the limit too."""
+    least = found.least_detectable
+    if found.change is not ChangeVerdict.NOISE or (least is not None and least <= limit):
+        return found
+    words = "no slow-down at all" if least is None else f"only one of {least:.0%} or more"
+    why = f"{found.why}; {words} is found in 9 of 10 checks, asked for {limit:.0%}"
+    return msgspec.structs.replace(found, change=ChangeVerdict.INCONCLUSIVE, why=why)
 
 
 def _judged(sets: Sets, first: TwoSampleDifference, q: float, family: int) -> JudgedChange:

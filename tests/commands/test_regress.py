@@ -182,6 +182,24 @@ def test_a_slowdown_by_multiples_of_what_is_printed_as_detectable_is_found(multi
     assert machine.order == 7 * [NEW] + 7 * [OLD, NEW]
 
 
+def test_where_launches_spread_no_change_is_inconclusive_and_it_is_said_before_they_are_made(machine, capsys):
+    code, found = reported(capsys, machine, "--limit", "0.01")
+    assert (code, found[STEP]["change"]) == (3, "inconclusive")
+    assert "asked for 1%" in found[STEP]["why"]
+    assert reported(capsys, machine, "--limit", "0.2")[0] == 0
+    launch, said = machine.launch, []
+
+    def first(*arguments):
+        said.append(" ".join(capsys.readouterr().err.split()))
+        return launch(*arguments)
+
+    machine.launch = first
+    assert machine.regress("--limit", "0.2", "--launches", "2") == 3
+    assert "gpt2-mini: 2 launches show no slow-down here, asked for 20%: --launches 7 does" in said[0]
+    machine.regress("--limit", "0.001", "--launches", "2")
+    assert "asked for 0%: a quieter machine is needed" in said[2]
+
+
 def test_a_speed_up_is_an_improvement_and_passes(machine, capsys):
     machine.slower[NEW] = 0.8
     code, found = reported(capsys, machine)
@@ -436,6 +454,7 @@ def test_several_runs_are_one_family(machine, capsys):
         (["bloom-mini", "--baseline", "no such"], "--baseline: unknown baseline; got 'no such', allowed: the id of a"),
         (["bloom-mini", "--junit", "/no/where.xml"], "--junit: cannot write: No such file or directory"),
         (["bloom-mini", "--steps", "1"], "--steps: too few steps"),
+        (["bloom-mini", "--limit", "0"], "--limit: slow-down that has to be seen; got 0.0, allowed: above 0"),
         (["bloom-mini", "--ranks", "1000"], "--ranks: too many ranks for this machine: to start them would take"),
     ],
     ids=str,

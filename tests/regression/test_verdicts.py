@@ -94,7 +94,27 @@ def test_an_interval_that_reaches_into_the_band_is_inconclusive():
 def test_a_wide_band_makes_the_same_launches_noise():
     """Of a machine whose launches spread by 10 %, launches that happen to lie close prove nothing."""
     loud = noise_floor([normal_launches(9, 40, variation=0.1)])
-    assert verdict(slower(floor=loud)).change is ChangeVerdict.NOISE
+    (found,) = judged([slower(floor=loud)], limit=1.0)
+    assert found.change is ChangeVerdict.NOISE
+
+
+@pytest.mark.parametrize(("variation", "decided"), [(0.01, True), (0.1, False)])
+def test_noise_says_nothing_where_a_slow_down_by_the_limit_would_look_the_same(variation, decided):
+    floor = noise_floor([normal_launches(9, 40, variation=variation)])
+    found = verdict(Sets(before=BEFORE, after=AGAIN, floor=floor))
+    assert (found.least_detectable <= 0.1) == decided
+    assert found.change is (ChangeVerdict.NOISE if decided else ChangeVerdict.INCONCLUSIVE)
+    if not decided:
+        assert found.why.endswith(
+            f"only one of {found.least_detectable:.0%} or more is found in 9 of 10 checks, asked for 10%"
+        )
+    (at_limit,) = judged([Sets(before=BEFORE, after=AGAIN, floor=floor)], limit=found.least_detectable)
+    assert at_limit.change is ChangeVerdict.NOISE
+
+
+def test_a_regression_that_was_seen_stands_however_little_else_would_be_seen():
+    (found,) = judged([slower()], limit=0.001)
+    assert found.change is ChangeVerdict.REGRESSION
 
 
 def test_sets_that_overlap_are_noise():
