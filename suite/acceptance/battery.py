@@ -37,14 +37,17 @@ class BatteryReport(msgspec.Struct, frozen=True, kw_only=True):
     record: str
 
 
-def run_battery(settings: Settings, progress: Callable[[str], None]) -> BatteryReport:
+def run_battery(
+    settings: Settings, progress: Callable[[str], None], stops: Callable[[str], bool] = lambda _: False
+) -> BatteryReport:
     """Run the battery of these settings, store its record, and return its verdict.
 
     Args:
         progress: gets one line for each phase as it begins.
+        stops: whether to stop where the environment is invalid before anything is measured; gets the reason.
 
     Raises:
-        InputError: an unwritable results directory, or a fleet that is none.
+        InputError: an unwritable results directory, a fleet that is none, or nothing to resume.
         StoreFullError: no room for the record.
         KeyboardInterrupt: by the user; the phases that have ended can be resumed.
     """
@@ -55,7 +58,7 @@ def run_battery(settings: Settings, progress: Callable[[str], None]) -> BatteryR
         battery = RunningBattery(settings, record, history(settings.results, settings.fleet, here), progress)
         if battery.history.fleet_summary:
             battery.note(battery.history.fleet_summary)
-        findings = _findings(battery)
+        findings = _findings(battery, stops)
         verdict = decision(findings)
         losses = {
             item.stack: item.losses
@@ -78,7 +81,11 @@ def run_battery(settings: Settings, progress: Callable[[str], None]) -> BatteryR
 
 
 def _opened(settings: Settings) -> tuple[BatteryRecord, list[str]]:
-    """A new record, or that of an interrupted battery with the same options; notes say which."""
+    """A new record, or that of an interrupted battery with the same options; notes say which.
+
+    Raises:
+        InputError: it should be resumed, and there is none.
+    """
     options = {
         "checks": ",".join(str(number) for number in sorted(settings.selected)),
         "device": settings.device,
@@ -89,21 +96,26 @@ def _opened(settings: Settings) -> tuple[BatteryRecord, list[str]]:
     }
     notes: list[str] = []
     earlier = None
-    if settings.resume:
+    if settings.resume or settings.resume_if_any:
         node = battery_record.opening("", settings.profile, options, 0.0).node
         earlier, refused = unfinished(settings.results, profile=settings.profile, options=options, node=node)
+        if earlier is None and settings.resume:
+            kept = str(battery_record.directory(settings.results))
+            got = f"{kept}: {'; '.join(refused)}" if refused else kept
+            allowed = "a battery of this node with the same options that has no verdict; without --resume a new one"
+            raise InputError("nothing to resume", got=got, allowed=allowed, where="--resume")
         notes = [*refused, "nothing to resume: a new battery" if earlier is None else f"resumed {earlier}"]
     return BatteryRecord(settings.results, profile=settings.profile, options=options, identity=earlier), notes
 
 
-def _findings(battery: RunningBattery) -> list[CheckFinding]:
+def _findings(battery: RunningBattery, stops: Callable[[str], bool]) -> list[CheckFinding]:
     """All findings, after re-runs of what failed; where the disk fills up, those of what was measured until then."""
     watch = battery.gpu_watch = HealthWatch()
-    again: dict[str, list[Evidence]] = {}
+    again: list[dict[str, list[Evidence]]] = []
     stopped: OSError | None = None
     try:
-        _measure(battery)
-        again = repetition.run_again(battery, battery.findings(battery.health(watch.so_far())))
+        _measure(battery, stops)
+        again = repetition.run_again(battery, lambda: battery.health(watch.so_far()))
     except OSError as error:
         stopped = error
     finally:
@@ -127,11 +139,14 @@ def _findings(battery: RunningBattery) -> list[CheckFinding]:
     return [no_room, *findings]
 
 
-def _measure(battery: RunningBattery) -> None:
-    """Run all phases that the selected checks need."""
+def _measure(battery: RunningBattery, stops: Callable[[str], bool]) -> None:
+    """Run all phases that the selected checks need; none where the environment is invalid and it `stops`."""
     settings = battery.settings
     battery.progress(f"{settings.profile}: {starts(phases.planned(battery))}")
     battery.evidence_of["environment"] = battery.run(phases.environment_phase(battery))
+    if (why := _already_invalid(battery)) and stops(why):
+        battery.note("stopped before anything was measured: the environment is invalid")
+        return
     if phases.measures_machine(settings):
         _measure_machine(battery)
     launches = phases.launch_phases(battery)
@@ -143,28 +158,40 @@ def _measure(battery: RunningBattery) -> None:
         battery.evidence_of[probe.name] = battery.run(probe)
 
 
+def _already_invalid(battery: RunningBattery) -> str:
+    """Why no time of this battery will be judged, seen before anything is measured; empty where nothing speaks so."""
+    health = None if battery.gpu_watch is None else battery.health(battery.gpu_watch.so_far())
+    invalid = [
+        finding for finding in repetition.seen_before(battery, health) if finding.verdict is CheckVerdict.INVALID
+    ]
+    return "; ".join(finding.part or finding.evidence for finding in invalid)
+
+
 def _launch(battery: RunningBattery, phase: LaunchesPhase, later: Sequence[BatteryPhase]) -> None:
-    """Make the launches of a phase, and repeat those that other processes disturbed, if time is left."""
+    """Make the launches of a phase, and repeat, twice at most, those that others disturbed, if time is left."""
     evidence = battery.evidence_of[phase.name] = battery.run(phase)
-    repeat = repetition.disturbed(battery, phase, evidence, later)
-    if repeat:
+    for attempt in (repetition.REPEATED, repetition.REPEATED_TWICE):
+        repeat = repetition.disturbed(battery, phase, evidence, later, attempt)
+        if not repeat:
+            return
         fewer = phases.launches_phase(battery, phase.miniature, phase.purpose, len(repeat))
-        repeated = battery.run(fewer, repetition.REPEATED)
-        battery.evidence_of[phase.name] = repetition.with_repeats(evidence, repeat, repeated)
+        evidence = repetition.with_repeats(evidence, repeat, battery.run(fewer, attempt))
+        battery.evidence_of[phase.name] = evidence
 
 
 def _measure_machine(battery: RunningBattery) -> None:
-    """Run the micro-measurements, and repeat them where other processes disturbed them, if time is left."""
+    """Run the micro-measurements, and repeat them, twice at most, where others disturbed them, if time is left."""
     phase = phases.micro_phase(battery)
     evidence = battery.evidence_of[phase.name] = _profiled(battery, phase, ("", "anew"))
-    repeat = repetition.disturbed(battery, phase, evidence, phases.launch_phases(battery))
-    if not repeat:
-        return
-    profile, battery.profile = battery.profile, None
-    repeated = _profiled(battery, phase, (repetition.REPEATED, f"{repetition.REPEATED} anew"))
-    battery.evidence_of[phase.name] = repetition.with_repeats(evidence, repeat, repeated)
-    if not repetition.ended_well(repeated):
-        battery.profile = profile
+    for attempt in (repetition.REPEATED, repetition.REPEATED_TWICE):
+        repeat = repetition.disturbed(battery, phase, evidence, phases.launch_phases(battery), attempt)
+        if not repeat:
+            return
+        profile, battery.profile = battery.profile, None
+        repeated = _profiled(battery, phase, (attempt, f"{attempt} anew"))
+        evidence = battery.evidence_of[phase.name] = repetition.with_repeats(evidence, repeat, repeated)
+        if not repetition.ended_well(repeated):
+            battery.profile = profile
 
 
 def _profiled(battery: RunningBattery, phase: BatteryPhase, attempts: Sequence[str]) -> list[Evidence]:

@@ -9,18 +9,30 @@ from pathlib import Path
 import msgspec
 
 from suite.acceptance.battery_record import BatteryRecord
-from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, Load, PhaseTiming
+from suite.acceptance.check_table import ALL_REDUCE, HOST_DEVICE, PEER, SPREAD, STRAGGLER
+from suite.acceptance.evidence import (
+    ENDED_BY_LIMIT,
+    NOT_BEGUN,
+    OVER_THE_LIMIT,
+    Evidence,
+    Health,
+    LaunchPurpose,
+    Load,
+    PhaseTiming,
+)
 from suite.acceptance.findings import CheckFinding
 from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import Effort
 from suite.job.events import Event, Status
+from suite.launch.interruption import OutOfTimeError, time_limit
 from suite.machine.profile import Profile
 
 BUDGET_FACTOR = 5.0
 LEAST_BUDGET_SECONDS = 120.0  # of a phase: as long as the launcher waits for a rank's first step
 COMPILE_SECONDS = 600.0
+BEGINS = 0.5  # share of its predicted seconds that must be left for a phase to begin: predictions have a reserve
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         devices: that the node must have; None: not said.
         others: largest share of the processors that other processes may use.
         miniatures: that are launched; `timed` those whose step time is judged.
-        resume: go on with the newest battery that did not end.
+        resume: go on with the newest battery that did not end; `resume_if_any`: where there is one.
         device_named: whether the operator named the device.
     """
 
@@ -46,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     devices: int | None
     others: float
     resume: bool
+    resume_if_any: bool = False
     device_named: bool = False
 
 
@@ -98,6 +111,9 @@ class RunningBattery:
 
     @property
     def seconds_left(self) -> float:
+        return self._seconds_to_limit()
+
+    def _seconds_to_limit(self) -> float:
         return self.settings.effort.limit_seconds - (time.monotonic() - self.start)
 
     def note(self, text: str) -> None:
@@ -132,6 +148,9 @@ class RunningBattery:
     def run(self, phase: BatteryPhase, attempt: str = "") -> list[Evidence]:
         """Run a phase within its budget and store its evidence; or take what an interrupted battery stored of it.
 
+        The battery's limit ends it, and no phase begins without half of its predicted time. What such a phase had
+        measured is stored under another name: a resumed battery runs it anew.
+
         Args:
             attempt: distinguishes a repetition of the phase.
         """
@@ -141,17 +160,51 @@ class RunningBattery:
             self.progress(f"{name}: from the interrupted battery")
             self.earlier_health += [item for item in stored if isinstance(item, Health)]
             return [item for item in stored if not isinstance(item, Health)]
+        left = self._seconds_to_limit()
+        if left < BEGINS * phase.predicted_seconds:
+            self.progress(
+                f"{name}: not begun: {left:.0f} s of the limit are left, {phase.predicted_seconds:.0f} needed"
+            )
+            return [self._over_the_limit(_timing(phase, NOT_BEGUN), phase)]
         self.progress(f"{name}: about {phase.predicted_seconds:.0f} s")
         compile_seconds = COMPILE_SECONDS if self.settings.device == "cuda" else 0.0
         budget = max(LEAST_BUDGET_SECONDS, BUDGET_FACTOR * phase.predicted_seconds) + compile_seconds
-        evidence = _measured(phase, budget)
+        *evidence, timing = _measured(phase, budget, left)
+        if isinstance(timing, PhaseTiming) and timing.outcome in OVER_THE_LIMIT:
+            timing, name = self._over_the_limit(timing, phase), f"{name} {ENDED_BY_LIMIT}"
+        evidence.append(timing)
         health = None if self.gpu_watch is None else self.gpu_watch.since_last()
         self.record.keep(name, [*evidence, health] if health and health.gpus else evidence)
         return evidence
 
+    def _over_the_limit(self, timing: PhaseTiming, phase: BatteryPhase) -> PhaseTiming:
+        """The timing of a phase that the limit ended or left no time for, with what remains unmeasured."""
+        settings = self.settings
+        impossible = frozenset() if settings.device == "cuda" else frozenset({HOST_DEVICE})
+        impossible |= frozenset() if settings.ranks > 1 else frozenset({SPREAD, PEER, ALL_REDUCE, STRAGGLER})
+        return msgspec.structs.replace(
+            timing,
+            message=f"the limit of {settings.effort.limit_seconds:.0f} s",
+            checks=sorted((phase.serves & settings.selected) - impossible),
+            subject=phase.miniature if isinstance(phase, LaunchesPhase) else "",
+        )
 
-def _measured(phase: BatteryPhase, budget: float) -> list[Evidence]:
+
+def _timing(phase: BatteryPhase, outcome: str, *, budget: float = 0.0, seconds: float = 0.0) -> PhaseTiming:
+    return PhaseTiming(
+        phase=phase.name,
+        predicted_seconds=phase.predicted_seconds,
+        budget_seconds=budget,
+        seconds=seconds,
+        outcome=outcome,
+    )
+
+
+def _measured(phase: BatteryPhase, budget: float, left: float) -> list[Evidence]:
     """The evidence of a phase, and last its timing.
+
+    Args:
+        left: seconds after which the battery's limit ends it.
 
     Raises:
         KeyboardInterrupt: the user interrupted a launch.
@@ -165,24 +218,18 @@ def _measured(phase: BatteryPhase, budget: float) -> list[Evidence]:
     evidence: list[Evidence] = []
     outcome, message, stacks, at_fault = "ok", "", "", list[int]()
     try:
-        for item in phase.run(within_budget):
-            evidence.append(item)
+        with time_limit(left):
+            for item in phase.run(within_budget):
+                evidence.append(item)
     except OverBudgetError:
         outcome, message = "slow", "over budget"
+    except OutOfTimeError:
+        outcome = ENDED_BY_LIMIT
     for item in evidence:
         if isinstance(item, Load) and item.status is not Status.OK:
             if item.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
             outcome = "hang" if item.status is Status.HANG else "failed"
             message, stacks, at_fault = item.message, item.stacks, item.ranks_at_fault
-    timing = PhaseTiming(
-        phase=phase.name,
-        predicted_seconds=phase.predicted_seconds,
-        budget_seconds=budget,
-        seconds=time.monotonic() - begun,
-        outcome=outcome,
-        message=message,
-        stacks=stacks,
-        ranks_at_fault=at_fault,
-    )
-    return [*evidence, timing]
+    timing = _timing(phase, outcome, budget=budget, seconds=time.monotonic() - begun)
+    return [*evidence, msgspec.structs.replace(timing, message=message, stacks=stacks, ranks_at_fault=at_fault)]

@@ -9,6 +9,9 @@ import msgspec
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
 
+ENDED_BY_LIMIT, NOT_BEGUN = "ended by the limit", "not begun"
+OVER_THE_LIMIT = (ENDED_BY_LIMIT, NOT_BEGUN)  # outcomes of a phase
+
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"):
     """The node before anything runs.
@@ -284,7 +287,9 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     """Budget of a phase, the time it took, and how it ended.
 
     Args:
-        outcome: ok, hang, slow (over budget, but making progress), or failed.
+        outcome: ok, hang, slow (over budget, but making progress), failed, or one of `OVER_THE_LIMIT`.
+        checks: that were asked for and that it serves; `subject` the miniature that it launches, if it does. Both only
+            of a phase that the battery's limit ended, or that had no time left to begin.
     """
 
     phase: str
@@ -295,6 +300,8 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     message: str = ""
     stacks: str = ""
     ranks_at_fault: list[int] = []
+    checks: list[int] = []
+    subject: str = ""
 
 
 Timed = MicroMeasurements | MiniatureLaunch

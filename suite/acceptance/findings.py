@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from suite.acceptance.check_table import HANG_GUARD, NOISY
-from suite.acceptance.evidence import Load, MiniatureLaunch, PhaseTiming
+from suite.acceptance.evidence import ENDED_BY_LIMIT, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
@@ -106,6 +106,9 @@ _WORST_FIRST = (
 )
 
 
+_MEASURED = (CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL)
+
+
 def not_run(check: int, why: str, subject: str = "") -> CheckFinding:
     """That a check did not run, and why."""
     return CheckFinding(check=check, subject=subject, verdict=CheckVerdict.NOT_RUN, evidence=why)
@@ -152,39 +155,73 @@ def rests_on_clocks(finding: CheckFinding) -> bool:
     )
 
 
-def confirmed(first: Sequence[CheckFinding], again: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """The first findings; a failed time that a re-run did not confirm becomes inconclusive.
+def confirmed(first: Sequence[CheckFinding], *rounds: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """The first findings with what rounds of re-runs, at most two, made of them.
 
-    A failure that rests on clocks stays a failure where the re-run fails too. Without a re-run, or with one that passes
-    or does not end well, it is inconclusive, and the evidence has both ratios. An exact failure stays one; the evidence
-    says whether the re-run repeated it. A re-run that did not end well is among the findings itself.
+    A failure that rests on clocks needs two of three measurements: it stays one where a re-run fails too. Where two
+    re-runs pass, it is a warning with their values; where one passes, or none ended well, it is inconclusive. What
+    others made invalid counts as no measurement. An exact failure stays one; the evidence says whether the re-run
+    repeated it. A re-run that did not end well is among the findings itself.
     """
-    repeated = {finding.key: finding for finding in again if finding.status is Status.OK}
-    failed = [finding for finding in again if finding.status is not Status.OK and finding not in first]
+    repeated: dict[tuple[int, str], list[CheckFinding]] = {}
+    failed: list[CheckFinding] = []
+    for finding in (finding for again in rounds for finding in again):
+        if finding.status is Status.OK:
+            repeated.setdefault(finding.key, []).append(finding)
+        elif finding not in first and finding not in failed:
+            failed.append(finding)
     why_open = "no re-run of it ended well" if failed else "no time was left for a re-run"
-    findings = [_confirmed(finding, repeated.get(finding.key), why_open) for finding in first]
+    findings = [_confirmed(finding, repeated.get(finding.key, []), why_open) for finding in first]
     return sorted([*findings, *failed], key=lambda finding: finding.check)
 
 
-def _confirmed(finding: CheckFinding, repeated: CheckFinding | None, why_open: str) -> CheckFinding:
-    """One finding and that of its re-run, if there was one."""
-    verdict, part = finding.verdict, finding.part
-    if verdict not in (CheckVerdict.FAIL, CheckVerdict.HANG):
+def _confirmed(finding: CheckFinding, repeated: Sequence[CheckFinding], why_open: str) -> CheckFinding:
+    """One finding and those of its re-runs, if there were some."""
+    is_bad = finding.verdict in (CheckVerdict.FAIL, CheckVerdict.HANG)
+    if finding.verdict is CheckVerdict.INVALID and repeated:
+        return _of_most(finding, repeated)
+    if not is_bad:
         return finding
-    if repeated is None:
-        if verdict is CheckVerdict.HANG or not rests_on_clocks(finding) or finding.status is not Status.OK:
-            return finding
-        verdict, outcome = CheckVerdict.INCONCLUSIVE, f"failed once{_at_ratio(finding)}; {why_open}"
-    elif repeated.verdict is CheckVerdict.FAIL:
-        outcome = f"confirmed by a re-run{_at_ratio(repeated)}"
-    elif rests_on_clocks(finding):
-        verdict, part = CheckVerdict.INCONCLUSIVE, ""
-        second = f"not in the re-run{_at_ratio(repeated)} ({repeated.verdict.value})"
-        outcome = f"failed once{_at_ratio(finding)}, {second}"
-    else:
-        outcome = f"not repeated by a re-run ({repeated.verdict.value}): intermittent"
-    evidence = joined_evidence(finding.evidence, outcome)
-    return msgspec.structs.replace(finding, verdict=verdict, part=part, evidence=evidence)
+    if rests_on_clocks(finding) and finding.verdict is CheckVerdict.FAIL and finding.status is Status.OK:
+        if not repeated:
+            return _open(finding, f"failed once{_at_ratio(finding)}; {why_open}")
+        return _of_most(finding, repeated)
+    if not repeated:
+        return finding
+    second = repeated[0]
+    again = f"confirmed by a re-run{_at_ratio(second)}"
+    if second.verdict is not CheckVerdict.FAIL:
+        again = f"not repeated by a re-run ({second.verdict.value}): intermittent"
+    return msgspec.structs.replace(finding, evidence=joined_evidence(finding.evidence, again))
+
+
+def _of_most(finding: CheckFinding, repeated: Sequence[CheckFinding]) -> CheckFinding:
+    """What most of up to three measurements by clocks say."""
+    measured = [one for one in (finding, *repeated) if one.verdict in _MEASURED]
+    bad = [one for one in measured if one.verdict is CheckVerdict.FAIL]
+    good = [one for one in measured if one.verdict is not CheckVerdict.FAIL]
+    if len(bad) > 1:
+        again = f"confirmed by a re-run{_at_ratio(bad[1])}" + (
+            "" if not good else f", not in another{_at_ratio(good[0])}"
+        )
+        return msgspec.structs.replace(bad[0], evidence=joined_evidence(bad[0].evidence, again))
+    if not bad:
+        evidence = "" if not good else joined_evidence(good[-1].evidence, "measured again: others disturbed the first")
+        return msgspec.structs.replace(good[-1], evidence=evidence) if good else finding
+    if len(good) > 1:
+        ratios = " and".join(filter(None, map(_at_ratio, good)))
+        evidence = joined_evidence(
+            good[-1].evidence or bad[0].evidence, f"failed once{_at_ratio(bad[0])}, not in two more{ratios}"
+        )
+        return msgspec.structs.replace(good[-1], verdict=CheckVerdict.WARN, part=bad[0].part, evidence=evidence)
+    other = good[0] if good else repeated[-1]
+    second = f"not in the re-run{_at_ratio(other)} ({other.verdict.value})"
+    return msgspec.structs.replace(_open(bad[0], f"failed once{_at_ratio(bad[0])}, {second}"), part="")
+
+
+def _open(finding: CheckFinding, why: str) -> CheckFinding:
+    evidence = joined_evidence(finding.evidence, why)
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.INCONCLUSIVE, evidence=evidence)
 
 
 def joined_evidence(*clauses: str) -> str:
@@ -239,12 +276,41 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
                     evidence=f"still making progress after {phase.seconds:.0f} s, budget {phase.budget_seconds:.0f} s",
                 )
             )
-    in_time = [phase for phase in phases if phase.outcome not in ("hang", "slow")]
+    in_time = [phase for phase in phases if phase.outcome not in ("hang", "slow", *OVER_THE_LIMIT)]
     if in_time:
         longest = max(in_time, key=lambda phase: phase.seconds / phase.budget_seconds)
         used = f"{longest.phase} took {longest.seconds:.0f} s of {longest.budget_seconds:.0f} s"
         evidence = f"{len(in_time)} phases; {used}"
         findings.append(CheckFinding(check=HANG_GUARD, subject="phases", verdict=CheckVerdict.PASS, evidence=evidence))
+    return findings
+
+
+TIME_LIMIT = "time limit"  # the part of what the battery's limit left unmeasured
+
+
+def unmeasured_findings(phases: Sequence[PhaseTiming], earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """What a check would have said whose phase the battery's limit ended, or left no time for: nothing.
+
+    Where another phase measured it, or this one before its end, there is a finding already.
+    """
+    findings = []
+    for phase in phases:
+        if phase.outcome not in OVER_THE_LIMIT:
+            continue
+        known = {
+            finding.check
+            for finding in earlier
+            if finding.verdict is not CheckVerdict.NOT_RUN and finding.subject.startswith(phase.subject)
+        }
+        ended = f" after {phase.seconds:.0f} s" if phase.outcome == ENDED_BY_LIMIT else ""
+        why = f"{phase.phase} {phase.outcome}{ended}: {phase.message}, {phase.predicted_seconds:.0f} s needed"
+        findings += [
+            CheckFinding(
+                check=check, subject=phase.subject, verdict=CheckVerdict.INCONCLUSIVE, part=TIME_LIMIT, evidence=why
+            )
+            for check in phase.checks
+            if check not in known
+        ]
     return findings
 
 

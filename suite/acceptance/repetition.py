@@ -6,12 +6,12 @@ A failure that rests on clocks stands only where a second measurement fails too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from suite.acceptance import phases
-from suite.acceptance.check_table import HANG_GUARD
+from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
 from suite.acceptance.evidence import (
     Evidence,
@@ -24,16 +24,22 @@ from suite.acceptance.evidence import (
     Timed,
     made_for_times,
 )
-from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
+from suite.acceptance.findings import TIME_LIMIT, CheckFinding, CheckVerdict, confirmed, rests_on_clocks
 from suite.acceptance.judge.environment import environment_findings, share_of_others
+from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.noninferiority import FEWEST
 from suite.job.events import Status
 
-REPEATED = "repeated"  # the attempt
+REPEATED, REPEATED_TWICE = "repeated", "repeated twice"  # attempts at what others disturbed
+AGAIN, THIRD = "again", "a third time"  # attempts at what failed
 
 
 def disturbed(
-    battery: RunningBattery, phase: BatteryPhase, evidence: Sequence[Evidence], later: Sequence[BatteryPhase]
+    battery: RunningBattery,
+    phase: BatteryPhase,
+    evidence: Sequence[Evidence],
+    later: Sequence[BatteryPhase],
+    attempt: str = REPEATED,
 ) -> list[Timed]:
     """The measurements of a phase to repeat, with a note: other processes used more than their share meanwhile.
 
@@ -43,15 +49,15 @@ def disturbed(
 
     Args:
         later: phases still to run before the probe.
+        attempt: of the repetition.
     """
     limit = battery.settings.others
-    around = next((item for item in battery.evidence() if isinstance(item, Surroundings)), None)
-    environment = environment_findings(around, None, [], others=limit, loaded=())
-    if any(finding.verdict is CheckVerdict.INVALID for finding in environment) or not ended_well(evidence):
+    invalid = any(finding.verdict is CheckVerdict.INVALID for finding in seen_before(battery))
+    if invalid or not ended_well(evidence):
         return []
-    timed = [item for item in evidence if isinstance(item, Timed) and made_for_times(item)]
+    timed = [item for item in evidence if isinstance(item, Timed) and made_for_times(item) and not item.set_aside]
     repeat = [item for item in timed if share_of_others(item) > limit]
-    if battery.record.kept(f"{phase.name} {REPEATED}") is None:
+    if battery.record.kept(f"{phase.name} {attempt}") is None:
         if any(battery.record.kept(other.name) is not None for other in later):
             return []
         undisturbed_seconds = phase.predicted_seconds * len(repeat) / max(1, len(timed))
@@ -62,6 +68,12 @@ def disturbed(
     if repeat:
         battery.note(f"{phase.name}: {_repeat_note(repeat)}")
     return repeat
+
+
+def seen_before(battery: RunningBattery, health: Health | None = None) -> list[CheckFinding]:
+    """What check 0 finds before anything is measured."""
+    around = next((item for item in battery.evidence() if isinstance(item, Surroundings)), None)
+    return environment_findings(around, health, [], others=battery.settings.others, loaded=())
 
 
 def ended_well(evidence: Sequence[Evidence]) -> bool:
@@ -136,13 +148,30 @@ def launches_that_fit(rerun: Rerun, later: Sequence[Rerun], seconds_left: float)
     return min(rerun.launches, max(fitting, FEWEST))
 
 
-def run_again(battery: RunningBattery, first: list[CheckFinding]) -> dict[str, list[Evidence]]:
-    """Evidence of re-runs because of failures, by phase, as far as the limit leaves time.
+def run_again(battery: RunningBattery, health: Callable[[], Health]) -> list[dict[str, list[Evidence]]]:
+    """Evidence of re-runs because of failures, by phase: of all that failed, and then of what one re-run left open."""
+    first = battery.findings(health())
+    rounds = [measured] if (measured := _run_again(battery, first, AGAIN)) else []
+    if rounds:
+        left = {
+            finding.key
+            for finding in confirmed_findings(battery, health(), rounds)
+            if finding.verdict in (CheckVerdict.INCONCLUSIVE, CheckVerdict.INVALID)
+        }
+        again = _findings_again(battery, health(), first, rounds[0])
+        repeated = {finding.key for finding in again if finding.status is Status.OK}  # a hang would hang again
+        still_open = [finding for finding in first if finding.key in left & repeated]
+        rounds += [third] if (third := _run_again(battery, still_open, THIRD)) else []
+    return rounds
+
+
+def _run_again(battery: RunningBattery, failed: list[CheckFinding], attempt: str) -> dict[str, list[Evidence]]:
+    """Evidence of one round of re-runs, by phase, as far as the limit leaves time.
 
     Where it is too short for as many launches as before, fewer are made, at least 3. What did not end well is not run
     again: a hang would hang again for as long.
     """
-    planned = {phase.name: (phase, rerun) for phase, rerun in planned_reruns(battery, first)}
+    planned = {phase.name: (phase, rerun) for phase, rerun in planned_reruns(battery, failed)}
     chosen = affordable([rerun for _, rerun in planned.values()], battery.seconds_left)
     again: dict[str, list[Evidence]] = {}
     for number, rerun in enumerate(chosen):
@@ -152,13 +181,14 @@ def run_again(battery: RunningBattery, first: list[CheckFinding]) -> dict[str, l
             continue
         if launches and isinstance(phase, LaunchesPhase):
             phase = phases.launches_phase(battery, phase.miniature, phase.purpose, launches)
-        again[rerun.name] = battery.run(phase, "again")
+        again[rerun.name] = battery.run(phase, attempt)
     return again
 
 
 def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) -> list[tuple[BatteryPhase, Rerun]]:
     """Phases whose re-run would confirm or take back a failure, with the time that each took at first."""
     failed = [item for item in findings if item.verdict is CheckVerdict.FAIL and item.status is Status.OK]
+    failed += _disturbed_exchanges(findings)
     slow = {item.phase: item for item in battery.evidence() if isinstance(item, PhaseTiming) and item.outcome == "slow"}
     probe_parts = (
         phases.MEASURED_BY_PROBE
@@ -191,6 +221,14 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
     return planned
 
 
+def _disturbed_exchanges(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """Rates of links that others made invalid meanwhile; none where the environment is invalid altogether."""
+    invalid = [finding for finding in findings if finding.verdict is CheckVerdict.INVALID]
+    if any(finding.check == ENVIRONMENT for finding in invalid):
+        return []
+    return [finding for finding in invalid if finding.check in phases.EXCHANGES and finding.part != IMPOSSIBLE]
+
+
 def _is_slow(finding: CheckFinding, phase: BatteryPhase) -> bool:
     return finding.check == HANG_GUARD and finding.subject == phase.name
 
@@ -206,14 +244,18 @@ def _is_about(finding: CheckFinding, phase: BatteryPhase) -> bool:
     return not isinstance(phase, LaunchesPhase) or finding.subject.partition(",")[0] == phase.miniature
 
 
-def confirmed_findings(battery: RunningBattery, health: Health, again: dict[str, list[Evidence]]) -> list[CheckFinding]:
-    """All findings; a failure that rests on clocks stands only where its re-run fails too.
-
-    Each miniature's re-run is one look at as many launches as it has.
-    """
+def confirmed_findings(
+    battery: RunningBattery, health: Health, rounds: Sequence[dict[str, list[Evidence]]]
+) -> list[CheckFinding]:
+    """All findings; a failure that rests on clocks stands only where a re-run fails too."""
     first = battery.findings(health)
-    if not again:
-        return confirmed(first, [])
+    return confirmed(first, *(_findings_again(battery, health, first, again) for again in rounds))
+
+
+def _findings_again(
+    battery: RunningBattery, health: Health, first: Sequence[CheckFinding], again: dict[str, list[Evidence]]
+) -> list[CheckFinding]:
+    """What the re-runs of one round find; each miniature's re-run is one look at as many launches as it has."""
     # further looks belong to the first measurement: a re-run is judged without them
     further_looks = tuple(f"{name} from launch" for name in again)
     before = {name: of_phase for name, of_phase in battery.evidence_of.items() if not name.startswith(further_looks)}
@@ -229,12 +271,11 @@ def confirmed_findings(battery: RunningBattery, health: Health, again: dict[str,
     second = [
         finding
         for finding in battery.findings(health, evidence, looks)
-        if any(_decides(phase, finding) for phase in phases_again)
+        if finding.part != TIME_LIMIT and any(_decides(phase, finding) for phase in phases_again)
     ]
-    second += [
+    return second + [
         CheckFinding(check=HANG_GUARD, subject=item.phase, verdict=CheckVerdict.PASS)
         for of_phase in again.values()
         for item in of_phase
         if isinstance(item, PhaseTiming) and item.outcome == "ok"
     ]
-    return confirmed(first, second)

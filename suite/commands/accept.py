@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import select
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.errors import InputError
@@ -21,6 +27,7 @@ from suite.paths import ROOT
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
 from suite.report.terminal.tables import console, print_refusal
 
+ANSWER_SECONDS = 15.0  # for the answer whether to stop
 CODES = {
     Decision.ACCEPTED: exit_codes.PASS,
     Decision.REJECTED: exit_codes.FAIL,
@@ -36,6 +43,11 @@ Miniatures = Annotated[str | None, typer.Option(help="Launch and time these alon
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the newest battery of the same options that was interrupted.")
 ]
+ResumeIfAny = Annotated[bool, typer.Option("--resume-if-any", help="As --resume; without one a new battery begins.")]
+Stops = Annotated[
+    bool, typer.Option("--stop-if-invalid", help="End at once where the environment is invalid from the start.")
+]
+Minutes = Annotated[float | None, typer.Option(help="Time limit in place of the profile's: --minutes 12.")]
 Ranks = Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise all GPUs.")]
 Devices = Annotated[
     int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
@@ -57,6 +69,9 @@ def accept_command(  # noqa: PLR0913  # the command's options
     skip: Skip = None,
     miniatures: Miniatures = None,
     resume: Resume = False,
+    resume_if_any: ResumeIfAny = False,
+    stop_if_invalid: Stops = False,
+    minutes: Minutes = None,
     device: Device = "auto",
     ranks: Ranks = None,
     devices: Devices = None,
@@ -73,7 +88,8 @@ def accept_command(  # noqa: PLR0913  # the command's options
 
     All measurements of one run are a battery. Every expected value is computed or measured, and printed with its
     source. A time that fails is measured again before the node is rejected. What cannot run here is NOT RUN, with the
-    reason, and never counts as passed. docs/acceptance.md says what to do with each verdict.
+    reason, and never counts as passed. The profile's time limit ends a battery whatever the machine does: what it left
+    unmeasured is INCONCLUSIVE. docs/acceptance.md says what to do with each verdict.
 
     Examples: python -m suite accept; python -m suite accept --profile accept --fleet /shared/results --summary
 
@@ -84,6 +100,10 @@ def accept_command(  # noqa: PLR0913  # the command's options
         print_checks(console())
         return
     chosen = effort(profile)
+    if minutes is not None:
+        if not 0 < minutes < math.inf:
+            raise InputError("time limit", got=minutes, allowed="more than 0 minutes", where="--minutes")
+        chosen = msgspec.structs.replace(chosen, limit_seconds=60 * minutes)
     launched, timed = selected_miniatures(miniatures, chosen)
     kind, processes = _device_and_ranks(device, ranks)
     settings = Settings(
@@ -99,10 +119,11 @@ def accept_command(  # noqa: PLR0913  # the command's options
         devices=devices,
         others=others,
         resume=resume,
+        resume_if_any=resume_if_any,
         device_named=device != "auto",
     )
     _check(settings, junit_file)
-    report = _run(settings)
+    report = _run(settings, stops=stop_if_invalid)
     if json:
         print_json(_entry(report))
     elif summary_only:
@@ -114,18 +135,38 @@ def accept_command(  # noqa: PLR0913  # the command's options
     raise typer.Exit(CODES[report.decision])
 
 
-def _run(settings: Settings) -> BatteryReport:
+def _run(settings: Settings, *, stops: bool) -> BatteryReport:
     """The report of a battery; without room for records, or interrupted, the command ends."""
     end_as_interrupted()
     messages = console(stderr=True)
+
+    def say(line: str) -> None:
+        messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+
     try:
-        return run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
+        return run_battery(settings, say, (lambda _why: True) if stops else _asking(messages))
     except OSError as error:  # no room or no access for records or scratch files
         print_refusal(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     except KeyboardInterrupt:
         messages.print("interrupted: accept --resume goes on with the phases that are left")
         raise typer.Exit(exit_codes.INTERRUPTED) from None
+
+
+def _asking(messages: Console) -> Callable[[str], bool]:
+    """Says that no time will be judged, and asks at a terminal whether to stop; without an answer it goes on."""
+
+    def stops(why: str) -> bool:
+        messages.print(f"[yellow]environment INVALID: {escape(why)}[/]", soft_wrap=True)
+        going_on = "times will not be judged, figures and bits will"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            messages.print(f"[dim]it goes on: {going_on}; --stop-if-invalid would end here[/]", soft_wrap=True)
+            return False
+        messages.print(f"Enter stops here; in {ANSWER_SECONDS:.0f} s it goes on: {going_on}", soft_wrap=True)
+        answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
+        return bool(answered) and not sys.stdin.readline().lower().startswith("n")
+
+    return stops
 
 
 def _write_junit(report: BatteryReport, file: Path) -> None:

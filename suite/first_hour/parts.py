@@ -165,7 +165,7 @@ def _accept(here: tuple[str, ...], short: bool) -> HourPart:
         name="accept",
         kind=PartKind.ACCEPT,
         shows="the verdict on this node",
-        arguments=("suite", "accept", *what, *here, "--resume", "--results", RESULTS, "--json"),
+        arguments=("suite", "accept", *what, *here, "--resume-if-any", "--results", RESULTS, "--json"),
         seconds=590.0,
     )
 

@@ -119,10 +119,12 @@ def _opened(
         "nodes": ",".join(sorted(node.name for node in nodes)),
     }
     earlier = fleet_record.unfinished(settings.results, options) if settings.resume else None
-    if settings.resume:
-        progress("nothing to resume: a new fleet" if earlier is None else f"resumed {earlier.name}")
     if earlier is not None:
+        progress(f"resumed {earlier.name}")
         return earlier
+    if settings.resume:
+        kept, allowed = str(fleet_record.fleets(settings.results)), "a fleet with the same options that has no table"
+        raise InputError("nothing to resume", got=kept, allowed=allowed, where="--resume")
     return fleet_record.opened(settings.results, options, {node.name: node.why_not for node in nodes})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,11 +13,16 @@ AGAIN_SECONDS = 0.02
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
+class OutOfTimeError(Exception):
+    """What a block of `time_limit` waited for did not end in time."""
+
+
 class _Interruption:
-    """The signal that came, and whether it has to wait."""
+    """The signal that came, whether it has to wait, and when what is waited for has to end."""
 
     came: int | None = None
     held = False
+    until: float | None = None
 
 
 def end_as_interrupted() -> None:
@@ -42,10 +48,23 @@ def check_interrupted() -> None:
 
     Raises:
         KeyboardInterrupt: a signal came since `end_as_interrupted`.
+        OutOfTimeError: the time of a `time_limit` around the loop is over.
     """
     if _Interruption.came is not None:
         signal.setitimer(signal.ITIMER_REAL, 0)  # it need not come later
         raise KeyboardInterrupt
+    if _Interruption.until is not None and time.monotonic() > _Interruption.until:
+        raise OutOfTimeError
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Loops that wait in the block, of launches too, end after so many seconds: see `check_interrupted`."""
+    _Interruption.until = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _Interruption.until = None
 
 
 @contextmanager

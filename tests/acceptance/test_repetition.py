@@ -47,8 +47,22 @@ def test_disturbed_launches_alone_are_repeated_and_their_figures_still_count(tmp
     assert found[7, "bloom-mini"]["verdict"] == "FAIL"
 
 
-@pytest.mark.parametrize(("name", "stolen"), [("micro", [0.3, 0.3]), ("bloom-mini", [0.3, 0.0, 0.0, 0.0, 0.0, 0.3])])
-def test_what_is_disturbed_twice_is_invalid(tmp_path, capsys, node, name, stolen) -> None:
+def test_launches_are_repeated_twice_where_the_first_repetition_is_disturbed_too(tmp_path, capsys, node) -> None:
+    node.stolen = {"bloom-mini": [0.3, 0.3, 0.0, 0.0, 0.0, 0.0, 0.3]}
+    report, found = accept(capsys, tmp_path, "--only", "0,8", *ONE)
+    assert node.asked.count("bloom-mini") == 5 + 2 + 1
+    assert [note for note in report["notes"] if "repeated" in note] == [
+        f"bloom-mini times: {GUESTS}2 launches are repeated",
+        f"bloom-mini times: {GUESTS}1 launches are repeated",
+    ]
+    assert found[0, "other processes"]["verdict"] == "PASS"
+    assert "5 launches" in found[8, "bloom-mini"]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stolen"), [("micro", [0.3, 0.3]), ("bloom-mini", [0.3, 0.0, 0.0, 0.0, 0.0, 0.3, 0.3])]
+)
+def test_what_is_disturbed_in_every_attempt_is_invalid(tmp_path, capsys, node, name, stolen) -> None:
     node.stolen = {name: stolen}
     _, found = accept(capsys, tmp_path, "--only", "0,1,3,8", *ONE)
     assert node.asked.count(name) == len(stolen)
@@ -163,10 +177,10 @@ def test_a_resumed_battery_follows_what_the_interrupted_one_did(
 
     with monkeypatch.context() as patch:
         patch.setattr(measurements, "probe_result", interrupted)
-        main(["accept", "--only", "0,1,8,14", *ONE, "--results", str(tmp_path), "--json"])
+        main(["accept", "--only", "0,1,8,14", *ONE, "--minutes", "60", "--results", str(tmp_path), "--json"])
     capsys.readouterr()
     left[0] = 100.0 if repeated else 1000.0
     before = node.asked.count("micro")
-    _, found = accept(capsys, tmp_path, "--only", "0,1,8,14", *ONE, "--resume")
+    _, found = accept(capsys, tmp_path, "--only", "0,1,8,14", *ONE, "--minutes", "60", "--resume")
     assert (before, node.asked.count("micro")) == ((2, 2) if repeated else (1, 1))
     assert found[8, "bloom-mini"]["verdict"] == verdict

@@ -26,6 +26,7 @@ from suite.acceptance.findings import (
     joined_evidence,
     not_run,
     rests_on_clocks,
+    unmeasured_findings,
 )
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.environment import environment_findings, share_of_others
@@ -185,6 +186,7 @@ def battery_findings(
     findings: list[CheckFinding] = []
     for rule in RULES:
         findings += rule.findings(battery, findings)
+    findings += unmeasured_findings(battery.phases, findings)
     if battery.disturbed:
         findings = [_invalid(finding) for finding in findings]
     reported = [finding for finding in findings if finding.check in selected]

@@ -74,6 +74,34 @@ def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_st
     assert "confirmed by a re-run at 0.910" in both.evidence
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "ends_as", "ratio", "words"),
+    [
+        ("FAIL FAIL", "FAIL", 0.5, "confirmed by a re-run at 0.600"),
+        ("FAIL PASS", "INCONCLUSIVE", 0.5, "failed once at 0.500, not in the re-run at 0.600 (PASS)"),
+        ("FAIL PASS FAIL", "FAIL", 0.5, "confirmed by a re-run at 0.700, not in another at 0.600"),
+        ("FAIL WARN PASS", "WARN", 0.7, "failed once at 0.500, not in two more at 0.600 and at 0.700"),
+        ("FAIL INVALID FAIL", "FAIL", 0.5, "confirmed by a re-run at 0.700"),
+        ("FAIL INVALID PASS", "INCONCLUSIVE", 0.5, "not in the re-run at 0.700 (PASS)"),
+        ("INVALID PASS", "PASS", 0.6, "measured again"),
+        ("INVALID INVALID WARN", "WARN", 0.7, "measured again"),
+        ("INVALID FAIL", "INCONCLUSIVE", 0.6, "failed once at 0.600"),
+        ("INVALID FAIL FAIL", "FAIL", 0.6, "confirmed by a re-run at 0.700"),
+        ("INVALID INVALID", "INVALID", 0.5, ""),
+        ("PASS FAIL", "PASS", 0.5, ""),
+    ],
+)
+def test_two_of_three_measurements_by_clocks_decide(verdicts, ends_as, ratio, words):
+    ratios = (0.5, 0.6, 0.7)
+    first, *rounds = (
+        finding(CheckVerdict(verdict), ratio=one, part="link")
+        for verdict, one in zip(verdicts.split(), ratios, strict=False)
+    )
+    (found,) = confirmed([first], *([again] for again in rounds))
+    assert (found.verdict, found.ratio) == (CheckVerdict(ends_as), ratio)
+    assert words in found.evidence
+
+
 def test_a_re_run_that_did_not_end_well_confirms_nothing_and_is_said_itself():
     link = msgspec.structs.replace(finding(CheckVerdict.FAIL, check=check_table.PEER), subject="link 0-1")
     step = finding(CheckVerdict.FAIL, check=check_table.STEP_TIME)

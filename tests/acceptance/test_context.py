@@ -1,0 +1,93 @@
+"""A battery ends at its limit whatever the machine does, and says what it left unmeasured."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.acceptance import battery_record, measurements
+from suite.acceptance.battery_record import PhaseEvidence
+from suite.acceptance.evidence import MiniatureLaunch
+from suite.acceptance.presets import MINIATURES
+from suite.job.events import Status
+from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
+from tests.support.node import LAUNCH_SECONDS, Node
+
+
+def accept(capsys, tmp_path, *arguments):
+    """Exit code, report, and its findings by check and subject."""
+    code = main(["accept", *arguments, "--results", str(tmp_path), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    return code, report, {(f["check"], f["subject"]): f for f in report["findings"]}
+
+
+def test_no_phase_begins_that_the_limit_leaves_no_time_for(tmp_path, capsys, node: Node) -> None:
+    minutes = str(3.5 * LAUNCH_SECONDS / 60)
+    code, report, found = accept(capsys, tmp_path, "--only", "7", "--minutes", minutes)
+    assert node.asked == list(MINIATURES[:4])
+    assert code == 3
+    left = {name: found[7, name] for name in MINIATURES[4:]}
+    assert {one["verdict"] for one in left.values()} == {"INCONCLUSIVE"}
+    assert {one["part"] for one in left.values()} == {"time limit"}
+    assert left["mt-nlg-mini"]["evidence"].startswith("mt-nlg-mini exact not begun: the limit of 88 s, ")
+    assert {found[7, name]["verdict"] for name in MINIATURES[:4]} == {"PASS"}
+    assert report["decision"] == "not decidable"
+
+
+def test_a_battery_whose_limit_suffices_says_nothing_of_it(tmp_path, capsys, node: Node) -> None:
+    code, report, _ = accept(capsys, tmp_path, "--only", "7", "--minutes", "60")
+    assert (code, report["findings"][0]["verdict"]) == (0, "PASS")
+    assert all(finding["part"] != "time limit" for finding in report["findings"])
+
+
+def test_a_phase_that_the_limit_ends_keeps_what_it_measured_and_is_run_anew_when_resumed(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    """A launch that waits, as the launcher does, until the limit of 1.2 s: the battery is over soon after."""
+    made = []
+
+    def launched(name, purpose, **_options):
+        made.append(name)
+        if len(made) == 3:
+            while True:
+                time.sleep(0.01)
+                check_interrupted()
+        return MiniatureLaunch(
+            run=name, purpose=purpose, status=Status.OK, message="", ranks_at_fault=[], record="", seconds=0.1, exact=9
+        )
+
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
+    monkeypatch.setattr("suite.acceptance.phases.competitors", lambda: ([], 0.0))
+    monkeypatch.setattr("suite.acceptance.context.BEGINS", 0.0)
+    begun = time.monotonic()
+    arguments = ("--only", "7,11", "--miniatures", "gpt2-mini")
+    code, _, found = accept(capsys, tmp_path, *arguments, "--minutes", "0.02")
+    assert time.monotonic() - begun < 30
+    assert (code, made) == (3, ["gpt2-mini"] * 3)
+    assert found[7, "gpt2-mini"]["verdict"] == "PASS"  # of the two launches before
+    straggler = found[11, "gpt2-mini"]
+    assert (straggler["verdict"], straggler["part"]) == ("NOT RUN", "") or straggler["part"] == "time limit"
+    assert not list((tmp_path / "acceptance").glob("*.gpt2-mini_times.phase.json"))
+    (path,) = (tmp_path / "acceptance").glob("*.gpt2-mini_times_ended_by_the_limit.phase.json")
+    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+    assert [one.outcome for one in kept if hasattr(one, "outcome")] == ["ended by the limit"]
+    assert len(kept) == 3
+
+
+def test_a_loop_that_waits_ends_at_the_limit_and_not_after_it() -> None:
+    with time_limit(60):
+        check_interrupted()
+    with pytest.raises(OutOfTimeError), time_limit(-1):
+        check_interrupted()
+    check_interrupted()
+
+
+def test_what_the_limit_left_is_no_past(tmp_path, capsys, node: Node) -> None:
+    _, report, _ = accept(capsys, tmp_path, "--only", "7", "--minutes", "0.01")
+    assert node.asked == []
+    assert {f["verdict"] for f in report["findings"]} == {"INCONCLUSIVE"}
+    assert msgspec.json.decode((tmp_path / "acceptance").glob("*.end.json").__next__().read_bytes())["losses"] == {}
