@@ -8,6 +8,7 @@ import msgspec
 
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
+from suite.machine.host_state import HostState
 
 ENDED_BY_LIMIT, NOT_BEGUN = "ended by the limit", "not begun"
 OVER_THE_LIMIT = (ENDED_BY_LIMIT, NOT_BEGUN)  # outcomes of a phase
@@ -24,6 +25,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
         devices_expected: that the operator asked for; None: not said.
         others_share: of all processors, what other processes used while nothing of ours ran; None: not known.
         competitors: the busiest of them first.
+        host: what the host is set to; `cores` that this process may use.
+        now: seconds since 1970; `newest_past` the latest end of a battery of this node. 0: not known.
         fleet_problems: records of the fleet that were left out, and why; `past_problems` of this node.
     """
 
@@ -38,6 +41,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
     gpus: str = ""
     gpus_before: str = ""
     gpus_with_ranks: list[int] = []
+    host: HostState | None = None
+    cores: int = 0
+    now: float = 0.0
+    newest_past: float = 0.0
 
 
 class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
@@ -236,6 +243,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_errors: dict[str, int] = {}
     fabric: str = ""
     fabric_problems: list[str] = []
+    most_memory_mhz: float | None = None
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +256,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str] | None
     pcie_generation: int | None
     pcie_width: int | None
+    memory_mhz: float | None = None
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):

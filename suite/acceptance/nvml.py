@@ -150,6 +150,7 @@ class Gpus:
             nvlink_errors=self._nvlink_errors(number),
             fabric=fabric,
             fabric_problems=fabric_problems,
+            most_memory_mhz=ask("nvmlDeviceGetMaxClockInfo", self._constant("NVML_CLOCK_MEM"), optional=True),
         )
 
     def _nvlinks(self, number: int) -> list[bool]:
@@ -205,6 +206,7 @@ class Gpus:
             reasons=None if bits is None else [word for name, word in REASONS.items() if bits & self._constant(name)],
             pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            memory_mhz=ask("nvmlDeviceGetClockInfo", self._constant("NVML_CLOCK_MEM"), optional=True),
         )
 
     def _answer(self, number: int, name: str, *arguments: Any, optional: bool = False) -> Any:

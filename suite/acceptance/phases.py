@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from suite.acceptance import battery_record, measurements, nvml
@@ -14,6 +15,7 @@ from suite.acceptance.starts import STATED, stated_launches
 from suite.job.events import Event, Status
 from suite.machine.cpu_contention import competitors
 from suite.machine.devices import cuda_devices, usable_cores
+from suite.machine.host_state import host_state, thread_ticks
 
 MEASURED_BY_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
 NEEDS_MICRO = MEASURED_BY_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predictions rest on them
@@ -49,6 +51,7 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
     settings, history = battery.settings, battery.history
 
     def run(_on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        ticks = thread_ticks()
         busy, share = competitors()
         devices = cuda_devices() if settings.device == "cuda" else usable_cores()
         begin = battery.record.opening
@@ -66,6 +69,10 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
                 past_problems=history.past_problems,
                 gpus=begin.hardware["gpus"] if settings.device == "cuda" else "",
                 gpus_with_ranks=nvml.gpus_with_ranks(settings.device, settings.ranks, addresses),
+                host=host_state(settings.results, ticks),
+                cores=usable_cores(),
+                now=time.time(),
+                newest_past=max((past.finished for past, _ in history.judged), default=0.0),
                 gpus_before=battery_record.gpus_before(settings.results, begin.node) if lost else "",
             )
         ]

@@ -149,7 +149,13 @@ def nvmlDeviceGetVbiosVersion(handle: int) -> str:
 
 
 def nvmlDeviceGetClockInfo(handle: int, type: int) -> int:
+    if type == NVML_CLOCK_MEM:
+        return int(_fault(handle, "memory_mhz", 2619))
     return 1200 if _fault(handle, "throttle", 0) else 1980
+
+
+def nvmlDeviceGetMaxClockInfo(handle: int, type: int) -> int:
+    return 2619 if type == NVML_CLOCK_MEM else 1980
 
 
 def nvmlDeviceGetPowerUsage(handle: int) -> int:

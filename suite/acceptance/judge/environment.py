@@ -9,7 +9,9 @@ import msgspec
 from suite.acceptance.check_table import ENVIRONMENT
 from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
+from suite.acceptance.judge.host import host_findings
 
+LEAST_MEMORY_CLOCK = 0.97  # of a GPU's highest
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 
 
@@ -30,6 +32,7 @@ def environment_findings(
     if around is not None:
         findings.append(_devices(around))
         findings.append(_other_processes(around, during, others))
+        findings += host_findings(around, others=others)
         records = {"fleet records": around.fleet_problems, "records of this node": around.past_problems}
         for subject, problems in records.items():
             if problems:
@@ -155,6 +158,9 @@ def _wrong_settings(gpu: GpuHealth, *, loaded: bool) -> list[str]:
         wrong.append(f"PCIe generation {max(generations)} of {state.pcie_most_generation} under load")
     if widths and state.pcie_most_width and max(widths) < state.pcie_most_width:
         wrong.append(f"PCIe width x{max(widths)} of x{state.pcie_most_width} under load")
+    clocks = [sample.memory_mhz for sample in under_load if sample.memory_mhz]
+    if clocks and state.most_memory_mhz and max(clocks) < LEAST_MEMORY_CLOCK * state.most_memory_mhz:
+        wrong.append(f"memory clock {max(clocks):.0f} of {state.most_memory_mhz:.0f} MHz under load")
     return wrong
 
 

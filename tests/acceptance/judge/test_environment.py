@@ -28,6 +28,7 @@ def health(monkeypatch):
         ({"fabric_error": 15}, "completed with error 15"),
         ({"pcie_generation": 3}, "PCIe generation 3 of 5"),
         ({"pcie_width": 8}, "PCIe width x8 of x16"),
+        ({"memory_mhz": 2500}, "memory clock 2500 of 2619 MHz under load"),
     ],
 )
 def test_an_unusual_gpu_makes_the_environment_invalid(fault, words, health):
