@@ -177,4 +177,5 @@ VERIFIED_PRODUCTS = msgspec.structs.replace(
     fail=0.80,
     unit="flop/s",
 )
+BETWEEN_RANKS = frozenset({SPREAD, STRAGGLER})  # each rank is held to the others
 NOISY = frozenset(_LIMITS)  # they rest on clocks: a failure needs a re-run that fails too

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from suite.acceptance.check_table import HANG_GUARD, NOISY
+from suite.acceptance.check_table import BETWEEN_RANKS, HANG_GUARD, NOISY
 from suite.acceptance.evidence import ENDED_BY_LIMIT, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
 
@@ -196,10 +197,17 @@ def _confirmed(finding: CheckFinding, repeated: Sequence[CheckFinding], why_open
 
 
 def _of_most(finding: CheckFinding, repeated: Sequence[CheckFinding]) -> CheckFinding:
-    """What most of up to three measurements by clocks say."""
+    """What most of up to three measurements by clocks say.
+
+    Where ranks are compared with each other, only failures of the same rank agree: noise slows down one rank now and
+    another one then.
+    """
     measured = [one for one in (finding, *repeated) if one.verdict in _MEASURED]
     bad = [one for one in measured if one.verdict is CheckVerdict.FAIL]
-    good = [one for one in measured if one.verdict is not CheckVerdict.FAIL]
+    if finding.check in BETWEEN_RANKS and bad:
+        most, _ = Counter(one.part for one in bad).most_common(1)[0]
+        bad = [one for one in bad if one.part == most]
+    good = [one for one in measured if one not in bad]
     if len(bad) > 1:
         again = f"confirmed by a re-run{_at_ratio(bad[1])}" + (
             "" if not good else f", not in another{_at_ratio(good[0])}"

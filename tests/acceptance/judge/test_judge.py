@@ -102,6 +102,33 @@ def test_two_of_three_measurements_by_clocks_decide(verdicts, ends_as, ratio, wo
     assert words in found.evidence
 
 
+def test_failures_of_different_ranks_do_not_confirm_each_other():
+    parts = ("rank 0: compute", "rank 1: compute", "rank 0: compute")
+    first, second, third = (finding(CheckVerdict.FAIL, check_table.STRAGGLER, ratio=0.9, part=part) for part in parts)
+    (apart,) = confirmed([first], [second])
+    assert apart.verdict is CheckVerdict.INCONCLUSIVE
+    (again,) = confirmed([first], [second], [third])
+    assert (again.verdict, again.part) == (CheckVerdict.FAIL, parts[0])
+    memory = [msgspec.structs.replace(one, check=check_table.MEMORY) for one in (first, second)]
+    (both,) = confirmed(memory[:1], memory[1:])
+    assert both.verdict is CheckVerdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "verdict"),
+    [
+        ([1.1, 1.1, 1.1, 1.1, 1.1], CheckVerdict.FAIL),
+        ([1.07, 1.13, 1.1, 1.02, 1.15], CheckVerdict.FAIL),
+        ([1.3, 1.2, 1.1, 0.8, 0.75], CheckVerdict.WARN),  # the median is beyond the limit, and the ranks take turns
+    ],
+)
+def test_a_straggler_is_late_in_all_launches(of_rank_1, verdict):
+    launches = [launched(compute_seconds=[1.0, seconds]) for seconds in of_rank_1]
+    found = by_check(time_findings(launches, NOTHING))[check_table.STRAGGLER]
+    assert (found.verdict, found.part) == (verdict, "rank 1: compute")
+    assert ("take turns" in found.evidence) == (verdict is CheckVerdict.WARN)
+
+
 def test_a_re_run_that_did_not_end_well_confirms_nothing_and_is_said_itself():
     link = msgspec.structs.replace(finding(CheckVerdict.FAIL, check=check_table.PEER), subject="link 0-1")
     step = finding(CheckVerdict.FAIL, check=check_table.STEP_TIME)
