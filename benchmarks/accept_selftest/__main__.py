@@ -21,15 +21,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.accept_selftest.faults import INJECTIONS, AcceptedBefore, Injection, InjectionDirectories
+from benchmarks.accept_selftest.faults import INJECTIONS
+from benchmarks.accept_selftest.injection import AcceptedBefore, Injection, InjectionDirectories
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
 from suite.acceptance.evidence import PhaseTiming
 from suite.acceptance.findings import CheckVerdict, Decision
+from suite.acceptance.presets import EFFORTS
 from suite.commands import exit_codes
 from suite.paths import ROOT
 
 LIMIT_SECONDS = 1800.0
+START_SECONDS = 10.0  # of the command, before its battery begins and after it ended
 FRAMES = re.compile(r"^rank (\d+):\n(.*?)(?=^rank \d+:\n|\Z)", re.MULTILINE | re.DOTALL)  # of one rank
 
 
@@ -48,6 +51,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="nox -s accept_selftest --", description=__doc__.splitlines()[0])
     parser.add_argument("--only", help=f"comma-separated, of: {', '.join(names)}; or none")
     parser.add_argument("--clean", type=int, default=0, metavar="N", help="quick batteries without a fault, in a row")
+    parser.add_argument("--open", type=int, default=0, metavar="N", help="clean batteries that may be not decidable")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="results directory of the clean batteries")
     parser.add_argument("--allow-not-run", action="store_true", help="exit code 0 also where some cannot run here")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args()
@@ -62,7 +67,8 @@ def main() -> int:
     caught = ran = 0
     not_run: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="suite-selftest-") as scratch:
-        accepted = _clean(arguments.clean, Path(scratch) / "clean", as_json=arguments.json)
+        kept = arguments.keep or Path(scratch) / "clean"
+        clean = _clean(arguments.clean, kept, as_json=arguments.json)
         results = Path(scratch) / "results"
         for injection in chosen:
             why_not = injection.needs()
@@ -80,18 +86,47 @@ def main() -> int:
             outcome = _outcome("missed" if problems else "caught", answer, "; ".join(problems))
             _print_outcome(injection.name, outcome, as_json=arguments.json)
     reasons = "; ".join(f"{count}: {why}" for why, count in not_run.items())
-    clean = f"{accepted} of {arguments.clean} clean batteries accepted, " if arguments.clean else ""
     left = f"{not_run.total()} not run" + (f" ({reasons})" if reasons else "")
-    sys.stderr.write(f"{clean}{caught} of {ran} injections caught, {left}\n")
-    if caught < ran or accepted < arguments.clean:
+    of_clean = f"{_clean_words(clean)}, " if arguments.clean else ""
+    sys.stderr.write(f"{of_clean}{caught} of {ran} injections caught, {left}\n")
+    if caught < ran or not _clean_is_good(clean, allowed_open=arguments.open):
         return exit_codes.FAIL
     nothing = not ran and not arguments.clean
     return exit_codes.INCONCLUSIVE if nothing or (not_run and not arguments.allow_not_run) else exit_codes.PASS
 
 
-def _clean(count: int, results: Path, *, as_json: bool) -> int:
-    """Run quick batteries without a fault into the same results, with an operator's limits; how many were accepted."""
-    accepted = 0
+class CleanBattery(NamedTuple):
+    """The decision of a battery without a fault, and its seconds."""
+
+    decision: str
+    seconds: float
+
+
+def _clean_words(clean: Sequence[CleanBattery]) -> str:
+    """Verdicts and times in one line."""
+    counts = Counter(battery.decision for battery in clean)
+    others = "".join(f", {count} {name}" for name, count in sorted(counts.items()) if name != Decision.ACCEPTED)
+    longest = max(battery.seconds for battery in clean)
+    whole = sum(battery.seconds for battery in clean)
+    accepted = counts[Decision.ACCEPTED]
+    times = f"{whole / len(clean):.0f} s each, {longest:.0f} s at most"
+    return f"{accepted} of {len(clean)} clean batteries accepted{others}; {times}"
+
+
+def _clean_is_good(clean: Sequence[CleanBattery], *, allowed_open: int) -> bool:
+    """Whether all were accepted, but for so many that were not decidable, and each within its limit and a start."""
+    counts = Counter(battery.decision for battery in clean)
+    in_time = all(battery.seconds <= EFFORTS["quick"].limit_seconds + START_SECONDS for battery in clean)
+    return (
+        in_time
+        and counts[Decision.UNDECIDED] <= allowed_open
+        and not counts.keys() - {Decision.ACCEPTED, Decision.UNDECIDED}
+    )
+
+
+def _clean(count: int, results: Path, *, as_json: bool) -> list[CleanBattery]:
+    """Run quick batteries without a fault into the same results, with an operator's limits."""
+    clean: list[CleanBattery] = []
     for number in range(1, count + 1):
         answer = _accept(["--results", str(results), "--json"], {}, [])
         try:
@@ -99,10 +134,11 @@ def _clean(count: int, results: Path, *, as_json: bool) -> int:
             decision, why = report["decision"], "" if answer.code == exit_codes.PASS else report["summary"]
         except (json.JSONDecodeError, KeyError):
             decision, why = "no report", answer.err[-300:]
-        good = answer.code == exit_codes.PASS and decision == Decision.ACCEPTED
-        accepted += good
+        if (answer.code == exit_codes.PASS) != (decision == Decision.ACCEPTED):
+            decision, why = f"exit code {answer.code}", f"{decision}; {why}"
+        clean.append(CleanBattery(decision, answer.seconds))
         _print_outcome(f"clean {number} of {count}", _outcome(decision, answer, why), as_json=as_json)
-    return accepted
+    return clean
 
 
 def _outcome(outcome: str, answer: Answer, why: str) -> dict[str, Any]:

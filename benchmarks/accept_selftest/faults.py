@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.accept_selftest.host_faults import HOST_INJECTIONS
+from benchmarks.accept_selftest.injection import AcceptedBefore, Injection, InjectionDirectories, Prepare, Prepared
+from benchmarks.accept_selftest.interruptions import INTERRUPTIONS
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import SCHEMA, PhaseEvidence
 from suite.acceptance.evidence import MicroMeasurements
@@ -29,61 +31,6 @@ BUSY = "import ctypes\nctypes.CDLL(None).prctl(15, b'{name}')\n{work}"
 LOOP = "while True: pass"
 EARLIER_XID = "NVRM: Xid (PCI:0000:19:00): {}, pid=1"  # of the second GPU of the stand-in
 COPY = "a = bytearray(2**28)\nb = memoryview(bytearray(2**28))\nwhile True: a[:] = b"
-
-
-class InjectionDirectories(NamedTuple):
-    """Directories of one injection: results with an accepted battery, and scratch."""
-
-    results: Path
-    scratch: Path
-
-
-class Prepared(NamedTuple):
-    """What an injection changes: arguments, environment and prefix of the command."""
-
-    arguments: list[str]
-    environment: dict[str, str]
-    prefix: list[str]
-
-
-Prepare = Callable[[InjectionDirectories], AbstractContextManager[Prepared]]
-
-
-class AcceptedBefore(enum.Enum):
-    """Checks of a battery that must be accepted before a fault; memory is apart, because it takes a minute more."""
-
-    LINKS = "0,5,6"
-    MEMORY = "0,3,5,6"
-
-
-class Injection(NamedTuple):
-    """One fault.
-
-    Args:
-        only: arguments of `accept` that select what the fault concerns.
-        code: expected exit code.
-        check, verdict: of the finding that must name it, with `part` and `words` in its part and evidence. A check of
-            None: no report, and `words` in the output of the command.
-        prepare: a context that makes the fault.
-        past: what must have been accepted before, in the same results directory, as the past of the battery; None: the
-            battery has no past.
-        stacks_of: ranks whose stacks the record of the phase that hangs must have.
-        passes: checks that must pass nevertheless, because the rest of the battery goes on.
-        needs: why it cannot be made here; None where it can.
-    """
-
-    name: str
-    only: list[str]
-    code: int
-    check: int | None
-    verdict: str
-    part: str
-    words: str
-    prepare: Prepare
-    needs: Callable[[], str | None] = lambda: None
-    past: AcceptedBefore | None = None
-    stacks_of: tuple[int, ...] = ()
-    passes: tuple[int, ...] = ()
 
 
 def _in_ranks(fault: str) -> Prepare:
@@ -258,8 +205,11 @@ _LAUNCHES = ["--only", "7,17", "--miniatures", "gpt2-mini"]
 _GPUS = ["--only", "0,12,13,15"]  # on a CPU only what is asked for is a load
 _TOO_MANY = str(1 + (usable_cores() if resolved_device("auto")[0] == "cpu" else cuda_devices()))
 _FAIL, _STOPPED, _OPEN = exit_codes.FAIL, exit_codes.EXECUTION_FAILED, exit_codes.INCONCLUSIVE
+_BAD = exit_codes.BAD_INPUT
 
 INJECTIONS = (
+    Injection("undisturbed", ["--only", "0,7", "--miniatures", "gpt2-mini"], 0, 7, "PASS", "", "equal", _arguments()),
+    Injection("sound-gpus", _GPUS, 0, 0, "PASS", "", "2 alike, nothing unusual", _fake_gpus()),
     Injection(
         "wrong-devices",
         ["--only", "0"],
@@ -279,7 +229,7 @@ INJECTIONS = (
     Injection(
         "truncated-fleet-record", ["--only", "0"], 0, 0, "WARN", "", "damaged record of a battery", _truncated_fleet
     ),
-    Injection("stale-resume", ["--only", "0"], 0, None, "", "", "stale: hardware changed since", _stale_resume),
+    Injection("stale-resume", ["--only", "0"], _BAD, None, "", "", "stale: hardware changed since", _stale_resume),
     Injection(
         "stale-profile", *(["--only", "3"], _OPEN, None, "", "", "a machine profile of another machine", _stale_profile)
     ),
@@ -312,6 +262,8 @@ INJECTIONS = (
         "pcie-downgrade", _GPUS, _OPEN, 0, "INVALID", "GPU 1", "generation 1 of 5", _fake_gpus(pcie_generation=1)
     ),
     Injection("pcie-width", _GPUS, _OPEN, 0, "INVALID", "GPU 1", "x4 of x16", _fake_gpus(pcie_width=4)),
+    Injection("gpu-memory-clock", _GPUS, _OPEN, 0, "INVALID", "GPU 1", "810 of 2619", _fake_gpus(memory_mhz=810)),
+    Injection("link-down-under-load", _GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "", _fake_gpus(link_goes_down=1)),
     Injection("ecc-off", ["--only", "0"], _OPEN, 0, "INVALID", "GPU 1", "ECC off", _fake_gpus(ecc_on=0)),
     Injection("power-limit", ["--only", "0"], _OPEN, 0, "INVALID", "GPU 1", "400 W", _fake_gpus(watts=400)),
     Injection("mixed-models", ["--only", "0"], _OPEN, 0, "INVALID", "GPUs", "A100", _fake_gpus(model="NVIDIA A100")),
@@ -322,6 +274,7 @@ INJECTIONS = (
         "nondeterminism", _REPLAYS, _OPEN, 14, "INVALID", "no rank repeats itself", "", _in_ranks("nondeterminism")
     ),
     Injection("nondeterministic-rank", _REPLAYS, _FAIL, 14, "FAIL", "rank 1", "", _in_ranks("nondeterministic-rank")),
+    Injection("some-sizes-bit", _REPLAYS, _FAIL, 14, "FAIL", "rank 1", "", _in_ranks("some-sizes-bit")),
     Injection("message-bit", ["--only", "5"], _FAIL, 5, "FAIL", "link 0-1", "1 wrong", _in_ranks("message-bit")),
     Injection("collective-bit", ["--only", "6"], _FAIL, 6, "FAIL", "rank 1", "1 wrong", _in_ranks("collective-bit")),
     Injection("memory-bit", ["--only", "15"], _FAIL, 15, "FAIL", "rank 1", "memory from", _in_ranks("memory-bit")),
@@ -362,4 +315,6 @@ INJECTIONS = (
         *(_FAIL, 3, "FAIL", "memory bandwidth (rank 1", "confirmed", _in_ranks("memory-bandwidth")),
         past=AcceptedBefore.MEMORY,
     ),
+    *HOST_INJECTIONS,
+    *INTERRUPTIONS,
 )

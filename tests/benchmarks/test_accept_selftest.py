@@ -49,12 +49,29 @@ def test_clean_batteries_share_one_results_directory_and_must_all_be_accepted(ru
     assert "seconds" in lines[0]
     assert len({own[own.index("--results") + 1] for own in asked}) == 1
     assert all("--others" not in own and "--only" not in own for own in asked)
-    assert last == "3 of 3 clean batteries accepted, 0 of 0 injections caught, 0 not run"
+    assert last == "3 of 3 clean batteries accepted; 1 s each, 1 s at most, 0 of 0 injections caught, 0 not run"
     for bad in (exit_codes.FAIL, exit_codes.INCONCLUSIVE):
         code, lines, last, _ = run("--clean", "2", "--only", "nan", codes=(0, bad))
         assert code == exit_codes.FAIL
         assert f"why line {bad}" in lines[1]
-        assert last.startswith("1 of 2 clean batteries accepted, 1 of 1 injections caught")
+        assert last.startswith(
+            f"1 of 2 clean batteries accepted, 1 {'rejected' if bad == 1 else 'not decidable'}; 1 s each"
+        )
+
+
+def test_as_many_clean_batteries_may_be_left_open_as_are_allowed_and_none_may_be_rejected(run, tmp_path):
+    arguments = ("--clean", "2", "--only", "none", "--open", "1", "--keep", str(tmp_path / "kept"))
+    code, _, _, asked = run(*arguments, codes=(0, exit_codes.INCONCLUSIVE))
+    assert code == exit_codes.PASS
+    assert [own[own.index("--results") + 1] for own in asked] == [str(tmp_path / "kept")] * 2
+    assert run(*arguments, codes=(exit_codes.INCONCLUSIVE,))[0] == exit_codes.FAIL
+    assert run(*arguments, codes=(0, exit_codes.FAIL))[0] == exit_codes.FAIL
+
+
+def test_a_clean_battery_that_takes_longer_than_its_limit_is_not_good():
+    quick = [selftest.CleanBattery("accepted", seconds) for seconds in (200.0, 309.0)]
+    assert selftest._clean_is_good(quick, allowed_open=0)
+    assert not selftest._clean_is_good([*quick, selftest.CleanBattery("accepted", 311.0)], allowed_open=0)
 
 
 def test_what_did_not_run_is_no_pass_unless_it_is_allowed(run):
@@ -78,7 +95,7 @@ def test_a_bad_argument_is_refused(run):
 
 
 def test_no_two_injections_share_a_name():
-    assert len({injection.name for injection in INJECTIONS}) == len(INJECTIONS) > 40
+    assert len({injection.name for injection in INJECTIONS}) == len(INJECTIONS) >= 60
 
 
 def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_ran(tmp_path):

@@ -202,6 +202,22 @@ def _product_bit(_probe: Any) -> None:
     torch.Tensor.__matmul__ = _flipping(3, torch.Tensor.__matmul__, product)  # type: ignore[method-assign]
 
 
+def _some_sizes_bit(_probe: Any) -> None:
+    """In every linear layer that makes twice its input or more, and in no other: the same wrong bit each time."""
+    import torch
+    import torch.nn.functional as functional
+
+    linear = functional.linear
+
+    def faulty(input: Any, weight: Any, bias: Any = None) -> Any:
+        result = linear(input, weight, bias)
+        if weight.shape[0] >= 2 * weight.shape[1] and result.dtype is not torch.bool:
+            _flip(result)
+        return result
+
+    functional.linear = faulty
+
+
 STEP, PROBE = "suite.execute.training.step", "suite.execute.probe.run"
 IN_STEP = ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank")
 # by fault: module, patch, and whether all ranks are faulty
@@ -214,6 +230,7 @@ PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
     "weight-bit": (PROBE, _weight_bit, False),
     "nondeterministic-rank": (PROBE, _random_weight, False),
     "nondeterminism": (PROBE, _random_weight, True),
+    "some-sizes-bit": (PROBE, _some_sizes_bit, False),
     "collective-bit": (PROBE, _collective_bit, False),
     "message-bit": (PROBE, _message_bit, False),
     "memory-bit": (PROBE, _memory_bit, False),
