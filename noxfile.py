@@ -411,6 +411,13 @@ def planted(session: nox.Session) -> None:
 
 
 @nox.session
+def battery_power(session: nox.Session) -> None:
+    """Count false rejections and found faults in batteries drawn from recorded ones: nox -s battery_power -- DIR"""
+    install(session, "execute", "regress")
+    python(session, "benchmarks.battery_power", *session.posargs)
+
+
+@nox.session
 def netlab(session: nox.Session) -> None:
     """Compare ways of averaging over slow links between network namespaces; needs root: nox -s netlab -- --hosts 2"""
     install(session, "execute")
