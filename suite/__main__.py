@@ -83,7 +83,7 @@ def application(arguments: list[str]) -> typer.Typer:
         module, function = COMMANDS[name]
         command = getattr(importlib.import_module(module), function)
         if name in GROUPS:
-            app.add_typer(command(), name=name)
+            app.add_typer(command(next(iter(arguments[1:]), "")), name=name)
         else:
             renamed = OLD_OPTIONS.get(name, {})
             current = partial(_current_name, renamed)

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import importlib
+from typing import Any
 
 import typer
-from rich.markup import escape
 
-from reference_runs.errors import InputError
-from suite.acceptance.presets import effort
 from suite.commands import exit_codes
-from suite.commands.fleet_node_patch import node_patch_command
-from suite.commands.fleet_report import report_command
-from suite.commands.options import Device, JsonWithProgress, print_json
-from suite.fleet.accept import FleetReport, FleetSettings, run_fleet, shared_results
-from suite.fleet.engines.engine import Engine
-from suite.fleet.engines.hosts_engine import HostsEngine
-from suite.fleet.engines.slurm_engine import SlurmEngine
-from suite.fleet.fleet_record import FleetEnd, latest
-from suite.fleet.judge import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
-from suite.launch import slurm
-from suite.launch.interruption import end_as_interrupted
-from suite.machine.devices import resolved_device
-from suite.paths import ROOT
-from suite.report.terminal.fleet import print_fleet
-from suite.report.terminal.tables import console, print_refusal
 
-ENGINES = ("slurm", "hosts")
-Results = Annotated[Path, typer.Option(help="A directory that all nodes share: batteries, records and the fleet's.")]
+# Command -> its module and function. Only the module of the command that is asked for is imported.
+NAMES = {
+    "accept": ("fleet_accept", "accept_command"),
+    "show": ("fleet_accept", "show_command"),
+    "node-patch": ("fleet_node_patch", "node_patch_command"),
+    "report": ("fleet_report", "report_command"),
+}
 
 
-def fleet_commands() -> typer.Typer:
-    """The group `fleet`."""
+def fleet_commands(asked: str = "") -> typer.Typer:
+    """The group `fleet`; with a known command, that command alone."""
     app = typer.Typer(rich_markup_mode=None, help="Many nodes: judged by an engine that starts everything on them.")
     app.callback(invoke_without_command=True)(_help)
-    app.command("accept", context_settings={"allow_extra_args": True})(accept_command)
-    app.command("show")(show_command)
-    app.command("node-patch")(node_patch_command)
-    app.command("report")(report_command)
+    for name in [asked] if asked in NAMES else NAMES:
+        module, function = NAMES[name]
+        settings: dict[str, Any] = {"allow_extra_args": True} if name == "accept" else {}
+        command = getattr(importlib.import_module(f"suite.commands.{module}"), function)
+        app.command(name, context_settings=settings)(command)
     return app
 
 
@@ -46,127 +34,3 @@ def _help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(exit_codes.BAD_INPUT)
-
-
-def accept_command(  # noqa: PLR0913  # the command's options
-    context: typer.Context,
-    engine: Annotated[str, typer.Option(help="slurm, or hosts: named ones, by ssh.")] = "slurm",
-    partition: Annotated[str | None, typer.Option(help="Of Slurm: its nodes alone.")] = None,
-    nodes: Annotated[str | None, typer.Option(help="These alone: n[1-4],n7 of Slurm; a,b,c of hosts.")] = None,
-    profile: Annotated[
-        str, typer.Option(help="quick, accept or soak: of each node's battery, and of pairs.")
-    ] = "quick",
-    device: Device = "auto",
-    at_once: Annotated[int, typer.Option(help="Batteries at the same time.")] = 64,
-    groups: Annotated[str, typer.Option(help="The miniature that groups of nodes run, or none.")] = "gpt2-mini",
-    node_minutes: Annotated[
-        float | None, typer.Option(help="After which a node has not answered; default: four times the profile's limit.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest interrupted fleet like this.")
-    ] = False,
-    drain: Annotated[
-        bool, typer.Option("--drain", help="Drain what is bad in Slurm, with the part as reason.")
-    ] = False,
-    results: Results = ROOT / "results",
-    json: JsonWithProgress = False,
-) -> None:
-    """Judge many nodes: a battery on each, pairs of them, groups of them, and one table.
-
-    The engine starts everything. Each node is measured with two partners: their link, their clocks, and products of
-    both at the same time. So a bad node is told apart from a bad link, and from its partner. What a battery or a pair
-    finds counts if it is found twice. A node that gives no answer has a verdict of its own; nodes that are busy,
-    drained or down are listed as not run. Options after -- go to `accept` on every node.
-
-    Examples: python -m suite fleet accept --partition main --results /shared/results --drain;
-    python -m suite fleet accept --nodes "n[1-16]" --profile accept -- --devices 8
-
-    Exit codes: 0 all nodes that ran are accepted, 1 one is rejected or a link is, 2 bad input, 3 not decidable or
-    nothing ran, 4 an execution failed or a node gave no answer, 128 + n ended by signal n.
-    """
-    effort(profile)
-    if at_once < 1:
-        raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
-    if node_minutes is not None and node_minutes <= 0:
-        raise InputError("minutes", got=node_minutes, allowed="more than 0", where="--node-minutes")
-    settings = FleetSettings(
-        profile=profile,
-        results=shared_results(results),
-        device=resolved_device(device)[0],
-        accept_options=tuple(context.args),
-        at_once=at_once,
-        miniature=None if groups == "none" else groups,
-        resume=resume,
-        drain=drain,
-        battery_seconds=None if node_minutes is None else 60 * node_minutes,
-    )
-    chosen = _engine(engine, partition, nodes)
-    if drain and engine != "slurm":
-        raise InputError("nothing drains hosts", got=engine, allowed="--engine slurm", where="--drain")
-    report = _run(settings, chosen)
-    _print(report.end, json=json, where=str(report.directory))
-
-
-def show_command(
-    fleet: Annotated[str | None, typer.Argument(help="The beginning of its id; default: the newest.")] = None,
-    results: Results = ROOT / "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
-    """The table of a fleet that was judged.
-
-    Example: python -m suite fleet show --results /shared/results
-
-    Exit codes: as of `fleet accept`.
-    """
-    _print(latest(results, fleet), json=json, where=str(results))
-
-
-def _engine(name: str, partition: str | None, nodes: str | None) -> Engine:
-    if name == "slurm":
-        slurm.check_usable()
-        return SlurmEngine(partition, nodes)
-    if name != "hosts":
-        raise InputError("unknown engine", got=repr(name), allowed=", ".join(ENGINES), where="--engine")
-    if partition is not None:
-        raise InputError("hosts have no partitions", got=partition, allowed="--nodes", where="--partition")
-    names = tuple(dict.fromkeys(word.strip() for word in (nodes or "").split(",") if word.strip()))
-    if not names:
-        raise InputError("which hosts", got=nodes, allowed="--nodes a,b,c", where="--nodes")
-    return HostsEngine(names)
-
-
-def _run(settings: FleetSettings, engine: Engine) -> FleetReport:
-    end_as_interrupted()
-    messages = console(stderr=True)
-    try:
-        return run_fleet(settings, engine, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
-    except OSError as error:  # no room or no access
-        print_refusal(error)
-        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
-    except KeyboardInterrupt:
-        messages.print("interrupted: fleet accept --resume goes on with what is left")
-        raise typer.Exit(exit_codes.INTERRUPTED) from None
-
-
-def _print(end: FleetEnd, *, json: bool, where: str) -> None:
-    if json:
-        print_json(end)
-    else:
-        print_fleet(console(), end)
-        console().print(f"record {escape(where)}", soft_wrap=True)
-    raise typer.Exit(exit_code(end))
-
-
-def exit_code(end: FleetEnd) -> int:
-    """Of the worst that is certain: 1 before 4, before 3."""
-    verdicts = {row.verdict for row in end.rows}
-    if REJECTED in verdicts or end.links or any(group.exit_code == exit_codes.FAIL for group in end.groups):
-        return exit_codes.FAIL
-    if verdicts & {FAILED, NO_ANSWER} or any(group.exit_code != exit_codes.PASS for group in end.groups):
-        return exit_codes.EXECUTION_FAILED
-    ran = verdicts & {ACCEPTED, *BAD}
-    return (
-        exit_codes.PASS
-        if verdicts == {ACCEPTED} or (ran and "not decidable" not in verdicts)
-        else exit_codes.INCONCLUSIVE
-    )

@@ -11,14 +11,14 @@ from suite.commands import exit_codes
 NAMES = ("list", "show", "diff", "check", "export", "merge", "prune")
 
 
-def results_commands() -> typer.Typer:
-    """The group `results`."""
+def results_commands(asked: str = "") -> typer.Typer:
+    """The group `results`; with a known command, that command alone."""
     app = typer.Typer(
         rich_markup_mode=None,
         help="What is recorded: list, show, compare, check, export, merge from another machine, remove on request.",
     )
     app.callback(invoke_without_command=True)(_help)
-    for name in NAMES:
+    for name in [asked] if asked in NAMES else NAMES:
         app.command(name)(getattr(importlib.import_module(f"suite.commands.results_{name}"), f"{name}_command"))
     return app
 
