@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,35 @@ def template() -> tuple[dict[str, Any], dict[str, Any]]:
     return msgspec.json.decode(begin.read_bytes()), msgspec.json.decode(path.read_bytes())
 
 
+class _Pieces:
+    """A record's text, cut where its values stand: a million records are joined, not encoded."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        text = msgspec.json.format(msgspec.json.encode(content), indent=1)
+        self._pieces = re.split(rb'"@(\w+)@"', text)
+
+    def joined(self, values: Mapping[str, object]) -> bytes:
+        """The text with these values."""
+        pieces = list(self._pieces)
+        for place in range(1, len(pieces), 2):
+            pieces[place] = msgspec.json.encode(values[pieces[place].decode()])
+        return b"".join(pieces)
+
+
 def write_records(results: Path, *, nodes: int, batteries: int, seed: int) -> int:
     """So many batteries of each node, and a fleet that names nodes and racks; the bytes of all."""
     values = random.Random(seed)
     begin, end = template()
     place = results / "acceptance"
     place.mkdir(parents=True)
-    measured = [finding["measured"] for finding in end["findings"] if finding.get("measured") is not None]
+    measured = {}
+    for number, finding in enumerate(end["findings"]):
+        if finding.get("measured") is not None:
+            measured[f"m{number}"] = finding["measured"]
+            finding["measured"] = f"@m{number}@"
+    begin |= {"id": "@id@", "node": "@node@", "started": "@started@"}
+    end |= {"id": "@id@", "node": "@node@", "finished": "@finished@", "decision": "accepted"}
+    halves = {"begin": _Pieces(begin), "end": _Pieces(end)}
     written, rows = 0, []
     for node in range(nodes):
         name = f"{node:08x}"
@@ -52,15 +75,12 @@ def write_records(results: Path, *, nodes: int, batteries: int, seed: int) -> in
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(when))
             identity = f"{stamp}__{name}__{values.getrandbits(32):08x}"
             factor = SLOW if node % SLOW_NODE == 0 else 1.0
-            shifted = iter(measured)
-            for finding in end["findings"]:
-                if finding.get("measured") is not None:
-                    finding["measured"] = next(shifted) * factor * values.gauss(1.0, 0.01)
-            begin |= {"id": identity, "node": name, "started": when - 300}
-            end |= {"id": identity, "node": name, "finished": when, "decision": "accepted"}
-            for half, content in (("begin", begin), ("end", end)):
-                data = msgspec.json.format(msgspec.json.encode(content), indent=1)
-                (place / f"{identity}.{half}.json").write_bytes(data)
+            shifted = {key: value * factor * values.gauss(1.0, 0.01) for key, value in measured.items()}
+            facts = shifted | {"id": identity, "node": name, "started": when - 300, "finished": when}
+            for half, pieces in halves.items():
+                data = pieces.joined(facts)
+                with open(f"{place}/{identity}.{half}.json", "wb") as file:
+                    file.write(data)
                 written += len(data)
         switch = f"rack{node // NODES_PER_RACK}"
         rows.append(FleetRow(node=f"n{node}", verdict="accepted", switch=switch, battery=identity))
@@ -100,7 +120,7 @@ def report(results: Path, *options: str) -> None:
 def ask(results: Path) -> None:
     """Time questions inside one process, after the start of Python and of DuckDB."""
     from suite.fleet.battery_queries import FleetSelection, FleetStore
-    from suite.fleet.battery_table import STORE
+    from suite.fleet.battery_store import STORE
 
     questions: dict[str, Callable[[FleetStore], Sequence[object]]] = {
         "history of a node": lambda store: store.history(FleetSelection(node="n7")),
@@ -121,8 +141,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--batteries", type=int, default=10, help="of each node")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--directory", type=Path, help="for the records; default: a temporary one")
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=given.directory) as directory:
         results = Path(directory, "results")
         size = write_records(results, nodes=given.nodes, batteries=given.batteries, seed=given.seed)
         print(f"{given.nodes * given.batteries:,} batteries, {size / 2**20:,.0f} MiB, load {os.getloadavg()[0]:.1f}")

@@ -17,7 +17,7 @@ from suite.fleet.engines.engine import Engine
 from suite.fleet.engines.hosts_engine import HostsEngine
 from suite.fleet.engines.slurm_engine import SlurmEngine
 from suite.fleet.fleet_record import FleetEnd, latest
-from suite.fleet.judge import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
+from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
 from suite.launch import slurm
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device

@@ -9,11 +9,8 @@ import typer
 
 from reference_runs.errors import InputError
 from suite.commands.options import exit_code, name_left_out, print_json
-from suite.fleet.battery_queries import FleetSelection, FleetStore, Outlier
-from suite.fleet.battery_table import STORE, ingest
-from suite.fleet.prometheus import write_metrics
-from suite.machine.fingerprint import node_identity
-from suite.records.query import moment
+from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict, Outlier
+from suite.fleet.battery_store import STORE
 from suite.report.terminal.fleet_report import print_history, print_nodes, print_outliers
 from suite.report.terminal.tables import console
 
@@ -45,18 +42,18 @@ def report_command(  # the command's options
     """
     if not results.is_dir():
         raise InputError("no such directory", got=str(results), allowed="a directory of records", where="DIR")
-    node = node_identity() if node == THIS else node
-    start = None if since is None else moment(since, where="--since")
+    node = _this_node() if node == THIS else node
+    start = None if since is None else _moment(since)
     wanted = FleetSelection(node=node, rack=rack, part=part, since=start)
     place = store or results / STORE
-    left_out = [] if stored else ingest(results, place).left_out
+    left_out = [] if stored else _ingested(results, place)
     name_left_out(left_out)
     known = FleetStore(place)
     nodes = known.nodes(wanted) if node is None or prometheus is not None else []
     history = [] if node is None else known.history(wanted)
     outliers: list[Outlier] = known.outliers() if wanted == FleetSelection() else []
     if prometheus is not None:
-        write_metrics(prometheus, nodes)
+        _write_metrics(prometheus, nodes)
     if json:
         print_json({"nodes": nodes, "history": history, "outliers": outliers, "left_out": left_out})
     elif history:
@@ -67,3 +64,30 @@ def report_command(  # the command's options
     else:
         console(stderr=True).print("no verdict is meant: nothing is shown", soft_wrap=True)
     raise typer.Exit(exit_code(any_record=bool(nodes or history), damaged=bool(left_out)))
+
+
+# Imported where they are needed: the history of a node by --stored needs none of them
+
+
+def _ingested(results: Path, store: Path) -> list[str]:
+    from suite.fleet.battery_table import ingest
+
+    return ingest(results, store).left_out
+
+
+def _this_node() -> str:
+    from suite.machine.fingerprint import node_identity
+
+    return node_identity()
+
+
+def _moment(words: str) -> float:
+    from suite.records.query import moment
+
+    return moment(words, where="--since")
+
+
+def _write_metrics(path: Path, nodes: list[NodeVerdict]) -> None:
+    from suite.fleet.prometheus import write_metrics
+
+    write_metrics(path, nodes)

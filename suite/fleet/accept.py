@@ -15,7 +15,7 @@ from reference_runs.errors import InputError
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.presets import effort
-from suite.fleet import fleet_record, judge, pairs
+from suite.fleet import fleet_record, judge, pairs, verdicts
 from suite.fleet.commands_at_once import EndedCommand, FleetCommand, run_all
 from suite.fleet.engines.engine import Engine, EngineNode
 from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult, NodeAnswer, PairResult
@@ -92,7 +92,7 @@ def run_fleet(settings: FleetSettings, engine: Engine, progress: Callable[[str],
     partners = [name for name, known in facts.items() if known.answers and not _is_bad(name, facts)]
     measured = _pairs(running, partners)
     rows, links = judge.rows(facts, measured)
-    groups = _groups(running, [row.node for row in rows if row.verdict == judge.ACCEPTED])
+    groups = _groups(running, [row.node for row in rows if row.verdict == verdicts.ACCEPTED])
     drained = _drained(running, rows) if settings.drain else []
     end = FleetEnd(
         schema=fleet_record.SCHEMA,
@@ -208,7 +208,7 @@ def _facts(running: _Running, name: str) -> NodeFacts:
 
 
 def _is_bad(name: str, facts: dict[str, NodeFacts]) -> bool:
-    return any(fault.verdict in judge.BAD for fault in judge.battery_faults(name, facts))
+    return any(fault.verdict in verdicts.BAD for fault in judge.battery_faults(name, facts))
 
 
 def _pairs(running: _Running, names: Sequence[str]) -> list[PairResult]:
@@ -336,7 +336,7 @@ def _drained(running: _Running, rows: Sequence[FleetRow]) -> list[str]:
     """Drain what is bad, with the part as the reason."""
     drained = []
     for row in rows:
-        if row.verdict in judge.BAD:
+        if row.verdict in verdicts.BAD:
             running.engine.drain(row.node, reason(row))
             running.progress(f"drained {row.node}: {reason(row)}")
             drained.append(row.node)

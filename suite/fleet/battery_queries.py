@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from suite.acceptance.judge.expected_rates import MODIFIED_Z_FACTOR
-from suite.fleet.battery_table import BATTERIES, FLEETS, database, empty_columns, parts
-from suite.fleet.judge import ACCEPTED, BAD, NOT_RUN
+from suite.fleet.battery_store import BATTERIES, FLEETS, database, empty_columns, parts
+from suite.fleet.verdicts import ACCEPTED, BAD, NOT_RUN
 
 OUTLIER_Z = 3.5  # Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.3: "potential outliers"
 GROUP_FROM = 4  # nodes, from which a z is computed
@@ -188,6 +187,8 @@ class FleetStore:
         z = 0.6745 (value - median) / MAD of all nodes of the group with the same hardware, device and ranks, four at
         least, this one too.
         """
+        from suite.acceptance.judge.expected_rates import MODIFIED_Z_FACTOR  # imports more than a history needs
+
         values = {"factor": MODIFIED_Z_FACTOR, "least": GROUP_FROM, "limit": OUTLIER_Z}
         found = self._asked(_OUTLIERS, values, Outlier)
         return [outlier for outlier in found if math.isfinite(outlier.z)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,41 +22,14 @@ from reference_runs.errors import InputError
 from suite.acceptance.battery_record import SCHEMA
 from suite.acceptance.findings import Decision
 from suite.fleet import fleet_record
+from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, parts
 from suite.machine.devices import usable_cores
-from suite.machine.packages import described, lacking
 
-STORE = "fleet-store"
-BATTERIES, FLEETS = "batteries", "fleets"
 PART_RECORDS = 20_000
 ROW_GROUP = 2048  # rows, of which a query of one node reads few: DuckDB's least
 _END, _BEGIN = ".end.json", ".begin.json"
 _BAD = ("FAIL", "HANG", "INVALID", "INCONCLUSIVE")  # worst first, as `findings` has them
 _EVIDENCE_LETTERS = 200
-_COLUMNS = {
-    BATTERIES: {
-        "file": "VARCHAR",
-        "id": "VARCHAR",
-        "node": "VARCHAR",
-        "finished": "DOUBLE",
-        "verdict": "VARCHAR",
-        "part": "VARCHAR",
-        "evidence": "VARCHAR",
-        "siblings": "VARCHAR",
-        "hardware": "VARCHAR",
-        "firmware": "VARCHAR",
-        "figures": 'STRUCT("name" VARCHAR, "value" DOUBLE, "unit" VARCHAR)[]',
-    },
-    FLEETS: {
-        "file": "VARCHAR",
-        "finished": "DOUBLE",
-        "name": "VARCHAR",
-        "verdict": "VARCHAR",
-        "part": "VARCHAR",
-        "evidence": "VARCHAR",
-        "rack": "VARCHAR",
-        "battery": "VARCHAR",
-    },
-}
 
 
 class _StoredFinding(msgspec.Struct, frozen=True):
@@ -97,29 +70,6 @@ class Ingested(NamedTuple):
 
     new: int
     left_out: list[str]
-
-
-def database() -> Any:
-    """A connection to an empty database in memory: one core, because each process has its own.
-
-    Raises:
-        InputError: DuckDB is not installed.
-    """
-    if lacking(["duckdb"]):
-        raise InputError(f"packages are missing: {described(lacking(['duckdb']))}")
-    import duckdb
-
-    return duckdb.connect(config={"threads": usable_cores(), "memory_limit": "1GB"})
-
-
-def parts(store: Path, kind: str) -> list[str]:
-    """The Parquet files of a kind that are whole."""
-    return sorted(str(path) for path in store.glob(f"{kind}-*.parquet"))
-
-
-def empty_columns(kind: str) -> str:
-    """The columns of a kind of which nothing is stored, for SQL."""
-    return ", ".join(f"{name} {type_}" for name, type_ in _COLUMNS[kind].items())
 
 
 def ingest(results: Path, store: Path) -> Ingested:
@@ -210,7 +160,7 @@ def _written(chunk: tuple[str, str, str, list[str]]) -> list[str]:
 
 
 def _parquet(kind: str, rows: Path, half: Path) -> None:
-    columns = ", ".join(f"'{name}': '{type_}'" for name, type_ in _COLUMNS[kind].items())
+    columns = ", ".join(f"'{name}': '{type_}'" for name, type_ in COLUMNS[kind].items())
     order = "node, finished" if kind == BATTERIES else "name, finished"
     with database() as connection:
         connection.execute("SET threads = 1; SET memory_limit = '500MB'; SET preserve_insertion_order = false")

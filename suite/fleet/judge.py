@@ -13,10 +13,8 @@ from suite.fleet import pairs
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.pairs import NodePair
 from suite.fleet.siblings import battery_values, beside_siblings, sibling_failures
+from suite.fleet.verdicts import ACCEPTED, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
 
-ACCEPTED, REJECTED, UNDECIDED, FAILED = "accepted", "rejected", "not decidable", "execution failed"
-NO_ANSWER, NOT_RUN = "no answer", "not run"
-BAD = (REJECTED, FAILED, NO_ANSWER)  # a node is drained for
 _BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 3: UNDECIDED, 4: FAILED}
 LINK, PRODUCTS, CLOCK = "link", "products with a partner", "clock ahead"  # figures of pairs
 UNITS = {LINK: "byte/s", PRODUCTS: "flop/s", CLOCK: "s"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reference_runs.errors import InputError
 from suite.fleet.battery_queries import NodeVerdict
-from suite.fleet.judge import ACCEPTED, BAD
+from suite.fleet.verdicts import ACCEPTED, BAD
 
 _METRICS: tuple[tuple[str, str, Callable[[NodeVerdict], float | None]], ...] = (
     ("suite_node_accepted", "1 where the node's last verdict is accepted.", lambda node: node.verdict == ACCEPTED),

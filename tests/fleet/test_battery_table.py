@@ -13,9 +13,10 @@ import pytest
 from benchmarks.fleet_records import FIRST, INTERVAL, write_records
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.fleet import battery_table
+from suite.fleet import battery_store, battery_table
 from suite.fleet.battery_queries import FleetSelection, FleetStore
-from suite.fleet.battery_table import BATTERIES, STORE, ingest, parts
+from suite.fleet.battery_store import BATTERIES, STORE, parts
+from suite.fleet.battery_table import ingest
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow
 from suite.fleet.prometheus import metrics, write_metrics
 from suite.machine.packages import PACKAGES
@@ -233,6 +234,6 @@ def test_no_torch_is_imported():
 
 
 def test_without_duckdb_the_command_says_how_to_get_it(results, monkeypatch):
-    monkeypatch.setattr(battery_table, "lacking", lambda modules: [PACKAGES[module] for module in modules])
+    monkeypatch.setattr(battery_store, "lacking", lambda modules: [PACKAGES[module] for module in modules])
     with pytest.raises(InputError, match=r"pip install.*duckdb"):
-        battery_table.database()
+        battery_store.database()

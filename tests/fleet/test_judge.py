@@ -14,8 +14,9 @@ from suite.acceptance.battery_record import decode as decode_battery
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.fleet.accept import better, group_sizes, reason
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
-from suite.fleet.judge import BAD, NodeFacts, battery_faults, failures_beside_siblings, rows
+from suite.fleet.judge import NodeFacts, battery_faults, failures_beside_siblings, rows
 from suite.fleet.pairs import pairings
+from suite.fleet.verdicts import BAD
 from suite.paths import RECORDED
 
 NAMES = ["n1", "n2", "n3", "n4"]

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.fleet.fleet_record import FleetEnd, FleetRow, FleetValue
-from suite.fleet.judge import ACCEPTED, BAD, NOT_RUN
+from suite.fleet.verdicts import ACCEPTED, BAD, NOT_RUN
 from suite.report.terminal.tables import print_folded
 
 _COLOURS = {ACCEPTED: "bold green", NOT_RUN: "dim"}

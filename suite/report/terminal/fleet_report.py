@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from suite.fleet.battery_queries import NodeVerdict, Outlier
-from suite.fleet.judge import ACCEPTED
+from suite.fleet.verdicts import ACCEPTED
 from suite.report.terminal.tables import print_table
 
 _MOST = 20  # lines of a table, beyond which --json has the rest

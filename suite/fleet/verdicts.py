@@ -1,0 +1,7 @@
+"""The words of a node's verdict in the fleet's table."""
+
+from __future__ import annotations
+
+ACCEPTED, REJECTED, UNDECIDED, FAILED = "accepted", "rejected", "not decidable", "execution failed"
+NO_ANSWER, NOT_RUN = "no answer", "not run"
+BAD = (REJECTED, FAILED, NO_ANSWER)  # a node is drained for
