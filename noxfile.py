@@ -441,7 +441,7 @@ def fleet_records(session: nox.Session) -> None:
 @nox.session
 def slurm(session: nox.Session) -> None:
     """Run all that needs Slurm on a cluster of network namespaces; needs root, slurm-wlm and munge."""
-    install(session, "execute", "test")
+    install(session, "execute", "test", "reframe")
     files = sorted(str(path) for path in Path("tests/end_to_end/slurm").glob("*.py") if path.stem != "conftest")
     session.run("python", "-m", "pytest", "-x", *(session.posargs or files))
 

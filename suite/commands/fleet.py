@@ -1,4 +1,4 @@
-"""Gathers the commands on many nodes: accept, show, node-patch, report."""
+"""Gathers the commands on many nodes: accept, show, references, node-patch, report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from suite.commands import exit_codes
 NAMES = {
     "accept": ("fleet_accept", "accept_command"),
     "show": ("fleet_accept", "show_command"),
+    "references": ("fleet_references", "references_command"),
     "node-patch": ("fleet_node_patch", "node_patch_command"),
     "report": ("fleet_report", "report_command"),
 }

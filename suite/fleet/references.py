@@ -1,0 +1,83 @@
+"""References of a fleet: what a further node of its kind must reach, for an engine that compares figures by itself."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.acceptance import battery_record
+from suite.acceptance.battery_record import BatteryEnd
+from suite.acceptance.check_table import CHECKS
+from suite.acceptance.judge.expected_rates import SPREAD_FROM
+from suite.fleet.fleet_record import FleetEnd
+from suite.fleet.siblings import battery_values, least_failing
+from suite.fleet.verdicts import ACCEPTED
+
+
+class FleetReference(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of accepted nodes.
+
+    Args:
+        value: their median.
+        lower, upper: the largest deviation that is good, as a share of it; None on the side that is never bad.
+    """
+
+    value: float
+    lower: float | None
+    upper: float | None
+    unit: str
+
+
+class FleetReferences(msgspec.Struct, frozen=True, kw_only=True):
+    """References by figure, and the fleet and nodes that they rest on."""
+
+    fleet: str
+    nodes: list[str]
+    figures: dict[str, FleetReference]
+
+
+def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> FleetReferences:
+    """Medians of a fleet's accepted nodes with the limits of `siblings.least_failing`; of `nodes` alone, if any.
+
+    A figure that fewer than three nodes have, or that no value of makes a check fail, has no reference.
+
+    Raises:
+        InputError: a node that the fleet has not, or too few nodes, or nodes of several kinds.
+    """
+    if lacking := sorted(set(nodes) - {row.node for row in end.rows}):
+        raise InputError("the fleet has no such node", got=", ".join(lacking), where="--nodes")
+    chosen = [row for row in end.rows if row.verdict == ACCEPTED and row.battery and (not nodes or row.node in nodes)]
+    if len(chosen) < SPREAD_FROM:
+        allowed = f"{SPREAD_FROM} or more accepted nodes"
+        raise InputError("too few nodes for references", got=len(chosen), allowed=allowed, where=end.id)
+    place = battery_record.directory(results)
+    batteries = {row.node: _battery(place / f"{row.battery}.end.json") for row in chosen}
+    if len({battery.hashes.get("hardware") for battery in batteries.values()}) > 1:
+        allowed = "--nodes of one kind"
+        raise InputError("nodes of several kinds of hardware", got=", ".join(batteries), allowed=allowed, where=end.id)
+    values = {node: battery_values(battery) for node, battery in batteries.items()}
+    figures = {}
+    for name in dict.fromkeys(name for own in values.values() for name in own):
+        check = CHECKS[int(name.split()[0])]
+        siblings = [own[name] for own in values.values() if name in own]
+        if len(siblings) < SPREAD_FROM or check.fail is None or not statistics.median(siblings):
+            continue
+        limit = least_failing(check, siblings, comparisons=len(values[chosen[0].node]) * len(values))
+        figures[name] = FleetReference(
+            value=statistics.median(siblings),
+            lower=-min(limit, 1.0) if check.bad_side < 0 else None,
+            upper=limit if check.bad_side > 0 else None,
+            unit=check.unit,
+        )
+    return FleetReferences(fleet=end.id, nodes=list(values), figures=figures)
+
+
+def _battery(path: Path) -> BatteryEnd:
+    try:
+        return battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
+    except OSError as error:
+        raise InputError(f"cannot read a battery: {error.strerror}", got=str(path), where="--results") from error

@@ -1,0 +1,155 @@
+"""A fleet of hosts by the real command: who does not answer, what an interrupted fleet has left, what it asks again.
+
+In place of ssh a script runs the command here, and in place of python one that answers as a test says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.fleet.engines.slurm_engine import SlurmEngine
+from suite.paths import ROOT
+
+pytestmark = pytest.mark.timeout(180)
+SSH = """#!/bin/sh
+for last; do :; done
+for word in "$@"; do
+    [ "$word" != dead ] || { echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255; }
+done
+exec sh -c "$last"
+"""
+PYTHON = """#!{python} -S
+import json, os, sys, time
+from pathlib import Path
+
+place, module, rest = Path("{place}"), sys.argv[2], sys.argv[3:]
+subject = rest[1] if module.endswith("node_battery") else Path(rest[0]).name
+with (place / "asked").open("a") as lines:
+    lines.write(module.rpartition(".")[2] + " " + subject + "\\n")
+said = place / ("says." + subject)
+words = said.read_text() if said.exists() else "0"
+while words == "hang":
+    time.sleep(0.1)
+if module.endswith("node_battery"):
+    answer = dict(node=subject, exit_code=int(words), started=0.0, finished=1.0, words="said")
+else:
+    first, second = json.loads(rest[3])["names"]
+    answer = dict(first=first, second=second, status="ok", bytes_per_second=1e9, clock_offset=0.0, products=[1e9, 1e9])
+half = Path(rest[0] + ".half")
+half.write_text(json.dumps(answer))
+half.rename(rest[0])
+"""
+COMMAND = "import sys; sys.executable = {!r}; from suite.__main__ import run; sys.exit(run())"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    texts = {"ssh": SSH, "python": PYTHON.format(python=sys.executable, place=tmp_path)}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def fleet(place: Path, nodes: str, *options: str) -> subprocess.Popen[str]:
+    words = ["fleet", "accept", "--engine", "hosts", "--nodes", nodes, "--device", "cpu", "--json"]
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(str(place / "python")), *words, "--results", str(place / "r"), *options],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{place}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, json.loads(out) if out else {}, err
+
+
+def asked(place: Path) -> Counter[str]:
+    return Counter((place / "asked").read_text().splitlines())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_host_that_cannot_be_entered_has_its_own_verdict_and_the_others_have_theirs(place: Path) -> None:
+    (place / "says.b").write_text("1")
+    code, end, _ = ended(fleet(place, "a,b,dead,c,d"))
+    found = {row["node"]: row["verdict"] for row in end["rows"]}
+    assert found == {"a": "accepted", "b": "rejected", "dead": "no answer", "c": "accepted", "d": "accepted"}
+    assert "No route to host" in next(row["evidence"] for row in end["rows"] if row["node"] == "dead")
+    assert code == 1
+    of_pairs = [words for words in asked(place) if words.startswith("pair_probe")]
+    assert sorted(of_pairs) == [f"pair_probe pair.{names}.1.json" for names in ("a+c", "c+d", "d+a")]
+
+
+def test_a_host_that_is_late_does_not_answer(place: Path) -> None:
+    (place / "says.c").write_text("hang")
+    code, end, _ = ended(fleet(place, "a,b,c", "--node-minutes", "0.05"))
+    assert [row["verdict"] for row in end["rows"]] == ["accepted", "accepted", "no answer"]
+    assert "within 3 s" in end["rows"][2]["evidence"]
+    assert code == 4
+
+
+def test_an_interrupted_fleet_goes_on_with_what_is_left(place: Path) -> None:
+    (place / "says.c").write_text("hang")
+    first = fleet(place, "a,b,c")
+    (directory,) = wait_for_one(place / "r" / "fleet")
+    wait_until(lambda: len(list(directory.glob("node.[ab].1.json"))) == 2 and asked(place)["node_battery c"] == 1)
+    first.send_signal(signal.SIGINT)
+    code, end, words = ended(first)
+    assert (code, end) == (130, {})
+    assert "--resume" in words
+    (place / "says.c").unlink()
+    (place / "says.pair.b+c.1.json").write_text("hang")
+    second = fleet(place, "a,b,c", "--resume")
+    wait_until(lambda: asked(place)["pair_probe pair.b+c.1.json"] == 1)
+    second.send_signal(signal.SIGTERM)
+    assert ended(second)[0] == 128 + signal.SIGTERM
+    (place / "says.pair.b+c.1.json").unlink()
+    code, end, words = ended(fleet(place, "a,b,c", "--resume"))
+    assert f"resumed {directory.name}" in words
+    assert code == 0
+    assert end["id"] == directory.name
+    assert {row["verdict"] for row in end["rows"]} == {"accepted"}
+    counts = asked(place)
+    assert (counts["node_battery a"], counts["node_battery b"], counts["node_battery c"]) == (1, 1, 2)
+    assert counts["pair_probe pair.a+b.1.json"] == 1
+    assert list((place / "r" / "fleet").iterdir()) == [directory]
+    code, end, words = ended(fleet(place, "a,b", "--resume"))
+    assert "nothing to resume: a new fleet" in words
+    assert end["id"] != directory.name
+
+
+def wait_for_one(parent: Path) -> list[Path]:
+    wait_until(lambda: parent.is_dir() and len(list(parent.iterdir())) == 1)
+    return list(parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "got"),
+    [
+        ("srun: error: Unable to allocate resources: Requested nodes are busy", False),
+        ("srun: error: Node failure on n6", True),
+    ],
+)
+def test_a_node_that_slurm_does_not_give_is_not_run(words: str, got: bool) -> None:
+    assert SlurmEngine().did_not_get(words) is not got

@@ -1,0 +1,69 @@
+"""References of a fleet: medians and limits of its accepted nodes, and what has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reference_runs.errors import InputError
+from suite.__main__ import main
+from suite.acceptance.battery_record import BatteryEnd, encode
+from suite.acceptance.check_table import CHECKS
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
+from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
+from suite.fleet.references import references
+from suite.fleet.siblings import least_failing
+
+RATES = {"a": 100.0, "b": 80.0, "c": 120.0, "bad": 10.0}
+
+
+def fleet(results: Path, hardware: dict[str, str]) -> FleetEnd:
+    """Four nodes with a rate each, of which the last was rejected."""
+    place = results / "acceptance"
+    place.mkdir()
+    rows = []
+    for node, rate in RATES.items():
+        finding = CheckFinding(check=3, subject="copy", verdict=CheckVerdict.PASS, measured=rate, compared_as="copy")
+        steps = CheckFinding(check=8, subject="x", verdict=CheckVerdict.PASS, measured=1.0, compared_as="x")
+        end = BatteryEnd(
+            kind="battery",
+            schema="8.0",
+            id=f"t__{node}__0",
+            node=node,
+            profile="quick",
+            finished=0.0,
+            seconds=1.0,
+            decision=Decision.ACCEPTED,
+            findings=[finding, steps],
+            hashes={"hardware": hardware.get(node, "h")},
+        )
+        (place / f"{end.id}.end.json").write_bytes(encode(end))
+        verdict = "rejected" if node == "bad" else "accepted"
+        rows.append(FleetRow(node=node, verdict=verdict, battery=end.id))
+    ended = FleetEnd(schema=SCHEMA, id="f", finished=0.0, rows=rows)
+    (results / "fleet" / "f").mkdir(parents=True)
+    keep(results / "fleet" / "f" / "end.json", ended)
+    return ended
+
+
+def test_references_rest_on_accepted_nodes_and_their_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet(tmp_path, {"bad": "other"})
+    assert main(["fleet", "references", "--results", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["fleet"], found["nodes"]) == ("f", ["a", "b", "c"])
+    assert list(found["figures"]) == ["3 copy"]  # no value of check 8 fails by itself
+    limit = least_failing(CHECKS[3], [100.0, 80.0, 120.0], comparisons=2 * 3)
+    assert limit > 0.3
+    assert found["figures"]["3 copy"] == {"value": 100.0, "lower": -limit, "upper": None, "unit": "byte/s"}
+
+
+def test_nodes_of_several_kinds_and_too_few_are_refused(tmp_path: Path) -> None:
+    end = fleet(tmp_path, {"c": "other"})
+    with pytest.raises(InputError, match="several kinds"):
+        references(tmp_path, end)
+    with pytest.raises(InputError, match="too few nodes"):
+        references(tmp_path, end, ["a", "b"])
+    with pytest.raises(InputError, match="no such node.*z"):
+        references(tmp_path, end, ["z"])
