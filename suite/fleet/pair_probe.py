@@ -14,6 +14,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.miniature import miniature
 from suite.fleet.fleet_record import PairResult, keep
 from suite.job.events import Status
+from suite.job.launch_nodes import node_of
 from suite.job.probe_job import Exchanged, ProbeJob, Soaked
 from suite.launch import slurm
 from suite.launch.interruption import end_as_interrupted
@@ -88,7 +89,10 @@ def product_rate(soak: Soaked, size: int) -> float:
 
 
 def result_of(names: tuple[str, str], outcome: LaunchOutcome, lost: list[str], size: int) -> PairResult:
-    """What the events of both ranks say."""
+    """What the events of both ranks say, in the order of `names`.
+
+    A scheduler has an order of its own: asked for n5 and n1, Slurm gives rank 0 to n1.
+    """
     if outcome.status is not Status.OK:
         words = outcome.message[:400]
         return PairResult(first=names[0], second=names[1], status=outcome.status.value, message=words, lost=lost)
@@ -96,13 +100,16 @@ def result_of(names: tuple[str, str], outcome: LaunchOutcome, lost: list[str], s
     soaks = [next(event for event in events if isinstance(event, Soaked)) for events in outcome.events]
     exchanged = [event for own in direct for event in own]
     clock = next(event for event in direct[0])
+    turned = bool(outcome.nodes) and node_of(0, outcome.nodes) == names[1]
+    if turned:
+        soaks.reverse()
     return PairResult(
         first=names[0],
         second=names[1],
         status=outcome.status.value,
         bytes_per_second=min(event.bytes / event.seconds for event in exchanged),
         wrong=sum(event.wrong for event in exchanged),
-        clock_offset=clock.clock_offset,
+        clock_offset=-clock.clock_offset if turned and clock.clock_offset is not None else clock.clock_offset,
         clock_uncertainty=clock.clock_uncertainty or 0.0,
         products=[product_rate(soak, size) for soak in soaks],
         product_errors=[soak.wrong for soak in soaks],

@@ -82,8 +82,17 @@ def test_good_nodes_ran_the_miniature_together(judged: tuple[int, dict]) -> None
     assert [(group["nodes"], group["exit_code"]) for group in judged[1]["groups"]] == [(["n3", "n5"], 0)]
 
 
-def test_drained_nodes_are_listed_as_not_run(judged: tuple[int, dict], cluster: SlurmCluster, place: Path) -> None:
-    code, end = accept(cluster, place, "--nodes", f"n3,{LINK}", "--groups", "none")
-    found = {row["node"]: row["verdict"] for row in end["rows"]}
-    assert found == {"n3": "accepted", LINK: "not run"}
+def test_drained_and_busy_nodes_are_listed_as_not_run(
+    judged: tuple[int, dict], cluster: SlurmCluster, place: Path
+) -> None:
+    job = cluster.popen("srun", "-w", "n5", "-N1", "sleep", "900")
+    cluster.wait_for("n5", "allocated", "mixed")
+    try:
+        code, end = accept(cluster, place, "--nodes", f"n3,n5,{LINK}", "--groups", "none")
+    finally:
+        job.terminate()
+        job.communicate(timeout=60)
+    found = {row["node"]: (row["verdict"], row["evidence"].partition(":")[0]) for row in end["rows"]}
+    assert found == {"n3": ("accepted", ""), "n5": ("not run", found["n5"][1]), LINK: ("not run", "drained")}
+    assert found["n5"][1] in ("allocated", "mixed")
     assert code == 0
