@@ -11,7 +11,8 @@ from reference_runs.errors import InputError
 from suite.commands.options import exit_code, name_left_out, print_json
 from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict, Outlier
 from suite.fleet.battery_store import STORE
-from suite.report.terminal.fleet_report import print_history, print_nodes, print_outliers
+from suite.fleet.distinctions import Distinction, distinctions
+from suite.report.terminal.fleet_report import print_common, print_history, print_nodes, print_outliers
 from suite.report.terminal.tables import console
 
 THIS = "this"
@@ -33,7 +34,8 @@ def report_command(  # the command's options
     """The last verdict of every node, or the history of one, from all batteries and fleets below a directory.
 
     New records are taken into a columnar store first. A damaged one is named and left out. Without conditions, figures
-    that stand out from their siblings (modified z of 3.5 or more, among nodes of the rack or firmware) are listed too.
+    that stand out from their siblings (modified z of 3.5 or more, among nodes of the rack or firmware) are listed too,
+    and the racks and firmware that more of their nodes have than chance would give.
 
     Examples: python -m suite fleet report /shared/results; python -m suite fleet report /shared/results --node n7;
     python -m suite fleet report /shared/results --node this --prometheus /var/lib/node_exporter/suite.prom
@@ -52,15 +54,17 @@ def report_command(  # the command's options
     nodes = known.nodes(wanted) if node is None or prometheus is not None else []
     history = [] if node is None else known.history(wanted)
     outliers: list[Outlier] = known.outliers() if wanted == FleetSelection() else []
+    common = _in_common(nodes, outliers)
     if prometheus is not None:
         _write_metrics(prometheus, nodes)
     if json:
-        print_json({"nodes": nodes, "history": history, "outliers": outliers, "left_out": left_out})
+        print_json({"nodes": nodes, "history": history, "outliers": outliers, "common": common, "left_out": left_out})
     elif history:
         print_history(console(), history)
     elif nodes:
         print_nodes(console(), nodes, known.batteries())
         print_outliers(console(), outliers)
+        print_common(console(), common)
     else:
         console(stderr=True).print("no verdict is meant: nothing is shown", soft_wrap=True)
     raise typer.Exit(exit_code(any_record=bool(nodes or history), damaged=bool(left_out)))
@@ -73,6 +77,12 @@ def _ingested(results: Path, store: Path) -> list[str]:
     from suite.fleet.battery_table import ingest
 
     return ingest(results, store).left_out
+
+
+def _in_common(nodes: list[NodeVerdict], outliers: list[Outlier]) -> list[Distinction]:
+    if not outliers:
+        return []
+    return distinctions(nodes, {outlier.node for outlier in outliers})
 
 
 def _this_node() -> str:

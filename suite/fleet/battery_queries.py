@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
     siblings: int
     median: float
     z: float
+
+
+class FigureOverTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of one battery, over the median of its siblings' newest ones: same hardware, device and ranks."""
+
+    node: str
+    time: float
+    figure: str
+    ratio: float
 
 
 class FleetSelection(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +152,22 @@ WHERE nodes >= $least AND deviation > 0 AND abs(z) >= $limit
 ORDER BY abs(z) DESC, node, figure
 """
 
+_OVER_TIME = """
+WITH newest AS (SELECT node, max(finished) AS finished FROM batteries GROUP BY node),
+centres AS (
+    SELECT siblings, figure.name AS figure, median(figure.value) AS median
+    FROM (SELECT siblings, unnest(figures) AS figure FROM batteries SEMI JOIN newest USING (node, finished))
+    GROUP BY ALL
+),
+own AS (
+    SELECT DISTINCT node, finished AS time, siblings, unnest(figures) AS measured
+    FROM batteries WHERE node IN (SELECT unnest(?))
+)
+SELECT node, time, figure, measured.value / median AS ratio
+FROM own JOIN centres ON own.siblings = centres.siblings AND own.measured.name = centres.figure
+WHERE median <> 0 ORDER BY node, figure, time
+"""
+
 
 class FleetStore:
     """The store, opened for questions; it takes in nothing.
@@ -192,6 +218,10 @@ class FleetStore:
         values = {"factor": MODIFIED_Z_FACTOR, "least": GROUP_FROM, "limit": OUTLIER_Z}
         found = self._asked(_OUTLIERS, values, Outlier)
         return [outlier for outlier in found if math.isfinite(outlier.z)]
+
+    def over_time(self, nodes: Sequence[str]) -> list[FigureOverTime]:
+        """Every figure of all batteries of these nodes, given by their hashes, beside their siblings."""
+        return self._asked(_OVER_TIME, [list(nodes)], FigureOverTime)
 
     def _asked(self, query: str, values: object, kind: Any) -> list[Any]:
         result = self._connection.execute(query, values)

@@ -20,6 +20,7 @@ from suite.regression.change_points import Segment, by_setup, searched_times, se
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
 from suite.report.html.dry_runs import dry_runs
+from suite.report.html.fleet import fleet_section
 from suite.report.html.ladder import ladders
 from suite.report.html.loss_curves import losses
 from suite.report.html.plot import Plot, milliseconds, utc
@@ -44,6 +45,7 @@ SECTIONS = (
     *(("overview", "Overview"), ("setups", "Setups"), ("runs", "Run by run"), ("history", "History"), ("loss", "Loss")),
     *(
         ("acceptance", "Acceptance"),
+        ("fleet", "Fleet"),
         ("ladder", "Ladder"),
         ("dry-runs", "Dry runs"),
         ("roofline", "Roofline"),
@@ -106,7 +108,7 @@ def page(
     of_predictor = validation()
     climbs, bad_climbs = ladders(results)
     without_memory, bad_dry_runs = dry_runs(results)
-    accepted = batteries(results)
+    accepted, of_fleet = batteries(results), fleet_section(results)
     runs = sorted({setup.key.run for setup in all_setups})
     curves = [
         (run, plot) for run in runs for plot in losses(run, [setup for setup in all_setups if setup.key.run == run])
@@ -121,11 +123,10 @@ def page(
     bad = (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *bad_dry_runs, *accepted.damaged)
     machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda machine: machine[1])
     empty = {"acceptance": not accepted.shown, "ladder": not climbs, "dry-runs": not without_memory}
-    empty |= dict.fromkeys(OF_RECORDS, not all_setups)
-    of_setups = [plot for row in details if row.detail for plot in row.detail.plots]
+    empty |= {"fleet": of_fleet.nodes is None, **dict.fromkeys(OF_RECORDS, not all_setups)}
+    shown = [*(plot for row in details if row.detail for plot in row.detail.plots), *of_fleet.plots]
     return _rendered(
-        _template(),
-        [*of_setups, *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs, *without_memory],
+        [*shown, *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs, *without_memory],
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
         summary=_headline(launches, all_setups, machines),
@@ -144,6 +145,7 @@ def page(
         losses=curves,
         batteries=accepted.shown,
         batteries_left_out=accepted.left_out,
+        fleet=of_fleet,
         rooflines=roofs,
         validation=of_predictor,
         ladders=climbs,
@@ -191,13 +193,13 @@ def _template() -> jinja2.Template:
     return environment.get_template("page.html.jinja")
 
 
-def _rendered(template: jinja2.Template, plots: list[Plot], **context: Any) -> str:
+def _rendered(plots: list[Plot], **context: Any) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
     scripts = {"plotly": get_plotlyjs(), "script": (HERE / "page.js").read_text(encoding="utf-8")}
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
-    return template.render(
+    return _template().render(
         plots=Markup(in_script(plots)),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from suite.fleet.battery_queries import NodeVerdict, Outlier
+from suite.fleet.distinctions import Distinction
 from suite.fleet.verdicts import ACCEPTED
 from suite.report.terminal.tables import print_table
 
@@ -60,6 +61,19 @@ def print_outliers(out: Console, outliers: Sequence[Outlier]) -> None:
     ]
     print_table(out, rows, ("node", "figure", "value", "median", "modified z", "among", "nodes"))
     _print_rest(out, len(outliers))
+
+
+def print_common(out: Console, common: Sequence[Distinction]) -> None:
+    """What distinguishes the nodes with such figures from the others."""
+    for one in common[:_MOST]:
+        others = f"{one.others_standing_out:,} of {one.others:,} others"
+        out.print(
+            f"of {one.attribute} {one.value}, {one.standing_out:,} of {one.nodes:,} nodes stand out, and {others}; by "
+            f"chance {one.p:.1g}",
+            markup=False,
+            soft_wrap=True,
+        )
+    _print_rest(out, len(common))
 
 
 def _print_rest(out: Console, count: int) -> None:
