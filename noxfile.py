@@ -433,7 +433,7 @@ def fleet(session: nox.Session) -> None:
 
 @nox.session
 def fleet_records(session: nox.Session) -> None:
-    """Measure the store of batteries: nox -s fleet_records -- --nodes 1000 --batteries 100"""
+    """Measure the store of a million batteries (19 GB): nox -s fleet_records; of fewer with -- --nodes 1000"""
     install(session, "fleet")
     python(session, "benchmarks.fleet_records", *session.posargs)
 

@@ -138,8 +138,8 @@ def ask(results: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.fleet_records", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--batteries", type=int, default=10, help="of each node")
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--batteries", type=int, default=100, help="of each node")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path, help="for the records; default: a temporary one")
     given = parser.parse_args(arguments)

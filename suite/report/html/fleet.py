@@ -19,7 +19,7 @@ COLUMNS = 64  # nodes of a row at most
 MOST_HISTORIES = 20  # nodes with a picture: the bad ones, then those that stand out furthest
 MOST_VERDICTS = 200  # of a node's table
 MOST_FIGURES = 6  # of a node's picture: those that are furthest from 1 last
-KINDS = ("accepted", "accepted, a figure stands out", "not decided", "bad")  # in this order 0 to 3
+KINDS = ("accepted", "stands out", "not decided", "bad")  # 0 to 3
 _FILLS = ("--good-back", "--c7", "--c8", "--bad")
 NO_RACK = "no rack known"
 
@@ -142,7 +142,7 @@ def _map(nodes: Sequence[NodeVerdict], furthest: dict[str, Outlier]) -> Plot:
         title="All nodes by rack",
         says="A square is a node: "
         + ", ".join(f"{count:,} {kind}" for kind, count in zip(KINDS, counts, strict=True))
-        + ". The numbers name those that are not simply accepted.",
+        + ". What stands out is accepted, with a figure far from its siblings'. The numbers name all but the accepted.",
         traces=[trace],
         layout={
             "xaxis": {"title": {"text": "node of the rack"}, "showgrid": False, "zeroline": False},
