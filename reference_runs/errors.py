@@ -6,6 +6,8 @@ import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
 
+MOST_LETTERS = 5000  # of a line: the longest list of what is allowed has 1,600
+
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that `name` misspells; None where none is near."""
@@ -39,7 +41,10 @@ class InputError(Exception):
     @property
     def lines(self) -> tuple[str, ...]:
         """One line for each mistake."""
-        return (" ".join(str(self).split()),)
+        line = " ".join(str(self).split())
+        if len(line) > MOST_LETTERS:
+            line = f"{line[: MOST_LETTERS // 2]} ... {line[-MOST_LETTERS // 2 :]}"
+        return (line,)
 
 
 class MissingFactError(InputError):

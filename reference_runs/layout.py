@@ -208,6 +208,7 @@ _GRAMMAR = (
     + ", order-tp-cp-dp-pp (any order of ranks), separated by commas"
 )
 _ORDER = "order-"
+_DIGITS = 9  # of a count: no machine has as many ranks
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sequence_parallel", True),
     "reduce-scatter": ("reduce_scatter", True),
@@ -277,7 +278,7 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
     named: dict[str, object] = {}
     for word in text.split(","):
         name = word.strip()
-        counted = re.fullmatch(rf"({'|'.join(_COUNTS)})(\d+)|zero\d+", name)
+        counted = re.fullmatch(rf"({'|'.join(_COUNTS)})([0-9]{{1,{_DIGITS}}})|zero[0-9]+", name)
         if name in _WORDS:
             key, value = _WORDS[name]
         elif name.startswith(_ORDER) and _is_order(name.removeprefix(_ORDER)):

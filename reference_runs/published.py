@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator
 from itertools import product
@@ -29,10 +30,12 @@ from reference_runs.published_run import (
 )
 from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
 from reference_runs.recorded_file import shown_path
+from reference_runs.regular_file import file_bytes
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import matches
 
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
+MOST_ROWS, MOST_BYTES = 10_000, 1 << 27  # of a table: each row is a prediction
 NEEDED = (
     *("layers", "hidden", "heads", "vocab", "seq_len"),
     *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batch", STEP),
@@ -145,7 +148,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Line and cells of each row, or what is wrong with the row."""
     where = shown_path(path)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        data = file_bytes(path, most=MOST_BYTES)
+        with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             if missing := [column for column in NEEDED if column not in header]:
@@ -155,7 +159,9 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
                 if name and header.count(name) > 1:
                     raise InputError("column given twice", got=repr(name), where=where)
             line = reader.line_num + 1
-            for row in reader:
+            for number, row in enumerate(reader):
+                if number == MOST_ROWS:
+                    raise InputError("too many rows", allowed=f"{MOST_ROWS:,}", where=where)
                 cells = [cell.strip() for cell in row]
                 if any(cells):
                     wrong = f"{len(cells)} cells under a header of {len(header)} columns"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import os
 import tomllib
 import types
 import typing
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.regular_file import typed_text
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
 
+LONGEST_LINE = 4000  # of TOML, recorded files have up to 794: a key of 100,000 parts takes seconds to read
 LARGEST_EXACT = 2**53  # up to which a number such as 2e12 is a certain integer
 
 
@@ -29,10 +32,15 @@ def read_toml(path: Path, *, what: str, known: set[str]) -> dict[str, Any]:
     """
     where = shown_path(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = typed_text(path)
+        if (
+            longest := max(map(len, text.splitlines()), default=0)
+        ) > LONGEST_LINE:  # a key of 10,000 parts takes seconds
+            raise ValueError(f"a line of {longest:,} letters, allowed are {LONGEST_LINE:,}")
+        raw = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"cannot read the {what} file: {error.strerror}", where=where) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of 4,300 digits, tables of 1,000 levels
         raise InputError(f"not valid TOML: {error}", where=where) from error
     for key in raw:
         if key not in known:
@@ -73,7 +81,7 @@ def sources_of(raw: dict[str, Any], where: str) -> dict[str, str]:
 def shown_path(path: Path) -> str:
     """The path as error messages print it: relative to the catalog's parent where it lies inside."""
     try:
-        return str(path.resolve().relative_to(Path(__file__).parent))
+        return str(Path(os.path.realpath(path)).relative_to(Path(__file__).parent))
     except ValueError:
         return str(path)
 

@@ -19,7 +19,7 @@ RECORDED_H100 = RESULTS / "recorded_h100"  # the same, of an H100
 
 def stores(results: Path) -> list[Path]:
     """Where results are read from: the directory itself, and with the default one the project's own results."""
-    return [results, RECORDED, RECORDED_H100] if results.resolve() == RESULTS else [results]
+    return [results, RECORDED, RECORDED_H100] if Path(os.path.realpath(results)) == RESULTS else [results]
 
 
 def cache_directory() -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import typed_text
 from reference_runs.sourced import Kind, Sourced, Value
 
 OF_ARITHMETIC = re.compile(
@@ -225,10 +226,10 @@ def read_configuration(path: Path) -> dict[str, Any]:
         InputError: unreadable file, broken JSON, or no such object.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(typed_text(path))
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON: {error}", where=str(path)) from error
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise InputError("no configuration of a model: an object with a model_type is expected", where=str(path))

@@ -93,7 +93,7 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     }
     architecture, _ = section_of(table, Architecture, "architecture", sources, str(path))
     architecture.check(str(path))
-    name = values.get("_name_or_path") or (path.resolve().parent.name if path.stem == "config" else path.stem)
+    name = values.get("_name_or_path") or (path.absolute().parent.name if path.stem == "config" else path.stem)
     return Imported(f"{name} ({kind})", architecture, facts, sources, tuple(c.notes), tuple(not_used))
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes, json_of
 from suite.acceptance.evidence import Evidence
 from suite.acceptance.findings import CheckFinding, Decision
 from suite.machine.fingerprint import digest, fingerprint
@@ -83,11 +84,11 @@ def decode(data: bytes, kind: type[Part], where: str) -> Part:
         InputError: not JSON (truncated), fields missing, or a major schema version that this suite does not know.
     """
     try:
-        schema = str(msgspec.json.decode(data).get("schema", ""))
+        schema = str(json_of(data, dict[str, object]).get("schema", ""))
         if schema.split(".")[0] != SCHEMA.split(".")[0]:
             allowed = f"{SCHEMA.split('.')[0]}.x"
             raise InputError("unknown schema version of a battery", got=repr(schema), allowed=allowed, where=where)
-        return msgspec.json.decode(data, type=kind)
+        return json_of(data, kind)
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
         raise InputError(f"damaged record of a battery: {error}", where=where) from error
 
@@ -142,7 +143,7 @@ class BatteryRecord:
         path = self.phase_path(phase)
         if not path.exists():
             return None
-        return decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+        return decode(file_bytes(path), PhaseEvidence, str(path)).evidence
 
     def close(self, verdict: Decision, findings: list[CheckFinding], losses: dict[str, list[float]]) -> Path:
         """Write the verdict into its reserved disk space; its path.
@@ -204,7 +205,7 @@ def gpus_before(results: Path, node: str) -> str:
     """GPUs of this node's newest battery that had some, ended or not; empty where none had."""
     for path in sorted(directory(results).glob("*.begin.json"), reverse=True):
         with contextlib.suppress(OSError, InputError):
-            first = decode(path.read_bytes(), BatteryBegin, str(path))
+            first = decode(file_bytes(path), BatteryBegin, str(path))
             gpus = first.hardware.get("gpus", NO_GPUS)
             if first.node == node and gpus != NO_GPUS:
                 return gpus
@@ -221,7 +222,7 @@ def unfinished(results: Path, *, profile: str, options: dict[str, str], node: st
         if path.with_name(path.name.replace(".begin.json", ".end.json")).exists():
             continue
         try:
-            first = decode(path.read_bytes(), BatteryBegin, str(path))
+            first = decode(file_bytes(path), BatteryBegin, str(path))
         except (OSError, InputError) as error:
             refused.append(str(error))
             continue

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import HANG_GUARD
@@ -213,7 +214,7 @@ def _ended(directory: Path, problems: list[str]) -> list[BatteryEnd]:
     ended = []
     for path in sorted(directory.rglob("*.end.json")):
         try:
-            data = path.read_bytes()
+            data = file_bytes(path)
             if b'"battery"' not in data[:200] and "acceptance" not in path.parts[-2:]:
                 continue  # the record of a launch
             ended.append(battery_record.decode(data, BatteryEnd, str(path)))

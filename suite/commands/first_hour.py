@@ -73,7 +73,7 @@ def first_hour_command(  # the command's options
     facts = fingerprint(kind)
     hour = Hour(
         parts=chosen(every, names, "--parts"),
-        results=results.resolve(),
+        results=results.absolute(),
         machine={"gpus": facts.hardware["gpus"], **{name: facts.software[name] for name in MACHINE_SOFTWARE}},
         again=frozenset(part.name for part in chosen(every, again, "--again")) if again else frozenset(),
         deadline=None if minutes is None else began + 60 * minutes - PAGE_SECONDS,

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.fleet.node_patch import node_patches, read_node
 
 STDIN = Path("-")
@@ -38,7 +39,7 @@ def node_patch_command(
     if what not in ("condition", "taints"):
         raise InputError("unknown patch", got=repr(what), allowed="condition, taints", where="WHAT")
     try:
-        data = sys.stdin.buffer.read() if node == STDIN else node.read_bytes()
+        data = sys.stdin.buffer.read() if node == STDIN else file_bytes(node)
     except OSError as error:
         raise InputError(f"cannot read the Node: {error.strerror}", got=str(node), where="NODE") from error
     where = "stdin" if node == STDIN else str(node)

@@ -158,8 +158,8 @@ def _run(request: Request, planned: Plan) -> CheckedRun:
     arguments = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
     if request.compiled is not None:
         arguments.append("--compile" if request.compiled else "--no-compile")
-    name = str(Path(request.name).resolve()) if request.name.endswith(".toml") else request.name
-    whole = (name, *arguments, "--results", str(request.results.resolve()))
+    name = str(Path(request.name).absolute()) if request.name.endswith(".toml") else request.name
+    whole = (name, *arguments, "--results", str(request.results.absolute()))
     return CheckedRun(plan=planned, corpus=corpus_for(planned, None), arguments=whole)
 
 

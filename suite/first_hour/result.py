@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from reference_runs.regular_file import json_file
 from suite.first_hour.part import HourPart
 from suite.paths import whole_file
 
@@ -68,7 +69,7 @@ def path_of(results: Path, part: HourPart, suffix: str = ".json") -> Path:
 def stored(results: Path, part: HourPart) -> PartResult | None:
     """The last attempt at a part; None without one, or where its file is damaged: then it is done again."""
     try:
-        return msgspec.json.decode(path_of(results, part).read_bytes(), type=PartResult)
+        return json_file(path_of(results, part), PartResult)
     except (OSError, msgspec.MsgspecError):
         return None
 

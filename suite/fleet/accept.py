@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.presets import effort
@@ -203,7 +204,7 @@ def _facts(running: _Running, name: str) -> NodeFacts:
         answers.append(answer)
         if answer.record:
             path = battery_record.directory(running.settings.results) / answer.record
-            batteries.append(battery_record.decode(path.read_bytes(), BatteryEnd, str(path)))
+            batteries.append(battery_record.decode(file_bytes(path), BatteryEnd, str(path)))
     return NodeFacts(answers, batteries)
 
 

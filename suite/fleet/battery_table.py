@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.acceptance.battery_record import SCHEMA
 from suite.acceptance.findings import Decision
 from suite.fleet import fleet_record
@@ -179,8 +180,7 @@ _FLEET_DECODER = msgspec.json.Decoder(fleet_record.FleetEnd)
 
 
 def _contents(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    return file_bytes(path)
 
 
 def _battery(results: str, file: str) -> list[dict[str, object]]:
@@ -197,7 +197,7 @@ def _battery(results: str, file: str) -> list[dict[str, object]]:
             allowed = f"{SCHEMA.split('.')[0]}.x"
             raise InputError("unknown schema version of a battery", got=repr(end.schema), allowed=allowed, where=path)
         begin = _first_half(path.removesuffix(_END) + _BEGIN)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"damaged record of a battery: {error}", where=path) from error
     bad = [finding for finding in end.findings if finding.verdict in _BAD]
     worst = min(bad, key=lambda finding: _BAD.index(finding.verdict), default=None)
@@ -242,7 +242,7 @@ def _fleet(results: str, file: str) -> list[dict[str, object]]:
     path = f"{results}/{file}"
     try:
         end = _FLEET_DECODER.decode(_contents(path))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"damaged record of a fleet: {error}", where=path) from error
     return [
         {

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_file
 from suite.records import store
 
 SCHEMA = "1.0"
@@ -147,7 +148,7 @@ def keep(path: Path, part: msgspec.Struct) -> None:
 def kept(path: Path, kind: type[Answer]) -> Answer | None:
     """A part that was kept; None where there is none, or it is damaged: it is measured again."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return json_file(path, kind)
     except (OSError, msgspec.MsgspecError):
         return None
 

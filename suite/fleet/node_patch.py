@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_of
 from suite.launch.slurm import drain_reason
 
 CONDITION = "BatteryRejected"
@@ -50,7 +51,7 @@ def read_node(data: bytes, where: str) -> KubernetesNode:
         InputError: it is something else.
     """
     try:
-        node = msgspec.json.decode(data, type=dict[str, Any])
+        node = json_of(data, dict[str, Any])
         if node.get("kind") != "Node":
             raise InputError("no Node of Kubernetes", got=f"kind {node.get('kind')}", allowed="kind Node", where=where)
         parts = {name: msgspec.convert(node.get(name) or {}, dict[str, Any]) for name in ("metadata", "spec", "status")}

@@ -9,6 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
+from reference_runs.regular_file import json_file
 from reference_runs.run import Architecture, Recipe
 from suite.job.options import Averaging
 
@@ -93,8 +94,8 @@ def progress_of(checkpoint: Path) -> Progress:
     """
     path = checkpoint / PROGRESS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Progress)
-    except (OSError, msgspec.DecodeError) as error:
+        return json_file(path, Progress)
+    except (OSError, msgspec.MsgspecError) as error:
         raise InputError("a damaged checkpoint", got=str(error), where=str(path)) from None
 
 

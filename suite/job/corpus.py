@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.job.options import Documents, Texts
 from suite.paths import cache_directory, whole_file
 
@@ -132,7 +133,7 @@ def _read(path: Path | None, vocabulary: int, name: str) -> tuple[list[str], Cor
     digest, text_bytes = hashlib.sha256(), 0
     for file in corpus_files(path):
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file_bytes(file).decode()
         except OSError as error:
             raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
         except UnicodeDecodeError as error:

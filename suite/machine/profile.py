@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes, json_of
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.fingerprint import Fingerprint, checksum
 from suite.machine.reference_step import TimedReferenceStep
@@ -181,7 +182,7 @@ def decode(data: bytes, where: str) -> Profile:
             the checksum says, or fields missing.
     """
     try:
-        whole = msgspec.json.decode(data)
+        whole = json_of(data, object)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"damaged machine profile, truncated perhaps: {error}", where=where) from error
     if not isinstance(whole, dict):
@@ -205,7 +206,7 @@ def read(path: Path) -> Profile:
         InputError: it cannot be read, or as `decode`.
     """
     try:
-        data = path.read_bytes()
+        data = file_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read the machine profile: {error.strerror}", where=str(path)) from error
     return decode(data, str(path))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_file
 from suite.job.events import Status
 from suite.metrics.figures import Quantity
 from suite.paths import stores
@@ -228,10 +229,10 @@ def _batteries(results: Path) -> tuple[list[_Battery], list[InputError]]:
     for path in sorted(path for store in stores(results) for path in (store / "acceptance").glob(f"*{BEGIN}")):
         current = path
         try:
-            fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            fields = json_file(path, dict[str, Any])
             if (end := end_of(path)).exists():
                 current = end
-                decoded = msgspec.json.decode(end.read_bytes(), type=dict[str, Any])
+                decoded = json_file(end, dict[str, Any])
                 fields |= {name: decoded[name] for name in ("decision", "seconds", "findings")}
             good.append(msgspec.convert(fields, _Battery))
         except (OSError, LookupError, msgspec.MsgspecError, UnicodeDecodeError) as error:

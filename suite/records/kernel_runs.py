@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_file
 
 OURS = ("kernel", "plain")  # forms of ours; the others are PyTorch's and Liger-Kernel's
 SOFTWARE = ("python_version", "torch", "triton", "cuda", "nccl")  # in the machine's facts; the rest is hardware
@@ -81,7 +82,7 @@ def kernel_run(path: Path) -> KernelRun:
         InputError: it cannot be read, or is no file of pytest-benchmark.
     """
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = json_file(path, _File)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"damaged benchmark: {error}", where=str(path)) from error
     facts = {name: str(value) for name, value in file.machine_info.items()}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -13,6 +11,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
+from reference_runs.regular_file import file_bytes
 from reference_runs.run import Architecture, Recipe
 from suite.job.checkpoints import LaunchGoodput, Restart
 from suite.job.corpus import Corpus
@@ -208,17 +207,7 @@ def contents(path: str) -> bytes:
         InputError: it is no file, or cannot be read.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe that nobody writes would block
-        try:
-            facts = os.fstat(file)
-            if not stat.S_ISREG(facts.st_mode):
-                raise OSError(errno.EISDIR if stat.S_ISDIR(facts.st_mode) else errno.EINVAL, "not a regular file")
-            parts = [os.read(file, facts.st_size + 1)]
-            while parts[-1]:
-                parts.append(os.read(file, 1 << 20))
-            return b"".join(parts)
-        finally:
-            os.close(file)
+        return file_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read the record: {error.strerror}", where=path) from error
 

@@ -17,6 +17,7 @@ import suite.records.record
 from reference_runs.accelerator import SIMULATED
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
+from reference_runs.regular_file import file_bytes
 from reference_runs.run import Recipe
 from suite.job.events import Step
 from suite.job.options import TrainingOptions
@@ -228,9 +229,9 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
 def loss_curve(end_path: Path) -> list[tuple[int, float]]:
     """Steps and losses of rank 0; nothing where the second half of the record does not have them."""
     try:
-        ranks = _LOSSES.decode(end_path.read_bytes()).ranks
+        ranks = _LOSSES.decode(file_bytes(end_path)).ranks
         return [(step.step, step.loss) for step in _RANK.decode(ranks[0]).steps] if ranks else []
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return []
 
 

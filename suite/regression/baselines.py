@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_file
 from suite.job.events import Status
 from suite.paths import stores
 from suite.records.store import writable, write_new
@@ -112,7 +113,7 @@ def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
     bad: list[InputError] = []
     for path in sorted(path for store in stores(results) for path in (store / "baselines").glob("*/*.json")):
         try:
-            acceptance = msgspec.json.decode(path.read_bytes(), type=Accepted)
+            acceptance = json_file(path, Accepted)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged baseline: {error}", where=str(path)))
             continue

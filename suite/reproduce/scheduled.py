@@ -66,6 +66,6 @@ def scratch(results: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
     """A directory for a launch's files; below the results directory where all nodes must see it."""
     place = None
     if shared:
-        place = (results / "scratch").resolve()
+        place = (results / "scratch").absolute()
         place.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(prefix="suite-", dir=place, ignore_cleanup_errors=True)

@@ -86,7 +86,7 @@ OF_A_HALF: dict[str, tuple[Callable[[Path], None], str]] = {
     "symlink-loop": (loop_instead, "Too many levels of symbolic links"),
     "symlink-to-nothing": (link_to_nothing, "No such file or directory"),
     "no-permission": (no_permission, "Permission denied"),
-    "directory": (directory_instead, "not a regular file"),
+    "directory": (directory_instead, "Is a directory"),
     "named-pipe": (pipe_instead, "not a regular file"),
     "id-of-another": (replaced(rb'"id": "[^"]*"', b'"id": "another"'), "got 'another'"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import shutil
 import time
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
+from reference_runs.regular_file import file_bytes
 from suite.execute.measure.counters import eagerly
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.training.asynchronous_step import AsynchronousSteps
@@ -237,13 +239,30 @@ class Reader(FileSystemReader):
         """As PyTorch's.
 
         Raises:
-            pickle.UnpicklingError: the file names anything else.
+            pickle.UnpicklingError: the file names anything else, or is damaged.
+            OSError: it cannot be read.
         """
-        with open(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata: Metadata = MetadataUnpickler(file).load()
+        metadata = checkpoint_metadata(file_bytes(self._get_metadata_path(kwargs.get("rank"))))
         assert metadata.storage_meta is not None
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+def checkpoint_metadata(data: bytes) -> Metadata:
+    """The metadata of a checkpoint.
+
+    Raises:
+        pickle.UnpicklingError: it is damaged, or names anything but the classes of such metadata.
+    """
+    try:
+        metadata = MetadataUnpickler(io.BytesIO(data)).load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # pickle: "may raise other exceptions, not limited to" some
+        raise pickle.UnpicklingError(f"damaged metadata of a checkpoint: {error}") from error
+    if not isinstance(metadata, Metadata) or metadata.storage_meta is None:
+        raise pickle.UnpicklingError("damaged metadata of a checkpoint: no metadata of a stored one")
+    return metadata
 
 
 class MetadataUnpickler(pickle.Unpickler):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.acceptance.battery_record import BatteryBegin, BatteryEnd, decode, directory
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.findings import CheckFinding, worst_first
@@ -68,7 +69,7 @@ def batteries(results: Path) -> Batteries:
     recorded: list[tuple[BatteryBegin, BatteryEnd | None]] = []
     for path in sorted(path for store in stores(results) for path in directory(store).glob("*.begin.json")):
         try:
-            opening = decode(path.read_bytes(), BatteryBegin, str(path))
+            opening = decode(file_bytes(path), BatteryBegin, str(path))
         except (OSError, InputError) as error:
             damaged.append(_named(error, path))
             continue
@@ -76,7 +77,7 @@ def batteries(results: Path) -> Batteries:
         closed = None
         if end.exists():
             try:
-                closed = decode(end.read_bytes(), BatteryEnd, str(end))
+                closed = decode(file_bytes(end), BatteryEnd, str(end))
             except (OSError, InputError) as error:
                 damaged.append(_named(error, end))
         recorded.append((opening, closed))

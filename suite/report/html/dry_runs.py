@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_file
 from suite.report.html.plot import Cell, Plot, Trace, colour, significant, utc
 from suite.report.plots.memory import CATEGORIES
 from suite.reproduce.dry_run.result import DIRECTORY, DryRunResult
@@ -22,7 +23,7 @@ def dry_runs(results: Path) -> tuple[list[Plot], list[InputError]]:
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
-            result = msgspec.json.decode(path.read_bytes(), type=DryRunResult)
+            result = json_file(path, DryRunResult)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged result of a dry run: {error}", where=str(path)))
             continue

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import json_file
 from suite.ladder.judge import Interaction
 from suite.ladder.measurement import RungMeasurement
 from suite.ladder.result import LadderResult, RungResult
@@ -45,7 +46,7 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
-            ladder = msgspec.json.decode(path.read_bytes(), type=LadderResult)
+            ladder = json_file(path, LadderResult)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged result of the ladder: {error}", where=str(path)))
             continue

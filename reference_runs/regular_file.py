@@ -1,0 +1,73 @@
+"""Bytes, text and JSON of a file that somebody names: of a regular file alone, and no more than fits in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+MOST_BYTES = 1 << 30  # of a record with every sample
+MOST_TYPED_BYTES = 1 << 20  # of what a person writes: the longest run file has 20 kB
+_PART = 1 << 20
+
+Kind = TypeVar("Kind")
+
+
+def file_bytes(path: str | os.PathLike[str], *, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than `most` bytes. A named pipe that nobody writes
+            would block for ever, and a device has no end.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            if stat.S_ISDIR(facts.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if facts.st_size > most:
+            raise OSError(errno.EFBIG, f"{facts.st_size:,} bytes, allowed are {most:,}", str(path))
+        parts = [os.read(file, facts.st_size + 1)]
+        while parts[-1]:
+            parts.append(os.read(file, _PART))
+        return b"".join(parts)
+    finally:
+        os.close(file)
+
+
+def typed_text(path: Path) -> str:
+    """The text of a UTF-8 file that a person writes; a byte order mark at its beginning is left out.
+
+    Raises:
+        OSError: as `file_bytes`, with 1 MiB as the most.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return file_bytes(path, most=MOST_TYPED_BYTES).decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def json_of(data: bytes, kind: type[Kind]) -> Kind:
+    """What some JSON says.
+
+    Raises:
+        msgspec.MsgspecError: it is not JSON, not UTF-8, nested too deeply, or not of that kind.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def json_file(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
+    """What a JSON file says.
+
+    Raises:
+        OSError: as `file_bytes`.
+        msgspec.MsgspecError: as `json_of`.
+    """
+    return json_of(file_bytes(path), kind)

@@ -1,0 +1,86 @@
+"""Whatever is in a file, it is read, or refused in one line: a few damaged files of each kind (more: `nox -s fuzz`)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text, named_fields, parse_layout
+from suite.job.synchronisation import parse_slow_ranks, parse_synchronisation
+from tests.end_to_end.fuzz.bounded import in_fork, placed, read, timed
+from tests.end_to_end.fuzz.damage import HOSTILE, damaged
+from tests.end_to_end.fuzz.parsers import PARSERS
+
+CASES = 6
+QUICK = ("empty", "nul", "utf-16", "deep lists", "deep objects", "named pipe", "link to itself", "device without end")
+DEFAULT = [name for name in PARSERS if name != "checkpoint's metadata"]  # which needs PyTorch
+BASE = reference_run("bloom-176b").layout
+WORDS = ["dp", "tp", "pp", "zero", "shard", "micro", "every", "bucket", "order-", "recompute-", "sp", "1f1b", "-", ","]
+TEXTS = st.lists(st.one_of(st.sampled_from(WORDS), st.integers(-1, 10**12).map(str), st.text(max_size=4)), max_size=8)
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_a_real_file_is_read(name: str, tmp_path: Path) -> None:
+    parser = PARSERS[name]
+    for sample in parser.samples()[:2]:
+        placed(parser, tmp_path / "x", lambda path, data=sample: path.write_bytes(data) and None)
+        assert read(parser, tmp_path / "x") is None
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_a_damaged_file_is_read_or_refused_in_a_line(name: str, tmp_path: Path) -> None:
+    parser, chance = PARSERS[name], random.Random(1)
+    samples = parser.samples()
+    for _ in range(CASES):
+        data = parser.sealed(damaged(chance.choice(samples), chance))
+        placed(parser, tmp_path / "x", lambda path, data=data: path.write_bytes(data) and None)
+        read(parser, tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_a_hostile_file_is_refused_in_little_time_and_memory(name: str, tmp_path: Path) -> None:
+    parser = PARSERS[name]
+    sample = parser.samples()[0]
+
+    def all_read() -> str:
+        for what in QUICK:
+            make = HOSTILE[what]
+            placed(parser, tmp_path / "x", lambda path, make=make: make(path, sample))
+            try:
+                timed(lambda: read(parser, tmp_path / "x"))
+            except Exception as error:
+                error.add_note(what)
+                raise
+        return ""
+
+    if said := in_fork(all_read):
+        pytest.fail(said, pytrace=False)
+
+
+@given(text=TEXTS.map("".join))
+def test_any_text_is_a_layout_or_is_refused_in_a_line(text: str) -> None:
+    for parse in (
+        lambda: layout_text(parse_layout(text, base=BASE)),
+        lambda: named_fields(text, where="layout"),
+        lambda: parse_synchronisation(text),
+        lambda: parse_slow_ranks(text),
+    ):
+        refused: InputError | None = None
+        try:
+            parse()
+        except InputError as error:
+            refused = error
+        assert refused is None or all("\n" not in line for line in refused.lines)
+
+
+@pytest.mark.parametrize("text", ["dp" + "9" * 5000, "dp\u0663", "zero" + "9" * 5000, "dp1," * 10**5, "x" * 10**6])
+def test_a_layout_of_too_many_digits_or_words_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_layout(text, base=BASE)
+    assert len(refused.value.lines[0]) < 6000
