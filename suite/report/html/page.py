@@ -39,6 +39,8 @@ TITLE = "Reference runs"
 MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
 MOST_ROWS = 2000  # setups that have a row
 MOST_CHANGES = 200  # change points in the table of all setups
+MOST_LETTERS = 5000  # of one text
+_DIRECTIONS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)}
 NOT_JUDGED = "not judged"
 HERE = Path(__file__).parent
 SECTIONS = (
@@ -188,9 +190,25 @@ def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        finalize=shown_text,
     )
     return environment.get_template("page.html.jinja")
+
+
+def shown_text(value: Any) -> Any:
+    """Text as the page shows it: no record's text fills the page, or turns the text around it.
+
+    Controls of the writing direction are shown as their codes; letters of right-to-left scripts stay.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):  # numbers, and what is HTML
+        return value
+    if len(value) > MOST_LETTERS:
+        value = f"{value[:MOST_LETTERS]} ... ({len(value):,} letters)"
+    return value.translate(_DIRECTIONS)
 
 
 def _rendered(plots: list[Plot], **context: Any) -> str:
@@ -200,12 +218,13 @@ def _rendered(plots: list[Plot], **context: Any) -> str:
     scripts = {"plotly": get_plotlyjs(), "script": (HERE / "page.js").read_text(encoding="utf-8")}
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
     return _template().render(
-        plots=Markup(in_script(plots)),
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),
+        # S704: JSON without any sign that ends a script, the project's own files, and digests; all else is escaped
+        plots=Markup(in_script(plots)),  # noqa: S704
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704
+        script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),  # noqa: S704
         mark=mark,
         tone=tone,
-        **{name: Markup(script) for name, script in scripts.items()},
+        **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704
         **context,
     )
 

@@ -1,0 +1,95 @@
+"""Nothing unpickles a file that a user can name, and no shell reads a command."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from suite.paths import ROOT
+
+PACKAGES = ("suite", "reference_runs", "kernels", "benchmarks", ".ci")
+UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "jsonpickle"}
+READS_METADATA = "suite/execute/training/checkpoint.py"  # by an unpickler that knows a few of PyTorch's classes alone
+SHELLS = {
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_shell",
+}
+EVALUATION = {"eval", "exec", "compile", "__import__"}
+
+
+def dangers(text: str) -> Iterator[str]:
+    """What a module does that runs code from a file, or a command through a shell."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                yield from (f"imports {each.name}" for each in names if each.name.partition(".")[0] in UNPICKLING)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in UNPICKLING:
+                yield f"imports from {module}"
+            case ast.Call(func=function, keywords=keywords):
+                name = ast.unparse(function)
+                said = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
+                if said.get("shell", "False") != "False" or name in SHELLS:
+                    yield f"a shell: {name}"
+                if name == "torch.load" and said.get("weights_only") != "True":
+                    yield "torch.load without weights_only=True"
+                if name.endswith(("read_pickle", "load")) and said.get("allow_pickle", "False") != "False":
+                    yield f"{name} with allow_pickle"
+                if name.endswith("read_pickle") or name in EVALUATION:
+                    yield name
+            case _:
+                pass
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_runs_code_from_a_file_or_a_command_through_a_shell(package: str) -> None:
+    found = {
+        str(path.relative_to(ROOT)): sorted(set(dangers(path.read_text(encoding="utf-8"))))
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+    wanted = {READS_METADATA: ["imports pickle"]} if package == "suite" else {}
+    assert {name: lines for name, lines in found.items() if lines} == wanted
+
+
+def test_checkpoints_are_read_by_the_unpickler_that_refuses_all_but_their_classes() -> None:
+    tree = ast.parse((ROOT / READS_METADATA).read_text(encoding="utf-8"))
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names = {name for name in used if name.startswith("pickle.")}
+    assert names == {"pickle.UnpicklingError", "pickle.Unpickler"}
+    [unpickler] = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "MetadataUnpickler"
+    ]
+    assert [ast.unparse(base) for base in unpickler.bases] == ["pickle.Unpickler"]
+    assert [each.name for each in unpickler.body if isinstance(each, ast.FunctionDef)] == ["find_class"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import pickle", "imports pickle"),
+        ("from dill import loads", "imports from dill"),
+        ("torch.load(path)", "torch.load without weights_only=True"),
+        ("torch.load(path, weights_only=False)", "torch.load without weights_only=True"),
+        ("numpy.load(path, allow_pickle=True)", "numpy.load with allow_pickle"),
+        ("subprocess.run(words, shell=True)", "a shell: subprocess.run"),
+        ("os.system(words)", "a shell: os.system"),
+        ("pandas.read_pickle(path)", "pandas.read_pickle"),
+        ("eval(text)", "eval"),
+    ],
+)
+def test_each_danger_is_seen(text: str, line: str) -> None:
+    assert list(dangers(text)) == [line]
+
+
+def test_what_is_safe_is_passed_over() -> None:
+    text = "torch.load(path, weights_only=True); subprocess.run(words); model.eval(); numpy.load(path)"
+    assert list(dangers(text)) == []
+
+
+def test_every_package_is_there() -> None:
+    assert all(any(Path(ROOT, package).rglob("*.py")) for package in PACKAGES)
