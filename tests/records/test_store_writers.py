@@ -16,16 +16,25 @@ from suite.paths import ROOT
 from suite.records import store
 from suite.records.index import CACHE, launches
 from suite.report.markdown.step_times import step_tables, step_times
+from tests.support.file_systems import KINDS, directory_on
 from tests.support.record_halves import begin, end
 
 
-@pytest.mark.parametrize(
-    ("writers", "each"), [(4, 8), pytest.param(16, 200, marks=[pytest.mark.rare, pytest.mark.timeout(1800)])]
-)
-def test_writers_that_are_killed_at_random_lose_and_tear_nothing_that_was_reported(
-    writers: int, each: int, tmp_path: Path
-) -> None:
-    results, logs = tmp_path / "results", tmp_path / "logs"
+def test_writers_that_are_killed_at_random_lose_and_tear_nothing_that_was_reported(tmp_path: Path) -> None:
+    check_writers(4, 8, tmp_path, tmp_path / "results")
+
+
+@pytest.mark.rare
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixteen_writers_lose_and_tear_nothing_on_file_systems_of_each_kind(kind: str, tmp_path: Path) -> None:
+    with directory_on(kind, tmp_path) as place:
+        check_writers(16, 200, tmp_path, place / "results")
+
+
+def check_writers(writers: int, each: int, scratch: Path, results: Path) -> None:
+    """Let so many writers write so many records each, be killed at random, and read all the while."""
+    logs = scratch / "logs"
     logs.mkdir()
     (logs / "begin.json").write_bytes(msgspec.json.encode(begin(run="small")))
     command = [sys.executable, "-m", "tests.support.record_writers", *map(str, (results, logs, writers, each, 1))]
