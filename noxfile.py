@@ -332,6 +332,30 @@ def rare(session: nox.Session) -> None:
 
 
 @nox.session
+def mutation(session: nox.Session) -> None:
+    """Break one expression at a time and see whether tests notice: nox -s mutation -- suite/metrics --sample 100
+
+    5 hours for all areas; `-- --changed main` takes 10 minutes.
+    """
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet", "mutation")
+    python(session, "benchmarks.mutation", *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Read thousands of damaged files of every kind, each within 2 s and 500 MB: nox -s fuzz -- -k "run and file" """
+    install(session, "execute", "test", "fit", "regress", "report", "fleet")
+    session.run("python", "-m", "pytest", "tests/end_to_end/fuzz/many_files.py", *session.posargs)
+
+
+@nox.session
+def writers(session: nox.Session) -> None:
+    """Write records by 16 writers that are killed at random, on ext4, tmpfs, overlayfs and NFS; needs root to mount."""
+    install(session, "execute", "test", "fit", "regress")
+    session.run("python", "-m", "pytest", "-m", "rare", "-s", "tests/records/test_store_writers.py", *session.posargs)
+
+
+@nox.session
 def layouts(session: nox.Session) -> None:
     """Execute every miniature in every layout of the table and compare with one process: nox -s layouts -- -k bloom"""
     install(session, "execute", "test")

@@ -1,0 +1,246 @@
+"""Break one expression at a time, and see whether the module's own tests notice: nox -s mutation -- suite/metrics
+
+    nox -s mutation -- suite/metrics --sample 100
+    nox -s mutation -- --changed main            # 10 minutes, modules that differ from a commit
+    nox -s mutation                              # 5 hours, all areas
+
+Mutants are cosmic-ray's. It changes the text of a module, as Triton's kernels, tables of constants and decorated
+functions need; mutmut 3 wraps functions in the running process, and leaves those out. They are tried in a random order
+until the sample or the time is used up, in a copy of the checkout, with the few tests of the mutated module.
+
+Exit codes: 0 every area has the wanted score, 1 one has not, or the trials say nothing (see `score.problems`), 2 bad
+usage, 3 the interval of a sample contains the wanted score.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.mutation.areas import AREAS, area_of, modules_of, tests_of
+from benchmarks.mutation.mutants import Mutant, change, mutants
+from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
+from benchmarks.mutation.trial import LIBRARIES, TrialOutcome, import_libraries, tried
+from reference_runs.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_CHANGED_SECONDS, WEEKLY_SECONDS = 600.0, 18000.0
+LEAST_LIMIT_SECONDS, BASELINE_MULTIPLE = 20.0, 5.0
+PASS, FAIL, BAD_USAGE, INCONCLUSIVE = 0, 1, 2, 3
+
+
+def main() -> int:
+    """Try mutants, print survivors and scores."""
+    parser = argparse.ArgumentParser(prog="nox -s mutation --", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=f"modules or directories; default: {', '.join(AREAS)}")
+    parser.add_argument("--changed", metavar="COMMIT", help="modules that differ from it, in 10 minutes")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N mutants, drawn at random")
+    parser.add_argument("--seconds", type=float, help="no mutant is begun afterwards")
+    parser.add_argument("--seed", type=int, default=1, help="of the order; the same seed gives the same sample")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial")
+    arguments = parser.parse_args()
+    if arguments.changed and arguments.paths:
+        parser.error("--changed names the modules: no PATH with it")
+    for name in ("sample", "seconds"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
+            parser.error(f"--{name}: {getattr(arguments, name)}; allowed: above 0")
+    try:
+        modules = _changed(arguments.changed) if arguments.changed else modules_of(ROOT, arguments.paths or [*AREAS])
+    except InputError as error:
+        parser.error(str(error))
+    seconds = arguments.seconds or (OF_CHANGED_SECONDS if arguments.changed else WEEKLY_SECONDS)
+    order = [mutant for module in modules for mutant in mutants(ROOT, module)]
+    population = Counter(area_of(mutant.module) for mutant in order)
+    random.Random(arguments.seed).shuffle(order)
+    if not order:
+        print("no module of those has anything to mutate")
+        return PASS if arguments.changed else FAIL
+    print(f"{len(order):,} mutants of {len(modules)} modules, for at most {seconds:,.0f} s", flush=True)
+    done, refused = _all_tried(order[: arguments.sample], seconds)
+    scores = [
+        scored(area, [each for each in done if area_of(each.mutant.module) == area], population[area])
+        for area in population
+        if any(area_of(each.mutant.module) == area for each in done)
+    ]
+    _print(scores)
+    wrong = [
+        *refused,
+        *(line for score in scores for line in problems(score)),
+        *(f"not equivalent, a test found it: {line}" for line in unused(equivalents(), done)),
+    ]
+    if not done:
+        wrong.append("no mutant ran")
+    if arguments.json:
+        arguments.json.write_bytes(_report(arguments.seed, scores, done))
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    return FAIL if wrong else decided(scores)
+
+
+def decided(scores: Sequence[MutationScore]) -> int:
+    """The exit code for scores that are sound."""
+    if any(score.high < score.wanted for score in scores):
+        return FAIL
+    return INCONCLUSIVE if any(score.low < score.wanted for score in scores) else PASS
+
+
+def _changed(commit: str) -> list[str]:
+    """Modules of the areas that differ from a commit."""
+    command = ("git", "diff", "--name-only", "--diff-filter=d", commit, "--", *AREAS)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError("no such commit", got=commit, allowed="a commit of this checkout", where="--changed")
+    return modules_of(ROOT, [name for name in done.stdout.splitlines() if name.endswith(".py")])
+
+
+def _all_tried(order: Sequence[Mutant], seconds: float) -> tuple[list[Tried], list[str]]:
+    """The mutants that were tried, and why modules were refused; everything happens in a copy of the checkout."""
+    with tempfile.TemporaryDirectory(prefix="suite-mutation-") as scratch:
+        copy = Path(scratch) / "checkout"
+        _copied(copy)
+        _enter(copy, {mutant.module for mutant in order})
+        trials = _Trials(copy, Path(scratch))
+        done, known = [], equivalents()
+        for mutant in _until(time.monotonic() + seconds, order):
+            one = trials.of(mutant)
+            if one is not None:
+                why = known.get((mutant.module, one.change.before, one.change.after), "")
+                done.append(one._replace(why=why if one.trial.outcome is TrialOutcome.SURVIVED else ""))
+                _tell(done[-1])
+        os.chdir(ROOT)
+        return done, trials.refused
+
+
+def _until(end: float, order: Sequence[Mutant]) -> Iterator[Mutant]:
+    for mutant in order:
+        if time.monotonic() > end:
+            return
+        yield mutant
+
+
+class _Trials:
+    """Tries mutants in the copy; a module's tests must pass unmutated first."""
+
+    def __init__(self, copy: Path, scratch: Path) -> None:
+        self._copy, self._log = copy, scratch / "tests.log"
+        self._limits: dict[str, float | None] = {}
+        self.refused: list[str] = []
+
+    def of(self, mutant: Mutant) -> Tried | None:
+        tests = tests_of(self._copy, mutant.module)
+        if mutant.module not in self._limits:
+            self._limits[mutant.module] = self._baseline(mutant.module, tests)
+        limit = self._limits[mutant.module]
+        changed = None if limit is None else change(self._copy, mutant)
+        if limit is None or changed is None:
+            return None
+        path = self._copy / mutant.module
+        text = path.read_text(encoding="utf-8")
+        path.write_text(changed.text, encoding="utf-8")
+        try:
+            return Tried(mutant, changed, tried(tests, self._log, limit_seconds=limit))
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def _baseline(self, module: str, tests: list[str]) -> float | None:
+        """The time limit of a module's mutants; None where its tests do not pass as it is."""
+        trial = tried(tests, self._log, limit_seconds=600, writes_bytecode=True) if tests else None
+        Path(importlib.util.cache_from_source(str(self._copy / module))).unlink(missing_ok=True)
+        if trial is None or trial.outcome is not TrialOutcome.SURVIVED:
+            why = f"{trial.outcome}: {trial.test} {trial.error}" if trial else "none is known for it"
+            self.refused.append(f"{module}: its tests do not pass as it is ({why})")
+            return None
+        print(f"{module}: {trial.passed} tests pass in {trial.seconds:.1f} s ({', '.join(tests)})", flush=True)
+        return max(LEAST_LIMIT_SECONDS, BASELINE_MULTIPLE * trial.seconds)
+
+
+def _copied(copy: Path) -> None:
+    """Copy what git knows and what it does not ignore."""
+    listed = subprocess.run(
+        ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.split("\0"):
+        source = ROOT / name
+        if name and source.is_file():
+            target = copy / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)
+
+
+def _enter(copy: Path, modules: set[str]) -> None:
+    """Make this process the one whose forks run the tests in the copy: nothing of the project may be imported yet."""
+    os.chdir(copy)
+    sys.pycache_prefix = None
+    sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("suite", "reference_runs", "kernels")]:
+        del sys.modules[name]
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONPATH": str(copy)}
+    os.environ.pop("PYTHONPYCACHEPREFIX", None)
+    needs_torch = any(module.startswith(("kernels/", "suite/execute/")) for module in modules)
+    import_libraries((*LIBRARIES, "torch") if needs_torch else LIBRARIES)
+    gc.freeze()
+
+
+def _tell(one: Tried) -> None:
+    trial, mutant = one.trial, one.mutant
+    if trial.outcome in (TrialOutcome.ASSERTED, TrialOutcome.RAISED):
+        return
+    what = f"equivalent: {one.why}" if one.why else str(trial.outcome)
+    print(f"{mutant.module}:{mutant.line}: {what}\n    {one.change.before}\n    {one.change.after}", flush=True)
+
+
+def _print(scores: Sequence[MutationScore]) -> None:
+    for score in scores:
+        share = "-" if score.score is None else f"{score.score:.1%}"
+        found = f"{score.asserted + score.raised} found ({score.asserted} by assertion), {score.survived} survived"
+        rest = f"{score.equivalent} equivalent, {score.timed_out} timed out, {score.broken} broken"
+        interval = f"[{score.low:.1%}, {score.high:.1%}]" if score.low < score.high else "all"
+        of = f"{score.tried} of {score.mutants:,} mutants"
+        print(f"{score.area}: {share} {interval}, wanted {score.wanted:.0%}: {of}: {found}, {rest}")
+
+
+def _report(seed: int, scores: Sequence[MutationScore], done: Sequence[Tried]) -> bytes:
+    commit = subprocess.run(("git", "rev-parse", "HEAD"), cwd=ROOT, capture_output=True, text=True, check=False)
+    whole = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "seed": seed,
+        "scores": scores,
+        "trials": [
+            {
+                "module": each.mutant.module,
+                "line": each.mutant.line,
+                "operator": each.mutant.operator,
+                "before": each.change.before,
+                "after": each.change.after,
+                "outcome": each.trial.outcome,
+                "test": each.trial.test,
+                "why": each.why,
+            }
+            for each in done
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

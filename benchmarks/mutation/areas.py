@@ -1,0 +1,101 @@
+"""What is mutated, the score that is wanted there, and the few fast tests that must notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reference_runs.errors import InputError
+
+# Directory -> the least share of mutants that the tests must find
+AREAS = {
+    "suite/metrics": 0.95,
+    "suite/predict/analytic": 0.95,
+    "suite/regression": 0.95,
+    "suite/acceptance/judge": 0.95,
+    "suite/records": 0.90,
+    "suite/execute/parallel/one_bit": 0.90,
+    "kernels": 0.90,
+}
+ELSEWHERE = 0.90
+
+# Modules that have no test file of their name, and modules that others' tests check too
+ALSO = {
+    "suite/metrics/change_points.py": ("tests/metrics/test_change_points.py", "tests/regression/test_change_points.py"),
+    "suite/metrics/figures.py": ("tests/metrics/test_figures.py", "tests/metrics/test_comparison.py"),
+    "suite/predict/analytic/axis_links.py": ("tests/predict/analytic/test_step_time.py",),
+    "suite/predict/analytic/exposed_messages.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/gradient_buckets.py": ("tests/predict/analytic/test_traffic.py",),
+    "suite/predict/analytic/key_value_heads.py": ("tests/predict/analytic/test_traffic_of_tensor_parallel.py",),
+    "suite/predict/analytic/layer_products.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/layer_time.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/process_groups.py": (
+        "tests/predict/analytic/test_collective_time.py",
+        "tests/predict/analytic/test_traffic.py",
+    ),
+    "suite/predict/analytic/stage_computation.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/stage_memory.py": ("tests/predict/analytic/test_memory.py",),
+    "suite/regression/baselines.py": ("tests/commands/test_regress.py",),
+    "suite/regression/check.py": ("tests/commands/test_regress.py",),
+    "suite/regression/comparability.py": ("tests/regression/test_change_points.py", "tests/commands/test_regress.py"),
+    "suite/regression/findings.py": ("tests/regression/test_verdicts.py", "tests/commands/test_regress.py"),
+    "suite/regression/baseline_checkout.py": ("tests/commands/test_regress.py",),
+    "suite/acceptance/judge/launches.py": ("tests/acceptance/judge/test_judge.py",),
+    "suite/records/diff.py": ("tests/commands/test_results.py",),
+    "suite/records/export.py": ("tests/commands/test_results.py",),
+    "suite/records/kernel_runs.py": ("tests/regression/test_kernel_benchmarks.py",),
+    "suite/records/merge.py": ("tests/commands/test_results.py",),
+    "suite/records/prune.py": ("tests/commands/test_results.py",),
+    "suite/records/query.py": ("tests/commands/test_results.py",),
+    "suite/records/summary.py": ("tests/records/test_index.py", "tests/records/test_index_of_damaged_records.py"),
+    "suite/execute/parallel/one_bit/buckets.py": ("tests/execute/parallel/one_bit/test_adam.py",),
+    "suite/execute/parallel/one_bit/schedule.py": ("tests/execute/parallel/one_bit/test_adam.py",),
+    "kernels/gated_activation.py": ("tests/kernels/test_swiglu.py", "tests/kernels/test_geglu.py"),
+    "kernels/operator.py": ("tests/kernels/test_bias_activation.py",),
+    "kernels/row_norm.py": ("tests/kernels/test_layer_norm.py", "tests/kernels/test_rms_norm.py"),
+    "kernels/tensor_table.py": ("tests/kernels/test_adamw.py",),
+    "kernels/tiles.py": ("tests/kernels/test_cross_entropy.py",),
+}
+
+
+def wanted_score(module: str) -> float:
+    """The share of a module's mutants that its tests must find."""
+    return next((score for area, score in AREAS.items() if module.startswith(f"{area}/")), ELSEWHERE)
+
+
+def area_of(module: str) -> str:
+    """The area that a module belongs to; its own directory where it is in none."""
+    return next((area for area in AREAS if module.startswith(f"{area}/")), str(Path(module).parent))
+
+
+def modules_of(root: Path, paths: list[str]) -> list[str]:
+    """Python modules at and below the paths, relative to the root; without those that hold nothing but a docstring.
+
+    Raises:
+        InputError: a path is not there, or not below the root.
+    """
+    found: list[str] = []
+    for name in paths:
+        path = (root / name).resolve()
+        if not path.exists() or not path.is_relative_to(root.resolve()):
+            raise InputError("no module of this checkout", got=name, allowed=", ".join(AREAS), where="PATH")
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        found += [str(file.relative_to(root.resolve())) for file in files if file.name != "__init__.py"]
+    return list(dict.fromkeys(found))
+
+
+def tests_of(root: Path, module: str) -> list[str]:
+    """The test files that must notice what is broken in a module: those of its name, and those listed for it.
+
+    `tests/ROOM/test_MODULE.py` and `test_MODULE_of_WHAT.py`; of two modules the longer name has the file.
+    """
+    path = Path(module)
+    mirrored = root / "tests" / (path.relative_to("suite") if path.parts[0] == "suite" else path).parent
+    names = {other.stem for other in (root / path.parent).glob("*.py")}
+    own = []
+    for test in sorted(mirrored.glob(f"test_{path.stem}*.py")):
+        subject = test.stem.removeprefix("test_")
+        owners = [name for name in names if subject == name or subject.startswith(f"{name}_")]
+        if owners and max(owners, key=len) == path.stem:
+            own.append(str(test.relative_to(root)))
+    also = [name for name in ALSO.get(module, ()) if (root / name).exists()]
+    return list(dict.fromkeys([*own, *also]))

@@ -1,0 +1,107 @@
+"""Mutants of a module, by cosmic-ray's operators, without those that cannot change what the module does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Not tried, because a test finds them without looking: bits of numbers that have none raise TypeError, so does an order
+# of None. And `==` and `is` are the same of small numbers and of members of an enumeration, by CPython's grace.
+_BITS = "BitAnd|BitOr|BitXor|LShift|RShift"
+_IDLE = re.compile(
+    rf"BinaryOperator_(?!{_BITS})[A-Za-z]+_({_BITS})$|BinaryOperator_({_BITS})_(?!{_BITS})"
+    r"|Operator_(Is|IsNot)_(?!Is)|Operator_[A-Za-z]+(?<!Is)(?<!IsNot)_(Is|IsNot)$|_(Invert|Not)$(?<!Delete_Not)|_Invert_"
+)
+_CACHES = {"cache", "functools.cache", "lru_cache", "cached_property"}
+TextSpan = tuple[tuple[int, int], tuple[int, int]]
+
+
+class Mutant(NamedTuple):
+    """One change of one module.
+
+    Args:
+        occurrence: which of the places that the operator can change.
+        line: of the change, from 1.
+    """
+
+    module: str
+    operator: str
+    occurrence: int
+    line: int
+
+
+class LineChange(NamedTuple):
+    """What a mutant makes of its line, and the whole text of the module with it."""
+
+    before: str
+    after: str
+    text: str
+
+
+def mutants(root: Path, module: str) -> list[Mutant]:
+    """All mutants of a module that count."""
+    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    path = root / module
+    left_out = list(_not_counted(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = list(ast_nodes(get_ast_from_path(path)))
+    found = []
+    for name in sorted(operator_names()):
+        if _IDLE.search(name):
+            continue
+        kind = get_operator(name)
+        if kind.arguments():  # of a name that the user must give
+            continue
+        operator, occurrence = kind(), -1
+        for node in nodes:
+            for start, end in operator.mutation_positions(node):
+                occurrence += 1
+                if not any(first <= start and end <= last for first, last in left_out):
+                    found.append(Mutant(module, name, occurrence, start[0]))
+    return found
+
+
+def change(root: Path, mutant: Mutant) -> LineChange | None:
+    """What the mutant changes; None where the operator does not apply after all, or changes nothing."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    text = (root / mutant.module).read_text(encoding="utf-8")
+    mutated = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
+    if mutated is None or mutated == text:
+        return None
+    old, new = text.splitlines(), mutated.splitlines()
+    first = next(index for index, (a, b) in enumerate(zip([*old, ""], [*new, ""], strict=False)) if a != b)
+    return LineChange(old[first].strip(), new[first].strip() if first < len(new) else "", mutated)
+
+
+def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
+    """Places where a change means nothing: annotations, asserts, caches, and what only a type checker reads.
+
+    Annotations are never evaluated but by msgspec, which reads no operator but `|` in them. An assert says what types
+    cannot. A cache changes how often a function is computed, not what it returns.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg(annotation=ast.expr() as annotation) | ast.AnnAssign(annotation=annotation):
+                yield _span(annotation)
+            case ast.FunctionDef(returns=returns, decorator_list=decorators):
+                yield from (_span(each) for each in [returns] if each is not None)
+                for each in decorators:
+                    if ast.unparse(each).partition("(")[0] in _CACHES:
+                        (first, column), last = _span(each)
+                        yield (first, max(column - 1, 0)), (last[0] + 1, 0)
+            case ast.Assert():
+                yield _span(node)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield _span(node)
+            case _:
+                pass
+
+
+def _span(node: ast.expr | ast.stmt) -> TextSpan:
+    return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)
