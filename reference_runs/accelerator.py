@@ -61,6 +61,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What surrounds the arithmetic.
 
     Args:
+        memory_bytes: as printed.
+        reserved_bytes: of them, what the driver keeps; None: nothing is recorded, as of CPUs.
         link: what joins the accelerators of a node, such as "NVLink 3".
         link_bytes_per_second_both_ways: of one accelerator over all its links, sending plus receiving, as printed.
         pair_share: of the link that two accelerators alone can use: 1 through a switch; absent where they share PCIe,
@@ -71,6 +73,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     memory_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})]
+    reserved_bytes: Annotated[float, msgspec.Meta(ge=0, extra={"unit": "byte"})] | None = None
     memory_bytes_per_second: BytesPerSecond
     link: str
     link_bytes_per_second_both_ways: BytesPerSecond

@@ -8,14 +8,15 @@ import math
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import msgspec
 
 from reference_runs.accelerator import accelerator
-from reference_runs.catalog import check_layout
+from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
+from reference_runs.model_names import is_plain, named_run, stated_shape
 from reference_runs.published_run import (
     Cells,
     UnusableError,
@@ -36,10 +37,8 @@ from reference_runs.stack import matches
 
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 27  # of a table: each row is a prediction
-NEEDED = (
-    *("layers", "hidden", "heads", "vocab", "seq_len"),
-    *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batch", STEP),
-)
+SHAPE = ("layers", "hidden", "heads", "vocab", "seq_len")
+NEEDED = (*SHAPE, *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batch", STEP))
 OPTIONAL = (
     *("source", "model", "kv_heads", "ffn_hidden", "gpus_per_node", "inter_link", "dtype"),
     *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
@@ -150,9 +149,11 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     try:
         data = file_bytes(path, most=MOST_BYTES)
         with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, delimiter=_delimiter(file))
             header = [name.strip() for name in next(reader, [])]
-            if missing := [column for column in NEEDED if column not in header]:
+            # a model's name may say its shape, see `named_run`
+            needed = [column for column in NEEDED if column not in SHAPE] if "model" in header else NEEDED
+            if missing := [column for column in needed if column not in header]:
                 allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
                 raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
             for name in header:
@@ -171,6 +172,28 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
         raise InputError(f"cannot read the table: {error.strerror}", where=where) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"not a table of comma-separated values: {error}", where=where) from error
+
+
+def stated_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header of a table that `load_table` reads, and line and cells of each row that is not blank."""
+    data = file_bytes(path, most=MOST_BYTES)
+    with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=_delimiter(file))
+        header = next(reader, [])
+        rows: list[tuple[int, list[str]]] = []
+        line = reader.line_num + 1
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                rows.append((line, cells))
+            line = reader.line_num + 1
+    return header, rows
+
+
+def _delimiter(file: TextIO) -> str:
+    """What separates the columns: a comma, or the semicolon or tab of a first line without one."""
+    first = file.readline()
+    file.seek(0)
+    return next((each for each in ",;\t" if each in first), ",")
 
 
 def _row_of_all(
@@ -210,13 +233,19 @@ def _row(
     tables = load_tables()
     model, framework = stated.get("model", ""), stated.get("framework", "")
     run_name = facts.catalog.get(model)
-    cells = Cells(stated, assumptions)
+    # of a shipped table all is known that it leaves open; of another one the model's name may say it
+    named = None if facts.source or run_name else named_run(model)
+    described = reference_run(named) if named else None
+    if described and not is_plain(described):
+        run_name = named
+    cells = Cells(dict(stated), assumptions, stated_shape(described) if described else None, named or "")
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
-        raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank")
+        hint = f", and no recorded run is called {model!r}" if model and not named and set(blank) & set(SHAPE) else ""
+        raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank{hint}")
     device = device_of(cells)
     cells.known["accelerator"] = device
-    cells.known["stack"] = stack = stack_name(framework, facts, device)
+    cells.known["stack"] = stack = stack_name(framework, facts, device, stages=cells.count("pp") > 1)
     architecture, recipe, layout = base_of(run_name or tables.rest_as)
     if stated.get("ep") and cells.count("ep") > 1 and (run_name is None or architecture.experts is None):
         raise UnusableError("ep: mixtures of experts are described by the catalog's runs alone")

@@ -10,9 +10,10 @@ from functools import cache
 
 import msgspec
 
-from reference_runs.accelerator import accelerator
+from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import reference_run
-from reference_runs.errors import InputError
+from reference_runs.dtype_words import DTYPES, dtype_named
+from reference_runs.errors import InputError, nearest
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
@@ -28,7 +29,7 @@ from reference_runs.run import (
     Residual,
     Workload,
 )
-from reference_runs.stack import matches, stack, stack_of
+from reference_runs.stack import ReadStack, matches, reading, stack
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
 MOST_LAYERS = 10_000
@@ -45,11 +46,23 @@ class Cells:
     """The cells of one row by column; blank ones are filled by the table's assumptions, which are noted in `assumed`.
 
     `known` has texts found on the way (accelerator, stack) that assumptions may ask for.
+
+    Args:
+        recorded: cells of the recorded run that the row's model is called after, before all assumptions.
+        of_run: its name.
     """
 
-    def __init__(self, stated: dict[str, str], assumptions: dict[str, list[Assumption]]) -> None:
+    def __init__(
+        self,
+        stated: dict[str, str],
+        assumptions: dict[str, list[Assumption]],
+        recorded: dict[str, str] | None = None,
+        of_run: str = "",
+    ) -> None:
         self.stated = stated
         self.assumptions = assumptions
+        self.recorded = recorded or {}
+        self.of_run = of_run
         self.known: dict[str, str] = {}
         self.assumed: list[str] = []
 
@@ -62,6 +75,10 @@ class Cells:
         said = self.stated.get(column) or self.known.get(column)
         if said:
             return said
+        if value := self.recorded.get(column):
+            self.assumed.append(f"{column} = {value} as {self.of_run}")
+            self.known[column] = value
+            return value
         for assumption in self.assumptions.get(column, ()):
             if (value := self._value(assumption)) is not None:
                 self.assumed.append(f"{column} = {value}")
@@ -77,7 +94,9 @@ class Cells:
         if not assumption.same_as:
             value = assumption.values.get(self.said(assumption.by)) if assumption.by else assumption.value
             return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
-        number = assumption.times * self.count(assumption.same_as)
+        number = -(-assumption.times * self.count(assumption.same_as) // assumption.over)
+        if assumption.rounded_to:
+            number = -(-number // assumption.rounded_to) * assumption.rounded_to
         if assumption.padded_to and number % (tensor_parallel := self.count("tp")):
             multiple = assumption.padded_to * tensor_parallel
             number = -(-number // multiple) * multiple
@@ -119,7 +138,7 @@ class Cells:
         """Whether it is so."""
         text = self.text(column)
         if (claim := _TRUTH.get(text.casefold())) is None:
-            raise UnusableError(f"{column}: got {text!r}, allowed: {', '.join(_TRUTH)}")
+            raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(_TRUTH)}")
         return claim
 
     def choice(self, column: str, allowed: type[Choice]) -> Choice:
@@ -128,16 +147,27 @@ class Cells:
         try:
             return allowed(text.casefold())
         except ValueError as error:
-            raise UnusableError(f"{column}: got {text!r}, allowed: {', '.join(allowed)}") from error
+            raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}") from error
 
 
-def stack_name(framework: str, facts: TableFacts, device: str = "") -> str:
-    """The stack that the text of a table's column `framework` stands for; "generic" where it is not known."""
+def stack_reading(framework: str, facts: TableFacts, device: str = "", *, stages: bool = False) -> ReadStack:
+    """The stack that the text of a table's column `framework` stands for; "generic" where it is not known.
+
+    Args:
+        stages: pipeline stages split the layers.
+    """
     for pattern, name in facts.stacks.items():
         if matches(pattern, framework):
-            return name
+            return ReadStack(
+                stack(name), f"{pattern.strip('*')!r} in this table" if pattern.strip("*") else "the table's"
+            )
     older = machine_model().families["ampere"].accelerators
-    return stack_of(framework, later=bool(device) and device not in older).name
+    return reading(framework, later=bool(device) and device not in older, stages=stages)
+
+
+def stack_name(framework: str, facts: TableFacts, device: str = "", *, stages: bool = False) -> str:
+    """The name of `stack_reading`'s stack."""
+    return stack_reading(framework, facts, device, stages=stages).stack.name
 
 
 def device_of(cells: Cells) -> str:
@@ -154,7 +184,10 @@ def device_of(cells: Cells) -> str:
     names = {name.casefold(): device for name, device in tables.accelerators.items()}
     device = names.get(text.casefold()) or _accelerator_name(text)
     if device is None:
-        raise UnusableError(f"gpu: no accelerator of the catalog; got {text!r}")
+        known = [*accelerator_names(), *tables.accelerators]
+        near = nearest(text.casefold(), [name.casefold() for name in known])
+        meant = f"did you mean {near}? " if near else ""
+        raise UnusableError(f"gpu: {text!r} is not known; {meant}allowed: {', '.join(accelerator_names())}")
     return device
 
 
@@ -216,9 +249,7 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
     if dropout >= 1:
         raise UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
     if not cells.stated.get("precision"):
-        dtype = cells.text("dtype")
-        if not cells.said("precision"):
-            raise UnusableError(f"dtype: {dtype!r} is none of bf16, fp16, fp32, fp8, and precision is blank")
+        read_dtype(cells)
     return msgspec.structs.replace(
         base,
         global_batch=batch,
@@ -228,6 +259,20 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
         hidden_dropout=dropout,
         attention_dropout=dropout,
     )
+
+
+def read_dtype(cells: Cells) -> None:
+    """Put what `dtype` says, in whatever words, in place of the words.
+
+    Raises:
+        UnusableError: it is blank, or not known.
+    """
+    text = cells.text("dtype")
+    if (dtype := dtype_named(text)) is None:
+        raise UnusableError(f"dtype: {text!r} is not known; allowed: {', '.join(DTYPES)}")
+    if cells.stated.get("dtype") and dtype != text:
+        cells.assumed.append(f"dtype {text} = {dtype}")
+        cells.stated["dtype"] = dtype
 
 
 def _products_of(cells: Cells) -> ProductFormat:

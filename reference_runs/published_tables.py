@@ -23,8 +23,9 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Args:
         values: by what the row says in the column `by`.
-        same_as: the column whose number it is, times `times`; with `padded_to`, where the tensor-parallel size does
-            not divide that number, the next multiple of `padded_to` times that size.
+        same_as: the column whose number it is, times `times` over `over`, up to the next multiple of `rounded_to`;
+            with `padded_to`, where the tensor-parallel size does not divide that number, the next multiple of
+            `padded_to` times that size.
         where: by column, the texts that the row must match, with * for any letters.
         effect: what it changes in a prediction.
     """
@@ -37,6 +38,8 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     values: dict[str, Cell] = {}
     same_as: str = ""
     times: int = 1
+    over: Annotated[int, msgspec.Meta(ge=1)] = 1
+    rounded_to: int = 0
     padded_to: int = 0
     where: dict[str, list[str]] = {}
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, nearest
 from reference_runs.recorded_file import read_toml, section_of, shown_path
 from reference_runs.sourced import Sourced
 
@@ -25,6 +27,16 @@ SEARCHED = (
     *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
     "offload-optimizer",
 )
+
+# The axes among them, each with the field of `Layout` that says how many ranks or chunks it has.
+SIZES = {
+    "tp": "tensor_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "pp": "pipeline_stages",
+    "interleave": "virtual_stages",
+}
+_ABOUT = ("title", "frameworks", "measured", "newer", "with_stages", "like")
 
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
 
@@ -119,12 +131,14 @@ class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack by its name, texts that its frameworks match (* for any letters), each switch's fact under `NAME.key`.
+    """A stack by its name, words that its frameworks are called by (see `reading`), switches' facts under `NAME.key`.
 
     Args:
         layouts: of `SEARCHED`, what it executes.
         measured: published rows of it determined the machine model.
-        newer: the stack that the same texts mean on accelerators later than those of the family "ampere".
+        newer: the stack that the same words mean on accelerators later than those of the family "ampere", unless they
+            say a version or a year.
+        with_stages: the stack that the same words mean where pipeline stages split the layers.
     """
 
     name: str
@@ -133,6 +147,7 @@ class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
     layouts: tuple[str, ...]
     measured: bool
     newer: str | None
+    with_stages: str | None
     switches: Stack
     facts: dict[str, Sourced]
 
@@ -146,7 +161,7 @@ def _file(path: Path) -> dict[str, Any]:
     if GENERIC not in entries:
         raise InputError(f"stacks.{GENERIC} is missing", where=where)
     for name, entry in entries.items():
-        for key in ("like", "newer"):
+        for key in ("like", "newer", "with_stages"):
             if entry.get(key, GENERIC) not in entries:
                 raise InputError(f"stacks.{name}.{key}", got=repr(entry[key]), allowed=", ".join(entries), where=where)
         if "like" in entry and "like" in entries[entry["like"]]:
@@ -158,7 +173,7 @@ def _file(path: Path) -> dict[str, Any]:
 def _recorded(name: str, path: Path) -> RecordedStack:
     raw, where = _file(path), shown_path(path)
     entry = dict(raw["stacks"][name])
-    about = {key: entry.pop(key, None) for key in ("title", "frameworks", "measured", "newer", "like")}
+    about = {key: entry.pop(key, None) for key in _ABOUT}
     if not isinstance(about["title"], str):
         raise InputError(f"stacks.{name}.title: expected a text", got=repr(about["title"]), where=where)
     if about["like"]:
@@ -178,6 +193,7 @@ def _recorded(name: str, path: Path) -> RecordedStack:
         layouts=layouts,
         measured=bool(about["measured"]),
         newer=about["newer"],
+        with_stages=about["with_stages"],
         switches=switches,
         facts=facts | able_facts,
     )
@@ -198,28 +214,84 @@ def matches(pattern: str, text: str) -> bool:
     return fnmatchcase(text.casefold(), pattern.casefold())
 
 
-def stack_of(framework: str | None, *, later: bool = False) -> RecordedStack:
-    """The first stack of that name, or that lists a text which matches `framework`; the generic one otherwise.
+class ReadStack(NamedTuple):
+    """The stack that a framework's text stands for, and in words how the text was read."""
+
+    stack: RecordedStack
+    how: str
+
+
+_SEPARATORS = re.compile(r"[\s_\-/,;:()+&]+")
+_VERSION = re.compile(r"\d")
+
+
+def _folded(text: str) -> str:
+    """`text` in small letters, with one space for what people write between words."""
+    return _SEPARATORS.sub(" ", text.casefold()).strip()
+
+
+@cache
+def _pattern(words: str) -> re.Pattern[str]:
+    """Finds `words` within a folded text, as whole words; * stands for any letters."""
+    folded = _folded(words)
+    inside = ".*?".join(re.escape(part) for part in folded.removesuffix("*").split("*"))
+    return re.compile(rf"(?<![a-z0-9]){inside}" + ("" if folded.endswith("*") else "(?![a-z0-9])"))
+
+
+def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
+    """Each words of each stack that `text` holds: where, how long (negative), the stack, the words."""
+    folded = _folded(text)
+    for name, entry in _file(STACKS)["stacks"].items():
+        for words in entry.get("frameworks", ()):
+            if found := _pattern(words).search(folded):
+                yield found.start(), -len(words.replace("*", "")), name, words
+
+
+@cache
+def reading(framework: str | None, *, later: bool = False, stages: bool = False) -> ReadStack:
+    """The stack of that name, or that is called so in `framework`; the generic one otherwise.
+
+    Letters' case and what stands between words (blank, -, _, /) do not count. Of several words the first in the text
+    decides, of those that begin at one place the longest: "metaseq, Megatron-LM 2.4" is metaseq, "Megatron-LM 2021" not
+    Megatron-LM as such.
 
     Args:
         later: it runs on an accelerator later than those of the family "ampere", and so is no older than them.
+        stages: pipeline stages split the layers.
     """
-    words = framework or ""
-    for name, entry in _file(STACKS)["stacks"].items():
-        if words == name:
-            return _recorded(name, STACKS)
-        if any(matches(text, words) for text in entry.get("frameworks", ())):
-            return _recorded(entry.get("newer", name) if later else name, STACKS)
-    return _recorded(GENERIC, STACKS)
+    text = framework or ""
+    entries = _file(STACKS)["stacks"]
+    if text in entries:
+        return ReadStack(_recorded(text, STACKS), "by its own name")
+    if not text:
+        return ReadStack(_recorded(GENERIC, STACKS), "no framework is named")
+    found = min(_found(text), default=None, key=lambda each: each[:2])
+    if found is None:
+        return ReadStack(_recorded(GENERIC, STACKS), f"no stack is called {text!r}")
+    _, _, name, words = found
+    entry, how = entries[name], f"{words.strip('*').replace('*', ' ... ')!r}"
+    if later and "newer" in entry and not _VERSION.search(words):
+        return ReadStack(_recorded(entry["newer"], STACKS), f"{how} on an accelerator of its time")
+    if stages and "with_stages" in entry:
+        return ReadStack(_recorded(entry["with_stages"], STACKS), f"{how} with pipeline stages")
+    return ReadStack(_recorded(name, STACKS), how)
+
+
+def stack_of(framework: str | None, *, later: bool = False, stages: bool = False) -> RecordedStack:
+    """The stack of `reading`."""
+    return reading(framework, later=later, stages=stages).stack
 
 
 def stack(name: str) -> RecordedStack:
-    """The stack of this name.
+    """The stack of this name, or that is called so, see `reading`.
 
     Raises:
-        InputError: an unknown name.
+        InputError: no stack is.
     """
-    known = _file(STACKS)["stacks"]
-    if name not in known:
-        raise InputError("unknown stack", got=repr(name), allowed=", ".join(known), where="--stack")
-    return _recorded(name, STACKS)
+    read = reading(name)
+    if name and read.stack.name == GENERIC != name:
+        known = _file(STACKS)["stacks"]
+        raise InputError(
+            "unknown stack", got=repr(name), meant=nearest(name, known), allowed=", ".join(known), where="--stack"
+        )
+    return read.stack

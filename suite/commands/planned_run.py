@@ -64,6 +64,7 @@ def machine_of(run: ReferenceRun, on: str | None, ranks: int, network: float | N
         network_bytes_per_second=None if network is None else network * 1e9 / 8,
         software=run.software,
         stack_name=stack,
+        stages=run.recorded_layout is not None and run.recorded_layout.pipeline_stages > 1,
     )
     if found is None:
         raise InputError("the run names no accelerator", allowed="--on ACCELERATOR", where=run.where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -23,6 +23,7 @@ from suite.commands.options import JsonLines, print_json
 from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.process_groups import node_crossing_share
+from suite.predict.plan.departures import Departure, departures, most_changing_stack
 from suite.predict.plan.predicted_run import (
     Predicted,
     PredictionRequest,
@@ -99,12 +100,20 @@ def predict(  # noqa: PLR0913  # the command's options
     predictions = [(name, predicted_run(name, request)) for name in runs]
     for name, predicted in predictions:
         chosen = _choices(predicted) if show_choices else []
+        software = _StackEffects(most_changing_stack(predicted, request), departures(predicted, request))
         if json:
-            print_json(_entry(name, predicted, chosen if show_choices else None))
+            print_json(_entry(name, predicted, chosen if show_choices else None, software))
         else:
-            _print(console(), name, predicted, chosen, complete=every_figure)
+            _print(console(), name, predicted, chosen, software, complete=every_figure)
     if any(predicted.exceeds_memory for _, predicted in predictions):
         raise typer.Exit(exit_codes.FAIL)
+
+
+class _StackEffects(NamedTuple):
+    """What hangs on the software, accelerator and format: the stack that would change most, and what was changed."""
+
+    rival: Departure | None
+    changed: list[Departure]
 
 
 def _request(
@@ -138,7 +147,7 @@ def _slices(records: list[str], runs: list[str], *, show_choices: bool) -> tuple
     return tuple(measured_slices(records))
 
 
-def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict[str, object]:
+def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None, software: _StackEffects) -> dict[str, object]:
     entry: dict[str, object] = {
         "run": name,
         "status": "ok",
@@ -146,9 +155,16 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict
         "record": None,
         "figures": predicted.rows,
     }
+    if predicted.machine:
+        rival = software.rival and _departure(software.rival)
+        entry["stack"] = {"name": predicted.machine.stack.name, "read_as": predicted.machine.read_as, "rival": rival}
+    if software.changed:
+        entry["changed"] = [_departure(each) for each in software.changed]
     if predicted.machine and predicted.prediction and predicted.prediction.step:
         entry["step_seconds_uncertainty"] = predicted.uncertainty
         entry["intervals"] = predicted.intervals
+    if predicted.memory:
+        entry["memory"] = predicted.memory._asdict() | {"usable": predicted.memory.usable}
     if predicted.sliced:
         entry["from"] = predicted.sliced
     if predicted.remark:
@@ -156,6 +172,10 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict
     if chosen is not None:
         entry["choices"] = chosen
     return entry
+
+
+def _departure(departure: Departure) -> dict[str, object]:
+    return {"choice": departure.choice, "step_seconds": departure.time, "peak_bytes": departure.peak}
 
 
 def _choices(predicted: Predicted) -> list[Choice]:
@@ -188,21 +208,30 @@ def _leaving(predicted: Predicted) -> dict[str, float]:
     }
 
 
-def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], *, complete: bool) -> None:
+def _print(
+    out: Console, name: str, predicted: Predicted, chosen: list[Choice], software: _StackEffects, *, complete: bool
+) -> None:
     machine, arithmetic = predicted.machine, predicted.prediction
     if predicted.run is None:
         _print_miniature(out, name, predicted.rows)
         return
     stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
     laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
-    print_folded(out, f"{name}{stands_on}{laid_out}", "bold")
+    executed = ""
+    if machine and predicted.layout:
+        executed = f"; stack {machine.stack.name} ({machine.read_as})"
+        if software.rival:
+            executed += f"; as {software.rival.choice}: {software.rival.words}"
+    print_folded(out, f"{name}{stands_on}{laid_out}{executed}", "bold")
+    for each in software.changed:
+        print_folded(out, f"{each.choice}: {each.words}", "")
     if predicted.sliced:
         elsewhere = "" if predicted.is_of_record else f" {measured_where(predicted.run) or 'elsewhere'}"
         alike = machine is not None and is_accelerator(predicted.sliced.device, machine.accelerator.name)
         published = predicted.run.reported.step_seconds
         print_sliced(out, predicted.sliced, published, elsewhere=elsewhere, parts_compare=alike)
     if arithmetic and arithmetic.memory:
-        print_fit(out, arithmetic.memory, predicted.memory_bytes)
+        print_fit(out, arithmetic.memory, predicted.memory)
     rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]
     more = ""
     if complete:
@@ -241,6 +270,8 @@ def _print_all(out: Console, predicted: Predicted, rows: list[Row]) -> None:
         print_time(out, arithmetic.step, predicted.step_interval)
     if arithmetic and arithmetic.memory:
         print_memory(out, arithmetic.memory, memory_bytes=predicted.memory_bytes)
+        if predicted.memory and predicted.memory.words:
+            print_folded(out, f"usable memory, GiB: {predicted.memory.words}")
     out.print()
     if machine and arithmetic and arithmetic.step:
         for note in machine.notes:

@@ -16,6 +16,7 @@ from suite.predict.plan.published_layouts import ranked_layouts
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
+from suite.report.predicted_table import write_predictions
 from suite.report.terminal.plan import print_ranked
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_proxies, print_scores
@@ -31,6 +32,9 @@ def validate(
     plot: Annotated[
         Path | None, typer.Option(help="Draw predicted against published times into this file (.svg, .png).")
     ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the one of TABLES with predicted values in further columns to this file.")
+    ] = None,
     proxies: Annotated[
         bool, typer.Option("--proxies", help="Predict whole models from published steps of some of their layers.")
     ] = False,
@@ -45,31 +49,38 @@ def validate(
     """Predict the step time and memory of published measurements, and say how far off the predictions are.
 
     A table has the columns of those in reference_runs/published/; docs/published_tables.md lists them. A row that lacks
-    something is skipped, with the reason.
+    something is skipped, with the reason. The first line of a table says as which stack its framework was read, and the
+    other one that would change the predictions most.
 
     Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10;
+    python -m suite validate my_measurements.csv --write with_predictions.csv;
     python -m suite validate --proxies; python -m suite validate --layouts
 
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
     if layouts:
-        given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables}
+        given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables, "--write": write}
         if ignored := [name for name, value in given.items() if value]:
             raise InputError("excludes --layouts", got="--layouts", allowed="one of both", where=", ".join(ignored))
         _layouts(json=json)
         return
     if proxies:
-        if ignored := [name for name, given in (("--plot", plot), ("--all", every_table)) if given]:
+        if ignored := [name for name, given in (("--plot", plot), ("--all", every_table), ("--write", write)) if given]:
             raise InputError("excludes --proxies", got="--proxies", allowed="one of both", where=", ".join(ignored))
         _proxies(tables or proxy_tables(), json=json)
         return
+    if write is not None and len(tables or ()) != 1:
+        raise InputError("is of one table", got=f"{len(tables or ())} TABLES", allowed="one", where="--write")
     loaded = [load_table(path) for path in tables or shipped_tables()]
-    scored = [(table.facts, table_score(table, worst=worst)) for table in loaded]
+    shown = every_table or bool(tables)
+    scored = [(table.facts, table_score(table, worst=worst, frameworks=shown)) for table in loaded]
+    if write is not None and tables:
+        write_predictions(loaded[0], tables[0], write)
     if json:
         for _, score in scored:
             print_json(score)
     else:
-        print_scores(console(), scored, complete=every_table or bool(tables))
+        print_scores(console(), scored, complete=shown)
     if plot is not None:
         drawn = {table.name: rows for table in loaded if (rows := timed_rows(table))}
         if drawn:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.catalog import reference_run
 from reference_runs.published import STEP, load_table
 from reference_runs.published_tables import PUBLISHED, shipped_tables
 from reference_runs.run import Precision, ProductFormat
+from reference_runs.stack import stacks
 from suite.__main__ import main
 from suite.predict.validation.published_tables import best_constant, row_prediction
 
@@ -109,16 +113,6 @@ def test_no_published_row_is_implausible(capsys) -> None:
     assert [score["implausible_rows"] for score in scores(capsys)] == [[] for _ in shipped_tables()]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "reason"),
-    {"fp9": "dtype: 'fp9' is none of bf16, fp16, fp32, fp8, and precision is blank", "": "dtype is blank"}.items(),
-)
-def test_a_dtype_that_is_not_described_is_named(dtype: str, reason: str, capsys, tmp_path) -> None:
-    path = written(tmp_path / "own.csv", [OWN | {"dtype": dtype, STEP: "0.95"}])
-    (score,) = scores(capsys, path, code=3)
-    assert score["skipped_rows"] == [{"line": 2, "reason": reason}]
-
-
 def test_fp8_is_a_format_of_products_and_not_of_weights(capsys, tmp_path) -> None:
     rows = [OWN | {"gpu": "h100-sxm", "dtype": dtype, STEP: "0.5"} for dtype in ("bf16", "fp8", "amp_fp8")]
     path = written(tmp_path / "own.csv", [*rows, OWN | {"dtype": "fp8", STEP: "0.5"}])
@@ -203,7 +197,7 @@ def test_each_incomplete_row_of_an_own_table_is_named(capsys, tmp_path) -> None:
     (score,) = scores(capsys, path)
     assert (score["used"], score["skipped"]) == (8, 2)
     assert score["skipped_rows"] == [
-        {"line": 5, "reason": "layers, hidden, heads are blank"},
+        {"line": 5, "reason": "layers, hidden, heads are blank, and no recorded run is called 'GPT-18B'"},
         {"line": 7, "reason": "seq_len: expected a number from 0 to 1e+18; got 'long'"},
     ]
     assert main(["validate", path]) == 0
@@ -295,3 +289,114 @@ def test_what_proxies_have_not_is_refused(capsys: pytest.CaptureFixture[str]) ->
 def test_a_table_without_proxies_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(PUBLISHED / "korthikanti2022_table5.csv"), "--proxies"]) == 3
     assert capsys.readouterr().out.startswith("no row is a proxy of another")
+
+
+def test_words_for_dtypes_are_understood_and_others_named_as_such(capsys, tmp_path) -> None:
+    words = ["amp_bf16", "bf16 (fp32 grad accum)", "float16", "amp_fp9", "amp_fp7"]
+    path = written(tmp_path / "own.csv", [OWN | {"dtype": word, STEP: "0.95"} for word in words])
+    (score,) = scores(capsys, path)
+    assert score["used"] == 3
+    allowed = "bf16, fp16, fp32, fp8, fp8-delayed, fp8-current, fp8-blockwise, mxfp8, nvfp4"
+    assert score["skipped_rows"] == [
+        {"line": line, "reason": f"dtype: '{word}' is not known; allowed: {allowed}"}
+        for line, word in ((5, "amp_fp9"), (6, "amp_fp7"))
+    ]
+    assert score["skipped_reasons"] == {"dtype: ... is not known": 2}
+    assert "dtype amp_bf16 = bf16" in score["assumed"]
+    bf16, noted, fp16 = load_table(Path(path)).rows
+    assert bf16.recipe == noted.recipe
+    assert (bf16.recipe.precision, fp16.recipe.precision) == (Precision.BF16, Precision.FP16)
+    assert main(["validate", path]) == 0
+    assert "skipped 2 of 5 rows: dtype: ... is not known (2)\n" in capsys.readouterr().out
+
+
+def test_a_blank_dtype_and_a_blank_shape_are_assumed_by_a_stated_rule(capsys, tmp_path) -> None:
+    """The catalog knows Llama-2-7B by its name; of LLaMAs that it has not, the width of the feed-forward part."""
+    shape = ("layers", "hidden", "heads", "seq_len", "vocab")
+    named = OWN | dict.fromkeys((*shape, "dtype"), "") | {"model": "meta-llama/Llama-2-7b-hf", STEP: "9"}
+    rows = [named, OWN | {"model": "LLaMA-2B", STEP: "1"}, named | {"model": "LLaMA-6B"}]
+    (score,) = scores(capsys, written(tmp_path / "own.csv", rows))
+    assert score["used"] == 2
+    assert "ffn_hidden = 11008 as llama2-7b" in score["assumed"]
+    assert "dtype = bf16" in score["assumed"]
+    blank = "layers, hidden, heads, vocab, seq_len are blank, and no recorded run is called 'LLaMA-6B'"
+    assert score["skipped_rows"] == [{"line": 4, "reason": blank}]
+    known, other = load_table(tmp_path / "own.csv").rows
+    assert known.architecture == reference_run("llama2-7b").architecture
+    assert other.architecture.ffn_hidden == 5632  # 8 / 3 of 2048, up to a multiple of 256
+    # without the columns the name says as much
+    less = [{column: cell for column, cell in named.items() if column not in shape}]
+    assert load_table(Path(written(tmp_path / "less.csv", less))).rows[0].architecture == known.architecture
+
+
+def test_an_unknown_accelerator_is_refused_with_the_known_ones(capsys, tmp_path) -> None:
+    path = written(tmp_path / "own.csv", [OWN | {"gpu": "A100-SXM-81GB", STEP: "1"}])
+    (score,) = scores(capsys, path, code=3)
+    (row,) = score["skipped_rows"]
+    assert row["reason"].startswith("gpu: 'A100-SXM-81GB' is not known; did you mean a100-sxm-80gb? allowed: a100-pcie")
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_semicolons_and_tabs_separate_columns_too(separator: str, tmp_path) -> None:
+    path = tmp_path / "own.csv"
+    rows = [OWN | {STEP: "0.95"}]
+    comma = load_table(Path(written(path, rows))).rows
+    path.write_text(path.read_text(encoding="utf-8").replace(",", separator), encoding="utf-8")
+    assert load_table(path).rows == comma
+
+
+def test_frameworks_are_read_and_the_stack_that_would_change_most_is_named(capsys, tmp_path) -> None:
+    """Megatron-DeepSpeed with pipeline stages is DeepSpeed's engine, without stages it is not."""
+    split = OWN | {"framework": "megatron_deepspeed", "dp": "4", "pp": "2", STEP: "1"}
+    rows = [split, split, split | {"dp": "8", "pp": "1"}, split | {"framework": "my own"}]
+    path = written(tmp_path / "own.csv", rows)
+    (score,) = scores(capsys, path)
+    first, *rest = score["frameworks"]
+    assert (first["framework"], first["stack"]) == ("megatron_deepspeed", "megatron-deepspeed-pipeline")
+    assert (first["read_as"], first["rows"]) == ("'Megatron-DeepSpeed' with pipeline stages", 2)
+    assert {each["stack"] for each in rest} == {"megatron-deepspeed", "generic"}
+    # what is said of the other stack is what it predicts
+    other = [split | {"framework": first["rival"]}]
+    own, rival = (
+        load_table(Path(written(tmp_path / f"{n}.csv", rows))).rows[0] for n, rows in enumerate((rows, other))
+    )
+    switched = msgspec.structs.replace(own, stack=rival.stack)
+    change = row_prediction(switched).step_seconds / row_prediction(own).step_seconds - 1
+    assert first["rival_percent"] == pytest.approx(100 * change)
+    for name in stacks():
+        if name in ("megatron-lm-early-2021", "gpt-neox", "deepspeed-pipeline"):  # they execute tp and pp too
+            least = row_prediction(msgspec.structs.replace(own, stack=name)).step_seconds
+            assert abs(math.log(least / row_prediction(own).step_seconds)) <= abs(math.log1p(change)) + 1e-9
+    assert main(["validate", path]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("own: framework 'megatron_deepspeed' in 2 rows: stack megatron-deepspeed-pipeline (")
+
+
+def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) -> None:
+    rows = [OWN | {"note": "as, it stands", STEP: "0.95"}, OWN | {"note": "", "dtype": "amp_fp9", STEP: "1"}]
+    path = Path(written(tmp_path / "own.csv", rows))
+    target = tmp_path / "more.csv"
+    assert main(["validate", str(path), "--write", str(target)]) == 0
+    with open(target, newline="", encoding="utf-8") as file:
+        found, unknown = csv.DictReader(file)
+    assert {column: found[column] for column in rows[0]} == rows[0]
+    prediction = row_prediction(load_table(path).rows[0])
+    assert float(found["predicted_step_time_s"]) == pytest.approx(prediction.step_seconds, rel=1e-5)
+    assert float(found["predicted_mem_gib_per_gpu"]) == pytest.approx(prediction.peak_bytes / 2**30, rel=1e-5)
+    assert (found["predicted_stack"], found["not_predicted"]) == ("generic", "")
+    assert (unknown["predicted_step_time_s"], unknown["not_predicted"][:16]) == ("", "dtype: 'amp_fp9'")
+    before = path.read_bytes()
+    capsys.readouterr()
+    for arguments, words in (
+        ([str(path), "--write", str(path)], "--write: is the table itself"),
+        (["--write", str(target)], "--write: is of one table"),
+        ([str(target), "--write", str(path)], "the table has such a column"),
+        ([str(path), "--write", str(tmp_path / "none" / "x.csv")], "--write: cannot write: No such file"),
+        ([str(path), "--proxies", "--write", str(target)], "--write: excludes --proxies"),
+    ):
+        assert main(["validate", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert words in captured.err
+        assert captured.err.count("\n") == 1
+    assert path.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == [target, path]

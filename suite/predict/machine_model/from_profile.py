@@ -12,7 +12,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
 from reference_runs.run import Activation, ReferenceRun, Workload
-from reference_runs.stack import RecordedStack, stack, stack_of
+from reference_runs.stack import RecordedStack, reading
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Line, Subject, Table
@@ -26,7 +26,8 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
-from suite.predict.machine_model.model import RunMachine, recorded_network_bytes_per_second
+from suite.predict.analytic.usable_memory import usable_memory
+from suite.predict.machine_model.model import RunMachine, asked_stack, recorded_network_bytes_per_second
 from suite.predict.simulation.step_correction import nearest_reference_step, step_correction
 
 # the measured operator that stands for each activation, of gated ones for their gate's; SiLU was not measured
@@ -74,20 +75,23 @@ def profiled_machine(
     if run.recipe.product_format.casts:
         what, got = "products in recipe.product_format are not calibrated", run.recipe.product_format.value
         raise InputError(what, got=got, allowed="none, or --on with an accelerator's name", where="--machine")
-    software = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)
+    stages = layout is not None and layout.pipeline_stages > 1
+    named = run.software.stack if run.software else None
+    read = asked_stack(stack_name, stages=stages) if stack_name else reading(named, stages=stages)
+    software = read.stack
     measured = _measured(profile, WORK_DTYPES[run.recipe.precision])
     network = network_bytes_per_second or recorded_network_bytes_per_second(run.cluster)
     if layout is not None and layout.ranks > profile.conditions.ranks and network is None:
         key = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         missing = f"{key} are needed for the step time, but neither recorded nor in a machine profile"
-        return RunMachine(measured.accelerator, measured.dtype, software, None, None, missing, ())
+        return RunMachine(measured.accelerator, measured.dtype, software, None, None, missing, (), read_as=read.how)
     machine = _machine(profile, measured, run, layout or Layout(), software, network)
     notes = [
         *_hardware_notes(profile, measured),
         *_layout_notes(profile, measured, layout, network or 0.0, asked=bool(network_bytes_per_second)),
         *_step_notes(profile, machine, software),
     ]
-    return RunMachine(measured.accelerator, measured.dtype, software, machine, None, "", tuple(notes))
+    return RunMachine(measured.accelerator, measured.dtype, software, machine, None, "", tuple(notes), read_as=read.how)
 
 
 class _Measured(NamedTuple):
@@ -141,7 +145,7 @@ def _machine(
     return Machine(
         peak_flop_per_second=peak,
         peak_is_measured=not measured.known,
-        memory_bytes=measured.accelerator.board.memory_bytes,
+        memory_bytes=usable_memory(measured.accelerator.board).usable,
         memory_bytes_per_second=bandwidth,
         memory_efficiency=1.0,
         matrix_efficiency=ProductTables(

@@ -19,12 +19,13 @@ from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, fit_scores, machine_model
 from reference_runs.published import PublishedRow
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
-from reference_runs.stack import AttentionKernel, Generation, RecordedStack, Stack, stack, stack_of
+from reference_runs.stack import AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
+from suite.predict.analytic.usable_memory import usable_memory
 
 NORMAL_80 = 1.2816  # standard deviations that the middle 80 % of a normal distribution reach
 
@@ -73,7 +74,7 @@ def modelled_machine(
     )
     return Machine(
         peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
-        memory_bytes=board.memory_bytes,
+        memory_bytes=usable_memory(board).usable,
         host_bytes_per_second=board.host_bytes_per_second,
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
@@ -117,6 +118,7 @@ class RunMachine(NamedTuple):
         uncertainty: relative error of a step time that is to be expected; None: unknown.
         product_peak: flop per second in the format of the layers' products; None: none of their own.
         beyond_tables: the part of `uncertainty` for what no published table measured.
+        read_as: in words, how the stack was found.
     """
 
     accelerator: Accelerator
@@ -128,6 +130,7 @@ class RunMachine(NamedTuple):
     notes: tuple[str, ...]
     product_peak: float | None = None
     beyond_tables: float = 0.0
+    read_as: str = ""
 
     @property
     def peak(self) -> AcceleratorPeak:
@@ -145,6 +148,9 @@ class RunMachine(NamedTuple):
         )
 
 
+_NETWORK = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
+
+
 def run_machine(
     cluster: Cluster | None,
     precision: Precision,
@@ -155,12 +161,16 @@ def run_machine(
     network_bytes_per_second: float | None = None,
     software: Software | None = None,
     stack_name: str | None = None,
+    stages: bool = False,
 ) -> RunMachine | None:
     """The machine of `cluster`, or the same cluster built of `accelerator_name`; None where neither is given.
 
     Nodes have the cluster's size, or the accelerator's usual one where another accelerator is asked for. The network
     is the cluster's, or gives each node `network_bytes_per_second`. The stack is the one of this name, or the one that
     `software` names; on another accelerator than the cluster's, with current libraries.
+
+    Args:
+        stages: pipeline stages split the layers.
 
     Raises:
         InputError: unknown accelerator or stack, or an accelerator without a peak for the recipe's dtype or products.
@@ -173,7 +183,7 @@ def run_machine(
     dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
     product_peak = product_peak_flop_per_second(device, product_format)
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
-    recorded, libraries = _software(software, stack_name, elsewhere=elsewhere)
+    (recorded, how), libraries = _software(software, stack_name, elsewhere=elsewhere, stages=stages)
     notes: list[str] = []
     per_node = cluster.accelerators_per_node if cluster and accelerator_name is None else None
     if per_node is None:
@@ -189,9 +199,8 @@ def run_machine(
     beyond = math.hypot((not measured) * model.families[family_name].uncertainty, of_products, of_stack)
     uncertainty = expected_error([beyond])
     if network is None and ranks > per_node:
-        missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
-        words = f"{missing} are needed for the step time, but not recorded"
-        return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond)
+        words = f"{_NETWORK} are needed for the step time, but not recorded"
+        return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond, how)
     if accelerator_name is not None and network is not None and ranks > per_node:
         origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
@@ -213,16 +222,30 @@ def run_machine(
         notes.append(f"{words}: that adds {of_products:.0%}")
     if not recorded.measured:
         notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
-    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond)
+    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond, how)
 
 
-def _software(software: Software | None, stack_name: str | None, *, elsewhere: bool) -> tuple[RecordedStack, str]:
+def _software(
+    software: Software | None, stack_name: str | None, *, elsewhere: bool, stages: bool
+) -> tuple[ReadStack, str]:
     """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`)."""
-    recorded = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
-    if not elsewhere or recorded.switches.generation is Generation.CURRENT or stack_name is not None:
-        return recorded, ""
-    current = msgspec.structs.replace(recorded.switches, generation=Generation.CURRENT)
-    return msgspec.structs.replace(recorded, switches=current), ", with current libraries"
+    if stack_name is not None:
+        return asked_stack(stack_name, stages=stages), ""
+    read = reading(software.stack if software else None, stages=stages)
+    if not elsewhere or read.stack.switches.generation is Generation.CURRENT:
+        return read, ""
+    current = msgspec.structs.replace(read.stack.switches, generation=Generation.CURRENT)
+    return read._replace(stack=msgspec.structs.replace(read.stack, switches=current)), ", with current libraries"
+
+
+def asked_stack(name: str, *, stages: bool) -> ReadStack:
+    """The stack that an option names, as people write it.
+
+    Raises:
+        InputError: no stack is called so.
+    """
+    stack(name)
+    return reading(name, stages=stages)
 
 
 def expected_error(assumed: Sequence[float]) -> float:

@@ -19,9 +19,11 @@ from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.stage_memory import exceeds
+from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.model import RunMachine, peak_interval, run_machine, step_interval
+from suite.predict.machine_model.unsaid_layout import as_executed
 from suite.predict.recorded_run.figures import Prices, predicted_figures
 from suite.predict.recorded_run.from_slice import SlicedStep, sliced_step
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
@@ -58,9 +60,14 @@ class Predicted(NamedTuple):
     sliced: SlicedStep | None = None
 
     @property
-    def memory_bytes(self) -> float | None:
+    def memory(self) -> UsableMemory | None:
         """Of the accelerator; None where it is not known."""
-        return self.machine.accelerator.board.memory_bytes if self.machine else None
+        return usable_memory(self.machine.accelerator.board) if self.machine else None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Bytes of it that are usable."""
+        return self.memory.usable if self.memory else None
 
     @property
     def uncertainty(self) -> float | None:
@@ -149,20 +156,23 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     """
     if request.products is not None:
         run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
-    layout = _layout(run, request.layout)
+    layout = requested_layout(run, request.layout)
     absent = NotPredicted()
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
     if layout is None and not run.unpublished:
         missing.append("memory, traffic, step time: no layout is recorded: give a --layout")
     machine = None
     with absent.unless("machine"):
-        machine = _machine(run, layout, request)
+        machine = requested_machine(run, layout, request)
         if machine is None:
             missing.append("no accelerator is recorded: give one with --on")
         elif machine.missing:
             missing.append(f"{machine.missing}: give the --network of a node")
         elif layout and machine.machine and not has_time(layout, machine.machine):
             missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
+    is_recorded_layout = layout == run.recorded_layout
+    if layout and machine:
+        layout = as_executed(run, layout, request.layout, machine.stack)
     able = machine.machine if machine else None
     predicted = (
         run_prediction(Workload(run.architecture, run.recipe, layout), able, absent)
@@ -178,7 +188,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     left = predicted_figures(run, layout, able, predicted, request.prices, absent, by_stage=by_stage)
     right = published_figures(run)
     remark = None
-    is_of_record = layout == run.recorded_layout and not any(
+    is_of_record = is_recorded_layout and not any(
         (request.on, request.machine, request.network, request.stack, request.products)
     )
     if machine and sliced and not is_accelerator(sliced.device, machine.accelerator.name):
@@ -229,7 +239,8 @@ def _sliced(
     return predicted._replace(step=step), sliced
 
 
-def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
+def requested_machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
+    """The machine that is asked for, the run's own by default; None where neither names an accelerator."""
     if request.machine is not None:
         return profiled_machine(
             request.machine, run, layout, network_bytes_per_second=request.network, stack_name=request.stack
@@ -243,10 +254,12 @@ def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionReques
         network_bytes_per_second=request.network,
         software=run.software,
         stack_name=request.stack,
+        stages=layout is not None and layout.pipeline_stages > 1,
     )
 
 
-def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
+def requested_layout(run: ReferenceRun, words: str | None) -> Layout | None:
+    """The recorded layout, or the one of these words; None where neither is known."""
     if words is None:
         return run.recorded_layout
     layout = parse_layout(words, base=run.recorded_layout or Layout())

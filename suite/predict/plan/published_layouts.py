@@ -74,7 +74,12 @@ def _published() -> Iterator[_Published]:
     for name in RUNS:
         run = reference_run(name)
         found = run_machine(
-            run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None, software=run.software
+            run.cluster,
+            run.recipe.precision,
+            ranks=run.layout.ranks,
+            accelerator_name=None,
+            software=run.software,
+            stages=run.layout.pipeline_stages > 1,
         )
         assert found is not None
         assert found.machine is not None

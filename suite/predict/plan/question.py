@@ -8,16 +8,8 @@ from typing import Any, NamedTuple
 
 from reference_runs.layout import AXES, Layout, Offload, StageAssignment
 from reference_runs.run import Architecture, Recipe
-from reference_runs.stack import SEARCHED
+from reference_runs.stack import SEARCHED, SIZES
 from suite.predict.analytic.machine import Machine
-
-SIZES = {
-    "tp": "tensor_parallel",
-    "cp": "context_parallel",
-    "ep": "expert_parallel",
-    "pp": "pipeline_stages",
-    "interleave": "virtual_stages",
-}
 
 
 class Question(NamedTuple):

@@ -168,7 +168,9 @@ def _fullest(machine: Machine | None, prediction: RunPrediction) -> Iterator[Fig
     """State, activations and peak: the largest over stages."""
     for quantity, values in _by_quantity(prediction).items():
         over = machine is not None and quantity is Quantity.PEAK_BYTES and max(values) > machine.memory_bytes
-        why = f"does not fit: the accelerator has {machine.memory_bytes:,.0f} bytes" if over and machine else ""
+        why = (
+            f"does not fit: {machine.memory_bytes:,.0f} bytes of the accelerator are usable" if over and machine else ""
+        )
         yield Figure(quantity, max(values), why=why)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +21,9 @@ from suite.predict.analytic.flop_conventions import causal_half_flop
 from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
 from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.training_cost import implausible_share
+from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
+from suite.predict.validation.software import FrameworkReading, framework_readings
 
 NANOTRON = "nanotron"  # the stack whose log's memory is predicted
 
@@ -78,6 +81,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         assumed: what was assumed, and in how many used rows.
         fits: None where no row failed.
         implausible_rows: that count, but whose measured time no machine can reach.
+        skipped_reasons: rows by reason, texts and numbers in it left out, the most frequent first.
+        frameworks: as they were read; empty where that was not asked for.
     """
 
     table: str
@@ -98,6 +103,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     skipped_rows: list[SkippedLine]
     implausible_rows: list[SkippedLine]
     worst_memory: list[WorstMemoryRow]
+    skipped_reasons: dict[str, int]
+    frameworks: list[FrameworkReading]
 
 
 class RowPrediction(NamedTuple):
@@ -134,8 +141,8 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     return RowPrediction(row, seconds, first, fullest)
 
 
-def table_score(table: PublishedTable, *, worst: int) -> Score:
-    """The errors of a table, and its `worst` rows."""
+def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) -> Score:
+    """The errors of a table, its `worst` rows, and how its `frameworks` were read where that is asked for."""
     predicted, refused = _predictions(table.rows)
     skipped = sorted((*table.skipped, *refused), key=lambda each: each.line)
     timed = [each for each in predicted if each.row.step_seconds is not None]
@@ -168,7 +175,15 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
             _worst_memory(each, error)
             for each, error in sorted(zip(weighed, of_peaks, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
         ],
+        skipped_reasons=dict(Counter(reason_kind(each.reason) for each in skipped).most_common()),
+        frameworks=framework_readings(table) if frameworks else [],
     )
+
+
+def reason_kind(reason: str) -> str:
+    """A reason without the texts and numbers of its row, so that rows skipped for the same one count together."""
+    short = re.sub(r"; (?:did you mean|allowed:|got ).*", "", reason)
+    return re.sub(r"(?<![\w.-])\d[\d.,]*(?![\w-])", "N", re.sub(r"'[^']*'", "...", short))
 
 
 def _weighed(
@@ -206,6 +221,14 @@ def _implausible(rows: Sequence[PublishedRow]) -> Iterator[SkippedLine]:
 
 def _peak(row: PublishedRow) -> float:
     return dense_peak_flop_per_second(catalogued(row.accelerator), WORK_DTYPES[row.recipe.precision])
+
+
+def all_predictions(table: PublishedTable) -> tuple[dict[int, RowPrediction], dict[int, str]]:
+    """By line, the prediction of each complete row, counted or not, and of the others why there is none."""
+    complete = [*table.rows, *(each.row for each in table.skipped if each.row is not None)]
+    predicted, refused = _predictions(complete)
+    reasons = {each.line: each.reason for each in (*table.skipped, *refused)}
+    return {each.row.line: each for each in predicted}, reasons
 
 
 def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[RowPrediction], list[SkippedRow]]:
@@ -280,7 +303,7 @@ def _fits(predicted: Sequence[RowPrediction], others: Sequence[RowPrediction]) -
     if all(each.row.ran for each in others):
         return None
     counts = Counter(
-        (each.fullest_bytes <= catalogued(each.row.accelerator).board.memory_bytes, each.row.ran)
+        (each.fullest_bytes <= usable_memory(catalogued(each.row.accelerator).board).usable, each.row.ran)
         for each in (*predicted, *others)
     )
     return Fits(

@@ -11,12 +11,13 @@ from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, exceeds, fullest_instant
 from suite.predict.analytic.step_time import StepTime
+from suite.predict.analytic.usable_memory import TIGHT_SHARE, UsableMemory
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
 from suite.report.terminal.tables import bar, percent, print_folded, print_table, row_name
 
 GIB = 2**30
-LARGEST_TERMS = 3
+LARGEST_TERMS = 2
 _MAIN = (
     Quantity.PARAMETERS,
     Quantity.PEAK_BYTES,
@@ -297,20 +298,27 @@ def _runs(stages: tuple[StageMemory, ...]) -> list[tuple[int, int, StageMemory]]
     return runs
 
 
-def print_fit(out: Console, stages: Sequence[StageMemory], memory_bytes: float | None) -> None:
-    """Print whether the fullest stage fits into an accelerator's memory."""
+def print_fit(out: Console, stages: Sequence[StageMemory], memory: UsableMemory | None) -> None:
+    """Print whether the fullest stage fits into what of an accelerator's memory is usable, and what is not."""
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     peak = stages[fullest].peak
     instant, _ = fullest_instant(stages[fullest])
     where = f"on a rank of stage {fullest}, {instant}"
-    if memory_bytes is None:
+    if memory is None:
         print_folded(out, f"memory: {peak / GIB:,.4g} GiB {where}", "")
-    elif exceeds(stages, memory_bytes):
-        missing = f"{(peak - memory_bytes) / GIB:,.4g} GiB more than an accelerator has"
-        of = f"{peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}"
+        return
+    usable, kept = memory.usable, f" ({memory.words})" if memory.words else ""
+    of = f"{peak / GIB:,.4g} of {usable / GIB:,.4g} GiB{kept} {where}"
+    if exceeds(stages, usable):
+        missing = f"{(peak - usable) / GIB:,.4g} GiB more than an accelerator has"
         print_folded(out, f"does not fit: {missing}; {of}", "bold red")
+    elif peak >= TIGHT_SHARE * usable:
+        left = f"{1 - peak / usable:.1%} is left to fragmentation, workspaces and buffers of collectives"
+        print_folded(out, f"may not fit: {of}; {left}", "bold yellow")
     else:
-        print_folded(out, f"fits: {peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}", "green")
+        filled = f"{peak / GIB:,.4g} of {usable / GIB:,.4g} GiB"
+        kept = f" ({(memory.printed - usable) / GIB:.3g} reserved)" if memory.words else ""
+        print_folded(out, f"fits: {filled}{kept} on stage {fullest}, {instant}", "green")
 
 
 def within(interval: tuple[float, float], quantity: str) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from reference_runs.published_tables import TableFacts
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstMemoryRow, WorstRow
+from suite.predict.validation.software import FrameworkReading
 from suite.report.terminal.tables import print_folded, print_table
 
 if TYPE_CHECKING:
@@ -136,7 +137,10 @@ def _signed(percent: float | None) -> str:
 
 
 def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
-    print_folded(out, f"{score.table}: {facts.title}", "bold")
+    readings = [_read_as(each) for each in score.frameworks]
+    print_folded(out, f"{score.table}: {'; '.join(part for part in (facts.title, *readings[:1]) if part)}", "bold")
+    for words in readings[1:]:
+        print_folded(out, f"  {words}", "")
     if facts.source:
         print_folded(out, f"  source: {facts.source}", "")
     for convention in facts.conventions:
@@ -144,6 +148,11 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
     if score.assumed:
         words = ", ".join(f"{what} ({rows})" for what, rows in score.assumed.items())
         print_folded(out, f"  assumed where blank (rows): {words}")
+    if score.skipped:
+        reasons = "; ".join(
+            f"{reason} ({rows})" for reason, rows in list(score.skipped_reasons.items())[:SHOWN_REASONS]
+        )
+        print_folded(out, f"  skipped {score.skipped} of {score.rows} rows: {reasons}", "")
     for line in skipped_lines(score.skipped_rows):
         print_folded(out, f"  skipped {line}", "")
     if score.fits:
@@ -170,6 +179,16 @@ def skipped_lines(skipped: Sequence[SkippedLine]) -> list[str]:
     if rest:
         lines.append(f"{sum(len(numbers) for _, numbers in rest)} more rows for {len(rest)} other reasons: see --json")
     return lines
+
+
+def _read_as(reading: FrameworkReading) -> str:
+    """A framework with its stack, and what another stack would change."""
+    named = f"framework {reading.framework!r}" if reading.framework else "no framework"
+    words = f"{named} in {reading.rows} row{'s' if reading.rows != 1 else ''}: stack {reading.stack}"
+    words += f" ({reading.read_as})" if reading.framework else ""
+    if reading.rival is None or reading.rival_percent is None:
+        return words
+    return f"{words}; as {reading.rival}: step time {_signed(reading.rival_percent)}"
 
 
 def _fits(fits: Fits) -> pandas.DataFrame:

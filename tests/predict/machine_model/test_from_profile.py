@@ -21,6 +21,7 @@ from suite.__main__ import main
 from suite.machine.fingerprint import Fingerprint
 from suite.machine.profile import SCHEMA, Profile, encode
 from suite.machine.timing_tables import Axis, Line, Subject, Table, fitted
+from suite.predict.analytic.usable_memory import usable_memory
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.recorded_run.prediction import run_prediction
@@ -169,7 +170,7 @@ def test_the_peak_is_that_of_the_data_sheet_where_the_catalog_knows_the_gpu() ->
     known = profiled_machine(measured(fingerprint=on_gpu, flop_per_second=6e14), run, Layout()).machine
     assert known is not None
     assert known.peak_flop_per_second == accelerator("h200").peak_flop_per_second["bf16"]
-    assert known.memory_bytes == accelerator("h200").board.memory_bytes
+    assert known.memory_bytes == usable_memory(accelerator("h200").board).usable
     assert not known.peak_is_measured
     here = profiled_machine(measured(), run, Layout()).machine
     assert here is not None

@@ -1,0 +1,27 @@
+"""Stacks that a run may have been executed with instead of the one that its framework's text was read as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.machine_model import machine_model
+from reference_runs.stack import SIZES, Generation, RecordedStack, stacks
+
+
+def executes(software: RecordedStack, layout: Layout) -> bool:
+    """Whether the stack has the axes, the sharding and the recomputation of the layout."""
+    needed = [word for word, field in SIZES.items() if getattr(layout, field) > 1]
+    needed += [f"zero{layout.zero_stage}"] if layout.zero_stage and layout.state_ranks > 1 else []
+    needed += [f"recompute-{layout.recomputation}"] if layout.recomputation is not Recomputation.NONE else []
+    needed += ["sp"] if layout.sequence_parallel and layout.tensor_parallel > 1 else []
+    return all(word in software.layouts or word == "recompute-from-input" for word in needed)
+
+
+def rival_stacks(chosen: str, accelerator: str, layout: Layout) -> Iterator[str]:
+    """Names of the other stacks that execute the layout; on later accelerators than the A100 none of 2021."""
+    older = accelerator in machine_model().families["ampere"].accelerators
+    for name, other in stacks().items():
+        current = other.switches.generation is Generation.CURRENT
+        if name != chosen and (older or current) and executes(other, layout):
+            yield name

@@ -1,0 +1,80 @@
+"""How a table's frameworks were read as stacks, and the other stack that would change its predictions most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from reference_runs.machine_model import machine_model
+from reference_runs.published import PublishedRow, PublishedTable
+from reference_runs.published_run import stack_reading
+from reference_runs.published_tables import TableFacts
+from suite.predict.machine_model.model import prepared_row, row_step_seconds
+from suite.predict.machine_model.rival_stacks import rival_stacks
+
+SAMPLE = 8  # rows of one framework that each other stack is tried on
+
+
+class FrameworkReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A text of the column `framework`, the stack that it was read as, and what hangs on it.
+
+    Args:
+        read_as: in words, how.
+        rows: that have it, skipped ones left out.
+        rival: the stack, of those that execute these layouts, that would change predicted step times most; None: none
+            does.
+        rival_percent: by how much, the mean of logarithms over `sampled` rows.
+    """
+
+    framework: str
+    stack: str
+    read_as: str
+    rows: int
+    rival: str | None
+    rival_percent: float | None
+    sampled: int
+
+
+def framework_readings(table: PublishedTable) -> list[FrameworkReading]:
+    """Each framework of the table with its stack, the one of most rows first."""
+    rows: dict[tuple[str, str], list[PublishedRow]] = {}
+    for row in table.rows:
+        rows.setdefault((row.framework, row.stack), []).append(row)
+    readings = [_reading(table.facts, alike) for alike in rows.values()]
+    return sorted(readings, key=lambda each: -each.rows)
+
+
+def _reading(facts: TableFacts, rows: Sequence[PublishedRow]) -> FrameworkReading:
+    first = rows[0]
+    stages = first.layout.pipeline_stages > 1
+    sample = rows[:: -(-len(rows) // SAMPLE)]
+    changes = _changes(sample)
+    rival = max(changes, key=lambda name: abs(changes[name]), default=None)
+    return FrameworkReading(
+        framework=first.framework,
+        stack=first.stack,
+        read_as=stack_reading(first.framework, facts, first.accelerator, stages=stages).how,
+        rows=len(rows),
+        rival=rival,
+        rival_percent=None if rival is None else 100 * math.expm1(changes[rival]),
+        sampled=len(sample),
+    )
+
+
+def _changes(rows: Sequence[PublishedRow]) -> dict[str, float]:
+    """Of each stack that executes all layouts, the mean logarithm of its step times over those of the rows' stack."""
+    possible = [set(rival_stacks(row.stack, row.accelerator, row.layout)) for row in rows]
+    names = sorted(set.intersection(*possible))
+    model = machine_model()
+    values = model.values()
+    changes = dict.fromkeys(names, 0.0)
+    for row in rows:
+        # without what a table leaves open: of the likeliest
+        prepared = prepared_row(msgspec.structs.replace(row, alternatives=()))
+        own = row_step_seconds(model, values, prepared)
+        for name in names:
+            other = prepared._replace(row=msgspec.structs.replace(prepared.row, stack=name))
+            changes[name] += math.log(row_step_seconds(model, values, other) / own) / len(rows)
+    return changes

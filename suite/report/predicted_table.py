@@ -1,0 +1,49 @@
+"""A user's table of measurements with what was predicted of each row, in columns after its own."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from reference_runs.errors import InputError
+from reference_runs.published import PublishedTable, stated_lines
+from suite.paths import whole_file
+from suite.predict.validation.published_tables import RowPrediction, all_predictions
+
+COLUMNS = (
+    *("predicted_step_time_s", "predicted_mem_gib_per_gpu", "predicted_stack", "predicted_accelerator"),
+    *("predicted_assuming", "not_predicted"),
+)
+
+
+def write_predictions(table: PublishedTable, source: Path, target: Path) -> None:
+    """Write the table at `source` to `target`, each row with its prediction, or with the reason why there is none.
+
+    Raises:
+        InputError: `target` is the table itself, or cannot be written; nothing is left half-written.
+    """
+    if target.exists() and target.samefile(source):
+        raise InputError("is the table itself", got=str(target), allowed="another file", where="--write")
+    predicted, reasons = all_predictions(table)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    header, lines = stated_lines(source)
+    if taken := [column for column in COLUMNS if column in header]:
+        raise InputError("the table has such a column", got=", ".join(taken), allowed="none", where=str(source))
+    writer.writerow([*header, *COLUMNS])
+    for line, cells in lines:
+        padded = [*cells, *[""] * (len(header) - len(cells))]
+        writer.writerow([*padded, *_said(predicted.get(line), reasons.get(line, ""))])
+    try:
+        with whole_file(target) as partial:
+            partial.write_text(text.getvalue(), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", got=str(target), where="--write") from error
+
+
+def _said(found: RowPrediction | None, reason: str) -> list[str]:
+    if found is None:
+        return ["", "", "", "", "", reason]
+    row, peak = found.row, found.peak_bytes / 2**30
+    return [f"{found.step_seconds:.6g}", f"{peak:.6g}", row.stack, row.accelerator, "; ".join(row.assumed), ""]

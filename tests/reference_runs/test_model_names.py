@@ -1,0 +1,39 @@
+"""Names of models as people write them find the catalog's run, and no other model's."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.model_names import is_plain, named_run, stated_shape
+from reference_runs.published import SHAPE
+
+
+@pytest.mark.parametrize(
+    ("model", "run"),
+    [
+        *((name, name) for name in run_names()),
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("LLaMA2 13B", "llama2-13b"),
+        ("Meta-Llama-3.1-405B", "llama3.1-405b"),
+        ("GPT-3 175B", "gpt3-175b"),
+        ("BLOOM", "bloom-176b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("GPT-NeoX", "gpt-neox-20b"),
+        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+        ("llama2", None),  # of several sizes
+        ("Llama-2-8b", None),
+        ("GPT-2B", None),
+        ("bloomz-7b1", None),
+        ("", None),
+    ],
+)
+def test_a_model_is_found_by_its_name(model: str, run: str | None) -> None:
+    assert named_run(model) == run
+
+
+def test_a_plain_model_is_said_in_full_by_its_cells() -> None:
+    plain = [run for name in run_names() if is_plain(run := reference_run(name))]
+    assert len(plain) > len(run_names()) / 2
+    for run in plain:
+        assert set(SHAPE) <= set(stated_shape(run))
