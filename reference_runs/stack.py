@@ -76,6 +76,35 @@ class Accumulation(enum.StrEnum):
     IN_PRODUCT = "in-product"
 
 
+class Modules(enum.StrEnum):
+    """How modules are written: with kernels of their own, or operator by operator, which keeps more for the backward
+    pass.
+    """
+
+    FUSED = "fused"
+    EAGER = "eager"
+
+
+class Weights32(enum.StrEnum):
+    """Where 16-bit training has its weights in fp32 alone, and no master weights beside 16-bit ones.
+
+    never: 16-bit weights, fp32 master weights beside them.
+    sharded: the shards of ZeRO-2 and 3 (FSDP).
+    autocast: likewise, and whole weights too, which are cast for each product.
+    """
+
+    NEVER = "never"
+    SHARDED = "sharded"
+    AUTOCAST = "autocast"
+
+
+class Keeping(NamedTuple):
+    """What a stack keeps in memory: by eager modules, and which weights in fp32."""
+
+    eager: bool
+    weights_32: Weights32
+
+
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Switches of a software stack: closed choices and counts, nothing fitted.
 
@@ -99,6 +128,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         synchronises_layers: the host waits for the accelerator at every recomputed layer.
         balances_stages: layers are dealt to pipeline stages by their flop, the head counted.
         one_ring: collectives between nodes go through one network interface.
+        modules: what they keep of activations.
+        weights_32: which weights are in fp32.
     """
 
     generation: Generation
@@ -122,6 +153,13 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     synchronises_layers: bool
     balances_stages: bool
     one_ring: bool
+    modules: Modules
+    weights_32: Weights32
+
+    @property
+    def keeping(self) -> Keeping:
+        """What it keeps in memory."""
+        return Keeping(self.modules is Modules.EAGER, self.weights_32)
 
 
 class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

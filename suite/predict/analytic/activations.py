@@ -14,6 +14,8 @@ import msgspec
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import QueryKeyNorm, Residual, Workload
+from reference_runs.stack import Keeping
+from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, kept_by_modules
 from suite.predict.analytic.elementwise import ceil_division, smaller
 from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
 from suite.predict.analytic.key_value_heads import key_width
@@ -84,7 +86,7 @@ def score_bytes(workload: Workload) -> dict[str, int]:
     }
 
 
-def layer_activation_bytes(workload: Workload) -> dict[str, int]:
+def layer_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> dict[str, int]:
     """Bytes that one layer keeps for the backward pass of one micro-batch on one rank, by kind, nothing recomputed.
 
         norm inputs          2 e T h / u   (one of them where both norms read the same input: parallel residual)
@@ -143,7 +145,10 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     else:
         kinds |= kept_activation(architecture, wide=element * tokens * architecture.ffn_hidden // t)
     sent = dispatched_tokens(architecture, tokens=tokens) if architecture.experts is not None else 0
-    return kept_in_format(workload, kinds, tokens=tokens, sent=sent, shards=u) | score_bytes(workload)
+    kept = kept_in_format(workload, kinds, tokens=tokens, sent=sent, shards=u) | score_bytes(workload)
+    if not keeping.eager:
+        return kept
+    return kept_by_modules(workload, kept, keeping, tokens=tokens, everywhere=everywhere)
 
 
 def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
@@ -163,7 +168,7 @@ def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
     return kinds
 
 
-def head_activation_bytes(workload: Workload) -> dict[str, int]:
+def head_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> dict[str, int]:
     """Bytes that the last stage keeps after its layers for one micro-batch, by kind.
 
     final norm input    e T h / u
@@ -176,7 +181,11 @@ def head_activation_bytes(workload: Workload) -> dict[str, int]:
     architecture, recipe, layout = workload
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
     logits = FP32 * micro_batch_tokens(workload) * architecture.padded_vocabulary // layout.tensor_parallel
-    return {"final norm input": stream, "head input": stream, "logits": logits}
+    kinds = {"final norm input": stream, "head input": stream, "logits": logits}
+    if not keeping.eager:
+        return kinds
+    tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
+    return head_of_modules(workload, kinds, keeping, tokens=tokens, everywhere=everywhere)
 
 
 def checkpoint_bytes(workload: Workload) -> int:
@@ -199,18 +208,19 @@ def inputs_stay_in_place(layout: Layout) -> bool:
     return layout.tensor_parallel == 1
 
 
-def micro_batch_bytes(workload: Workload) -> MicroBatchBytes:
+def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> MicroBatchBytes:
     """Bytes of one micro-batch on one rank that hold for every pipeline stage: what stages are put together from.
 
     A unit's input is the first tensor that its first layer keeps, so it takes no second place when that layer is
     computed again and reads it as it lies (see `inputs_stay_in_place`).
     """
-    layer = sum(layer_activation_bytes(workload).values())
-    after = head_activation_bytes(workload)
+    kinds = layer_activation_bytes(workload, keeping)
+    layer = sum(kinds.values())
+    after = head_activation_bytes(workload, keeping)
     logits = after["logits"]
     unit, again, shared = layer, 0, 0
     if workload.layout.recomputation is Recomputation.SELECTIVE:
-        again = sum(score_bytes(workload).values())
+        again = sum(kinds[kind] for kind in kinds if kind in score_bytes(workload) or kind.startswith("softmax"))
         unit = layer - again
     elif workload.layout.recomputation is not Recomputation.NONE:
         unit, again = checkpoint_bytes(workload), layer

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from reference_runs.layout import Recomputation, Schedule
 from reference_runs.placement import head_stage
 from reference_runs.run import Residual, Workload
+from reference_runs.stack import Keeping
 from suite.predict.analytic.activations import (
     checkpoint_bytes,
     embedding_activation_bytes,
@@ -19,6 +20,7 @@ from suite.predict.analytic.activations import (
     layer_activation_bytes,
     score_bytes,
 )
+from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
@@ -74,22 +76,22 @@ def _times(tensors: Tensors, number: float) -> Tensors:
     return [(size, count * number) for size, count in tensors]
 
 
-def _layer_tensors(workload: Workload) -> tuple[Tensors, Tensors]:
+def _layer_tensors(workload: Workload, keeping: Keeping) -> tuple[Tensors, Tensors]:
     """Activations of one layer as (bytes of one, number of them): all but the scores, and the scores."""
-    kinds = layer_activation_bytes(workload)
+    kinds = layer_activation_bytes(workload, keeping)
     scores = score_bytes(workload)
     pairs = {"dropout masks"} | ({"norm inputs"} if workload.architecture.residual is not Residual.PARALLEL else set())
     others = [(size // 2, 2) if kind in pairs else (size, 1) for kind, size in kinds.items() if kind not in scores]
     return [*others], [(size, 1) for size in scores.values()]
 
 
-def _recomputation_tensors(workload: Workload, *, layers: int) -> tuple[Tensors, Tensors]:
+def _recomputation_tensors(workload: Workload, keeping: Keeping, *, layers: int) -> tuple[Tensors, Tensors]:
     """What one unit of recomputation keeps, and what the backward pass computes again at a time.
 
     An input that stays in place is taken off the latter by a negative number of tensors.
     """
     layout = workload.layout
-    others, scores = _layer_tensors(workload)
+    others, scores = _layer_tensors(workload, keeping)
     some = (layers > 0) * 1
     if layout.recomputation is Recomputation.NONE:
         return others + scores, []
@@ -103,7 +105,9 @@ def _recomputation_tensors(workload: Workload, *, layers: int) -> tuple[Tensors,
     return [(checkpoint, 1)], [*_times(others + scores, some), (checkpoint, -alone * inputs_stay_in_place(layout))]
 
 
-def reserved_peak_bytes(workload: Workload, memory: StageMemory, *, stage: int, micro_batches: int) -> float:
+def reserved_peak_bytes(
+    workload: Workload, memory: StageMemory, *, stage: int, micro_batches: int, keeping: Keeping = NO_KEEPING
+) -> float:
     """Bytes that the allocator reserves on a rank of `stage` during a step: its `memory` laid into segments.
 
     Weights, gradients, each part of the optimizer state and the buffers are one flat tensor each, as Megatron-LM,
@@ -117,14 +121,14 @@ def reserved_peak_bytes(workload: Workload, memory: StageMemory, *, stage: int, 
     one: Tensors = []
     again: Tensors = []
     for kind, number in stage_layer_kinds(architecture, layout, stage=stage):
-        unit, once_more = _recomputation_tensors(Workload(kind, workload.recipe, layout), layers=number)
+        unit, once_more = _recomputation_tensors(Workload(kind, workload.recipe, layout), keeping, layers=number)
         one += _times(unit, kept_units(layout, layers=number))
         if not units or not isinstance(number, int) or number > 0:
             units, again = unit, once_more
     embedding = embedding_activation_bytes(workload)
     one += [(size, (stage == 0) * 1) for size in embedding.values()]
     heads = (stage == head_stage(layout)) * (micro_batches if layout.schedule is Schedule.GPIPE else 1)
-    head = [(size, heads) for size in head_activation_bytes(workload).values()]
+    head = [(size, heads) for size in head_activation_bytes(workload, keeping).values()]
     waiting = _times(one, in_flight - 1) if layout.schedule in NO_FLUSH else []
     constant = [(part, 1) for part in (*memory[2:5], memory.weights)]
     state = [*constant, (memory.gradients, 1)]

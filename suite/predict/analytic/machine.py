@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.stack import Accumulation, AttentionKernel, Generation, Stack
+from reference_runs.stack import Accumulation, AttentionKernel, Generation, Modules, Stack, Weights32
 from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, ProductTables
 
 PLAIN = Stack(
@@ -31,6 +31,8 @@ PLAIN = Stack(
     synchronises_layers=False,
     balances_stages=False,
     one_ring=False,
+    modules=Modules.FUSED,
+    weights_32=Weights32.NEVER,
 )
 """The stack of the textbooks: one kernel for each operator, nothing overlapped but data-parallel traffic."""
 

@@ -9,12 +9,20 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload, Schedule
 from reference_runs.placement import head_stage
 from reference_runs.run import Precision, Recipe, Workload
+from reference_runs.stack import Keeping
 from suite.predict.analytic.activations import (
     MicroBatchBytes,
     hidden_elements,
     kept_units,
     micro_batch_bytes,
     recomputed_bytes,
+)
+from suite.predict.analytic.eager_modules import (
+    NO_KEEPING,
+    shard_is_master,
+    state_of_modules,
+    under_autocast,
+    weight_casts_bytes,
 )
 from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.memory import (
@@ -112,7 +120,7 @@ class _LayoutTerms(NamedTuple):
 
     Args:
         kinds: of each of `layer_kinds`.
-        weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`.
+        weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`, and casts of autocast.
         layer_parameters: of the last kind, only where a layer is gathered or scattered.
         stream: bytes of one micro-batch between two stages on one rank.
     """
@@ -121,9 +129,10 @@ class _LayoutTerms(NamedTuple):
     weight_copies: tuple[int, ...]
     layer_parameters: int
     stream: int
+    keeping: Keeping
 
 
-def _shared(workload: Workload) -> _LayoutTerms:
+def _shared(workload: Workload, keeping: Keeping) -> _LayoutTerms:
     architecture, recipe, layout = workload
     layer = 0
     if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
@@ -133,13 +142,33 @@ def _shared(workload: Workload) -> _LayoutTerms:
         layer = total_elements(tensors)
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
     of_kinds = [Workload(kind, recipe, layout) for kind, _ in layer_kinds(architecture)]
-    kinds = tuple(micro_batch_bytes(kind) for kind in of_kinds)
-    copies = tuple(layer_weight_copies_bytes(kind) for kind in of_kinds)
-    return _LayoutTerms(kinds, copies, layer, stream)
+    kinds = tuple(micro_batch_bytes(kind, keeping) for kind in of_kinds)
+    copies = tuple(layer_weight_copies_bytes(kind) + _casts_bytes(kind, keeping) for kind in of_kinds)
+    return _LayoutTerms(kinds, copies, layer, stream, keeping)
+
+
+def _casts_bytes(workload: Workload, keeping: Keeping) -> int:
+    """Bytes of the casts of one layer's matrices."""
+    architecture, _, layout = workload
+    if not under_autocast(keeping, workload):
+        return 0
+    tensors = layer_tensors(
+        architecture, tensor_parallel=layout.tensor_parallel, expert_parallel=layout.expert_parallel
+    )
+    matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)
+    return weight_casts_bytes(workload, keeping, matrices=matrices)
 
 
 def buffer_bytes(
-    recipe: Recipe, layout: Layout, *, stage: int, parameters: int, layers: int, layer_parameters: int, stream: int
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    parameters: int,
+    layers: int,
+    layer_parameters: int,
+    stream: int,
+    narrow_gradients: bool = False,
 ) -> float:
     """Bytes of buffers for communication on a rank of `stage` with `parameters` parameters in `layers` layers.
 
@@ -151,6 +180,7 @@ def buffer_bytes(
                             also where the weights lie on the host
         2 e T h             received from the stage before and, as gradient, from the stage after; over t with
                             sequence parallelism; one of them on the outer stages
+    With `narrow_gradients` g is w: gradients are 16-bit until they are scattered (FSDP's mixed precision).
 
     Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Zhao et al. 2023, arXiv 2304.11277, section 3.3; Narayanan
     et al. 2021, arXiv 2104.04473, section 4.1. ZeRO-1's gathered weights fill their own place. What collectives and
@@ -159,6 +189,7 @@ def buffer_bytes(
     buffers: float = stream * ((stage > 0) * 1 + (stage < layout.pipeline_stages - 1))
     several = state_ranks(layout) > 1
     gradient, weight = BYTES_PER_PARAMETER[recipe.precision].gradients, BYTES_PER_PARAMETER[recipe.precision].weights
+    gradient = weight if narrow_gradients else gradient
     if layout.zero_stage <= 1 and layout.offload is not Offload.STATE:
         in_place = layout.zero_stage == 1 and layout.reduce_scatter
         return buffers + (not in_place) * (several * smaller(layout.bucket_bytes, gradient * parameters))
@@ -200,6 +231,7 @@ def _before_passes(
     if layout.schedule in NO_FLUSH:
         stored = stored * weight_versions(layout, stage=stage, micro_batches=micro_batches)
     state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share, moments=recipe.moments)
+    state = state_of_modules(state, shared.keeping, workload, share=share)
     if layout.offload is not Offload.NONE:
         state = _offloaded(state, layout)
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
@@ -216,12 +248,15 @@ def _before_passes(
         layers=sum(layers),
         layer_parameters=shared.layer_parameters,
         stream=shared.stream,
+        narrow_gradients=shard_is_master(shared.keeping, workload),
     )
     passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
     scattered = layout.zero_stage == 1 and layout.reduce_scatter
     in_place = scattered and BYTES_PER_PARAMETER[recipe.precision].gradients == FP32
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
     temporary = temporary * (state_ranks(layout) == 1) if in_place else temporary
+    if under_autocast(shared.keeping, workload) or shard_is_master(shared.keeping, workload):
+        temporary = 0 * share  # the update reads fp32 gradients as they are
     copies = sum(number * size for size, number in zip(shared.weight_copies, layers, strict=True))
     constant = state.weights + state.gradient_copy + state.master_weights + state.moments + copies
     accumulated = constant + state.gradients
@@ -265,7 +300,7 @@ def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared:
     return _with_passes(memory, each, in_flight, flush=layout.schedule not in NO_FLUSH)
 
 
-def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> StageMemory:
+def stage_memory(workload: Workload, *, stage: int, micro_batches: int, keeping: Keeping = NO_KEEPING) -> StageMemory:
     """Bytes on one rank of pipeline stage `stage` (from 0), by part and at three instants of a step.
 
         after forward     state (gradients only from the second micro-batch on: before, none exist), activations of
@@ -281,13 +316,13 @@ def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> Stage
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.
     """
-    return _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=_shared(workload))
+    return _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=_shared(workload, keeping))
 
 
-def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemory]:
+def memory_by_stage(workload: Workload, *, micro_batches: int, keeping: Keeping = NO_KEEPING) -> list[StageMemory]:
     """`stage_memory` of every pipeline stage in order; stages alike share what does not depend on the schedule."""
     architecture, layout = workload.architecture, workload.layout
-    shared = _shared(workload)
+    shared = _shared(workload, keeping)
     last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
     alike: dict[tuple[int, ...], tuple[StageMemory, float]] = {}
     by_stage: list[StageMemory] = []
@@ -305,13 +340,13 @@ def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemo
     return by_stage
 
 
-def peak_bytes(workload: Workload, *, micro_batches: int) -> float:
+def peak_bytes(workload: Workload, *, micro_batches: int, keeping: Keeping = NO_KEEPING) -> float:
     """Bytes at the fullest instant of the fullest rank.
 
     Of p stages it is the first, the second or the last: those between have no more layers, micro-batches in flight or
     weight versions than the second, and neither embedding nor head.
     """
-    shared = _shared(workload)
+    shared = _shared(workload, keeping)
     last = workload.layout.pipeline_stages - 1
     first, second, final = (
         _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared).peak

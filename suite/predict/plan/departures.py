@@ -72,7 +72,8 @@ def _outcome(run: ReferenceRun, layout: Layout, request: PredictionRequest) -> _
     if found is not None:
         layout = as_executed(run, layout, request.layout, found.stack)
     workload = Workload(run.architecture, run.recipe, layout)
-    predicted = run_prediction(workload, found.machine if found else None, NotPredicted())
+    keeping = found.stack.switches.keeping if found else None
+    predicted = run_prediction(workload, found.machine if found else None, NotPredicted(), keeping=keeping)
     return _TimeAndPeak(
         predicted.step.total_seconds if predicted.step else None,
         max((stage.peak for stage in predicted.memory), default=None),

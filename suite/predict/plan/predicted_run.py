@@ -174,8 +174,9 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     if layout and machine:
         layout = as_executed(run, layout, request.layout, machine.stack)
     able = machine.machine if machine else None
+    keeping = machine.stack.switches.keeping if machine else None
     predicted = (
-        run_prediction(Workload(run.architecture, run.recipe, layout), able, absent)
+        run_prediction(Workload(run.architecture, run.recipe, layout), able, absent, keeping=keeping)
         if layout
         else prediction_without_layout(run.architecture, run.recipe, absent)
     )

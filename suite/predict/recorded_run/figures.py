@@ -11,6 +11,7 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import FlopConvention, ReferenceRun, Workload
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
+from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.analytic.key_value_heads import key_value_copies
@@ -205,9 +206,10 @@ def _memory_figures(workload: Workload, machine: Machine | None, prediction: Run
                 convention="PyTorch's caching allocator without fragmentation",
             )
         )
+    keeping = machine.stack.keeping if machine else NO_KEEPING
     figures += [
         Figure(Quantity.ACTIVATION_BYTES, value, term=kind, convention=OF_A_LAYER)
-        for kind, value in layer_activation_bytes(workload).items()
+        for kind, value in layer_activation_bytes(workload, keeping).items()
     ]
     return figures
 

@@ -8,7 +8,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
+from reference_runs.stack import Keeping
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
+from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.initial_loss import first_loss
@@ -63,8 +65,12 @@ def prediction_without_layout(
     return RunPrediction(parameter_counts(architecture), needed, None, flop, loss, (), None, {}, None, None)
 
 
-def run_prediction(workload: Workload, machine: Machine | None, absent: NotPredicted | None = None) -> RunPrediction:
+def run_prediction(
+    workload: Workload, machine: Machine | None, absent: NotPredicted | None = None, *, keeping: Keeping | None = None
+) -> RunPrediction:
     """The prediction of a run; without a machine no time. `absent` collects what the recipe lacks.
+
+    What is kept in memory is as `keeping` says, else as the machine's stack does it.
 
     State of which more than the optimizer's part is offloaded has no time either: its transfers are not described.
     Memory is that of as many micro-batches as the stages need where the recipe lacks the batch: more of them hold no
@@ -77,7 +83,8 @@ def run_prediction(workload: Workload, machine: Machine | None, absent: NotPredi
         executed = hardware_flop(architecture, layout, samples=recipe.global_batch)
         prediction = prediction._replace(hardware_flop=executed)
     with absent.unless("memory"):
-        prediction = _with_memory(prediction, workload)
+        usual = machine.stack.keeping if machine else NO_KEEPING
+        prediction = _with_memory(prediction, workload, usual if keeping is None else keeping)
     with absent.unless("pipeline bubble"):
         bubble = bubble_fraction(layout, micro_batches=accumulation(recipe, layout))
         prediction = prediction._replace(bubble_fraction=bubble)
@@ -105,10 +112,12 @@ def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
     return accumulation(recipe, layout)
 
 
-def _with_memory(prediction: RunPrediction, workload: Workload) -> RunPrediction:
+def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping) -> RunPrediction:
     layout, micro_batches = workload.layout, micro_batches_held(workload.recipe, workload.layout)
-    memory = tuple(memory_by_stage(workload, micro_batches=micro_batches))
+    memory = tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping))
     # as for `peak_bytes`: no stage between the second and the last holds more than the second
     fullest = max(timed_stages(layout), key=lambda stage: memory[stage].peak)
-    reserved = reserved_peak_bytes(workload, memory[fullest], stage=fullest, micro_batches=micro_batches)
+    reserved = reserved_peak_bytes(
+        workload, memory[fullest], stage=fullest, micro_batches=micro_batches, keeping=keeping
+    )
     return prediction._replace(memory=memory, reserved_bytes=reserved)

@@ -45,7 +45,7 @@ def layout_figures(workload: Workload, machine: Machine, *, links: Mapping[str, 
     samples = recipe.global_batch
     seconds = step.total_seconds
     return LayoutFigures(
-        peak_bytes(workload, micro_batches=micro_batches),
+        peak_bytes(workload, micro_batches=micro_batches, keeping=machine.stack.keeping),
         hardware_flop(architecture, layout, samples=samples),
         bubble_fraction(layout, micro_batches=micro_batches),
         seconds,

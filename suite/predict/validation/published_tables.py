@@ -15,6 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
+from reference_runs.stack import stack
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.flop_conventions import causal_half_flop
@@ -133,7 +134,7 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     model, micro_batches = machine_model(), prepared.micro_batches
     seconds = row_step_seconds(model, model.values(), prepared)
     if row.stack != NANOTRON or row.layout.zero_stage > 1:
-        peak = peak_bytes(workload, micro_batches=micro_batches)
+        peak = peak_bytes(workload, micro_batches=micro_batches, keeping=stack(row.stack).switches.keeping)
         return RowPrediction(row, seconds, peak, peak)
     device_bytes = prepared.device.board.memory_bytes
     first = nanotron_memory(workload, stage=0, micro_batches=micro_batches).peak(device_bytes)

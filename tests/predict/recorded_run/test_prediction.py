@@ -13,6 +13,7 @@ from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignme
 from reference_runs.run import Architecture, FlopConvention, ReferenceRun, Workload
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
+from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import parameter_count
@@ -90,9 +91,11 @@ def test_what_follows_from_a_published_time_equals_what_was_published_with_it(ru
 @pytest.mark.parametrize("run", LAID_OUT, ids=lambda run: run.name)
 def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun) -> None:
     prediction, micro_batches = of(run), accumulation(run.recipe, run.layout)
+    machine = machine_of(run)
+    keeping = machine.stack.keeping if machine else NO_KEEPING
     assert len(prediction.memory) == run.layout.pipeline_stages
     for stage, memory in enumerate(prediction.memory):
-        assert memory == stage_memory(run.workload, stage=stage, micro_batches=micro_batches)
+        assert memory == stage_memory(run.workload, stage=stage, micro_batches=micro_batches, keeping=keeping)
     stages = range(run.layout.pipeline_stages)
     traffic = {stage: step_traffic(run.workload, stage=stage, micro_batches=micro_batches) for stage in stages}
     assert all(prediction.traffic[stage] == traffic[stage] for stage in prediction.traffic)
