@@ -160,7 +160,7 @@ class RunningBattery:
             self.progress(f"{name}: from the interrupted battery")
             self.earlier_health += [item for item in stored if isinstance(item, Health)]
             return [item for item in stored if not isinstance(item, Health)]
-        left = self._seconds_to_limit()
+        left = max(0.0, self._seconds_to_limit())
         if left < BEGINS * phase.predicted_seconds:
             self.progress(
                 f"{name}: not begun: {left:.0f} s of the limit are left, {phase.predicted_seconds:.0f} needed"
