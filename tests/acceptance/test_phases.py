@@ -172,6 +172,8 @@ def test_a_battery_asks_torch_for_its_devices_once(tmp_path, capsys, node, monke
 
     monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
     monkeypatch.setattr(devices, "_answer_of_torch", answer)
+    # a simulated step of each miniature, whose memory is not this test's subject
+    monkeypatch.setattr("suite.reproduce.plan.check_device_memory", lambda *_arguments, **_options: None)
     devices._visible_devices.cache_clear()
     try:
         accept(capsys, tmp_path, "--device", "cuda", "--profile", "quick")

@@ -34,6 +34,8 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
     monkeypatch.setattr(devices, "_answer_of_torch", answer)
+    # a simulated step of each miniature, whose memory is not this file's subject
+    monkeypatch.setattr("suite.reproduce.plan.check_device_memory", lambda *_arguments, **_options: None)
     devices._visible_devices.cache_clear()
     yield questions
     devices._visible_devices.cache_clear()

@@ -123,6 +123,7 @@ def machine(tmp_path, monkeypatch):
         return here.launch(plans[arguments[0]], tree.name[:12]).record
 
     monkeypatch.setattr("os.fsync", lambda _: None)
+    monkeypatch.setattr("suite.metrics.noise_floor.PAIRS", 250)  # of 1000: the power's standard error is 0.02
     monkeypatch.setattr("suite.records.store._RESERVED_BYTES", 0)
     monkeypatch.setattr("suite.commands.regress.reproduce", reproduce)
     monkeypatch.setattr("suite.commands.regress.corpus_for", lambda *_: CORPUS)
