@@ -14,6 +14,7 @@ from suite.acceptance.evidence import (
     ENDED_BY_LIMIT,
     NOT_BEGUN,
     OVER_THE_LIMIT,
+    SLOW,
     Evidence,
     Health,
     LaunchPurpose,
@@ -170,21 +171,23 @@ class RunningBattery:
         compile_seconds = COMPILE_SECONDS if self.settings.device == "cuda" else 0.0
         budget = max(LEAST_BUDGET_SECONDS, BUDGET_FACTOR * phase.predicted_seconds) + compile_seconds
         *evidence, timing = _measured(phase, budget, left)
-        if isinstance(timing, PhaseTiming) and timing.outcome in OVER_THE_LIMIT:
-            timing, name = self._over_the_limit(timing, phase), f"{name} {ENDED_BY_LIMIT}"
+        if isinstance(timing, PhaseTiming) and timing.outcome in (SLOW, *OVER_THE_LIMIT):
+            name = name if timing.outcome == SLOW else f"{name} {ENDED_BY_LIMIT}"
+            timing = self._over_the_limit(timing, phase)
         evidence.append(timing)
         health = None if self.gpu_watch is None else self.gpu_watch.since_last()
         self.record.keep(name, [*evidence, health] if health and health.gpus else evidence)
         return evidence
 
     def _over_the_limit(self, timing: PhaseTiming, phase: BatteryPhase) -> PhaseTiming:
-        """The timing of a phase that the limit ended or left no time for, with what remains unmeasured."""
+        """The timing of a phase that its budget or the limit ended, or that had no time left, with its checks."""
         settings = self.settings
         impossible = frozenset() if settings.device == "cuda" else frozenset({HOST_DEVICE})
         impossible |= frozenset() if settings.ranks > 1 else frozenset({SPREAD, PEER, ALL_REDUCE, STRAGGLER})
+        budget, limit = f"{timing.budget_seconds:.0f} s at most", f"the limit of {settings.effort.limit_seconds:.0f} s"
         return msgspec.structs.replace(
             timing,
-            message=f"the limit of {settings.effort.limit_seconds:.0f} s",
+            message=budget if timing.outcome == SLOW else limit,
             checks=sorted((phase.serves & settings.selected) - impossible),
             subject=phase.miniature if isinstance(phase, LaunchesPhase) else "",
         )
@@ -222,7 +225,7 @@ def _measured(phase: BatteryPhase, budget: float, left: float) -> list[Evidence]
             for item in phase.run(within_budget):
                 evidence.append(item)
     except OverBudgetError:
-        outcome, message = "slow", "over budget"
+        outcome = SLOW
     except OutOfTimeError:
         outcome = ENDED_BY_LIMIT
     for item in evidence:

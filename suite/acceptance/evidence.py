@@ -10,7 +10,7 @@ from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
 from suite.machine.host_state import HostState
 
-ENDED_BY_LIMIT, NOT_BEGUN = "ended by the limit", "not begun"
+SLOW, ENDED_BY_LIMIT, NOT_BEGUN = "slow", "ended by the limit", "not begun"
 OVER_THE_LIMIT = (ENDED_BY_LIMIT, NOT_BEGUN)  # outcomes of a phase
 
 
@@ -298,7 +298,7 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     Args:
         outcome: ok, hang, slow (over budget, but making progress), failed, or one of `OVER_THE_LIMIT`.
         checks: that were asked for and that it serves; `subject` the miniature that it launches, if it does. Both only
-            of a phase that the battery's limit ended, or that had no time left to begin.
+            of a phase that is slow, that the battery's limit ended, or that had no time left to begin.
     """
 
     phase: str

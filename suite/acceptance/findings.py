@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from suite.acceptance.check_table import BETWEEN_RANKS, HANG_GUARD, NOISY
-from suite.acceptance.evidence import ENDED_BY_LIMIT, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
+from suite.acceptance.evidence import NOT_BEGUN, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
+TIME_LIMIT = "time limit"  # the part of what the battery's limit left unmeasured
 PRODUCTS = "verified products"  # how the subjects begin whose clocks are judged, in the check of the soak's contents
 
 
@@ -179,7 +180,7 @@ def confirmed(first: Sequence[CheckFinding], *rounds: Sequence[CheckFinding]) ->
 def _confirmed(finding: CheckFinding, repeated: Sequence[CheckFinding], why_open: str) -> CheckFinding:
     """One finding and those of its re-runs, if there were some."""
     is_bad = finding.verdict in (CheckVerdict.FAIL, CheckVerdict.HANG)
-    if finding.verdict is CheckVerdict.INVALID and repeated:
+    if repeated and (finding.verdict is CheckVerdict.INVALID or finding.part == TIME_LIMIT):
         return _of_most(finding, repeated)
     if not is_bad:
         return finding
@@ -214,8 +215,10 @@ def _of_most(finding: CheckFinding, repeated: Sequence[CheckFinding]) -> CheckFi
         )
         return msgspec.structs.replace(bad[0], evidence=joined_evidence(bad[0].evidence, again))
     if not bad:
-        evidence = "" if not good else joined_evidence(good[-1].evidence, "measured again: others disturbed the first")
+        evidence = "" if not good else joined_evidence(good[-1].evidence, "measured again")
         return msgspec.structs.replace(good[-1], evidence=evidence) if good else finding
+    if not rests_on_clocks(bad[0]):
+        return bad[0]
     if len(good) > 1:
         ratios = " and".join(filter(None, map(_at_ratio, good)))
         evidence = joined_evidence(
@@ -293,24 +296,19 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
     return findings
 
 
-TIME_LIMIT = "time limit"  # the part of what the battery's limit left unmeasured
-
-
 def unmeasured_findings(phases: Sequence[PhaseTiming], earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """What a check would have said whose phase the battery's limit ended, or left no time for: nothing.
+    """What a check would have said whose phase its budget or the battery's limit ended: nothing.
 
     Where another phase measured it, or this one before its end, there is a finding already.
     """
     findings = []
     for phase in phases:
-        if phase.outcome not in OVER_THE_LIMIT:
-            continue
         known = {
             finding.check
             for finding in earlier
             if finding.verdict is not CheckVerdict.NOT_RUN and finding.subject.startswith(phase.subject)
         }
-        ended = f" after {phase.seconds:.0f} s" if phase.outcome == ENDED_BY_LIMIT else ""
+        ended = "" if phase.outcome == NOT_BEGUN else f" after {phase.seconds:.0f} s"
         why = f"{phase.phase} {phase.outcome}{ended}: {phase.message}, {phase.predicted_seconds:.0f} s needed"
         findings += [
             CheckFinding(

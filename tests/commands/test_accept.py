@@ -489,6 +489,22 @@ def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
     assert found["subject"] == "opt-mini exact"
     assert "still making progress" in found["evidence"]
     assert words in found["evidence"]
+    (figures,) = [f for f in report["findings"] if f["check"] == 7]
+    measured = "PASS" if 3 in numbers or (2 not in numbers and left > 0) else "INCONCLUSIVE"
+    assert figures["verdict"] == measured
+
+
+def test_what_a_slow_phase_leaves_unmeasured_is_no_acceptance_where_the_guard_is_not_asked_for(
+    tmp_path, capsys, monkeypatch, slow_launches
+):
+    slow, _ = slow_launches
+    slow |= {1}
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: -1.0))
+    code, report = accept(capsys, "--only", "7,12", "--miniatures", "opt-mini", "--results", str(tmp_path))
+    assert (code, report["decision"]) == (exit_codes.INCONCLUSIVE, "not decidable")
+    (figures,) = [f for f in report["findings"] if f["check"] == 7]
+    assert (figures["verdict"], figures["part"]) == ("INCONCLUSIVE", "time limit")
+    assert figures["evidence"].startswith("opt-mini exact slow after ")
 
 
 def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, capsys, monkeypatch, slow_launches):
@@ -505,7 +521,7 @@ def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, c
     assert made == ["opt-mini"] * 2
     assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
     found = [(f["check"], f["verdict"]) for f in report["findings"] if f["subject"].startswith("opt-mini")]
-    assert found == [(7, "HANG"), (17, "INCONCLUSIVE"), (17, "HANG")]
+    assert found == [(7, "INCONCLUSIVE"), (7, "HANG"), (17, "INCONCLUSIVE"), (17, "HANG")]
 
 
 def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_path, capsys, slow_launches):
