@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -100,6 +101,23 @@ def _adds_for_autograd() -> bool:
     return frame is not None
 
 
+class Chunks:
+    """What `torch.chunk` returns, each made when it is asked for; beyond the last one empty ones, as FSDP has them.
+
+    A rank needs two of them, of as many as there are ranks.
+    """
+
+    def __init__(self, tensor: Tensor, chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._length = -(-tensor.size(dim) // chunks)
+
+    def __getitem__(self, number: int) -> Tensor:
+        start, size = number * self._length, self._tensor.size(self._dim)
+        if start >= size:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._length, size - start))
+
+
 class _Sent(NamedTuple):
     """A message on its way. Like a real one it holds what is sent for as long as someone holds it."""
 
@@ -153,6 +171,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         mock.patch.object(UntypedStorage, "resize_", resized),
         mock.patch.object(DeviceMesh, "_concatenate", staticmethod(joined)),
         mock.patch.object(FSDPParam, "reset_sharded_param", reset),
+        mock.patch.object(_fsdp_param, "_chunk_with_empty", Chunks),
         mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", apart),
         FakeTensors(allocations) as mode,
     ):

@@ -329,7 +329,8 @@ class KeptForBackward:
 
     def _pack(self, tensor: Tensor) -> Tensor:
         local = _local(tensor.detach())
-        storages = {_local(weight).untyped_storage()._cdata for weight in self._weights()}
+        stored = (weight._local_tensor if isinstance(weight, DTensor) else weight for weight in self._weights())
+        storages = {weight.untyped_storage()._cdata for weight in stored}  # no operators: there are thousands
         if local.untyped_storage()._cdata not in storages:
             self._kept.append(local)
         return tensor

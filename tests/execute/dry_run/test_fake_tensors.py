@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from suite.execute.dry_run.allocations import Allocations
-from suite.execute.dry_run.fake_tensors import BUFFERS, fake_tensors
+from suite.execute.dry_run.fake_tensors import BUFFERS, Chunks, fake_tensors
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
 
@@ -120,3 +123,12 @@ def test_a_shorter_shard_is_padded_once() -> None:
             model.reshard()
             assert local(model.weight).untyped_storage()._cdata == shard._cdata
             assert shard.nbytes() == 2 * 4000
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 1))
+def test_chunks_are_those_of_torch_and_empty_ones(size: int, chunks: int, dim: int) -> None:
+    tensor = torch.arange(3 * size).view(size, 3) if dim == 0 else torch.arange(3 * size).view(3, size)
+    found = Chunks(tensor, chunks, dim)
+    for number, each in enumerate(_chunk_with_empty(tensor, chunks, dim)):
+        assert torch.equal(found[number], each)
+        assert found[number].storage_offset() == each.storage_offset()
