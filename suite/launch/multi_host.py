@@ -77,7 +77,7 @@ def main() -> int:
     kind = [arguments.pop(0)] if arguments[0].startswith("--") else []
     job, names = arguments[0], arguments[1:]
     variables = dict(os.environ)
-    if interface := msgspec.json.decode(Path(job).read_bytes())["interface"]:
+    if interface := msgspec.json.decode(Path(job).read_bytes()).get("interface"):  # a probe names none
         variables |= dict.fromkeys(OWN_INTERFACE, interface)
     master = names[0].rpartition("@")[2] if access is HostAccess.SSH else address(0)
     processes = []
