@@ -19,7 +19,7 @@ from reference_runs.architecture_choices import QueryKeyNorm as QueryKeyNorm
 from reference_runs.architecture_choices import Residual as Residual
 from reference_runs.architecture_choices import RotaryScaling as RotaryScaling
 from reference_runs.errors import InputError, Mistakes, belonging_mistakes
-from reference_runs.quantities import Count, NotNegativeCount, Positive, Tokens
+from reference_runs.quantities import Count, Layers, NotNegativeCount, Positive, Tokens
 
 _ROTARY = ("rotary_dim", "rotary_base")
 _ROTARY_SCALING = ("rotary_scaling_factor", "rotary_scaling_low", "rotary_scaling_high", "rotary_scaling_sequence")
@@ -75,7 +75,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         capacity_factor: rows that an expert takes over those of an equal share; None: all that come (dropless).
     """
 
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     head_dim: Count

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000, extra={"unit": "1"})]  # each is counted: more fill the memory
 NotNegativeCount = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
 Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "token"})]
 Samples = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.catalog import reference_run
+from reference_runs.catalog import RUNS, load, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text, named_fields, parse_layout
 from suite.job.synchronisation import parse_slow_ranks, parse_synchronisation
@@ -84,3 +84,11 @@ def test_a_layout_of_too_many_digits_or_words_is_refused(text: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_layout(text, base=BASE)
     assert len(refused.value.lines[0]) < 6000
+
+
+def test_a_model_of_a_trillion_layers_is_refused_before_they_are_counted(tmp_path: Path) -> None:
+    recorded = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
+    path = tmp_path / "deep.toml"
+    path.write_text(recorded.replace("layers = { value = 70,", "layers = { value = 1000000000000,"), encoding="utf-8")
+    with pytest.raises(InputError, match="architecture.layers: Expected `int` <= 100000; got 1000000000000"):
+        load(path)
