@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -62,3 +63,10 @@ def test_the_penalty_is_the_quantile_of_gains_computed_one_split_at_a_time(count
     above = sum(gain > penalty(count) for gain in gains) / len(gains)
     # 0.01 of 2000 orders here against a quantile of 2000 orders there: three standard errors are 0.0094
     assert above == pytest.approx(FALSE_CHANGES, abs=0.0094)
+
+
+def test_the_penalty_of_ten_launches_is_that_of_all_their_orders() -> None:
+    """The only split of ten is after five: all 252 choices of the first five ranks, each as likely as the others."""
+    ranks = [(rank - 5.5) / 8.25**0.5 for rank in range(1, 11)]
+    gains = sorted(sum(first) ** 2 * (1 / 5 + 1 / 5) for first in itertools.combinations(ranks, 5))
+    assert penalty(10) in (pytest.approx(gains[-1]), pytest.approx(gains[-3]))  # 2 of 252 have the largest, 0.8 %

@@ -133,3 +133,11 @@ def test_a_tolerance_includes_its_edge(right: float) -> None:
     # 12.5 % of 100 is exact in binary
     (row,) = _rows([_figure(Quantity.FIRST_LOSS, 100.0, tolerance=0.125)], [_figure(Quantity.FIRST_LOSS, right)])
     assert row.verdict is Verdict.PASS
+
+
+def test_of_two_conventions_the_left_one_is_shown_and_a_single_one_from_either_side() -> None:
+    left, right = (_figure(Quantity.MFU, 0.4, convention=name) for name in ("causal", "full"))
+    plain = _figure(Quantity.MFU, 0.4)
+    shown = [_rows([one], [other])[0].convention for one, other in ((left, right), (plain, right), (left, plain))]
+    assert shown == ["causal", "full", "causal"]
+    assert _rows([plain], [plain])[0].convention is None

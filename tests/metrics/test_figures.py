@@ -83,3 +83,7 @@ def test_one_process_keeps_its_figures_and_several_are_numbered_after_the_larges
     assert of_processes([single]) is single
     several = of_processes([single, [bytes_of(None, 6)]])
     assert [(figure.value, figure.rank) for figure in several] == [(6, None), (4, 0), (6, 1)]
+
+
+def test_no_process_has_no_figures() -> None:
+    assert of_processes([]) == []

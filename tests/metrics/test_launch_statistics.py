@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from suite.metrics.launch_statistics import (
     detection_test,
     least_detectable_change,
     median_interval,
+    moderated_deviation,
     summaries,
     t_quantile,
     variation,
@@ -234,3 +236,22 @@ def test_one_launch_that_ended_well_is_not_summarised(reproduced: Any) -> None:
     _, out = reproduced([1.0, None], "--json")
     assert json.loads(out.splitlines()[-1]) == {"run": "bloom-mini", "launches": 2, "summary": []}
     assert "launches ended well" not in reproduced([1.0])[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "prior_variance", "degrees"),
+    [([1.0, 1.1, 1.4], 0.02, 4), ([2.0, 3.0], 0.5, 1), ([5.0, 4.0, 7.0, 6.0], 0.1, 0), ([3.0], 0.04, 7), ([], 0.09, 2)],
+)
+def test_a_moderated_variance_is_the_mean_of_both_weighted_by_their_degrees(values, prior_variance, degrees):
+    variances = [prior_variance] * degrees
+    if len(values) > 1:
+        logarithms = [math.log(value) for value in values]
+        variances += [statistics.variance(logarithms)] * (len(values) - 1)
+    deviation = moderated_deviation(values, prior_variance=prior_variance, degrees=degrees)
+    assert deviation == pytest.approx(math.sqrt(statistics.fmean(variances)), rel=1e-12)
+
+
+@pytest.mark.parametrize("values", [[], [2.0]])
+def test_one_value_without_a_prior_has_no_deviation(values):
+    with pytest.raises(ValueError, match="two values, or a prior"):
+        moderated_deviation(values, prior_variance=0.1, degrees=0)

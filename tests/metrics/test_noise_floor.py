@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from suite.metrics.noise_floor import Floor, band, noise_floor, own_floor, standard_error
+from suite.metrics.noise_floor import Floor, band, least_detectable, noise_floor, own_floor, standard_error
+from suite.metrics.two_sample import critical_pairs
 from tests.support.histories import normal_launches
 
 groups = st.lists(st.floats(0.5, 2), min_size=10, max_size=25)
@@ -85,3 +86,48 @@ def test_without_a_floor_the_sets_themselves_tell_their_spread_and_are_no_calibr
 def test_deviations_are_widened_for_the_median_that_they_gave():
     values = [math.exp(place) for place in range(-5, 6)]
     assert noise_floor([values]).deviations[-1] == pytest.approx(5 * math.sqrt(11 / 10))
+
+
+def test_on_a_machine_without_noise_the_least_change_that_is_found_is_the_least_effect():
+    floor = Floor(deviations=tuple((k - 9.5) * 1e-7 for k in range(20)), calibrated=True)
+    assert least_detectable(floor, 7, 7, family=1, rerun=7) == pytest.approx(0.02, abs=1e-5)
+
+
+def test_too_few_launches_or_a_floor_of_one_value_find_nothing():
+    floor = Floor(deviations=(-0.01, 0.0, 0.01), calibrated=True)
+    assert least_detectable(floor, 3, 3, family=1, rerun=7) is None
+    assert least_detectable(floor, 7, 7, family=1, rerun=3) is None
+    assert least_detectable(floor, 7, 7, family=10**6, rerun=7) is None
+    assert least_detectable(Floor(deviations=(0.1, 0.1), calibrated=True), 7, 7, family=1, rerun=7) is None
+    assert least_detectable(floor, 7, 7, family=1, rerun=7) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rerun", "spread", "family"),
+    [(10, 7, 7, 0.01, 1), (5, 9, 6, 0.04, 1), (5, 5, 15, 0.02, 6)],  # in the last one the rank test decides
+)
+def test_the_least_change_is_that_of_a_simulation_one_comparison_at_a_time(before, after, rerun, spread, family):
+    """The docstring's conditions with loops, other draws, and pairs counted by comparing each with each."""
+    floor = noise_floor([normal_launches(5, 24, variation=spread)])
+    chance = numpy.random.default_rng(11)
+    known = len(floor.deviations)
+
+    def needed(machine, sizes, count, width):
+        x, y = (chance.choice(machine, size) for size in sizes)
+        apart = sorted((a - b for a in x for b in y), reverse=True)
+        drawn = (numpy.median(chance.choice(values, (200, len(values))), axis=1) for values in (y, x))
+        medians = next(drawn) - next(drawn)
+        effect = statistics.median(y) - statistics.median(x)
+        return max(apart[count], math.log1p(width) - numpy.quantile(medians, 0.025), math.log(1.02) - effect)
+
+    first, again = critical_pairs(before, after, family), critical_pairs(rerun, rerun, 1)
+    moves = []
+    for _ in range(400):
+        machine = chance.choice(floor.deviations, known) * math.sqrt(known / (known - 1))
+        one = needed(machine, (before, after), first, band(floor, min(before, after)))
+        moves.append(max(one, needed(machine, (rerun, rerun), again, band(floor, rerun))))
+    expected = math.expm1(numpy.quantile(moves, 0.9))
+    # 400 draws: the 0.9 quantile lies between those of 0.87 and 0.93 (two standard errors, and those of 1000 draws)
+    low, high = (math.expm1(numpy.quantile(moves, share)) for share in (0.86, 0.94))
+    assert low <= least_detectable(floor, before, after, family=family, rerun=rerun) <= high
+    assert low < expected < high

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from suite.metrics.two_sample import adjusted, critical_pairs, difference, largest_family, least_p, rank_test_p
+from suite.metrics.two_sample import (
+    adjusted,
+    critical_pairs,
+    difference,
+    largest_family,
+    least_p,
+    rank_orders,
+    rank_test_p,
+)
 
 times = st.lists(st.floats(0.01, 100), min_size=2, max_size=9)
 few = settings(max_examples=15)  # each takes two bootstraps
@@ -187,3 +195,18 @@ def test_medians_of_all_resamples_have_chances_that_add_up():
         assert math.fsum(chance for _, chance in medians(values)) == pytest.approx(1)
         mean = math.fsum(value * chance for value, chance in medians(values))
         assert mean == pytest.approx(statistics.median(values))
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 6), (4, 3), (5, 5)])
+def test_rank_orders_are_those_of_all_orders_counted_one_by_one(n, m):
+    counts = [0] * (n * m + 1)
+    for places in combinations(range(n + m), n):
+        others = [place for place in range(n + m) if place not in places]
+        counts[sum(one > other for one in places for other in others)] += 1
+    assert rank_orders(n, m) == counts
+
+
+def test_a_p_of_exactly_the_level_is_no_difference():
+    assert least_p(1, 39) == 0.05
+    assert critical_pairs(1, 39) == -1
+    assert critical_pairs(1, 40) == 0
