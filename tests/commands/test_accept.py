@@ -27,6 +27,7 @@ from suite.job.events import Status
 from suite.machine import profile
 from suite.machine.cpu_contention import Competitor
 from suite.machine.fingerprint import Fingerprint, fingerprint
+from suite.machine.host_state import HostState
 from suite.records import store
 from suite.report.terminal.acceptance import _SUMMARY_CHARACTERS, comparison, print_verdict, summary
 from tests.support.profiles import profile as machine
@@ -34,8 +35,9 @@ from tests.support.profiles import profile as machine
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """A machine on which nobody else computes."""
+    """A machine on which nobody else computes, and that is set to nothing unusual."""
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
+    monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
 
 
 @pytest.fixture

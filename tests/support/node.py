@@ -10,6 +10,7 @@ from suite.acceptance import battery, context, measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, ProbeResult, ReplayHashes, SoakResult
 from suite.job.events import Status
+from suite.machine.host_state import HostState
 
 LAUNCH_SECONDS = 25.0
 MICRO_SECONDS = 90.0
@@ -97,6 +98,7 @@ def node(monkeypatch):
     """A node whose clock is that of the battery."""
     simulated = Node()
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
+    monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
     for name in ("miniature_launch", "micro_measurements", "probe_result"):
         monkeypatch.setattr(measurements, name, getattr(simulated, name))
     for module in (battery, context):
