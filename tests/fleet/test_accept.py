@@ -103,9 +103,9 @@ def test_a_host_that_cannot_be_entered_has_its_own_verdict_and_the_others_have_t
 
 def test_a_host_that_is_late_does_not_answer(place: Path) -> None:
     (place / "says.c").write_text("hang")
-    code, end, _ = ended(fleet(place, "a,b,c", "--node-minutes", "0.05"))
+    code, end, _ = ended(fleet(place, "a,b,c", "--node-minutes", "0.1"))
     assert [row["verdict"] for row in end["rows"]] == ["accepted", "accepted", "no answer"]
-    assert "within 3 s" in end["rows"][2]["evidence"]
+    assert "within 6 s" in end["rows"][2]["evidence"]
     assert code == 4
 
 
@@ -135,8 +135,8 @@ def test_an_interrupted_fleet_goes_on_with_what_is_left(place: Path) -> None:
     assert counts["pair_probe pair.a+b.1.json"] == 1
     assert list((place / "r" / "fleet").iterdir()) == [directory]
     code, end, words = ended(fleet(place, "a,b", "--resume"))
-    assert "nothing to resume: a new fleet" in words
-    assert end["id"] != directory.name
+    assert (code, end) == (2, {})
+    assert "nothing to resume" in words
 
 
 def wait_for_one(parent: Path) -> list[Path]:
