@@ -41,14 +41,23 @@ def file_bytes(path: str | os.PathLike[str], *, most: int = MOST_BYTES) -> bytes
         os.close(file)
 
 
-def typed_text(path: Path) -> str:
-    """The text of a UTF-8 file that a person writes; a byte order mark at its beginning is left out.
+def file_text(path: Path, *, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:
+    """The text of a file, with line feeds for all ends of lines.
 
     Raises:
-        OSError: as `file_bytes`, with 1 MiB as the most.
+        OSError: as `file_bytes`.
         UnicodeDecodeError: it is not UTF-8.
     """
-    return file_bytes(path, most=MOST_TYPED_BYTES).decode("utf-8-sig").replace("\r\n", "\n")
+    return file_bytes(path, most=most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def typed_text(path: Path) -> str:
+    """The text of a file that a person writes: 1 MiB at most; a byte order mark at its beginning is left out.
+
+    Raises:
+        OSError, UnicodeDecodeError: as `file_text`.
+    """
+    return file_text(path, most=MOST_TYPED_BYTES, encoding="utf-8-sig")
 
 
 def json_of(data: bytes, kind: type[Kind]) -> Kind:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
+from reference_runs.regular_file import file_text
 from suite.job.options import Documents, Texts
 from suite.paths import cache_directory, whole_file
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 END_TOKEN = 0  # its number: special tokens come first in an encoding
 STANDARD_LIBRARY = "Python standard library"  # the source of the corpus where no path is given
+MOST_CORPUS_BYTES = 1 << 40  # of one file: what fits in memory is for the user to choose
 DOCUMENT_BYTES = 16 * 1024
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 
@@ -133,7 +134,7 @@ def _read(path: Path | None, vocabulary: int, name: str) -> tuple[list[str], Cor
     digest, text_bytes = hashlib.sha256(), 0
     for file in corpus_files(path):
         try:
-            text = file_bytes(file).decode()
+            text = file_text(file, most=MOST_CORPUS_BYTES)
         except OSError as error:
             raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
         except UnicodeDecodeError as error:
