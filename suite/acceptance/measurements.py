@@ -202,7 +202,7 @@ def miniature_launch(
     record = store.read(Path(result.record))
     end, begin = record.end, record.begin
     launch = MiniatureLaunch(
-        **copied_fields(result, MiniatureLaunch),
+        **(copied_fields(result, MiniatureLaunch) | {"stages": []}),  # the result's are a plan, or none
         purpose=purpose,
         ranks_at_fault=end.ranks_at_fault if end else [],
         seconds=time.monotonic() - start,

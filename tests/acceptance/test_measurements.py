@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
 import pytest
 
 from suite.acceptance import measurements
 from suite.acceptance.context import RunningBattery, Settings
+from suite.acceptance.evidence import LaunchPurpose
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import launch_phases
 from suite.acceptance.presets import EFFORTS, EXACT_STEPS
@@ -15,7 +20,9 @@ from suite.job.events import Status
 from suite.job.probe_job import Probed, Soaked
 from suite.launch.launcher import LaunchOutcome
 from suite.machine.cpu_contention import Shared
+from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Figure, Quantity
+from suite.reproduce.reproduce import LaunchResult
 from tests.support.profiles import profile
 
 
@@ -97,3 +104,25 @@ def step(seconds):
 def test_a_profile_without_the_operations_predicts_no_step(tmp_path):
     assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, profile(), compiled=False) is None
     assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, None, compiled=False) is None
+
+
+def test_a_launch_that_failed_is_stored_so_that_it_can_be_read(monkeypatch):
+    failed = LaunchResult(
+        run="gpt2-mini",
+        status=Status.CRASHED,
+        verdict=Verdict.FAIL,
+        message="killed",
+        record="r",
+        rows=[],
+        losses=[],
+        loss_scales=[],
+        skipped=[],
+        arithmetic="",
+    )
+    for name in ("plan", "corpus_for"):
+        monkeypatch.setattr(measurements, name, lambda *_arguments: None)
+    monkeypatch.setattr(measurements, "reproduce", lambda *_arguments, **_options: failed)
+    monkeypatch.setattr(measurements.store, "read", lambda _path: SimpleNamespace(end=None, begin=None))
+    usual = {"device": "cpu", "ranks": 2, "steps": 6, "compiled": False, "results": Path(), "profile": None}
+    launch = measurements.miniature_launch("gpt2-mini", LaunchPurpose.EXACT, on_event=print, **usual)
+    assert msgspec.json.decode(msgspec.json.encode(launch), type=type(launch)) == launch
