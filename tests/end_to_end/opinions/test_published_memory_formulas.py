@@ -1,4 +1,4 @@
-"""Formulas that Megatron-LM and DeepSpeed publish for their users, written down as they print them, and ours.
+"""Formulas that Megatron-LM and DeepSpeed publish for their users, as they are known (not re-read for this file), and ours.
 
 docs/second_opinions.md says where they disagree, who is right, and why.
 """
