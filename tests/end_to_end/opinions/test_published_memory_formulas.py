@@ -1,6 +1,6 @@
-"""Formulas that Megatron-LM and DeepSpeed publish for their users, as they are known (not re-read for this file), and ours.
+"""Formulas that Megatron-LM and DeepSpeed publish, as they are known (not re-read for this file), and ours.
 
-docs/second_opinions.md says where they disagree, who is right, and why.
+docs/trust.md says where they disagree, who is right, and why.
 """
 
 from __future__ import annotations
