@@ -448,8 +448,8 @@ def test_every_number_and_switch_of_the_step_is_among_those_that_never_make_it_f
     peaks = {"peak_is_measured", "product_peak_flop_per_second", "host_bytes_per_second"}
     assert new == {*NUMBERS, *peaks, "stack", *FASTER}
     # three others choose other numbers or layouts: libraries, the attention kernel, the dealing of layers; the fourth
-    # is the host's time or none
-    others = {"generation", "attention", "balances_stages", "python_launches"}
+    # is the host's time or none; the last two change memory alone
+    others = {"generation", "attention", "balances_stages", "python_launches", "modules", "weights_32"}
     assert set(PLAIN.__struct_fields__) == {*SWITCHED, *COUNTS, *others}
 
 

@@ -55,18 +55,6 @@ def test_llama_70b_sharded_over_16_accelerators_may_fit() -> None:
     assert memory(run, "Megatron-LM", layout, Precision.BF16, sequence=2048).peak > usable
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [("v100-sxm-32gb", 30.5, 31.7), ("a100-sxm-40gb", 39.4, 39.6), ("a100-sxm-80gb", 79.1, 79.2)],
-)
-def test_usable_memory_is_what_out_of_memory_messages_print_less_a_context(
-    name: str, least: float, most: float
-) -> None:
-    memory = usable_memory(accelerator(name).board)
-    assert least - 0.01 <= (memory.usable + memory.context) / GIB <= most + 0.01
-    assert 0.3 < memory.context / GIB < 1
-
-
 def test_a_distributed_optimizer_reduce_scatters_its_gradients() -> None:
     """NVIDIA/Megatron-LM, pull request 482: 5.16 GB of gradients sent a rank in its example, dp4,tp2,pp2; as an
     all-reduce 10.31 GB.
