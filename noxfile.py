@@ -311,6 +311,13 @@ def explore(session: nox.Session) -> None:
 
 
 @nox.session
+def explore_times(session: nox.Session) -> None:
+    """Measure how long the page with controls takes to answer a change, at the server and in Debian's Chromium."""
+    install(session, "test", "report", "explore", "page")
+    session.run("python", "-m", "benchmarks.explore_times", *session.posargs)
+
+
+@nox.session
 def page(session: nox.Session) -> None:
     """Drive Debian's Chromium through the page: loads, filters, prints, reads: nox -s page -- -k filters"""
     install(session, "test", "regress", "report", "explore", "page")
