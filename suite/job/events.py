@@ -69,11 +69,16 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
-    """Training begins with `step`: 0, or that of the checkpoint that was loaded in `seconds`."""
+    """Training begins with `step`: 0, or that of the checkpoint that was loaded in `seconds`.
+
+    Args:
+        attempt: how often torchrun had started all ranks again.
+    """
 
     step: int
     seconds: float
     time: float
+    attempt: int = 0
 
 
 class CheckpointStored(msgspec.Struct, frozen=True, tag="checkpoint stored"):

@@ -50,12 +50,13 @@ class RankEvents:
 
     def _take(self, event: Event) -> None:
         """An event more; where training goes on after a restart, what the attempt before it left counts no more."""
-        if isinstance(event, Resumed) and (before := _before_restart(self.events)):
-            self.restarts.append(_restart(before, event))
-            done = [e for e in before if not isinstance(e, Step) or e.step < event.step]
-            kept = [e for e in done if isinstance(e, Step | CheckpointStored)]
-            self.events = [*kept, *self.events[len(before) :]]
         if isinstance(event, Resumed):
+            before = _before_restart(self.events)
+            if before or event.attempt > len(self.restarts):
+                self.restarts.append(_restart(before, event, launched=self.launched))
+                done = [e for e in before if not isinstance(e, Step) or e.step < event.step]
+                kept = [e for e in done if isinstance(e, Step | CheckpointStored)]
+                self.events = [*kept, *self.events[len(before) :]]
             self.began = self.began or event.time
         self.events.append(event)
 
@@ -95,10 +96,11 @@ def _before_restart(events: list[Event]) -> list[Event]:
     return events[: starts[-1]] if len(starts) > 1 else []
 
 
-def _restart(before: list[Event], resumed: Resumed) -> Restart:
-    """The restart after these events of one rank."""
+def _restart(before: list[Event], resumed: Resumed, *, launched: float) -> Restart:
+    """The restart after these events of one rank; after none where all ended before it had said a word."""
     steps = [event for event in before if isinstance(event, Step)]
-    last = steps[-1].time if steps else next(event.time for event in before if isinstance(event, Started))
+    started = (event.time for event in before if isinstance(event, Started))
+    last = steps[-1].time if steps else next(started, launched)
     why = next((event.message for event in before if isinstance(event, Failed)), "ended without a word")
     number = steps[-1].step if steps else -1
     return Restart(after_step=number, step=resumed.step, seconds=resumed.time - last, why=why)

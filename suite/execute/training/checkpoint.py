@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import shutil
 import time
@@ -87,13 +88,13 @@ class CheckpointedTraining:
         """
         if not self._stores:
             return 0
-        begin = time.time()
+        begin, attempt = time.time(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         found: list[str | None] = [None]
         if dist.get_rank() == 0 and (path := newest(self._checkpoints.directory)) is not None:
             found = [str(path)]
         dist.broadcast_object_list(found, src=0, group=self._group)
         if found[0] is None:
-            self._report(Resumed(0, 0.0, time.time()))
+            self._report(Resumed(0, 0.0, time.time(), attempt))
             return 0
         self._report(Phase(f"load {found[0]}", time.time()))
         progress = progress_of(Path(found[0]))
@@ -110,7 +111,7 @@ class CheckpointedTraining:
         self._steps.continue_from(progress)
         if same:
             set_random_state(randomness, self._steps.device)
-        self._report(Resumed(progress.step, time.time() - begin, time.time()))
+        self._report(Resumed(progress.step, time.time() - begin, time.time(), attempt))
         return progress.step
 
     def _rehearse(self, progress: Progress) -> None:
