@@ -92,7 +92,9 @@ def test_an_overflow_in_the_warm_up_makes_it_a_step_longer(tmp_path: Path) -> No
     assert result.status is Status.OK, result.message
     assert result.skipped
     assert result.skipped[0] == 0
-    assert kinds(result.record).index("counted") == len(result.skipped) + 3
+    counted = kinds(result.record).index("counted")
+    # a scale that has grown again overflows again, where a processor rounds so: those steps are not of the warm-up
+    assert counted == sum(step < counted for step in result.skipped) + 3
     assert failed_rows(result) == set()
 
 
