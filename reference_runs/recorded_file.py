@@ -20,7 +20,7 @@ from reference_runs.regular_file import typed_text
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
 
-LONGEST_LINE = 4000  # of TOML, recorded files have up to 794: a key of 100,000 parts takes seconds to read
+LONGEST_LINE = 4000  # of TOML; recorded files have up to 794, and a key of 100,000 parts takes seconds to read
 LARGEST_EXACT = 2**53  # up to which a number such as 2e12 is a certain integer
 
 
@@ -33,9 +33,7 @@ def read_toml(path: Path, *, what: str, known: set[str]) -> dict[str, Any]:
     where = shown_path(path)
     try:
         text = typed_text(path)
-        if (
-            longest := max(map(len, text.splitlines()), default=0)
-        ) > LONGEST_LINE:  # a key of 10,000 parts takes seconds
+        if (longest := max(map(len, text.splitlines()), default=0)) > LONGEST_LINE:
             raise ValueError(f"a line of {longest:,} letters, allowed are {LONGEST_LINE:,}")
         raw = tomllib.loads(text)
     except OSError as error:

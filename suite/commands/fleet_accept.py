@@ -55,7 +55,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     """Judge many nodes: a battery on each, pairs of them, groups of them, and one table.
 
     The engine starts everything. Each node is measured with two partners: their link, their clocks, and products of
-    both at the same time. So a bad node is told apart from a bad link, and from its partner. What a battery or a pair
+    both at the same time. This distinguishes a bad node from a bad link, and from its partner. What a battery or a pair
     finds counts if it is found twice. A node that gives no answer has a verdict of its own; nodes that are busy,
     drained or down are listed as not run. Options after -- go to `accept` on every node.
 

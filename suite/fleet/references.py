@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_bytes
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import CHECKS
@@ -78,6 +79,6 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
 
 def _battery(path: Path) -> BatteryEnd:
     try:
-        return battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
+        return battery_record.decode(file_bytes(path), BatteryEnd, str(path))
     except OSError as error:
         raise InputError(f"cannot read a battery: {error.strerror}", got=str(path), where="--results") from error

@@ -1,4 +1,4 @@
-"""The gate of mutation testing can fail: it tells assertions from crashes, time-outs and broken imports."""
+"""The gate of mutation testing can fail: it distinguishes assertions from crashes, time-outs and broken imports."""
 
 from __future__ import annotations
 
