@@ -30,7 +30,7 @@ from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.mesh import CONTEXT, DATA, PIPELINE, coordinates, device_mesh
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.parallelize import Training, parallelize
-from suite.execute.training.loop import activation_bytes, model_flop
+from suite.execute.training.loop import activation_bytes, model_flop_of_sample
 from suite.execute.training.step import Steps
 from suite.job.dry_run_job import AskedStep, StepCounts
 from suite.job.events import Finished
@@ -91,19 +91,20 @@ class DryRank:
             self._name_state(training)
             self._name_what_chunks_hand_over(training)
             self._steps = steps = Steps(job, training, mesh, CPU, FakedBatches(stream, mode, self.allocations))
-            self._warm_up()
+            of_sample = self._first_pass(counts=passes)
             self._name_state(training)
             counted = []
             for step in asked:
                 with short_steps(step.in_flight):
                     counted.append(self._counted(step.micro_batches, index))
-            of_one = model_flop(steps) // steps.micro_batches if passes else 0
             kept = activation_bytes(steps) if passes else 0
         return [
             msgspec.structs.replace(
                 step,
                 counts=msgspec.structs.replace(
-                    step.counts, model_flop=step.micro_batches * of_one, activation_bytes=kept
+                    step.counts,
+                    model_flop=step.micro_batches * job.layout.micro_batch * of_sample,
+                    activation_bytes=kept,
                 ),
             )
             for step in counted
@@ -119,16 +120,25 @@ class DryRank:
         for stage in training.pipeline.stages if training.pipeline else ():
             stage.set_local_bwd_input = partial(named, stage.set_local_bwd_input)  # type: ignore[method-assign]
 
-    def _warm_up(self) -> None:
-        """A pass of one micro-batch and an update: DTensor learns its shapes, the optimizer makes its state."""
+    def _first_pass(self, *, counts: bool) -> int:
+        """A pass of one sample and an update, by which the optimizer makes its state; its model flop.
+
+        Args:
+            counts: whether it counts them; 0 otherwise.
+        """
         assert self._steps is not None
         steps, training = self._steps, self._steps.training
-        for output in steps.chunk_outputs(samples=self.job.layout.micro_batch, through_modules=True):
-            output.backward(torch.ones_like(output))
+        if counts:
+            flop = model_flop_of_sample(steps, through_modules=True)
+        else:
+            flop = 0
+            for output in steps.chunk_outputs(samples=1, through_modules=True):
+                output.backward(torch.ones_like(output))
         steps.update(torch.ones(()))
         for module in training.modules:
             if isinstance(module, DistributedDataParallel):
                 module.reducer._rebuild_buckets()  # now, not at the beginning of the next step
+        return flop
 
     def _name_state(self, training: Training) -> None:
         parameters = (local(parameter) for chunk in training.chunks for parameter in chunk.parameters())

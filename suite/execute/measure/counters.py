@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import (
     FlopCounterMode,
@@ -277,14 +279,25 @@ class LocalFlopCounter(FlopCounterMode):
 
     def __enter__(self) -> LocalFlopCounter:
         self.flop_counts.clear()
-        self.mode = _LocalFlopMode(self)
-        self.mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._within = ExitStack()
+        self._within.enter_context(
+            mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", _uncounted)
+        )
+        self.mode = self._within.enter_context(_LocalFlopMode(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self.mode is not None
-        self.mode.__exit__(*error)
+        self._within.close()
         self.mode = None
+
+
+_propagate: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+
+
+def _uncounted(propagator: ShardingPropagator, schema: Any) -> Any:
+    """DTensor's own run of an operator on new shapes, by which it knows those of the result: nothing is computed."""
+    with _disable_current_modes():
+        return _propagate(propagator, schema)
 
 
 _EAGER = ContextVar("eager", default=False)

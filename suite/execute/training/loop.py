@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -131,7 +131,8 @@ def _finished(
     """What the instruments show, and the counts of the passes after the last step."""
     training = steps.training
     pipelined = clocks.phase_seconds if training.pipeline or training.without_flush else []
-    computed_rows, flop = counters.computed_rows, model_flop(steps)
+    samples = steps.micro_batches * steps.job.layout.micro_batch
+    computed_rows, flop = counters.computed_rows, samples * model_flop_of_sample(steps)
     computed_rows["model_flop"] = training.computed_rows.counted
     activations = activation_bytes(steps)
     computed_rows["activation_bytes"] = training.computed_rows.counted
@@ -174,10 +175,13 @@ def _finished(
     )
 
 
-def model_flop(steps: Steps) -> int:
-    """Flop of a step of this rank without recomputation: those of one sample times its samples.
+def model_flop_of_sample(steps: Steps, *, through_modules: bool = False) -> int:
+    """Flop of a pass of one sample on this rank, forward and backward, without recomputation.
 
-    It runs one sample at a time, because a whole micro-batch without recomputation may not fit where training does.
+    Of one alone, because a whole micro-batch without recomputation may not fit where training does.
+
+    Args:
+        through_modules: whether gradients are reduced, as in a step.
     """
     flop = LocalFlopCounter(recomputes=False)
     layout = steps.job.layout
@@ -185,17 +189,15 @@ def model_flop(steps: Steps) -> int:
         chunk.recompute(Recomputation.NONE)
         for context in chunk.contexts:
             context.pads = False
-    # DTensor computes new shapes twice, to know their placements: count the second pass
-    for mode in (nullcontext(), flop) if layout.tensor_parallel > 1 else (flop,):
-        steps.training.computed_rows.clear()
-        with eagerly(), _scores_stored(steps.device), mode:
-            for output in steps.chunk_outputs(samples=1):
-                output.backward(torch.ones_like(output))
+    steps.training.computed_rows.clear()
+    with eagerly(), _scores_stored(steps.device), flop:
+        for output in steps.chunk_outputs(samples=1, through_modules=through_modules):
+            output.backward(torch.ones_like(output))
     for chunk in steps.training.chunks:
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
         for context in chunk.contexts:
             context.pads = True
-    return int(flop.get_total_flops()) * steps.micro_batches * layout.micro_batch
+    return int(flop.get_total_flops())
 
 
 @contextmanager
@@ -212,10 +214,12 @@ def _scores_stored(device: torch.device) -> Iterator[None]:
 def activation_bytes(steps: Steps) -> int:
     """Bytes that autograd keeps for the backward pass of one micro-batch, executed eagerly."""
 
+    modules = [module for chunk in steps.training.chunks for module in chunk.modules()]
+
     def weights() -> Iterator[Tensor]:
         yield from steps.training.weights
-        for chunk in steps.training.chunks:
-            yield from chunk.parameters()  # gathered ones, while fully sharded blocks compute
+        for module in modules:  # gathered ones, while fully sharded blocks compute
+            yield from (parameter for parameter in module._parameters.values() if parameter is not None)
 
     kept = KeptForBackward(weights)
     steps.training.computed_rows.clear()

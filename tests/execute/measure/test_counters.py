@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +24,7 @@ from suite.execute.measure.counters import (
     storage_bytes,
 )
 from suite.execute.measure.phases import Part, Phases
+from suite.execute.parallel.fake_group import fake_group
 
 
 def test_a_storage_counts_once_however_many_tensors_look_into_it() -> None:
@@ -190,3 +193,14 @@ def test_grouped_products_count_each_row_once_however_they_are_dealt() -> None:
             with LocalFlopCounter() as counter:
                 torch.nn.functional.grouped_mm(a, b, offs=offsets)
             assert counter.get_total_flops() == 2 * 8 * 16 * 24
+
+
+def test_operators_by_which_dtensor_learns_shapes_are_not_counted() -> None:
+    with fake_group(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        x_TD = distribute_tensor(torch.ones(6, 10), mesh, [Replicate()])
+        weight_DF = distribute_tensor(torch.ones(10, 14), mesh, [Shard(1)])
+        for _ in range(2):  # new shapes, then known ones
+            with LocalFlopCounter() as counter:
+                assert isinstance(x_TD @ weight_DF, DTensor)
+            assert counter.get_total_flops() == 2 * 6 * 10 * 14 // 2

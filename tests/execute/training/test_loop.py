@@ -14,7 +14,7 @@ from reference_runs.miniature import miniature
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
-from suite.execute.training.loop import model_flop
+from suite.execute.training.loop import model_flop_of_sample
 from suite.execute.training.step import Steps
 from suite.predict.analytic.flop import rank_model_flop
 from suite.reproduce.plan import job_for
@@ -48,5 +48,5 @@ def test_fused_attention_of_two_head_sizes_counts_what_is_needed_not_what_is_pad
     mesh = device_mesh(job.layout, job.device)
     steps = Steps(job, parallelize(job, mesh=mesh, device=CPU), mesh, CPU)
     steps.forward_and_backward()
-    assert model_flop(steps) == rank_model_flop(plan.workload, stage=0, samples=1)
+    assert model_flop_of_sample(steps) == rank_model_flop(plan.workload, stage=0, samples=1)
     assert not torch.backends.cuda.math_sdp_enabled()
