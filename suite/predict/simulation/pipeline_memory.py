@@ -55,6 +55,8 @@ class PipelinedStage:
         rank, tape = self._rank, self._tape
         tape.enter(StepPhase.FORWARD)
         batch = rank.batch(self._micro_batches)
+        if expert_rows is None and self._alternates:  # all cycles of a pass forward and a pass backward are alike
+            self._micro_batches = min(self._micro_batches, 2 * (self._layout.pipeline_stages - rank.stage) + 1)
         for done in passes(self._layout, micro_batches=self._micro_batches, stage=rank.stage):
             chunk, key = rank.chunks[self._numbers.index(done.chunk)], (done.chunk, done.micro_batch)
             if expert_rows is not None:

@@ -22,6 +22,7 @@ from suite.predict.simulation.state import executed_state, optimizer_groups, upd
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
 CUDA_GRANULARITY = 512  # bytes that PyTorch's allocator rounds every block up to
+ALIKE_FROM = 3  # micro-batches
 MULTIPLYING_THREADS = 2  # Python's, and autograd's for the backward pass: cuBLAS has a workspace for each
 
 
@@ -116,6 +117,8 @@ def _run(rank: SimulatedRank, expert_rows: ExpertRows | None) -> list[MemoryBloc
     """Run the micro-batches of a step one after the other; only gradients remain allocated."""
     (chunk,) = rank.chunks
     micro_batches = accumulation(rank.workload.recipe, rank.workload.layout)
+    if expert_rows is None:  # those between the first and the last are alike
+        micro_batches = min(micro_batches, ALIKE_FROM)
     for number in range(micro_batches):
         chunk.expert_rows = None if expert_rows is None else expert_rows[number]
         loss = rank.forward(chunk)

@@ -93,3 +93,31 @@ def test_the_embedding_s_backward_pass_has_the_whole_table_on_each_tensor_parall
     workload = Workload(run.architecture, recipe, layout)
     peak = executed_peak_bytes(workload, StepOptions(kernels=Kernels()), stage=0, replica=0)
     assert peak == 21_346_860 - 4  # the smallest blocks are left out
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "micro_batches"),
+    [
+        ("bloom-mini", "dp1,tp1,pp1,micro1", 7),
+        ("gpt2-mini", "dp2,tp1,pp1,micro2", 5),
+        ("opt-mini", "dp2,tp1,pp1,zero3,micro1", 5),
+        ("bloom-mini", "dp2,tp1,pp2,zero1,micro1,recompute-full", 13),
+        ("mt-nlg-mini", "dp2,tp2,pp2,micro1", 9),
+        ("gpt-neox-mini", "dp1,tp1,pp4,micro1", 25),
+        ("glm-mini", "dp1,tp1,pp4,micro1,recompute-full", 3),
+    ],
+)
+def test_micro_batches_that_are_alike_need_no_simulation(name: str, layout: str, micro_batches: int) -> None:
+    run = miniature(reference_run(miniatures()[name]), "cpu", ranks=1)
+    changed = msgspec.structs.replace(parse_layout(layout, base=run.layout), accumulation=None)
+    batch = changed.replicas * changed.micro_batch * micro_batches
+    workload = Workload(
+        msgspec.structs.replace(run.architecture, layers=4),
+        msgspec.structs.replace(run.recipe, global_batch=batch),
+        changed,
+    )
+    options = StepOptions(kernels=Kernels())
+    each = ((),) * micro_batches  # rows of no experts: every one is simulated
+    for stage in range(changed.pipeline_stages):
+        simulated = executed_peaks(workload, options, stage=stage, replica=0, expert_rows=each)
+        assert executed_peaks(workload, options, stage=stage, replica=0) == simulated
