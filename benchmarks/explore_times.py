@@ -6,6 +6,7 @@ Wall and processor time of 200 random changes of a control, each; the processor 
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import shutil
 import statistics
@@ -13,11 +14,12 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import psutil
 
 from suite.report.explore.controls import OTHERS
 from suite.report.explore.page import answer, application
-from suite.report.explore.state import controls_of
+from suite.report.explore.state import address, controls_of
 from suite.report.explore.view import recorded_layout, state_of_run
 
 RUNS = ("bloom-176b", "gpt-neox-20b", "llama3.1-405b", "mixtral-8x7b", "deepseek-v3", "korthikanti2022_table5:9")
@@ -62,6 +64,7 @@ def in_the_browser(asked: list[tuple[str, str, int]], port: int) -> tuple[list[f
     """The same until the page is drawn; processor time of server and browser together."""
     from playwright.sync_api import sync_playwright
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = application(state_of_run(RUNS[0])).run
     threading.Thread(target=server, kwargs={"port": port, "debug": False}, daemon=True).start()
     wall, processor = [], []
@@ -72,7 +75,8 @@ def in_the_browser(asked: list[tuple[str, str, int]], port: int) -> tuple[list[f
         shown = None
         for run, control, value in asked:
             if run != shown:
-                page.goto(f"http://127.0.0.1:{port}/?run={run}&layout=&on=h100-sxm&network=3200")
+                state = msgspec.structs.replace(state_of_run(run), on="h100-sxm", network=3200.0)
+                page.goto(f"http://127.0.0.1:{port}/{address(state)}")
                 page.wait_for_function("document.body.dataset.shown")
                 page.wait_for_timeout(1000)
                 shown = run
@@ -113,9 +117,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8059)
     arguments = parser.parse_args()
     asked = changes(38, arguments.changes)
-    print(f"load before: {psutil.getloadavg()[0]:.1f}")
+    print(f"load before: {psutil.getloadavg()[0]:.1f}", flush=True)
     print(_printed("server", at_the_server(asked)), flush=True)
     print(_printed("browser", in_the_browser(asked, arguments.port)))
+    print(f"load after: {psutil.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

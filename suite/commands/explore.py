@@ -52,7 +52,6 @@ def _write(run: str, path: Path) -> None:
         raise InputError("no such directory", got=str(path.parent), where="--static")
     try:
         import jinja2  # noqa: F401
-        import plotly  # noqa: F401
 
         from suite.report.explore.offline import MOST_BYTES, write_offline_page
     except ImportError as error:

@@ -49,7 +49,6 @@ def offline_page(run: str, grid: StateGrid) -> str:
     """The file's text."""
     import jinja2
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     described = described_run(run)
     assert described.cluster is not None
@@ -64,7 +63,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
         measured=measured(run),
     )
     scripts = {
-        "plotly": get_plotlyjs(),
+        "charts": (HERE / "assets" / "charts.js").read_text(encoding="utf-8"),
         "script": (HERE / "assets" / "explore.js").read_text(encoding="utf-8"),
         "static_script": (HERE / "static" / "static.js").read_text(encoding="utf-8"),
         "style": (HERE / "assets" / "explore.css").read_text(encoding="utf-8"),
@@ -80,7 +79,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
         groups=_groups(run, grid),
         parts=PARTS,
         **columns,
-        **{name: Markup(text) for name, text in scripts.items()},  # noqa: S704  # plotly's, and the project's own files
+        **{name: Markup(text) for name, text in scripts.items()},  # noqa: S704  # the project's own files
     )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
-from plotly.offline import get_plotlyjs
+from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, parse_layout
+from reference_runs.layout import parse_layout
 from suite.report.explore.content import content
 from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS, PARTS, SWITCHES, Control, controls
 from suite.report.explore.exported import EXPORTS, exported
@@ -22,18 +21,16 @@ from suite.report.explore.view import recorded_layout, state_of_run
 from suite.report.explore.why import derivations
 
 NAMES = (*OTHERS, *LAYOUT_CONTROLS)
-PLOTLY = "/plotly.min.js"
 _INDEX = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{%title%}</title>{%favicon%}{%css%}</head>
-<body>{%app_entry%}<footer>{%config%}<script src="/plotly.min.js"></script>{%scripts%}
+<title>{%title%}</title><link rel="icon" href="data:,">{%css%}</head>
+<body>{%app_entry%}<footer>{%config%}{%scripts%}
 <script>window.explore.derivations = DERIVATIONS;</script>{%renderer%}</footer></body></html>"""
 _SHOW = """function(content) {
   if (!content) { return ''; }
-  const begun = performance.now();
   window.explore.ready();
-  window.explore.show(content);
-  return String(performance.now() - begun);
+  window.explore.show(JSON.parse(content));
+  return '';
 }"""
 _MEASURED = "function(content) { if (content) { window.explore.measured(content); } return ''; }"
 
@@ -43,12 +40,6 @@ def application(first: ExploreState) -> Dash:
     app = Dash(__name__, title="explore", update_title=None, assets_folder="assets", serve_locally=True)
     app.layout = lambda: _page(first)  # anew for each visit
     app.index_string = _INDEX.replace("DERIVATIONS", json.dumps(derivations()).replace("</", "<\\/"))
-    plotly = get_plotlyjs()
-
-    @app.server.route(PLOTLY)  # type: ignore[untyped-decorator]  # Flask's is, by Dash
-    def script() -> tuple[str, dict[str, str]]:
-        return plotly, {"Content-Type": "text/javascript", "Cache-Control": "max-age=86400"}
-
     asked = [Input(name, "value") for name in NAMES]
 
     @app.callback(  # type: ignore[untyped-decorator]  # Dash has no types
@@ -58,21 +49,22 @@ def application(first: ExploreState) -> Dash:
             Output("content", "data"),
             Output("source", "value"),
             Output("run", "options"),
+            Output("export-text", "children"),
         ],
-        [Input("url", "search"), Input("source", "value"), Input("keep", "n_clicks"), *asked],
+        [Input("url", "search"), Input("source", "value"), Input("keep", "n_clicks"), Input("export", "value"), *asked],
     )
-    def changed(query: str, source: str, _kept: int, *given: Any) -> list[Any]:
-        return answer(query, source, dict(zip(NAMES, given, strict=True)), ctx.triggered_id, first)
+    def changed(query: str, source: str, _kept: int, export: str | None, *given: Any) -> list[Any]:
+        if ctx.triggered_id == "export":
+            return [*[no_update] * (len(NAMES) + 4), export_text(query, export, first)]
+        found = answer(query, source, dict(zip(NAMES, given, strict=True)), ctx.triggered_id, first)
+        shown, content_ = found[len(NAMES)], found[len(NAMES) + 1]
+        # one text: of a tree, the browser's part of Dash would visit every node
+        found[len(NAMES) + 1] = msgspec.json.encode(content_).decode()
+        return [*found, no_update if shown is no_update or not export else export_text(shown, export, first)]
 
     @app.callback(Output("records", "data"), Input("run", "value"))  # type: ignore[untyped-decorator]
     def recorded(run: str) -> Any:
         return _records(run)
-
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("export-text", "children"), Input("export", "value"), Input("url", "search"), State("export", "value")
-    )
-    def export(_asked: str, query: str, name: str | None) -> str:
-        return export_text(query, name, first)
 
     app.clientside_callback(_SHOW, Output("shown-in", "children"), Input("content", "data"))
     app.clientside_callback(_MEASURED, Output("measured-in", "children"), Input("records", "data"))
@@ -89,7 +81,8 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
     except InputError as error:
         refused = {"title": "", "remarks": [], "command": "", "views": [{"layout": "", "wrong": list(error.lines)}]}
         return [*[no_update] * (len(NAMES) + 1), refused, no_update, no_update]
-    layout = parse_layout(state.layout, base=recorded_layout(state.run)) if state.layout else Layout()
+    recorded = recorded_layout(state.run)
+    layout = parse_layout(state.layout, base=recorded) if state.layout else recorded
     values = {**{name: getattr(state, name) for name in OTHERS}, **controls_of(layout)}
     own = source_of(state.run)
     moved = own != source or triggered in (None, "url", "source")

@@ -109,7 +109,7 @@ def test_what_is_wrong_is_an_alert_and_the_page_stays(shown: Page) -> None:
 
 
 def test_nothing_comes_from_the_network(shown: Page, requests: list[str], address: str) -> None:
-    shown.wait_for_selector("#memory-picture .plot-container")
+    shown.wait_for_selector("#memory-picture rect")
     assert requests
     assert all(url.startswith((address, "data:", "blob:")) for url in requests)
 
@@ -196,7 +196,7 @@ def test_a_published_row_is_chosen_by_the_keyboard_alone(shown: Page) -> None:
     field.focus()
     assert field.get_attribute("tabindex") == "0"
     shown.keyboard.press("Enter")
-    shown.wait_for_selector(".dash-dropdown-content input:focus")
+    shown.wait_for_selector(".dash-options-list-option-checkbox:focus")  # after the search, which has it first
     shown.keyboard.press("ArrowUp")
     shown.keyboard.press("Space")
     shown.wait_for_url("**?run=korthikanti2022_table5%3A8&**")
@@ -304,7 +304,7 @@ def test_every_width_and_scheme_shows_all_without_sideways_scrolling(
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(address)
-    page.wait_for_selector("#memory-picture .plot-container")
+    page.wait_for_selector("#memory-picture rect")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(18, 19, 23)") == (scheme == "dark")

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("plotly", reason="the file needs plotly, of the group `report`")
-
 from suite.report.explore.content import content
 from suite.report.explore.grid import OUTSIDE, StateGrid, axes_of, combinations, computed_grid, packed, state_at
 

@@ -52,6 +52,11 @@ def test_an_empty_address_shows_the_first_state_and_names_it() -> None:
     assert again[: len(NAMES) + 2] == shown[: len(NAMES) + 2]
 
 
+def test_controls_of_an_address_without_layout_are_those_of_the_run() -> None:
+    shown = dict(zip(NAMES, answer("?run=gpt-neox-20b&on=h100-sxm", "runs", {}, "url", FIRST), strict=False))
+    assert [shown[name] for name in ("dp", "tp", "pp")] == [12, 2, 4]
+
+
 def test_another_run_begins_as_it_was_recorded() -> None:
     shown = dict(zip(NAMES, asked(controls("gpt-neox-20b", dp=1), "run"), strict=False))
     assert shown["dp"] == recorded_layout("gpt-neox-20b").data_parallel

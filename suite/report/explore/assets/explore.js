@@ -24,6 +24,7 @@ window.explore = (() => {
   };
   const opened = new Set();
   let last = null;
+  let lanes = [];  // canvases and their passes
 
   function el(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
@@ -34,12 +35,13 @@ window.explore = (() => {
     made.append(...children.flat().filter((child) => child !== null && child !== undefined));
     return made;
   }
+  const WHOLE = new Intl.NumberFormat("en-US"), FOUR_DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 4 });
   function number(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    if (Number.isInteger(value) || size >= 1e4) return Math.round(value).toLocaleString("en-US");
+    if (Number.isInteger(value) || size >= 1e4) return WHOLE.format(Math.round(value));
     if (size !== 0 && size < 1e-3) return value.toExponential(2);
-    return Number(value.toPrecision(4)).toLocaleString("en-US", { maximumSignificantDigits: 4 });
+    return FOUR_DIGITS.format(Number(value.toPrecision(4)));
   }
   function amount(value, unit) {
     if (value === null || value === undefined) return "–";
@@ -194,57 +196,49 @@ window.explore = (() => {
   }
 
   // memory of each stage: stacked bars
-  function paint(id, traces, layout) {
-    const where = document.getElementById(id);
-    if (!where || !window.Plotly) return;
-    const axis = { gridcolor: colour("--line"), linecolor: colour("--muted"), zeroline: false };
-    const filled = {
-      margin: { l: 62, r: 12, t: 8, b: 42 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", barmode: "stack", bargap: 0.15,
-      font: { size: 12, color: colour("--ink"), family: "inherit" }, legend: { orientation: "h", y: -0.2, traceorder: "normal" }, ...layout,
-    };
-    for (const name of ["xaxis", "yaxis"]) filled[name] = { ...axis, ...(layout[name] || {}) };
-    window.Plotly.react(where, traces, filled, { displayModeBar: false, responsive: true });
-  }
   function memory(views) {
     const stages = views.map((view) => view.instants.length);
     if (!section("memory-part", stages.some((count) => count))) return;
     const places = views.flatMap((view, index) => view.instants.map((_, stage) => `${letter(views, index)} ${stage}`.trim()));
     const names = MEMORY.filter((name) => views.some((view) => view.memory[name]));
     names.push(...new Set(views.flatMap((view) => Object.keys(view.memory).filter((name) => !MEMORY.includes(name)))));
-    const traces = names.map((name) => ({
-      type: "bar", name, x: places, marker: { color: colour(`--m${(MEMORY.indexOf(name) + 13) % 13}`) }, hovertemplate: "stage %{x}: %{y:.2f} GiB<extra>" + name + "</extra>",
-      y: views.flatMap((view, index) => view.memory[name] || Array(stages[index]).fill(0)).map((bytes) => bytes / GIB),
+    const parts = names.map((name) => ({
+      name, colour: `--m${(MEMORY.indexOf(name) + 13) % 13}`, values: views.flatMap((view, index) => view.memory[name] || Array(stages[index]).fill(0)).map((bytes) => bytes / GIB),
     }));
-    const limits = [...new Set(views.map((view) => view.memory_limit).filter(Boolean))];
-    const shapes = limits.map((limit) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: limit / GIB, y1: limit / GIB, line: { color: colour("--bad"), width: 2, dash: "dash" } }));
-    const annotations = limits.map((limit) => ({ xref: "paper", x: 1, xanchor: "right", y: limit / GIB, yanchor: "bottom", showarrow: false, text: `${number(limit / GIB)} GiB of an accelerator`, font: { color: colour("--bad") } }));
-    const highest = Math.max(...limits.map((limit) => limit / GIB), ...views.map((view) => peak(view) / GIB));
-    paint("memory-picture", traces, { height: 360, shapes, annotations, yaxis: { title: { text: "GiB" }, range: [0, 1.1 * highest] }, xaxis: { type: "category", title: { text: "pipeline stage", standoff: 4 } } });
+    const limits = [...new Set(views.map((view) => view.memory_limit).filter(Boolean))].map((limit) => ({ value: limit / GIB, words: `${number(limit / GIB)} GiB of an accelerator` }));
     const fullest = views.map((view, index) => {
       const sums = view.instants.map((_, stage) => Object.values(view.memory).reduce((sum, part) => sum + part[stage], 0));
       const stage = sums.indexOf(Math.max(...sums));
       return `${letter(views, index)} stage ${stage} is fullest, ${view.instants[stage]}: ${amount(sums[stage], "byte")}`.trim();
     });
-    place("memory-words", el("p", { class: "muted" }, fullest.join("; ")));
+    place("memory-words", el("p", { class: "muted" }, fullest.join("; ")), el("p", { class: "legend" }, parts.map((part) => el("span", {}, el("i", { style: `background: var(${part.colour})` }), part.name))));
+    window.charts.bars(document.getElementById("memory-picture"), {
+      said: `Memory of each stage by part. ${fullest.join("; ")}`, height: 300, places, parts, limits, unit: "GiB", below: "pipeline stage",
+      told: (part, at) => `stage ${places[at]}: ${amount(part.values[at] * GIB, "byte")} ${part.name}`,
+    });
   }
 
   // the pipeline's first passes, on a canvas: thousands of boxes
   function passes(views) {
+    lanes = [];
     const drawn = views.map((view, index) => [view.passes, letter(views, index)]).filter(([each]) => each);
     if (!section("passes-part", drawn.length)) return;
     const used = [...new Set(drawn.flatMap(([each]) => [...each.kinds]))];
     const legend = el("p", { class: "legend" }, used.map((each) => el("span", {}, el("i", { class: `pass${each}` }), PASSES[each])));
     const pictures = drawn.map(([each, name]) => {
       const words = `${name ? `${name}: ` : ""}${each.lanes} stages, micro-batches 1 to ${each.micro_batches} of ${each.of}; a pass is as long as its flop, a later chunk of a stage paler`;
-      const canvas = el("canvas", { role: "img", "aria-label": `The first passes. ${words}` });
+      const canvas = el("canvas", { role: "img", "aria-label": `The first passes. ${words}`, style: `height: ${laneHeight(each) * each.lanes + 2}px` });
       return [el("p", { class: "muted" }, words), canvas, each];
     });
     place("passes", legend, pictures.flatMap(([words, canvas]) => [words, canvas]));
-    for (const [, canvas, each] of pictures) lanes(canvas, each);
+    lanes = pictures.map(([, canvas, each]) => [canvas, each]);
   }
-  function lanes(canvas, each) {
-    const width = canvas.parentElement.clientWidth, height = Math.max(8, Math.min(22, 420 / each.lanes)), left = 26, sharp = window.devicePixelRatio || 1;
-    canvas.style.height = `${height * each.lanes + 2}px`;
+  const laneHeight = (each) => Math.max(8, Math.min(22, 420 / each.lanes));
+  function drawLanes(width) {
+    for (const [canvas, each] of lanes) drawLane(canvas, each, width);
+  }
+  function drawLane(canvas, each, width) {
+    const height = laneHeight(each), left = 26, sharp = window.devicePixelRatio || 1;
     canvas.width = width * sharp;
     canvas.height = (height * each.lanes + 2) * sharp;
     const pen = canvas.getContext("2d");
@@ -288,21 +282,14 @@ window.explore = (() => {
   function products(views) {
     const shown = views.map((view, index) => [view.products, index, view]).filter(([each]) => each);
     if (!section("roofline-part", shown.length)) return;
-    const traces = [];
-    for (const [each, index] of shown) {
-      const ridge = each.peak / each.memory_bytes_per_second;
-      const all = shown.flatMap(([one]) => one.points.map((point) => point.intensity));
-      const low = Math.min(...all, ridge) / 2, high = Math.max(...all, ridge) * 2;
-      if (index === 0 || each.peak !== shown[0][0].peak) {
-        traces.push({ type: "scatter", mode: "lines", name: "roofline", x: [low, ridge, high], y: [low * each.memory_bytes_per_second, each.peak, each.peak].map((rate) => rate / 1e12), line: { color: colour("--muted"), width: 2 }, hoverinfo: "skip" });
-      }
-      traces.push({
-        type: "scatter", mode: "markers+text", name: views.length > 1 ? "AB"[index] : "products", x: each.points.map((point) => point.intensity), y: each.points.map((point) => point.rate / 1e12),
-        text: each.points.map((_, place) => String(place + 1)), textposition: "bottom center", hovertext: each.points.map((point) => point.part), hovertemplate: "%{hovertext}: %{x:.4g} flop/byte, %{y:.4g} Tflop/s<extra></extra>",
-        marker: { size: 10, symbol: index ? "diamond" : "circle", color: colour(index ? "--c2" : "--c1") },
-      });
-    }
-    paint("roofline-picture", traces, { height: 330, showlegend: views.length > 1, xaxis: { type: "log", title: { text: "flop for each byte", standoff: 4 }, dtick: 1 }, yaxis: { type: "log", title: { text: "Tflop/s" }, nticks: 5 } });
+    const roofs = shown.filter(([each], place) => place === 0 || each.peak !== shown[0][0].peak).map(([each]) => ({ ridge: each.peak / each.memory_bytes_per_second, peak: each.peak / 1e12 }));
+    const points = shown.flatMap(([each, index]) => each.points.map((point, place) => ({
+      x: point.intensity, y: point.rate / 1e12, series: letter(views, index), number: place + 1, colour: index ? "--c2" : "--c1",
+      words: `${point.part}: ${number(point.intensity)} flop/byte, ${number(point.rate / 1e12)} Tflop/s`,
+    })));
+    window.charts.roofline(document.getElementById("roofline-picture"), {
+      said: "Tflop/s of each product over its flop for each byte, below what arithmetic and memory allow; the table has the same numbers", height: 270, roofs, points, below: "flop for each byte", beside: "Tflop/s",
+    });
     place("roofline-table", shown.map(([each, index]) => el("table", {}, views.length > 1 ? el("caption", {}, "AB"[index]) : null,
       heads("product, forward", "M × N × K", "flop/byte", "of the ridge", "Tflop/s", "of the peak", "limited by"),
       el("tbody", {}, each.points.map((point, place) => el("tr", {}, el("th", { scope: "row" }, `${place + 1} ${point.part}${point.products > 1 ? ` (${number(point.products)} of them)` : ""}`),
@@ -334,7 +321,9 @@ window.explore = (() => {
       for (const part of [cards, figures, time, memory, passes, traffic, products, assumptions]) part(views);
       if (focused) document.querySelector(`[data-focus="${focused}"]`)?.focus();
     }
+    const width = document.getElementById("passes")?.clientWidth;  // once all is there: what is measured is laid out first
     tidied();
+    drawLanes(width);
     document.body.dataset.shown = String(Number(document.body.dataset.shown || 0) + 1);
   }
   // Dash's own lists name roles that their elements may not have, and hide a field that the keyboard reaches
@@ -344,10 +333,8 @@ window.explore = (() => {
       list.setAttribute("aria-label", "switches");
       for (const label of list.querySelectorAll("label")) for (const name of ["role", "aria-selected"]) label.removeAttribute(name);
     }
-    for (const part of document.querySelectorAll("section")) {  // what scrolls sideways is reached by the keyboard
-      const wide = part.scrollWidth > part.clientWidth + 1;
-      if (wide) part.tabIndex = 0; else part.removeAttribute("tabindex");
-    }
+    const wide = [...document.querySelectorAll("section")].map((part) => [part, part.scrollWidth > part.clientWidth + 1]);
+    for (const [part, scrolls] of wide) if (scrolls) part.tabIndex = 0; else part.removeAttribute("tabindex");  // the keyboard reaches it
   }
   function unreached() {
     for (const field of document.querySelectorAll('.dash-dropdown-focus-target[tabindex="0"]')) {
@@ -369,6 +356,6 @@ window.explore = (() => {
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => last && show(last));
   let waiting = 0;
-  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => last && passes(good(last.views)), 150); });
+  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawLanes(document.getElementById("passes").clientWidth), 150); });
   return { show, measured, ready, derivations: {}, el };
 })();
