@@ -12,10 +12,12 @@ from suite.__main__ import main
 from suite.acceptance import battery_record, measurements
 from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MiniatureLaunch
-from suite.acceptance.presets import MINIATURES
+from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
 from tests.support.node import LAUNCH_SECONDS, Node
+
+QUICK = EFFORTS["quick"].miniatures
 
 
 def accept(capsys, tmp_path, *arguments):
@@ -26,15 +28,15 @@ def accept(capsys, tmp_path, *arguments):
 
 
 def test_no_phase_begins_that_the_limit_leaves_no_time_for(tmp_path, capsys, node: Node) -> None:
-    minutes = str(3.5 * LAUNCH_SECONDS / 60)
+    minutes = str(1.5 * LAUNCH_SECONDS / 60)
     code, report, found = accept(capsys, tmp_path, "--only", "7", "--minutes", minutes)
-    assert node.asked == list(MINIATURES[:4])
+    assert node.asked == list(QUICK[:2])
     assert code == 3
-    left = {name: found[7, name] for name in MINIATURES[4:]}
+    left = {name: found[7, name] for name in QUICK[2:]}
     assert {one["verdict"] for one in left.values()} == {"INCONCLUSIVE"}
     assert {one["part"] for one in left.values()} == {"time limit"}
-    assert left["mt-nlg-mini"]["evidence"].startswith("mt-nlg-mini exact not begun: the limit of 88 s, ")
-    assert {found[7, name]["verdict"] for name in MINIATURES[:4]} == {"PASS"}
+    assert left["gpt2-mini"]["evidence"].startswith("gpt2-mini exact not begun: the limit of 38 s, ")
+    assert {found[7, name]["verdict"] for name in QUICK[:2]} == {"PASS"}
     assert report["decision"] == "not decidable"
 
 

@@ -12,7 +12,7 @@ from suite.acceptance import phases
 from suite.acceptance.check_table import MATRIX, SOAK, THROTTLE
 from suite.acceptance.context import LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.past_batteries import History
-from suite.acceptance.presets import EFFORTS, MINIATURES, selected_checks
+from suite.acceptance.presets import EFFORTS, selected_checks
 from suite.acceptance.starts import STATED, starts, stated_launches
 from suite.calibration.density import Scope
 from suite.calibration.plan import plan
@@ -51,7 +51,7 @@ def battery(tmp_path, device, ranks, profile="quick", selected=None):
         results=tmp_path,
         fleet=None,
         selected=selected or selected_checks(None, None),
-        miniatures=MINIATURES,
+        miniatures=effort.miniatures,
         timed=effort.timed,
         devices=None,
         others=0.05,
@@ -66,30 +66,30 @@ def launches_of(planned):
 
 def test_quick_is_stated_to_end_in_5_minutes_on_2_cores(tmp_path):
     planned = phases.planned(battery(tmp_path, "cpu", 2))
-    assert len(planned) == 10
+    assert len(planned) == 7
     assert sum(phase.predicted_seconds for phase in planned) <= EFFORTS["quick"].limit_seconds == 300.0
 
 
 def test_quick_is_stated_to_end_in_5_minutes_on_8_gpus(tmp_path, asked):
-    """1 question, 1 calibration, 11 launches, 1 probe, no compilation; in seconds:
+    """1 question, 1 calibration, 8 launches, 1 probe, no compilation; in seconds:
 
     environment     6 + 3
     calibration     58
-    6 x exact       12 + 10 x 0.1
+    3 x exact       12 + 10 x 0.1
     5 x times       12 + 14 x 0.1
     probe           12 + 3 x 3 x 0.15 + 1 + 5 x 2 + 13 + 45 + 4
     """
     planned = phases.planned(battery(tmp_path, "cuda", 8))
     launches = launches_of(planned)
     counted = Counter("launches" if phase in launches else phase.name for phase in planned)
-    assert counted == {"environment": 1, "micro-measurements": 1, "launches": 7, "probe": 1}
-    assert [phase.launches for phase in launches] == [5, 1, 1, 1, 1, 1, 1]
+    assert counted == {"environment": 1, "micro-measurements": 1, "launches": 4, "probe": 1}
+    assert [phase.launches for phase in launches] == [5, 1, 1, 1]
     assert not any(phase.compiled for phase in launches)
     assert len(asked) == 1
-    seconds = (6 + 3) + 58 + 6 * 13.0 + 5 * 13.4 + (12 + 1.35 + 1 + 10 + 13 + 45 + 4)
+    seconds = (6 + 3) + 58 + 3 * 13.0 + 5 * 13.4 + (12 + 1.35 + 1 + 10 + 13 + 45 + 4)
     assert sum(phase.predicted_seconds for phase in planned) == pytest.approx(seconds)
     assert seconds <= EFFORTS["quick"].limit_seconds == 300.0
-    words = "environment, micro-measurements, probe, 11 launches of 7 miniatures, 0 of them compiled: about 298 s"
+    words = "environment, micro-measurements, probe, 8 launches of 4 miniatures, 0 of them compiled: about 259 s"
     assert starts(planned) == words
 
 

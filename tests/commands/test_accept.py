@@ -20,7 +20,7 @@ from suite.acceptance.battery import BatteryReport
 from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
 from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult, ReplayHashes
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, decision
-from suite.acceptance.presets import MINIATURES
+from suite.acceptance.presets import EFFORTS
 from suite.commands import accept as accept_module
 from suite.commands import exit_codes
 from suite.job.events import Status
@@ -31,6 +31,8 @@ from suite.machine.host_state import HostState
 from suite.records import store
 from suite.report.terminal.acceptance import _SUMMARY_CHARACTERS, comparison, print_verdict, summary
 from tests.support.profiles import profile as machine
+
+QUICK = EFFORTS["quick"].miniatures
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, cap
     code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
     assert (code, report["decision"], report["exit_code"]) == (exit_codes.PASS, "accepted", 0)
     asked, _ = launches
-    assert asked == list(MINIATURES)
+    assert asked == list(QUICK)
     (path,) = (tmp_path / "acceptance").glob("*.end.json")
     assert report["record"] == str(path)
     closed = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
@@ -76,18 +78,18 @@ def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, cap
 
 def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path, capsys, launches):
     asked, answers = launches
-    answers["opt-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
     code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
     assert (code, report["decision"]) == (exit_codes.FAIL, "rejected")
     (bad,) = [f for f in report["findings"] if f["verdict"] == "FAIL"]
-    assert (bad["name"], bad["subject"]) == ("exact figures", "opt-mini")
+    assert (bad["name"], bad["subject"]) == ("exact figures", "glm-mini")
     assert "confirmed by a re-run" in bad["evidence"]
-    assert asked == [*MINIATURES, "opt-mini"]
+    assert asked == [*QUICK, "glm-mini"]
 
 
 def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, capsys, launches):
     asked, answers = launches
-    answers["opt-mini"] = {
+    answers["glm-mini"] = {
         "status": Status.HANG,
         "ranks_at_fault": [1],
         "message": "rank 1 fell back",
@@ -97,8 +99,8 @@ def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, ca
     assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
     hung = [(f["check"], f["part"]) for f in report["findings"] if f["verdict"] == "HANG"]
     assert hung == [(7, "rank 1"), (17, "rank 1")]
-    assert asked == list(MINIATURES)
-    path = next((tmp_path / "acceptance").glob("*.opt-mini_exact.phase.json"))
+    assert asked == list(QUICK)
+    path = next((tmp_path / "acceptance").glob("*.glm-mini_exact.phase.json"))
     kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path))
     assert "File train.py" in kept.evidence[0].stacks
 
@@ -148,11 +150,11 @@ def test_where_nothing_ran_the_exit_code_is_3(tmp_path, capsys):
 
 def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches, monkeypatch):
     asked, answers = launches
-    answers["opt-mini"] = {"status": Status.INTERRUPTED}
+    answers["glm-mini"] = {"status": Status.INTERRUPTED}
     arguments = ["--only", "0,7", "--results", str(tmp_path)]
     assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
     assert "accept --resume goes on" in capsys.readouterr().err
-    assert asked == ["bloom-mini", "opt-mini"]
+    assert asked == ["bloom-mini", "glm-mini"]
     answers.clear()
     assert main(["accept", *arguments, "--devices", "2", "--resume"]) == exit_codes.BAD_INPUT
     assert "--resume: nothing to resume" in capsys.readouterr().err
@@ -161,7 +163,7 @@ def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches,
     asked.clear()
     code, report = accept(capsys, *arguments, "--resume")
     assert code == exit_codes.PASS
-    assert asked == list(MINIATURES[1:])
+    assert asked == list(QUICK[1:])
     assert report["notes"] == [f"resumed {report['id']}"]
     records = sorted((tmp_path / "acceptance").iterdir())
     assert main(["accept", *arguments, "--resume"]) == exit_codes.BAD_INPUT
@@ -183,7 +185,7 @@ def test_in_an_environment_that_is_invalid_at_once_it_can_stop_before_it_measure
     err = " ".join(capsys.readouterr().err.split())
     assert "environment INVALID: other processes: other (pid 7) 100% of a core" in err
     assert "--stop-if-invalid would end here" in err
-    assert asked == list(MINIATURES)
+    assert asked == list(QUICK)
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     assert main(["accept", *arguments, "--stop-if-invalid"]) == exit_codes.PASS
 
@@ -323,11 +325,11 @@ def test_all_findings_are_printed_as_a_table(tmp_path, capsys, launches):
 
 def test_the_verdict_comes_first_with_part_and_evidence(tmp_path, capsys, launches):
     _, answers = launches
-    answers["opt-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
     assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.FAIL
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "rejected: software: another amount of work than predicted"
-    assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, opt-mini)"
+    assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, glm-mini)"
     assert lines[2].strip() == "expected: arithmetic"
     assert "messages: 6 measured, 5 predicted" in lines[3]
     assert any(line.startswith("drain the node") for line in lines)
@@ -484,11 +486,11 @@ def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
     slow, made = slow_launches
     slow |= numbers
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: left))
-    ended, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
-    assert made == ["opt-mini"] * (1 if left < 0 else 2 if 2 in numbers else 3)
+    ended, report = accept(capsys, "--only", "7,17", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    assert made == ["glm-mini"] * (1 if left < 0 else 2 if 2 in numbers else 3)
     (found,) = [f for f in report["findings"] if f["check"] == 17 and f["subject"] != "phases"]
     assert (ended, found["verdict"]) == (code, verdict)
-    assert found["subject"] == "opt-mini exact"
+    assert found["subject"] == "glm-mini exact"
     assert "still making progress" in found["evidence"]
     assert words in found["evidence"]
     (figures,) = [f for f in report["findings"] if f["check"] == 7]
@@ -502,11 +504,11 @@ def test_what_a_slow_phase_leaves_unmeasured_is_no_acceptance_where_the_guard_is
     slow, _ = slow_launches
     slow |= {1}
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: -1.0))
-    code, report = accept(capsys, "--only", "7,12", "--miniatures", "opt-mini", "--results", str(tmp_path))
+    code, report = accept(capsys, "--only", "7,12", "--miniatures", "glm-mini", "--results", str(tmp_path))
     assert (code, report["decision"]) == (exit_codes.INCONCLUSIVE, "not decidable")
     (figures,) = [f for f in report["findings"] if f["check"] == 7]
     assert (figures["verdict"], figures["part"]) == ("INCONCLUSIVE", "time limit")
-    assert figures["evidence"].startswith("opt-mini exact slow after ")
+    assert figures["evidence"].startswith("glm-mini exact slow after ")
 
 
 def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, capsys, monkeypatch, slow_launches):
@@ -519,21 +521,21 @@ def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, c
         return msgspec.structs.replace(one, status=Status.HANG, ranks_at_fault=[1], message="rank 1 is late")
 
     monkeypatch.setattr(measurements, "miniature_launch", hangs_again)
-    code, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
-    assert made == ["opt-mini"] * 2
+    code, report = accept(capsys, "--only", "7,17", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    assert made == ["glm-mini"] * 2
     assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
-    found = [(f["check"], f["verdict"]) for f in report["findings"] if f["subject"].startswith("opt-mini")]
+    found = [(f["check"], f["verdict"]) for f in report["findings"] if f["subject"].startswith("glm-mini")]
     assert found == [(7, "INCONCLUSIVE"), (7, "HANG"), (17, "INCONCLUSIVE"), (17, "HANG")]
 
 
 def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_path, capsys, slow_launches):
     slow, made = slow_launches
     slow |= {3, 6}
-    code, report = accept(capsys, "--only", "0,11,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
-    assert made == ["opt-mini"] * 3  # in an invalid environment a slow phase is not judged, nor run again
+    code, report = accept(capsys, "--only", "0,11,17", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    assert made == ["glm-mini"] * 3  # in an invalid environment a slow phase is not judged, nor run again
     (around,) = [f for f in report["findings"] if f["subject"] == "other processes"]
     assert (code, around["verdict"]) == (exit_codes.INCONCLUSIVE, "INVALID")
-    path = next((tmp_path / "acceptance").glob("*.opt-mini_times.phase.json"))
+    path = next((tmp_path / "acceptance").glob("*.glm-mini_times.phase.json"))
     kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
     assert [one.outcome if isinstance(one, PhaseTiming) else one.status for one in kept] == ["ok", "ok", "slow"]
 
