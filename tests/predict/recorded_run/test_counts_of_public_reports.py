@@ -1,0 +1,121 @@
+"""Counts that people reported in public: flop of a step, parameters, MFU at their own time, activations."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reference_runs.accelerator import accelerator
+from reference_runs.architecture import Architecture
+from reference_runs.architecture_choices import Activation
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout
+from reference_runs.run import Norm, Position
+from suite.predict.analytic.activations import approximate_activation_bytes
+from suite.predict.analytic.flop_conventions import flop_conventions
+from suite.predict.analytic.parameters import parameter_count, rank_parameters
+from suite.predict.analytic.training_cost import implausible_share
+
+A100 = 312e12
+LLAMA_13B = {"layers": 40, "hidden": 5120, "heads": 40, "kv_heads": 40, "ffn_hidden": 13824}
+MISTRAL_7B = {"kv_heads": 8, "ffn_hidden": 14336}
+GPT = {
+    "activation": Activation.GELU_TANH,
+    "position": Position.LEARNED,
+    "norm": Norm.PRE_LAYER_NORM,
+    "biases": True,
+    "tied_embeddings": True,
+    "rotary_dim": None,
+    "rotary_base": None,
+}
+
+
+def like(name: str, **shape: object) -> Architecture:
+    return msgspec.structs.replace(reference_run(name).architecture, **shape)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tflop"),
+    [
+        (like("llama2-7b", sequence=2048), 1053.4),
+        (like("llama2-7b", sequence=2048, **LLAMA_13B), 2018.7),
+        (like("llama2-7b", sequence=2048, **MISTRAL_7B), 1127.6),
+        (like("llama2-70b", sequence=2048), 10528.0),
+    ],
+)
+def test_maxtext_counts_every_product(architecture: Architecture, tflop: float) -> None:
+    """Tflop of a step of 12 x 2048 tokens (AI-Hypercomputer/maxtext, pull request 644)."""
+    assert flop_conventions(architecture, samples=12)["all-products"] / 1e12 == pytest.approx(tflop, rel=1e-4)
+
+
+def test_no_layer_of_30_on_4_stages_is_lost() -> None:
+    """Megatron-Core lost two of them silently (NVIDIA/Megatron-LM, issue 1304)."""
+    shape = {"layers": 30, "hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64, "ffn_hidden": 4096}
+    rows = {"vocabulary": 50304, "padded_vocabulary": 50304, "sequence": 1024}
+    gpt, layout = like("llama2-7b", **shape, **rows, **GPT), Layout(pipeline_stages=4, micro_batch=1)
+    stages = [rank_parameters(gpt, layout, stage=stage).all for stage in range(4)]
+    assert parameter_count(gpt) == 430_448_640
+    assert sum(stages) - 50304 * 1024 == 430_448_640  # the first and the last stage both have the tied table
+
+
+def test_activations_of_gpt2_are_five_times_what_zero_s_authors_wrote() -> None:
+    """60 GB of 32 x 1024 tokens (ZeRO, section 3.2); by the formula of arXiv 2205.05198 with all 25 heads 287 GB."""
+    run = reference_run("gpt2-1558m").architecture
+    assert (run.layers, run.hidden, run.heads, run.sequence) == (48, 1600, 25, 1024)
+    without_scores = 34 * 1024 * 32 * 1600
+    scores = 5 * 25 * 1024**2 * 32
+    assert 48 * (without_scores + scores) / 1e9 == pytest.approx(287, abs=0.5)
+    estimate = approximate_activation_bytes(sequence=1024, micro_batch=32, hidden=1600, layers=48)
+    assert estimate / 1e9 == pytest.approx(48 * without_scores / 1e9, rel=0.01)
+
+
+def test_flagperf_s_mfu_is_of_a_round_number_of_parameters() -> None:
+    """Llama-2-7B at 2,868 tokens a second and GPU: MFU 38.6 % by 6 x 7.0e9 (flagos-ai/FlagPerf, pull request 439)."""
+    llama = reference_run("llama2-7b").architecture
+    of_all = flop_conventions(llama, samples=1)["6N"] / llama.sequence * 2868 / A100
+    assert of_all == pytest.approx(0.3717, abs=0.0001)
+    assert of_all * 7.0e9 / parameter_count(llama) == pytest.approx(0.386, abs=0.0005)
+
+
+def test_a_forgotten_number_of_accelerators_is_a_sixteenth_of_an_mfu() -> None:
+    """Llama-2-70B, 500 steps of 16 x 2048 tokens in 13.5 hours on 16 A100: 45.5 % in the blog (issue 1649)."""
+    flop = flop_conventions(like("llama2-70b", sequence=2048), samples=16)["6N"]
+    mfu = flop / (13.5 * 3600 / 500) / 16 / A100
+    assert mfu == pytest.approx(0.028, abs=0.0005)
+    assert mfu * 16 == pytest.approx(0.455, abs=0.01)
+
+
+def test_the_mfu_of_a_gpt_of_5_billion_is_megatron_s() -> None:
+    """465.45 samples a second on 256 A100: 38.958 % by the formula of Megatron's paper (openxla/xla, issue 8210)."""
+    shape = {"layers": 24, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 16384}
+    rows = {"vocabulary": 50304, "padded_vocabulary": 50304, "sequence": 2048}
+    flop = flop_conventions(like("llama2-7b", **shape, **rows, **GPT), samples=1)["megatron-eq3-model"]
+    assert flop * 465.45 / 256 / A100 == pytest.approx(0.38958, abs=0.00001)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples", "shape", "accelerators", "share"),
+    [
+        # 7B, 16 x 32,768 tokens in 12.109 s on 8 A100 (deepspeedai/DeepSpeed, issue 5305)
+        (12.109, 16, {"ffn_hidden": 16384, "sequence": 32768, "vocabulary": 50688, "padded_vocabulary": 50688}, 8, 114),
+        # Pythia-1B, 1024 x 2048 tokens in 10.616 s on 4 A100 (apoorvkh/academic-pretraining)
+        (
+            10.616,
+            1024,
+            {"layers": 16, "hidden": 2048, "heads": 8, "kv_heads": 8, "head_dim": 256, "ffn_hidden": 8192}
+            | {"sequence": 2048, "vocabulary": 50277, "padded_vocabulary": 50304},
+            4,
+            93,
+        ),
+    ],
+)
+def test_times_that_no_accelerator_reaches_are_remarked_on(
+    seconds: float, samples: int, shape: dict[str, int], accelerators: int, share: int
+) -> None:
+    gpt = like("llama2-7b", **(GPT | {"tied_embeddings": False} | shape))
+    flop = flop_conventions(gpt, samples=samples)["causal-half"]
+    peak = accelerator("a100-sxm-80gb").peak_flop_per_second["bf16"]
+    remark = implausible_share(flop=flop, step_seconds=seconds, accelerators=accelerators, peak=peak)
+    assert remark is not None
+    assert remark.startswith(f"{share}% of the peak, with that half of attention alone that a causal mask leaves")
+    assert implausible_share(flop=flop, step_seconds=2 * seconds, accelerators=accelerators, peak=peak) is None
