@@ -76,6 +76,26 @@ def test_a_product_is_that_of_its_casts_within_its_roundings(
     assert torch.all((out.double() - exact).abs() <= bound + ROUNDING[dtype] * size)
 
 
+def test_a_cpu_multiplies_by_pytorch_s_own_kernel_and_others_by_whatever_they_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    multiply, seen = torch._scaled_mm, []
+    monkeypatch.setattr(
+        torch, "_scaled_mm", lambda *factors, **more: (seen.append(mkldnn_is_on()), multiply(*factors, **more))[1]
+    )
+    x = cast(drawn(16, 16), FORWARD)  # what a device multiplies
+    before = mkldnn_is_on()
+    product(x, x, torch.bfloat16)
+    product(*[tuple(tensor.to("meta") for tensor in x)] * 2, torch.bfloat16)
+    assert seen == [False, before]
+    assert mkldnn_is_on() == before
+
+
+def mkldnn_is_on() -> bool:
+    on: bool = torch._C._get_mkldnn_enabled()
+    return on
+
+
 def linear(rows: int, columns: int, *, bias: bool, dtype: torch.dtype) -> tuple[ScaledLinear, nn.Linear]:
     torch.manual_seed(3)
     layer = ScaledLinear(columns, rows, bias=bias, dtype=dtype)

@@ -59,6 +59,7 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
     from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
     tensors = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
+    in_8_bits = "_scaled_mm" in str(operator)  # oneDNN may multiply by its reference (scaled_products.py)
 
     def call(keyset: Any, *arguments: Any, **options: Any) -> Any:
         given = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, torch.Tensor)]
@@ -98,10 +99,15 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
             return result
 
         on_host = tree_map(to_host, (arguments, options))
+        if in_8_bits:
+            torch._C._set_mkldnn_enabled(False)
         try:
             computed = operator(*on_host[0], **on_host[1])
         except RuntimeError:  # the host's kernel wants one precision, where the device's takes 16 bits and fp32
             computed = _in_fp32(operator, *on_host)
+        finally:
+            if in_8_bits:
+                torch._C._set_mkldnn_enabled(True)
         if launches:
             for result, right in zip(tree_leaves(launched), tree_leaves(computed), strict=True):
                 if isinstance(result, torch.Tensor) and right.numel() and not any(right is view for _, view in lent):
