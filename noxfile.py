@@ -235,9 +235,9 @@ def tests(session: nox.Session) -> None:
     usual = "not (ranks or timing or rare)"
     session.run(*pytest, "-n", "auto", *files, "-m", usual, env={"OMP_NUM_THREADS": "1"})
     # two files of launches: while the ranks of one start, wait or end, those of the other compute
-    launches = "ranks and not (timing or rare)"
-    session.run(*pytest, "-n", "2", *files, "--no-loadscope-reorder", "-m", launches)
-    session.run(*pytest, "-m", "timing and not rare")  # alone
+    launches = ("--naming", "mark.ranks", "-m", "ranks and not (timing or rare)")
+    session.run(*pytest, "-n", "2", *files, "--no-loadscope-reorder", *launches)
+    session.run(*pytest, "--naming", "mark.timing", "-m", "timing and not rare")  # alone
     if Path(".nox/simulated_gpu/simulated_cuda").exists():
         simulated(session, ".nox/simulated_gpu", "-m", "not (long or rare)")
     else:
