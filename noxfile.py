@@ -333,9 +333,13 @@ def page(session: nox.Session) -> None:
 
 @nox.session
 def rare(session: nox.Session) -> None:
-    """Run the tests that take long and that `tests` leaves out."""
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report")
-    session.run("python", "-m", "pytest", "-m", "rare", *session.posargs)
+    """Run the tests that take long and that `tests` leaves out, and all examples of those of which it runs a third."""
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet")
+    pytest = ("python", "-m", "pytest")
+    session.run(*pytest, "-m", "rare", *session.posargs)
+    if not session.posargs:
+        examples = ("--naming", "hypothesis", "--hypothesis-profile", "all", "-m", "hypothesis and not (ranks or rare)")
+        session.run(*pytest, "-n", "auto", "--dist", "loadfile", *examples, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

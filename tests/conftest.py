@@ -5,12 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from suite.launch import launcher
 from suite.launch.multi_host import Hosts
 from suite.machine.devices import has_driver
 from suite.reproduce.dry_run import workers
+from tests.support.covering import make_others_rare
+from tests.support.examples import register
 from tests.support.warm_ranks import warm
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
@@ -19,8 +20,7 @@ os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machin
 if not has_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU
 
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60, print_blob=True)
-settings.load_profile("ci")
+register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +32,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     words = config.getoption("naming")
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     return True if is_test and words not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    make_others_rare(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -70,6 +70,7 @@ def test_one_rank_for_each_core_is_timed_where_there_are_more_ranks(
 ORDERS = {"NT": (0, 1, 2), "NN": (0, 2, 1), "TN": (1, 2, 0)}  # of tokens, outputs, inputs
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("device", "ranks"), SCALES)
 @pytest.mark.parametrize("name", miniatures())
 def test_every_shape_of_every_miniature_lies_inside_a_table_of_each_dtype_and_number_of_ranks(
@@ -257,6 +258,7 @@ class Asked:
         )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("device", "ranks"), [("cpu", 1), ("cpu", 2), ("cuda", 2)])
 @pytest.mark.parametrize("name", miniatures())

@@ -33,6 +33,7 @@ def _assert_exact(inputs: list[Tensor], upstream: Tensor, activation: Activation
     assert_as_exact_as_torch(kernel, plain, inputs, [upstream], roundings=ROUNDINGS)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(5, 257), (2, 3, 1500), (0, 8)], ids=str)
@@ -42,6 +43,7 @@ def test_output_and_gradients_are_as_exact_as_torchs(
     _assert_exact(_inputs(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=2), activation)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])
 @pytest.mark.parametrize(

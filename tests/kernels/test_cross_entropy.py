@@ -81,6 +81,7 @@ def test_the_reference_is_pytorchs(ignored: int) -> None:
     assert abs(float(own) - float(expected)) <= 6 * 8 * 2**-24
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "vocabulary"), [(48, 37), (300, 1), (16_500, 16_383), (40_000, 16_390)])
 def test_columns_that_are_no_tokens_do_not_count(columns: int, vocabulary: int, dtype: torch.dtype) -> None:

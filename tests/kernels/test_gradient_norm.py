@@ -29,6 +29,7 @@ def tensors(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tenso
     return [normal(*shape, dtype=dtype, seed=place) for place, shape in enumerate(shapes)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", LISTS, ids=lambda shapes: f"{len(shapes)}x{shapes[-1]}")
 def test_the_norm_is_that_in_float64(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:

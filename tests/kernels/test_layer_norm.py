@@ -13,6 +13,7 @@ from tests.kernels.agreement import DEVICE, DTYPES, assert_same, norm_is_as_exac
 EPSILON = 1e-5
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",

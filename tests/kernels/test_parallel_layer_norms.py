@@ -30,6 +30,7 @@ def _plain(*inputs: Tensor) -> tuple[Tensor, Tensor]:
     return reference(*inputs, EPSILON)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",

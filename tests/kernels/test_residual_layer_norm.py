@@ -59,6 +59,7 @@ def _assert_exact_without_sum(inputs: list[Tensor], upstream: Tensor, alpha: flo
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "alpha"),
@@ -82,6 +83,7 @@ def test_output_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], alp
     _assert_exact_without_sum(_inputs(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=4), alpha)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "alpha"),

@@ -28,6 +28,7 @@ def _inputs(*shape: int, dtype: torch.dtype) -> list[Tensor]:
     return [*(x.to(DEVICE, dtype) / 8 for x in numbers), normal(shape[-1], dtype=dtype, seed=2)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",

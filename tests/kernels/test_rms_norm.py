@@ -26,6 +26,7 @@ def _inputs(*shape: int, dtype: torch.dtype) -> list[Tensor]:
     return [normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype, seed=1)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",

@@ -79,6 +79,7 @@ def grouped(batch: int, length: int, groups: int, share: int, size: int, dtype: 
     return queries, keys
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("batch", "groups", "share", "length", "size", "turning"),

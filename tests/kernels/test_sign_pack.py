@@ -19,6 +19,7 @@ def bits(positive: Tensor) -> Tensor:
     return torch.from_numpy(numpy.packbits(positive.cpu().numpy(), bitorder="little"))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("elements", SIZES)
 def test_signs_scale_and_error_are_those_of_the_formula(elements: int, dtype: torch.dtype) -> None:
@@ -98,6 +99,7 @@ def test_one_element_that_is_not_finite_makes_the_scale_so(value: float, place: 
     assert not scale.isfinite()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 17])
 @pytest.mark.parametrize("elements", [1, 8, 37, 257, 1023, 1025, 4096])
 def test_the_mean_over_ranks_is_that_in_float64(elements: int, ranks: int) -> None:

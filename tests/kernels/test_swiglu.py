@@ -27,6 +27,7 @@ def _upstream(*shape: int, dtype: torch.dtype) -> Tensor:
     return normal(*shape[:-1], shape[-1] // 2, dtype=dtype, seed=2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",

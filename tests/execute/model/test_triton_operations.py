@@ -66,6 +66,7 @@ def test_loss_and_gradients_are_those_of_pytorchs_operators(name: str, arithmeti
     assert_the_same(plan, tmp_path)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "changes",
     [

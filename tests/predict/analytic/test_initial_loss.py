@@ -316,6 +316,7 @@ def measured_losses(architecture: Architecture, recipe: Recipe) -> list[float]:
     return losses
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("without_dropout", [False, True], ids=["dropout", "no dropout"])
 @pytest.mark.parametrize("init_std", [BLOOM.recipe.init_std, MINI.recipe.init_std, 0.1])
 @pytest.mark.parametrize(

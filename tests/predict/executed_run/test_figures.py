@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
@@ -15,6 +15,7 @@ from suite.metrics.figures import Quantity
 from suite.predict.executed_run.figures import MEMORY_TOLERANCE, memory_figures, unproven_peak
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
+from tests.support.examples import examples
 from tests.support.executed_runs import Run, executed_runs
 
 CPU = StepOptions()
@@ -90,7 +91,7 @@ def test_a_rank_of_several_keeps_its_part() -> None:
     assert activations(by_sequence) < activations(split) < activations(LAYOUT)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(executed_runs())
 def test_the_peak_holds_state_and_what_is_kept_of_a_micro_batch(run: Run) -> None:
     for stage in range(run.layout.pipeline_stages):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation
@@ -14,6 +14,7 @@ from suite.execute.model.decoder import Decoder
 from suite.execute.precision import DTYPES
 from suite.job.options import StepOptions
 from suite.predict.simulation.step_memory import executed_activation_bytes
+from tests.support.examples import examples
 from tests.support.launches import FP32_WITHOUT_DROPOUT
 from tests.support.strategies import BLOOM, routed_architectures, varied_architectures
 
@@ -31,7 +32,7 @@ def is_executed(architecture: Architecture) -> bool:
     return architecture.mask is Mask.CAUSAL and (learned or not architecture.top_query_layer)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     (varied_architectures() | routed_architectures()).filter(is_executed),
     st.sampled_from([Precision.FP32, Precision.BF16]),

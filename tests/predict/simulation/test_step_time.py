@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation
@@ -25,6 +25,7 @@ from suite.predict.simulation.operator_calls import update_calls
 from suite.predict.simulation.step_time import StepSeconds, step_seconds
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.predict.simulation.traffic import executed_traffic
+from tests.support.examples import examples
 from tests.support.executed_runs import Place, Run, executed_runs, rank_parameters
 from tests.support.step_machine import MINIS, Machine
 
@@ -49,7 +50,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(run=executed_runs(), machine=machines, compiled=st.booleans())
 def test_a_machine_twice_as_slow_in_everything_takes_twice_as_long(run: Run, machine: Machine, compiled: bool) -> None:
     slow = Machine(**{name: 2 * value for name, value in msgspec.structs.asdict(machine).items()})
@@ -57,7 +58,7 @@ def test_a_machine_twice_as_slow_in_everything_takes_twice_as_long(run: Run, mac
         assert other == pytest.approx([2 * term for term in one])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(run=executed_runs(), machine=machines)
 def test_every_stage_takes_as_long_as_the_slowest_and_no_term_is_negative(run: Run, machine: Machine) -> None:
     stages = steps(machine, run)
@@ -230,7 +231,7 @@ def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what
     assert 0 < added.overhead < host
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(run=executed_runs(), machine=machines)
 def test_only_a_pipeline_has_a_bubble(run: Run, machine: Machine) -> None:
     stages = steps(msgspec.structs.replace(machine, latency=0.0, per_byte=0.0), run)
@@ -240,7 +241,7 @@ def test_only_a_pipeline_has_a_bubble(run: Run, machine: Machine) -> None:
     assert any(one.bubble > 0 for one in stages)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(run=executed_runs(), machine=machines)
 def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: Machine) -> None:
     """Without messages: what the host does for the update is no part of the schedule, and so of no bubble."""
@@ -259,7 +260,7 @@ def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: M
         assert stage.step == pytest.approx(passes + max(updates))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(run=executed_runs(), machine=machines)
 def test_the_terms_of_the_job_sum_to_its_step(run: Run, machine: Machine) -> None:
     assert describes_ranks(Workload(*run))
