@@ -144,12 +144,14 @@ def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: 
     assert counter.get_total_flops() == model_flop(architecture, samples=samples)
 
 
+FEW_LAYERS = 4
 DENSE = [name for name in run_names() if reference_run(name).architecture.experts is None]
 
 
 @pytest.mark.parametrize("name", DENSE)
 def test_flop_of_every_dense_run_equal_the_flop_counter_on_the_meta_device(name: str) -> None:
     shape = reference_run(name).architecture
+    shape = msgspec.structs.replace(shape, layers=min(shape.layers, FEW_LAYERS))  # all are alike; below with all
     with torch.device("meta"):
         layers = nn.Sequential(*(Gated(shape) for _ in range(shape.layers)))
         head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
