@@ -174,6 +174,27 @@ def test_stored_fp32_weights_have_the_gradients_of_the_plain_model() -> None:
         assert torch.allclose(leaf.grad, grad, rtol=2**-22, atol=2**-22 * grad.abs().max().item())
 
 
+SAYS = """
+import os, torch
+from kernels import half_matmul
+from reference_runs.run import Precision
+from suite.execute.precision import prepare_arithmetic
+for precision in Precision:
+    if not os.fork():  # the choice holds for a process
+        print(prepare_arithmetic(precision, torch.device("cpu")), half_matmul._through_fp32, sep="\\n", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[Precision, tuple[str, str]]:
+    """Of each precision what its process says of itself, and which dtypes it multiplies through fp32."""
+    out = subprocess.run([sys.executable, "-c", SAYS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    lines = iter(out.stdout.splitlines())
+    return {precision: (next(lines), next(lines)) for precision in Precision}
+
+
 @pytest.mark.parametrize(
     ("precision", "words"),
     [
@@ -185,16 +206,11 @@ def test_stored_fp32_weights_have_the_gradients_of_the_plain_model() -> None:
         for precision in SCALED
     ],
 )
-def test_the_record_says_how_products_are_computed(precision: Precision, words: list[str]) -> None:
-    # in a process of its own: the choice holds for a process
-    code = (
-        "import torch; from reference_runs.run import Precision; from suite.execute.precision import *;"
-        f"print(prepare_arithmetic(Precision('{precision.value}'), torch.device('cpu')));"
-        "from kernels import half_matmul; print(half_matmul._through_fp32)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    said, replaced = out.stdout.splitlines()
-    assert said.startswith(tuple(words))
-    expected = f"{{{DTYPES[precision]}}}" if "through" in said else "set()"
+def test_the_record_says_how_products_are_computed(
+    precision: Precision, words: list[str], said: dict[Precision, tuple[str, str]]
+) -> None:
+    line, replaced = said[precision]
+    assert line.startswith(tuple(words))
+    expected = f"{{{DTYPES[precision]}}}" if "through" in line else "set()"
     assert replaced == expected
     assert prepare_arithmetic(precision, torch.device("cuda")) == words[0]
