@@ -70,7 +70,8 @@ class Executions:
     ) -> None:
         self._where = {"device": device, "shares_devices": shares_devices}
         self._environment = environment
-        self._cases = list(dict.fromkeys([*(case.single for case in cases), *cases]))
+        singles = [case.single for case in cases if case.is_compared]
+        self._cases = list(dict.fromkeys([*singles, *cases]))
         self._directory = directory
         self._places: dict[Case, tuple[Path, int, Job]] = {}
         self._failures: dict[Case, str] = {}

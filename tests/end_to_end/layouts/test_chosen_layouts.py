@@ -15,6 +15,8 @@ pytestmark = pytest.mark.ranks
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 PIPELINED = Case("codegeex-mini", "fp32", "pp2,1f1b")
 RARE = [
+    Case("llama2-mini", "16bit", "tp2,sp"),
+    Case("llama3-mini", "fp8", "dp1,fused"),
     Case("gpt-neox-mini", "fp8", "cp2"),
     Case("mt-nlg-mini", "fp8", "dp2,zero1"),
     Case("codegeex-mini", "fp8", "dp1,recompute-full,every3"),
@@ -72,11 +74,7 @@ FUSED = [
     Case("llama2-mini", "16bit", "dp2,zero3,fused,recompute-selective"),
     Case("opt-mini", "16bit", "pp2,1f1b,fused,recompute-selective"),
 ]
-IN_8_BITS = [
-    Case("gpt2-mini", "fp8", "dp1"),
-    Case("llama3-mini", "fp8", "dp1,fused"),
-    Case("llama2-mini", "fp8", "pp2,1f1b,interleave2"),
-]
+IN_8_BITS = [Case("gpt2-mini", "fp8", "dp1"), Case("llama2-mini", "fp8", "pp2,1f1b,interleave2")]
 CHOSEN = [
     Case("opt-mini", "fp32", "cp2"),
     Case("llama3-mini", "fp32", "cp2,dp2,zero3"),
@@ -97,7 +95,6 @@ CHOSEN = [
     Case("codegeex-mini", "fp32", "pp2,zero-bubble"),
     Case("gpt2-mini", "16bit", "dp2,pp2,pipedream"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
-    Case("llama2-mini", "16bit", "tp2,sp"),
     Case("mixtral-mini", "fp32", "dp2"),
     Case("qwen3-moe-mini", "fp32", "pp2,1f1b"),
     Case("deepseek-v3-mini", "fp32", "dp2,zero1"),

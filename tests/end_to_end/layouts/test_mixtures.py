@@ -31,11 +31,11 @@ CASES = [
     Case("deepseek", "fp32", "ep2,dp2,zero1"),
     Case("shared-experts", "fp32", "tp2,sp,recompute-full,every3"),
     Case("deepseek", "fp32", "ep2,cp2,zero1"),
-    Case("deepseek", "fp32", "tp2,sp"),
     Case("shared-experts", "fp32", "ep2,dp2,zero3"),
     Case("shared-experts", "fp32", "ep2,pp2,1f1b,interleave2"),
 ]
 RARE = [
+    Case("deepseek", "fp32", "tp2,sp"),
     Case("deepseek", "fp32", "dp2,zero3,fused"),
     Case("mixtral", "fp32", "ep2"),
     Case("qwen3-moe", "fp32", "ep2,tp2,sp,recompute-full"),
