@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.launch import launcher
-from suite.launch.multi_host import Hosts
 from suite.machine.devices import has_driver
-from suite.reproduce.dry_run import workers
 from tests.support.covering import make_others_rare
 from tests.support.examples import register
-from tests.support.warm_ranks import warm
+from tests.support.warm_ranks import launch_warm_ranks
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from, or set by their workers
@@ -54,11 +51,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that this process launches on CPUs, or runs dry, are forks of one that has imported what they need."""
-    command, environment, dry = launcher._command, launcher._environment, workers._command
-
-    def warm_command(job: launcher.AnyJob, hosts: Hosts, identity: str) -> list[str]:
-        real = command(job, hosts, identity)
-        return warm(real, environment(job, "", hosts)) if job.device == "cpu" else real
-
-    monkeypatch.setattr(launcher, "_command", warm_command)
-    monkeypatch.setattr(workers, "_command", lambda job: warm(dry(job), workers._environment()))
+    launch_warm_ranks(monkeypatch)

@@ -15,16 +15,24 @@ from suite.paths import ROOT
 
 pytestmark = pytest.mark.ranks
 
-# calibrate with a few points of everything: a whole calibration takes 90 s
-CALIBRATE = """
-import sys
-from suite.calibration import calibrate
+# one process for all commands, whose ranks are forks; it calibrates a few points of everything: all take 90 s
+RUN = """
+import subprocess, sys
+import pytest
 from suite.__main__ import main
+from suite.calibration import calibrate
 from tests.support.profiles import SPARSE
+from tests.support.warm_ranks import launch_warm_ranks
 calibrate.DENSITIES = {"cpu": SPARSE}
-sys.exit(main(["calibrate", "--device", "cpu", "--ranks", "1"]))
+launch_warm_ranks(pytest.MonkeyPatch())
+for command in sys.argv[1:]:
+    code = main(command.split())
+    status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, check=True, text=True).stdout
+    if code not in (0, 1, 3) or status:
+        sys.exit(f"{command}: exit code {code}\\n{status}")
 """
 COMMANDS = [
+    "calibrate --device cpu --ranks 1",
     "runs",
     "show gpt2-124m",
     "predict bloom-176b",
@@ -73,16 +81,11 @@ def clone(tmp_path: Path) -> Path:
 def test_every_command_leaves_git_status_clean_and_the_projects_own_results_as_they_were(clone: Path) -> None:
     begin = next((clone / "results" / "recorded" / "records" / "gpt2-mini").glob("*.begin.json"))
     identity = begin.name.removesuffix(".begin.json")
+    commands = [command.replace("ID", identity) for command in COMMANDS]
     environment = os.environ | {"PYTHONPATH": ""}
-    calls = [["-c", CALIBRATE], *(["-m", "suite", *command.replace("ID", identity).split()] for command in COMMANDS)]
-    for call in calls:
-        done = subprocess.run(
-            [sys.executable, *call], cwd=clone, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode in (0, 1, 3), (call, done.stderr)
-        status = subprocess.run(
-            ["git", "-C", str(clone), "status", "--porcelain"], capture_output=True, check=True, text=True
-        ).stdout
-        assert status == "", call
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *commands], cwd=clone, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     written = {path.name for path in (clone / "results").iterdir()}
     assert {"records", "machines", "acceptance", "ladder", "launches.csv"} <= written

@@ -23,7 +23,10 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # who asks has no packages: it is started without them
+    import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SUITE_LAUNCH"
@@ -49,6 +52,22 @@ def warm(command: list[str], environment: Mapping[str, str]) -> list[str]:
     while len(_SERVERS) > MOST_SERVERS:
         _end(_SERVERS.pop(next(iter(_SERVERS))))
     return [sys.executable, "-I", "-S", __file__, server.socket, *command[2:]]
+
+
+def launch_warm_ranks(patch: pytest.MonkeyPatch) -> None:
+    """From now on, in this process."""
+    from suite.launch import launcher
+    from suite.launch.multi_host import Hosts
+    from suite.reproduce.dry_run import workers
+
+    command, environment, dry = launcher._command, launcher._environment, workers._command
+
+    def warm_command(job: launcher.AnyJob, hosts: Hosts, identity: str) -> list[str]:
+        real = command(job, hosts, identity)
+        return warm(real, environment(job, "", hosts)) if job.device == "cpu" else real
+
+    patch.setattr(launcher, "_command", warm_command)
+    patch.setattr(workers, "_command", lambda job: warm(dry(job), workers._environment()))
 
 
 class Server(NamedTuple):
