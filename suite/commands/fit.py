@@ -11,9 +11,9 @@ from reference_runs.layout import layout_text, named_fields
 from reference_runs.stack import SEARCHED
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
+from suite.commands.planned_run import check_positive, own_ranks, planned_run
 from suite.predict.plan.fit import Fit, fit
-from suite.predict.plan.plan import question_of
+from suite.predict.plan.plan import machine_of, question_of
 from suite.report.terminal.fit import print_fit_answer
 from suite.report.terminal.tables import console
 

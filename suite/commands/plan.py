@@ -15,11 +15,19 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
-from suite.commands.planned_run import check_positive, machine_of, own_ranks, planned_run
+from suite.commands.planned_run import check_positive, own_ranks, planned_run
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
 from suite.predict.plan.fit import enough_ranks
-from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan, question_of
+from suite.predict.plan.plan import (
+    OtherNumber,
+    PlannedLayout,
+    TrainingPlan,
+    machine_of,
+    other_numbers,
+    plan,
+    question_of,
+)
 from suite.predict.plan.search import PROMISING
 from suite.predict.recorded_run.figures import Prices
 from suite.report.export.formats import export_format

@@ -1,4 +1,4 @@
-"""What is planned: a run, its accelerators and its machine, as the options of `plan` and `fit` ask."""
+"""What is planned: a run and its accelerators, as the options of `plan` and `fit` ask."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
-from reference_runs.run import ProductFormat, ReferenceRun
-from suite.predict.machine_model.model import RunMachine, run_machine
+from reference_runs.run import ReferenceRun
 
 
 def check_positive(given: dict[str, float | None]) -> None:
@@ -44,28 +43,3 @@ def own_ranks(run: ReferenceRun) -> int:
     if run.recorded_layout is not None:
         return run.recorded_layout.ranks
     raise InputError("the run does not say on how many accelerators", allowed="--gpus N", where=run.where)
-
-
-def machine_of(run: ReferenceRun, on: str | None, ranks: int, network: float | None, stack: str | None) -> RunMachine:
-    """The machine of `ranks` accelerators: the run's own, or of the accelerator that `on` names.
-
-    Args:
-        network: Gbit/s out of a node.
-
-    Raises:
-        InputError: no accelerator is known, or none of that name.
-    """
-    found = run_machine(
-        run.cluster,
-        run.recipe.precision,
-        ProductFormat(run.recipe.product_format),
-        ranks=ranks,
-        accelerator_name=on,
-        network_bytes_per_second=None if network is None else network * 1e9 / 8,
-        software=run.software,
-        stack_name=stack,
-        stages=run.recorded_layout is not None and run.recorded_layout.pipeline_stages > 1,
-    )
-    if found is None:
-        raise InputError("the run names no accelerator", allowed="--on ACCELERATOR", where=run.where)
-    return found

@@ -10,11 +10,11 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.incomplete import IncompleteRecipe
 from reference_runs.layout import Layout, Offload
-from reference_runs.run import Recipe, ReferenceRun, Workload
+from reference_runs.run import ProductFormat, Recipe, ReferenceRun, Workload
 from reference_runs.stack import AttentionKernel
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
-from suite.predict.machine_model.model import RunMachine, expected_peak_error
+from suite.predict.machine_model.model import RunMachine, expected_peak_error, run_machine
 from suite.predict.plan.changes import HelpfulChange, helpful_changes
 from suite.predict.plan.frontier import OfNumber, by_number
 from suite.predict.plan.question import Question
@@ -65,6 +65,31 @@ class TrainingPlan(NamedTuple):
     def equal_share(self) -> float:
         """How much longer a step may take than the fastest one before their intervals part."""
         return _overlap(self.uncertainty)
+
+
+def machine_of(run: ReferenceRun, on: str | None, ranks: int, network: float | None, stack: str | None) -> RunMachine:
+    """The machine of `ranks` accelerators: the run's own, or of the accelerator that `on` names.
+
+    Args:
+        network: Gbit/s out of a node.
+
+    Raises:
+        InputError: no accelerator is known, or none of that name.
+    """
+    found = run_machine(
+        run.cluster,
+        run.recipe.precision,
+        ProductFormat(run.recipe.product_format),
+        ranks=ranks,
+        accelerator_name=on,
+        network_bytes_per_second=None if network is None else network * 1e9 / 8,
+        software=run.software,
+        stack_name=stack,
+        stages=run.recorded_layout is not None and run.recorded_layout.pipeline_stages > 1,
+    )
+    if found is None:
+        raise InputError("the run names no accelerator", allowed="--on ACCELERATOR", where=run.where)
+    return found
 
 
 def question_of(
