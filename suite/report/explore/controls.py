@@ -75,6 +75,7 @@ class PagePart(NamedTuple):
     why: str = ""
 
 
+NUMBERS = "numbers"  # the part that is searched when it is asked for
 PARTS = (
     PagePart("time", "Where the time of a step goes", ("time",), "step_seconds"),
     PagePart("memory", "Memory of each stage", ("memory-words", "memory-picture"), "peak_bytes"),
@@ -82,6 +83,7 @@ PARTS = (
     PagePart("passes", "The pipeline's first passes", ("passes",), "schedule"),
     PagePart("traffic", "Messages of a rank in a step", ("traffic",), "traffic"),
     PagePart("roofline", "Matrix products under the roofline", ("roofline-picture", "roofline-table"), "roofline"),
+    PagePart(NUMBERS, "Other numbers of accelerators", ("numbers-words", "numbers-pictures", "numbers-table")),
     PagePart("measured", "Measured with this suite", ("measured",)),
     PagePart("notes", "What is supposed", ("notes",)),
 )

@@ -12,6 +12,7 @@ from suite.paths import whole_file
 from suite.report.explore.controls import PARTS, SWITCHES, Control, controls
 from suite.report.explore.grid import StateGrid, computed_grid, packed
 from suite.report.explore.measured import measured
+from suite.report.explore.numbers import Numbers, numbers
 from suite.report.explore.presets import described_run
 from suite.report.explore.state import controls_of
 from suite.report.explore.view import recorded_layout, state_of_run
@@ -61,6 +62,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
         accelerator=described.cluster.accelerator,
         command=f"python -m suite predict {run}",
         measured=measured(run),
+        numbers=_numbers(run),
     )
     scripts = {
         "charts": (HERE / "assets" / "charts.js").read_text(encoding="utf-8"),
@@ -81,6 +83,12 @@ def offline_page(run: str, grid: StateGrid) -> str:
         **columns,
         **{name: Markup(text) for name, text in scripts.items()},  # noqa: S704  # the project's own files
     )
+
+
+def _numbers(run: str) -> Numbers:
+    """Other numbers of accelerators than the run's, without links: states that the file may lack."""
+    found = numbers(state_of_run(run))
+    return found | {"rows": [row | {"address": None} for row in found.get("rows", [])]}
 
 
 def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from dash import Dash, Input, Output, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from suite.report.explore.content import content
-from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS, PARTS, SWITCHES, Control, controls
+from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, SWITCHES, Control, controls
 from suite.report.explore.exported import EXPORTS, exported
 from suite.report.explore.measured import measured
+from suite.report.explore.numbers import Numbers, numbers, searched_for
 from suite.report.explore.presets import names, source_of, sources
 from suite.report.explore.state import ExploreState, address, complete_text, controls_of, layout_of, state_of
 from suite.report.explore.view import recorded_layout, state_of_run
@@ -32,6 +33,7 @@ _SHOW = """function(content) {
   window.explore.show(JSON.parse(content));
   return '';
 }"""
+_NUMBERS = "function(found) { if (found) { window.explore.numbers(JSON.parse(found)); } return ''; }"
 _MEASURED = "function(content) { if (content) { window.explore.measured(content); } return ''; }"
 
 
@@ -66,6 +68,20 @@ def application(first: ExploreState) -> Dash:
     def recorded(run: str) -> Any:
         return _records(run)
 
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("numbers", "data"),
+        Input("numbers-search", "n_clicks"),
+        State("url", "search"),
+        running=[
+            (Output("numbers-search", "disabled"), True, False),
+            (Output("numbers-state", "children"), "searching: from a second to a minute", ""),
+        ],
+        prevent_initial_call=True,
+    )
+    def searched(_clicks: int, query: str) -> str:
+        return msgspec.json.encode(numbers_of(query, first)).decode()
+
+    app.clientside_callback(_NUMBERS, Output("numbers-in", "children"), Input("numbers", "data"))
     app.clientside_callback(_SHOW, Output("shown-in", "children"), Input("content", "data"))
     app.clientside_callback(_MEASURED, Output("measured-in", "children"), Input("records", "data"))
     return app
@@ -92,7 +108,7 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
     return [
         *(no_update if name in given and given[name] == value else value for name, value in values.items()),
         address(state),
-        content(state),
+        content(state) | {"search": searched_for(state)},
         own if moved else no_update,
         options,
     ]
@@ -120,6 +136,14 @@ def _records(run: str | None) -> Any:
         return {"words": "", "launches": []}
 
 
+def numbers_of(query: str, first: ExploreState) -> Numbers:
+    """Other numbers of accelerators for the page's address, or why there are none."""
+    try:
+        return numbers(state_of(query or "") or first)
+    except InputError as error:
+        return {"wrong": list(error.lines)}
+
+
 def export_text(query: str, name: str | None, first: ExploreState) -> str:
     """What the page's address is in this format, or why it is nothing."""
     if not name:
@@ -136,8 +160,8 @@ def _page(first: ExploreState) -> Any:
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
-            *(dcc.Store(id=name) for name in ("content", "records")),
-            *(html.Div(id=name, hidden=True) for name in ("shown-in", "measured-in")),
+            *(dcc.Store(id=name) for name in ("content", "records", "numbers")),
+            *(html.Div(id=name, hidden=True) for name in ("shown-in", "measured-in", "numbers-in")),
             html.Header([html.H1("What would this training take?"), html.P(id="title", className="muted")]),
             html.Main(
                 [
@@ -166,8 +190,14 @@ _LABELLED = {"aria-label": "run, machine and layout"}
 
 
 def _part(name: str, title: str, places: Sequence[str], why: str) -> Any:
+    asked = []
+    if name == NUMBERS:
+        button = html.Button("Search them", id="numbers-search", type="button", n_clicks=0)
+        asked = [html.P([button, html.Span(id="numbers-state", className="muted", role="status")])]
     explained = [html.Details(className="derived", **{"data-why": why})] if why else []
-    return html.Section([html.H2(title), *(html.Div(id=place) for place in places), *explained], id=f"{name}-part")
+    return html.Section(
+        [html.H2(title), *asked, *(html.Div(id=place) for place in places), *explained], id=f"{name}-part"
+    )
 
 
 def _export_part() -> Any:

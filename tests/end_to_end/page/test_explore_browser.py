@@ -19,10 +19,12 @@ pytest.importorskip("dash")
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation, parse_layout
 from suite.metrics.comparison import Row
 from suite.paths import ROOT
+from suite.predict.plan.plan import machine_of, other_numbers, question_of
 from suite.predict.plan.predicted_run import PredictionRequest, predicted_run
 from suite.predict.recorded_run.figures import NO_PRICES
 from suite.report.explore.grid import computed_grid
@@ -214,6 +216,23 @@ def test_a_layout_is_kept_and_exported(shown: Page) -> None:
     )
 
 
+def test_other_numbers_are_searched_when_asked_for_and_go_with_another_question(shown: Page) -> None:
+    shown.click("#numbers-search")
+    shown.wait_for_selector("#numbers-table tbody tr")
+    run, state = reference_run("bloom-176b"), state_of_run("bloom-176b")
+    question = question_of(run, machine_of(run, None, 384, None, None), ranks=384, fixed={}, global_batch=None)
+    expected = other_numbers(question, tokens=run.recipe.tokens, prices=NO_PRICES)
+    days = shown.eval_on_selector_all("[data-days]", "cells => cells.map((cell) => Number(cell.dataset.days))")
+    assert days == pytest.approx([each.planned.training.days for each in expected], rel=1e-9)
+    assert shown.locator("#numbers-pictures svg .asked").count() == 2
+    shown.fill("#tp", "8")
+    shown.wait_for_selector("#numbers-table tbody tr", state="detached")
+    shown.evaluate(GO, address_of(state))
+    shown.click("#numbers-search")
+    shown.locator("#numbers-table a").first.click()
+    shown.wait_for_function("document.body.dataset.shown && document.querySelector('#pp').value != '12'")
+
+
 @pytest.mark.skipif(not AXE, reason="axe-core is not at AXE_CORE: npm, or no network")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
@@ -225,6 +244,8 @@ def test_axe_finds_nothing(browser: Browser, address: str, scheme: Any, query: s
     page.wait_for_function("document.body.dataset.shown")
     for button in page.locator(".whybutton").all()[:2]:
         button.click()
+    page.click("#numbers-search")
+    page.wait_for_selector("#numbers-words p")
     page.add_script_tag(path=AXE)
     violations = page.evaluate(
         "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
@@ -258,6 +279,7 @@ def test_the_file_shows_other_states_without_a_network(browser: Browser, file: s
     assert value(page, "cost") == pytest.approx(2 * value(page, "accelerator_seconds") / 3600, rel=1e-9)
     page.click("#keep")
     assert page.locator("#answer p").count() == 2
+    assert page.locator("#numbers-table tbody tr").count() > 4
     link = page.url
     page.close()
     again = browser.new_page()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -13,10 +14,11 @@ from dash import no_update
 
 from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
+from suite.__main__ import main
 from suite.predict.plan.predicted_run import PredictionRequest, predicted_run
 from suite.predict.recorded_run.figures import NO_PRICES
 from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS
-from suite.report.explore.page import answer, application, export_text
+from suite.report.explore.page import answer, application, export_text, numbers_of
 from suite.report.explore.presets import names
 from suite.report.explore.state import controls_of, layout_of
 from suite.report.explore.view import recorded_layout, state_of_run
@@ -90,6 +92,44 @@ def test_what_is_shown_is_exported_or_refused_in_words() -> None:
     assert "no place for" in export_text("", "megatron", FIRST)
     assert "no run to start" in export_text("?run=korthikanti2022_table5:3&layout=", "slurm", FIRST)
     assert export_text("", None, FIRST) == ""
+
+
+def test_other_numbers_of_accelerators_are_those_of_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    query = "?run=gpt-neox-20b&layout=dp12,tp2,pp4,zero1&on=h100-sxm&network=1600&price=2"
+    shown = numbers_of(query, FIRST)
+    options = ("--on", "h100-sxm", "--gpus", "96", "--network", "1600", "--price", "2", "--numbers", "--json")
+    assert main(["plan", "gpt-neox-20b", *options]) == 0
+    planned = {each["accelerators"]: each for each in json.loads(capsys.readouterr().out)["numbers"]}
+    assert [row["accelerators"] for row in shown["rows"]] == list(planned)
+    for row in shown["rows"]:
+        expected = planned[row["accelerators"]]
+        assert row["days"] == pytest.approx(expected["seconds"] / 86400, rel=1e-9)
+        assert row["cost"] == pytest.approx(expected["cost"], rel=1e-9)
+        assert expected["layout"] in answer(row["address"], "runs", {}, "url", FIRST)[ADDRESS]
+    best = {row["accelerators"] for row in shown["rows"] if row["best"]}
+    assert best == {
+        number for number, each in planned.items() if not any(_is_better(o, each) for o in planned.values())
+    }
+    same = answer(query, "runs", {}, "url", FIRST)[CONTENT]["search"]
+    other = answer(query.replace("dp12", "dp6"), "runs", {}, "url", FIRST)[CONTENT]["search"]
+    assert shown["searched"] == same != other
+
+
+def _is_better(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one["cost"] <= other["cost"] and one["seconds"] <= other["seconds"] and one is not other
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?run=megatron_sc21_table1:2&layout=", "not known how many tokens"),
+        ("?run=bloom-176b&layout=dp1,tp1,pp1&on=v100-sxm-32gb", "no peak_flop_per_second for the dtype"),
+        ("?run=bloom-176b&layout=dp1,tp1,pp1", "fits"),
+        ("?run=bloom-176b&colour=red", "unknown key"),
+    ],
+)
+def test_why_there_are_no_other_numbers_is_said(query: str, words: str) -> None:
+    assert words in str(numbers_of(query, FIRST)["wrong"])
 
 
 def test_two_hundred_random_states_show_what_predict_says() -> None:

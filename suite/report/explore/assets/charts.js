@@ -52,18 +52,14 @@ window.charts = (() => {
     return groups;
   }
 
-  // points with words, numbered in each series, and roofs: {ridge, peak}; both scales logarithmic
-  function roofline(where, { said, height, roofs, points, below, beside }) {
-    const across = [...points.map((point) => point.x), ...roofs.map((roof) => roof.ridge)];
-    const up = [...points.map((point) => point.y), ...roofs.map((roof) => roof.peak)];
-    const [left, right] = [Math.min(...across) / 2, Math.max(...across) * 2].map(Math.log10);
-    const slope = Math.min(...roofs.map((roof) => (roof.peak * 10 ** left) / roof.ridge));
-    const [low, high] = [Math.min(...up, slope) / 1.5, Math.max(...up) * 1.5].map(Math.log10);
+  // what `drawn` makes of the two scales, both logarithmic, over a grid
+  function logarithmic(where, { said, height, across, up, below, beside }, drawn) {
+    const [left, right] = across.map(Math.log10), [low, high] = up.map(Math.log10);
     const x = (value) => per((Math.log10(value) - left) / (right - left)), y = (value) => per((high - Math.log10(value)) / (high - low));
     const marks = (from, to) => {
-      const found = [];
+      const found = [], factors = to - from > 2.5 ? [1] : to - from > 0.8 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7];
       for (let power = Math.floor(from); power <= to; power++) {
-        for (const factor of to - from > 2.5 ? [1] : [1, 2, 5]) if (power + Math.log10(factor) >= from && power + Math.log10(factor) <= to) found.push(factor * 10 ** power);
+        for (const factor of factors) if (power + Math.log10(factor) >= from && power + Math.log10(factor) <= to) found.push(factor * 10 ** power);
       }
       return found.map((value) => Number(value.toPrecision(3)));
     };
@@ -71,13 +67,35 @@ window.charts = (() => {
       ...marks(left, right).map((value) => `<line class="grid" x1="${x(value)}" x2="${x(value)}" y1="0" y2="100%"/>${label(x(value), "100%", "middle", value.toLocaleString("en-US"), 'dy="16"')}`),
       ...marks(low, high).map((value) => `<line class="grid" x1="0" x2="100%" y1="${y(value)}" y2="${y(value)}"/>${label(-8, y(value), "end", value.toLocaleString("en-US"), 'dy="4"')}`),
     ];
-    const lines = roofs.map((roof) => `<g class="roof"><line x1="0" y1="${y((roof.peak * 10 ** left) / roof.ridge)}" x2="${x(roof.ridge)}" y2="${y(roof.peak)}"/><line x1="${x(roof.ridge)}" y1="${y(roof.peak)}" x2="100%" y2="${y(roof.peak)}"/></g>`);
-    const drawn = points.map((point) => `<circle style="fill: var(${point.colour})" cx="${x(point.x)}" cy="${y(point.y)}" r="5.5"><title>${escaped(point.words)}</title></circle>`);
-    for (const group of neighbours(points, 0.13 * (right - left), 0.07 * (high - low))) {
-      const middle = Math.sqrt(group[0].x * group.at(-1).x), series = group[0].series, numbers = group.map((point) => point.number).sort((one, other) => one - other);
-      drawn.push(label(x(middle), y(group[0].y), "middle", series + numbers.join(","), series === "A" ? 'dy="-11"' : 'dy="19"'));
-    }
-    picture(where, said, height, [...grid, ...lines, ...drawn].join(""), below, beside);
+    picture(where, said, height, [...grid, ...drawn(x, y, 10 ** left, right - left, high - low)].join(""), below, beside);
   }
-  return { bars, roofline };
+  const point = (x, y, words, style) => `<circle ${style} cx="${x}" cy="${y}" r="5.5"><title>${escaped(words)}</title></circle>`;
+
+  // points with words, numbered in each series, under roofs: {ridge, peak}
+  function roofline(where, { roofs, points, ...rest }) {
+    const intensities = [...points.map((each) => each.x), ...roofs.map((roof) => roof.ridge)], least = Math.min(...intensities) / 2;
+    const slope = (roof) => (roof.peak * least) / roof.ridge;
+    const rates = [...points.map((each) => each.y), ...roofs.flatMap((roof) => [roof.peak, slope(roof)])];
+    const ranges = { across: [least, Math.max(...intensities) * 2], up: [Math.min(...rates) / 1.5, Math.max(...rates) * 1.5] };
+    logarithmic(where, { ...rest, ...ranges }, (x, y, _, wide, high) => [
+      ...roofs.map((roof) => `<g class="roof"><line x1="0" y1="${y(slope(roof))}" x2="${x(roof.ridge)}" y2="${y(roof.peak)}"/><line x1="${x(roof.ridge)}" y1="${y(roof.peak)}" x2="100%" y2="${y(roof.peak)}"/></g>`),
+      ...points.map((each) => point(x(each.x), y(each.y), each.words, `style="fill: var(${each.colour})"`)),
+      ...neighbours(points, 0.13 * wide, 0.07 * high).map((group) => {
+        const middle = Math.sqrt(group[0].x * group.at(-1).x), series = group[0].series, numbers = group.map((each) => each.number).sort((one, other) => one - other);
+        return label(x(middle), y(group[0].y), "middle", series + numbers.join(","), series === "A" ? 'dy="-11"' : 'dy="19"');
+      }),
+    ]);
+  }
+
+  // named points, of which the best are filled and joined, and the one asked for has a ring
+  function frontier(where, { points, ...rest }) {
+    const range = (values) => [Math.min(...values) / 1.35, Math.max(...values) * 1.35];
+    const best = points.filter((each) => each.best).sort((one, other) => one.x - other.x);
+    logarithmic(where, { ...rest, across: range(points.map((each) => each.x)), up: range(points.map((each) => each.y)) }, (x, y) => [
+      ...best.slice(1).map((each, index) => `<line class="front" x1="${x(best[index].x)}" y1="${y(best[index].y)}" x2="${x(each.x)}" y2="${y(each.y)}"/>`),
+      ...points.map((each) => point(x(each.x), y(each.y), each.words, `class="${each.best ? "best" : "other"}"`) +
+        (each.asked ? `<circle class="asked" cx="${x(each.x)}" cy="${y(each.y)}" r="10"/>` : "") + label(x(each.x), y(each.y), "start", each.name, 'dx="9" dy="-7"')),
+    ]);
+  }
+  return { bars, roofline, frontier };
 })();

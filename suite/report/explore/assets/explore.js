@@ -24,6 +24,7 @@ window.explore = (() => {
   };
   const opened = new Set();
   let last = null;
+  let searched = null;  // what the numbers of accelerators were searched for
   let lanes = [];  // canvases and their passes
 
   function el(tag, attributes = {}, ...children) {
@@ -104,6 +105,10 @@ window.explore = (() => {
     place("title", content.title);
     place("remarks", content.remarks.map((line) => el("p", { class: "muted" }, line)));
     place("command", content.command);
+    if (searched && content.search && content.search !== searched) {  // they were another question's
+      searched = null;
+      for (const id of ["numbers-words", "numbers-pictures", "numbers-table"]) place(id);
+    }
   }
   function cards(views) {
     const made = CARDS.map((quantity) => {
@@ -301,6 +306,34 @@ window.explore = (() => {
     if (section("notes-part", lines.length)) place("notes", el("ul", {}, lines.map((line) => el("li", {}, line))));
   }
 
+  // the fastest layout of other numbers of accelerators
+  function numbers(found) {
+    searched = found.searched;
+    if (!section("numbers-part", found.wrong.length === 0 || document.getElementById("numbers-search"))) return;
+    if (found.wrong.length) {
+      place("numbers-words", found.wrong.map((line) => el("p", { class: "refused", role: "alert" }, line)));
+      place("numbers-pictures");
+      place("numbers-table");
+      return;
+    }
+    const priced = found.rows[0].cost !== null, what = priced ? "cost" : "accelerator-hours";
+    const spent = (row) => (priced ? row.cost : row.accelerator_seconds / 3600);
+    place("numbers-words", el("p", { class: "muted" }, `${found.words}. Filled and starred: no other number is as fast for as little; a ring: as many as asked for.`));
+    place("numbers-pictures", el("div"), el("div"));
+    const places = document.getElementById("numbers-pictures").children;
+    for (const [index, across, below] of [[0, (row) => row.accelerators, "accelerators"], [1, spent, what]]) {
+      const points = found.rows.map((row) => ({
+        x: across(row), y: row.days, name: number(row.accelerators), best: row.best, asked: row.asked, words: `${number(row.accelerators)} accelerators: ${number(row.days)} days, ${number(spent(row))} ${what}`,
+      }));
+      window.charts.frontier(places[index], { said: `Days of the training by ${below}; the table has the same numbers`, height: 250, points, below, beside: "days" });
+    }
+    place("numbers-table", el("table", {}, heads("accelerators", "days", "accelerator-hours", ...(priced ? ["cost"] : []), "MFU", "fastest layout"),
+      el("tbody", {}, found.rows.map((row) => el("tr", {}, el("th", { scope: "row" }, `${number(row.accelerators)}${row.best ? " *" : ""}`),
+        el("td", { "data-days": String(row.days) }, number(row.days)), el("td", {}, number(row.accelerator_seconds / 3600)), priced ? el("td", {}, number(row.cost)) : null, el("td", {}, percent(row.mfu)),
+        el("td", {}, row.address ? el("a", { href: row.address }, row.layout) : row.layout))))));
+    tidied();
+  }
+
   // launches of the run's miniature on machines of one's own
   function measured(content) {
     if (!section("measured-part", content && content.launches.length)) return;
@@ -357,5 +390,5 @@ window.explore = (() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => last && show(last));
   let waiting = 0;
   window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawLanes(document.getElementById("passes").clientWidth), 150); });
-  return { show, measured, ready, derivations: {}, el };
+  return { show, measured, numbers, ready, derivations: {}, el };
 })();

@@ -96,5 +96,6 @@
   read();
   window.explore.ready();
   window.explore.measured(head.measured);
+  window.explore.numbers(head.numbers);
   draw();
 })();
