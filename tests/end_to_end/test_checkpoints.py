@@ -25,7 +25,7 @@ from suite.reproduce.reproduce import reproduce
 from suite.reproduce.resume import goes_on_from
 from tests.support.launches import FP32_WITHOUT_DROPOUT, TEXT, exact_rows, small_plan
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 STEPS, EVERY = 12, 4
 
 

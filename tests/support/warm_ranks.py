@@ -173,8 +173,9 @@ def _launch(connection: socket.socket, mark: int) -> None:
 
 def _take_forks(arguments: list[str]) -> None:
     """Have torchrun take its ranks from forks."""
-    ranks = int(next(word for word in arguments if word.startswith("--nproc-per-node=")).partition("=")[2])
-    forks = [Fork() for _ in range(ranks)]
+    given = dict(word.split("=", 1) for word in arguments if word.startswith("--") and "=" in word)
+    starts = 1 + int(given.get("--max-restarts", 0))
+    forks = [Fork() for _ in range(int(given["--nproc-per-node"]) * starts)]
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
