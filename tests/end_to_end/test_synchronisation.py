@@ -22,7 +22,7 @@ from tests.support.launches import FP32_WITHOUT_DROPOUT, exact_rows, failed_rows
 from tests.support.record_halves import stored_records
 from tests.support.replayed_store import replayed_losses
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 STEPS = 12
 TIMED_STEPS = 46
 NO_CLIP = {**FP32_WITHOUT_DROPOUT, "gradient_clip": 1e9}

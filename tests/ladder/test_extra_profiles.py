@@ -159,6 +159,7 @@ def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pyte
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("cores", "had", "computing"),
