@@ -355,7 +355,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.timing
+@pytest.mark.ranks  # takes its time, which is not judged
 def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(storage: Path) -> None:
     done = bench(f"--benchmark-storage={storage}")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -375,7 +375,7 @@ def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(st
     assert path.with_name(f"{path.stem}-gradient_norm.svg").exists()
 
 
-@pytest.mark.timing
+@pytest.mark.ranks  # takes its time, which is not judged
 def test_a_second_run_is_compared_with_the_first_and_selects(storage: Path) -> None:
     done = bench(f"--benchmark-storage={storage}", "-k", "good", "--benchmark-compare")
     assert done.returncode == 0, done.stdout + done.stderr

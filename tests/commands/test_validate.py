@@ -237,8 +237,7 @@ def test_a_table_of_something_else_is_refused_with_the_columns(capsys) -> None:
     assert err.count("\n") == 1
 
 
-@pytest.mark.timing
-def test_three_thousand_rows_take_ten_seconds_at_most(capsys, tmp_path) -> None:
+def test_three_thousand_rows_take_ten_seconds_at_most(capsys, tmp_path) -> None:  # of this process alone
     # layouts, batches and models all differ, so that nothing can be looked up; 10 s are what the command promises
     rows = []
     for place in range(3000):
