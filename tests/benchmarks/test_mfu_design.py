@@ -8,6 +8,7 @@ import pytest
 from benchmarks.mfu_design.__main__ import detail, main, on_one_gpu, row
 from benchmarks.mfu_design.hopper import predicted_step
 from benchmarks.mfu_design.launch_log import CountedStep, LaunchKind, LoggedStep, logged_step
+from suite.paths import ROOT
 
 LOG = """\
 7 10.000000 launch device=0 grid=1,1,1 block=1,1,1 shared=0 triton_poi_fused_add_0
@@ -118,3 +119,52 @@ def test_without_a_simulated_device_one_line_says_how(
     monkeypatch.setattr("sys.argv", ["mfu_design"])
     assert main() == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+DOCUMENT = (ROOT / "docs" / "mfu_design.md").read_text(encoding="utf-8")
+COUNTED = {"gpt2-124m": (8, 64), "gpt2-1558m": (64, 16)}  # micro-batches and their samples
+CHUNK = 8192  # tokens of the suite's head and loss; the plain script has all at once
+
+
+def cells(run: str, script: str, table: int) -> list[str]:
+    """Of the document's first or second table, the row of a run and a script."""
+    rows = [line for line in DOCUMENT.splitlines() if line.startswith(f"| {run} | {script} |")]
+    return [cell.strip() for cell in rows[table].strip("|").split("|")]
+
+
+def counted_in_the_document(run: str, script: str) -> CountedStep:
+    """The launches and bytes that it prints, and the products that a GPT-2 has: three for each matrix."""
+    architecture = on_one_gpu(run).architecture
+    micro_batches, samples = COUNTED[run]
+    hidden, tokens = architecture.hidden, samples * architecture.sequence
+    chunk = CHUNK if script == "the suite" else tokens
+    products = []
+    for rows, width, depth, times in (
+        *((tokens, *sizes, architecture.layers) for sizes in ((3 * hidden, hidden), (hidden, hidden))),
+        *((tokens, *sizes, architecture.layers) for sizes in ((4 * hidden, hidden), (hidden, 4 * hidden))),
+        (chunk, architecture.padded_vocabulary, hidden, tokens // chunk),
+    ):
+        shapes = ((rows, width, depth), (rows, depth, width), (depth, width, rows))
+        products += [(*shape, times * micro_batches) for shape in shapes]
+    first, second = cells(run, script, 0), cells(run, script, 1)
+    moved = float(second[-1].removesuffix(" GB")) * 1e9 * micro_batches
+    step = LoggedStep(launches={LaunchKind.OTHER: int(first[2].replace(",", ""))}, products=products, waits=[])
+    return counted(micro_batches=micro_batches, layers=architecture.layers, compiled_bytes=int(moved), step=step)
+
+
+@pytest.mark.parametrize("run", COUNTED)
+@pytest.mark.parametrize("script", ["the suite", "plain script"])
+def test_the_document_s_predicted_terms_are_the_model_s(run: str, script: str) -> None:
+    found = counted_in_the_document(run, script)
+    predicted = predicted_step(on_one_gpu(run), found)
+    terms = [f"{1e3 * seconds / found.micro_batches:.1f} ms" for seconds in predicted.terms.values()]
+    assert cells(run, script, 1)[2:6] == terms
+    first = cells(run, script, 0)
+    assert float(first[7]) == pytest.approx(predicted.seconds, rel=1e-3)  # bytes are printed to 0.1 GB
+    assert first[9] == f"{NAMES[predicted.binding]} {predicted.terms[predicted.binding] / predicted.seconds:.0%}"
+    shares = [predicted.mfu, *predicted.mfu_at_rate.values()]
+    assert [float(share.strip("%")) / 100 for share in first[10:]] == pytest.approx(shares, abs=6e-4)
+    assert float(first[8].strip("%")) == pytest.approx(100 * float(first[6]) / predicted.seconds, abs=0.06)
+
+
+NAMES = {"products": "products", "operators": "other kernels"}
