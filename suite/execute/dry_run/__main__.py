@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -19,9 +19,24 @@ from suite.execute import rank as life
 
 life.die_with_parent()
 
-from suite.execute.dry_run.rank import count  # after die_with_parent: it takes seconds
+from torch.utils._python_dispatch import TorchDispatchMode  # after die_with_parent: it takes seconds
+
+from suite.execute.dry_run.rank import count
 from suite.job.dry_run_job import Answer, AskedRank, CountedRank, NotCounted
 from suite.job.training_job import Job
+
+
+def call_modes_directly() -> None:
+    """A worker compiles nothing, so that no dispatch mode has to keep Dynamo from tracing it, at every operator.
+
+    Source: torch.utils._python_dispatch.TorchDispatchMode.__init_subclass__ (torch 2.13).
+    """
+    modes: list[Any] = [TorchDispatchMode]
+    for mode in modes:  # grows
+        modes += mode.__subclasses__()
+        own = getattr(vars(mode).get("__torch_dispatch__"), "__wrapped__", None)
+        if own is not None:
+            mode.__torch_dispatch__ = own
 
 
 def main() -> None:
@@ -29,6 +44,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    call_modes_directly()
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
     for line in sys.stdin:
         asked = msgspec.json.decode(line, type=AskedRank)

@@ -58,7 +58,8 @@ class Allocations:
 
     def see(self, returned: object) -> None:
         """Follow the storages of the tensors in what an operator returned."""
-        for leaf in tree_leaves(returned):
+        leaves = (returned,) if isinstance(returned, Tensor) else tree_leaves(returned)  # there are thousands
+        for leaf in leaves:
             if isinstance(leaf, Tensor):
                 self._follow(leaf.untyped_storage())
 
