@@ -239,6 +239,7 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
             what = "layout.recomputation from-input with dense layers before those of experts: not described"
             yield InputError(what, got=layout.recomputation.value, where=where)
     yield from _shard_mistakes(layout, where)
+    yield from _replica_mistakes(layout, where)
     yield from _stage_mistakes(architecture, layout, where)
     if sorted(axis for axis in layout.axis_order if axis != "ep") != sorted(AXES) or layout.axis_order.count("ep") > 1:
         allowed = f"{'-'.join(AXES)} in any order"
@@ -274,6 +275,28 @@ def _shard_mistakes(layout: Layout, where: str) -> Iterator[InputError]:
         allowed = [n for n in range(contexts, ranks + 1, contexts) if ranks % n == 0 and n > 1]
         names = ", ".join(map(str, allowed)) or "none, on one rank"
         yield InputError("layout.shard_ranks: groups of dp x cp ranks", got=shards, allowed=names, where=where)
+
+
+def _replica_mistakes(layout: Layout, where: str) -> Iterator[InputError]:
+    """Replicas of each stage that are none, or that go with no other part of the layout."""
+    if layout.stage_replicas is None:
+        return
+    got = f"replicas{'-'.join(map(str, layout.stage_replicas))}"
+    if len(layout.stage_replicas) != layout.pipeline_stages:
+        yield InputError(
+            "layout.stage_replicas: one number a stage", got=f"{got} with pp{layout.pipeline_stages}", where=where
+        )
+    if layout.data_parallel > 1:
+        what = "layout.stage_replicas and data_parallel: replicas of each stage, and of all"
+        yield InputError(what, got=f"{got} with dp{layout.data_parallel}", where=where)
+    if layout.flushes:
+        what = "layout: stages with different numbers of replicas need a schedule without flush"
+        allowed = ", ".join(schedule for schedule in Schedule if not schedule.flushes)
+        yield InputError(what, got=f"{got} with {layout.schedule}", allowed=allowed, where=where)
+    if layout.accumulation is not None:
+        what = "layout: ranks of such stages have different numbers of micro-batches"
+        got = f"{got} with accumulate{layout.accumulation}"
+        yield InputError(what, got=got, allowed="--global-batch", where=where)
 
 
 def _stage_mistakes(architecture: Architecture, layout: Layout, where: str) -> Iterator[InputError]:
@@ -323,6 +346,11 @@ def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | N
             return None
         whole = f"{replicas} * {layout.accumulation} (accumulate) = {samples * layout.accumulation} samples"
         return InputError(f"{whole}, but the global batch is {batch}", where=where)
+    if layout.stage_replicas is not None and batch % (layout.dealt_to * layout.micro_batch):
+        named = " and ".join(map(str, sorted(set(layout.stage_replicas))))
+        what = f"layout: {named} replicas of stages * {layout.micro_batch} (micro-batch) do not divide the global batch"
+        allowed = f"a multiple of {layout.dealt_to * layout.micro_batch}"
+        return InputError(what, got=f"{batch} samples", allowed=allowed, where=where)
     if samples > batch:
         return InputError(f"{replicas} = {samples} samples are more than the global batch of {batch}", where=where)
     if batch % samples:

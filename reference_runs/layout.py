@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from typing import Annotated
 
@@ -114,6 +115,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         scatter_gather: tensor-parallel ranks send a share each to the next stage, which gathers them.
         stage_layer_counts: layers of each stage, or of each chunk in the order of the forward pass where a stage has
             several (`virtual_stages`); None: as `stage_assignment` says.
+        stage_replicas: ranks of each stage, where stages of a schedule without flush differ in them; micro-batches are
+            dealt to them in turns. `data_parallel` is then 1, or that of the one stage in question (`at_stage`), and
+            ranks are numbered stage by stage. None: `data_parallel` ranks of each.
     """
 
     micro_batch: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})] = 1
@@ -140,6 +144,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scatter_gather: bool = False
     offload: Offload = Offload.NONE
     stage_layer_counts: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    stage_replicas: tuple[Count, ...] | None = None
 
     @property
     def flushes(self) -> bool:
@@ -148,8 +153,21 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def ranks(self) -> int:
-        """Processes of the job: the product of the axes."""
+        """Processes of the job: the product of the axes, or all replicas of all stages."""
+        if self.stage_replicas is not None:
+            return sum(self.stage_replicas)
         return self.replicas * self.tensor_parallel * self.pipeline_stages * self.context_parallel
+
+    def at_stage(self, stage: int) -> Layout:
+        """As a rank of pipeline stage `stage` (from 0) sees it: other stages may have other numbers of replicas."""
+        if self.stage_replicas is None:
+            return self
+        return msgspec.structs.replace(self, data_parallel=self.stage_replicas[stage], accumulation=None)
+
+    @property
+    def dealt_to(self) -> int:
+        """Replicas of the model, or of stages: they divide a step's micro-batches."""
+        return self.data_parallel if self.stage_replicas is None else math.lcm(*self.stage_replicas)
 
     @property
     def replicas(self) -> int:
@@ -205,6 +223,7 @@ _GRAMMAR = (
     + "/".join(Recomputation)
     + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
     + "/".join(StageAssignment)
+    + ", layersN-N-… (of each stage), replicasN-N-… (of each stage)"
     + ", order-tp-cp-dp-pp (any order of ranks), separated by commas"
 )
 _ORDER = "order-"
@@ -225,6 +244,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{assignment.value: ("stage_assignment", assignment) for assignment in StageAssignment},
     **{f"zero{stage}": ("zero_stage", stage) for stage in range(4)},
 }
+_LISTS = {"layers": "stage_layer_counts", "replicas": "stage_replicas"}
 _COUNTS = {
     "dp": "data_parallel",
     "tp": "tensor_parallel",
@@ -256,8 +276,9 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         "sequence_parallel": False,
         "shard_ranks": None,
         "accumulation": None,
+        "stage_replicas": None,
     }
-    named = named_fields(text, where="--layout")
+    named = _with_stages(named_fields(text, where="--layout"))
     changes = omitted | named
     layout = msgspec.structs.replace(base, **changes)
     if "virtual_stages" not in named:
@@ -267,6 +288,28 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         what = "reduce-scatter is a form of zero1"
         raise InputError(what, got=f"zero{layout.zero_stage}", allowed="zero1,reduce-scatter", where="--layout")
     return layout
+
+
+def _with_stages(named: dict[str, object]) -> dict[str, object]:
+    """What the words name, with the stages that replicas are listed for; equally many of each are those of dpN.
+
+    Raises:
+        InputError: none of a stage, another number of stages, or replicas of all stages too.
+    """
+    replicas = named.get("stage_replicas")
+    if not isinstance(replicas, tuple):
+        return named
+    word = f"replicas{'-'.join(map(str, replicas))}"
+    if min(replicas) < 1:
+        raise InputError("replicas of a stage", got=word, allowed="1 or more", where="--layout")
+    if (stages := named.setdefault("pipeline_stages", len(replicas))) != len(replicas):
+        raise InputError(f"{word}: replicas of {len(replicas)} stages", got=f"pp{stages}", where="--layout")
+    if "data_parallel" in named:
+        got = f"{word} with dp{named['data_parallel']}"
+        raise InputError("replicas of each stage, and of all", got=got, allowed="one of both", where="--layout")
+    if len(set(replicas)) == 1:
+        return {key: value for key, value in named.items() if key != "stage_replicas"} | {"data_parallel": replicas[0]}
+    return named
 
 
 def named_fields(text: str, *, where: str) -> dict[str, object]:
@@ -279,7 +322,11 @@ def named_fields(text: str, *, where: str) -> dict[str, object]:
     for word in text.split(","):
         name = word.strip()
         counted = re.fullmatch(rf"({'|'.join(_COUNTS)})([0-9]{{1,{_DIGITS}}})|zero[0-9]+", name)
-        if name in _WORDS:
+        listed = re.fullmatch(rf"({'|'.join(_LISTS)})([0-9]{{1,{_DIGITS}}}(?:-[0-9]{{1,{_DIGITS}}})*)", name)
+        value: object = tuple(map(int, listed.group(2).split("-"))) if listed else None
+        if listed is not None:
+            key = _LISTS[listed.group(1)]
+        elif name in _WORDS:
             key, value = _WORDS[name]
         elif name.startswith(_ORDER) and _is_order(name.removeprefix(_ORDER)):
             key, value = "rank_order", name.removeprefix(_ORDER)
@@ -316,8 +363,9 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         complete: say too what is the default, so that the text is read as this layout from any base.
     """
     sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
+    lists = {word: "-".join(map(str, getattr(layout, field) or ())) for word, field in _LISTS.items()}
     words = {
-        f"dp{layout.data_parallel}": True,
+        f"dp{layout.data_parallel}": layout.stage_replicas is None,
         f"tp{layout.tensor_parallel}": True,
         f"pp{layout.pipeline_stages}": True,
         f"cp{layout.context_parallel}": layout.context_parallel > 1,
@@ -334,6 +382,8 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         f"interleave{layout.virtual_stages}": layout.virtual_stages
         != usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages),
         layout.schedule.value: layout.pipeline_stages > 1,
+        f"replicas{lists['replicas']}": layout.stage_replicas is not None,
+        f"layers{lists['layers']}": layout.stage_layer_counts is not None,
         f"recompute-{layout.recomputation}": True,
         f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1,
         "fused": layout.fused_attention,

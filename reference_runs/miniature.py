@@ -122,11 +122,11 @@ def global_batch(run: ReferenceRun, scale: Scale, layout: Layout) -> int:
     Accumulation is what the layout says; otherwise the recorded one, limited by the most micro-batches of a step, up to
     a multiple of the stages, which need that many. In a larger or smaller micro-batch than usual, the same samples.
     """
-    replicas = layout.data_parallel * layout.micro_batch
+    replicas = layout.dealt_to * layout.micro_batch
     if layout.accumulation is not None:
         return replicas * layout.accumulation
     recorded = accumulation(run.recipe, _recorded_layout(run))
-    micro_batches = min(recorded * layout.data_parallel, scale.most_micro_batches)
+    micro_batches = min(recorded * layout.dealt_to, scale.most_micro_batches)
     filling = replicas * layout.pipeline_stages
     return -(-samples_of_a_micro_batch(run, scale) * micro_batches // filling) * filling
 
@@ -152,7 +152,7 @@ def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
     micro-batch for each stage of each replica. The second one has the whole, so that the steps that are counted have it
     too. Where the start would be the whole batch there is none.
     """
-    multiple = layout.data_parallel * layout.micro_batch * layout.pipeline_stages
+    multiple = layout.dealt_to * layout.micro_batch * layout.pipeline_stages
     share = (recorded.batch_rampup_start or 0) / recorded.global_batch
     start = max(1, round(share * recipe.global_batch / multiple)) * multiple
     ramps = recorded.batch_rampup_start is not None and start < recipe.global_batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -12,8 +13,14 @@ from reference_runs.run import Architecture
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     """Axis -> coordinate of `rank` on it, from 0; the first axis of `layout.rank_order` has consecutive ranks.
 
-    rank = i_1 + n_1 (i_2 + n_2 (i_3 + ...)) with coordinates i and sizes n of the axes in the layout's order.
+    rank = i_1 + n_1 (i_2 + n_2 (i_3 + ...)) with coordinates i and sizes n of the axes in the layout's order. Where
+    stages have different numbers of replicas: those of the first stage, then those of the second one, and so on.
     """
+    if layout.stage_replicas is not None:
+        ends = list(accumulate(layout.stage_replicas))
+        stage = bisect_right(ends, rank)
+        replica = rank - ends[stage] + layout.stage_replicas[stage]
+        return dict.fromkeys(layout.axis_order, 0) | {"dp": replica, "pp": stage}
     sizes = {
         "dp": layout.data_parallel,
         "tp": layout.tensor_parallel,

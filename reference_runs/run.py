@@ -273,6 +273,10 @@ class Workload(NamedTuple):
     recipe: Recipe
     layout: Layout
 
+    def at_stage(self, stage: int) -> Workload:
+        """As a rank of pipeline stage `stage` (from 0) sees it, see `Layout.at_stage`."""
+        return self._replace(layout=self.layout.at_stage(stage))
+
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded run: values for the formulas, and every value's facts (unit, kind, source) under `section.key`.

@@ -112,6 +112,7 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
 def execute(job: Job, report: life.Reporter) -> Finished:
     """Join the process group, build the model, train, and return what was counted."""
     device = joined(job, report)
+    job = job.at_rank(int(os.environ["RANK"]))
     real = ("nccl" if job.device == "cuda" else "gloo") if job.slice is not None and job.slice.group else None
     mesh = device_mesh(job.layout, job.device, inside=real)
     report(Phase("build the model", time.time()))

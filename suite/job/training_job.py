@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.layout import Layout
+from reference_runs.placement import coordinates
 from reference_runs.run import Architecture, Recipe, Workload
 from suite.job.checkpoints import Checkpoints
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
@@ -90,6 +91,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> int:
         """Processes of the launch."""
         return self.layout.ranks if self.slice is None else len(self.slice.places)
+
+    def at_rank(self, rank: int) -> Job:
+        """As a rank sees it: stages of its layout may have different numbers of replicas."""
+        if self.layout.stage_replicas is None:
+            return self
+        stage = coordinates(self.layout, rank)["pp"]
+        return msgspec.structs.replace(self, layout=self.layout.at_stage(stage))
 
     def step_options(self, kernels: Kernels) -> StepOptions:
         """How its steps are executed with the kernels of a machine."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.executed_run.pipeline_bubble import SimulatedStep, idle_share, recorded_micro_batches, simulated_step
-from suite.predict.simulation.pipeline_schedule import TimedPass, flop_durations, idle_fraction, timed_passes
+from suite.predict.simulation.pipeline_schedule import flop_durations, idle_fraction, timed_passes
+from suite.predict.simulation.pipeline_timing import TimedPass
 from suite.predict.simulation.supported_layouts import describes_ranks
 
 NAMES = {
@@ -73,10 +75,16 @@ def predicted_panel(workload: Workload, name: str, *, micro_batches: int | None 
     micro_batches = micro_batches or accumulation(workload.recipe, layout)
     idle = idle_fraction(layout, durations, micro_batches=micro_batches)
     stages = timed_passes(layout, durations, micro_batches=micro_batches)
-    lanes = [Lane(f"stage {stage}", done) for stage, done in enumerate(stages)]
+    places = [coordinates(layout, rank) for rank in range(len(stages))] if layout.stage_replicas else []
+    names = [f"rank {rank}, stage {place['pp']}" for rank, place in enumerate(places)]
+    lanes = [Lane(name, done) for name, done in zip(names or _stage_names(layout), stages, strict=True)]
     title = f"{name}: a stage waits {idle:.1%} of the time"
     axis = f"{micro_batches} micro-batches; a pass is as long as its flop, messages take no time"
     return Panel("predicted", title, layout.pipeline_stages, _drawn(lanes), axis, has_unit=False)
+
+
+def _stage_names(layout: Layout) -> list[str]:
+    return [f"stage {stage}" for stage in range(layout.pipeline_stages)]
 
 
 def launch_panels(

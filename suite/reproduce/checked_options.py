@@ -20,7 +20,7 @@ def of_global_batch(samples: int, recipe: Recipe, layout: Layout) -> tuple[Recip
     Raises:
         InputError: no multiple of the samples that all replicas take at once.
     """
-    at_once = layout.replicas * layout.micro_batch
+    at_once = layout.dealt_to * layout.expert_parallel * layout.micro_batch
     if samples < 1 or samples % at_once:
         what = "global batch: no multiple of replicas * micro_batch"
         raise InputError(what, got=samples, allowed=f"multiples of {at_once}", where="--global-batch")

@@ -43,6 +43,7 @@ from suite.reproduce.supported import (
     check_kernels,
     check_products,
     check_ramp_up,
+    check_replicas,
 )
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
@@ -270,6 +271,7 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
         check_layout(workload, where)
         check_executable_layout(workload, where)
         check_fused_attention(recipe, layout, device, where)
+        check_replicas(layout, device, where)
         check_grouped_queries(architecture, recipe, layout, device, where)
         check_ramp_up(recipe, layout, run.where)
         gpus = [each.gpu for each in cuda_device_list()] if device == "cuda" else []

@@ -134,7 +134,8 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 
 _EXECUTED_LAYOUTS = (
     "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero-bubble, zbv, dualpipev, "
-    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN (zero0) alone, zero0/1, reduce-scatter, "
+    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN or replicasN-N-… (zero0) alone, zero0/1, "
+    "reduce-scatter, "
     "all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
@@ -155,6 +156,20 @@ def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: st
     if layout.fused_attention and recipe.attention_dropout > 0 and device == "cpu":
         what, got = "fused attention drops nothing on a CPU", f"{recipe.attention_dropout} recipe.attention_dropout"
         raise InputError(what, got=got, allowed="0, unfused, or --device cuda", where=where)
+
+
+def check_replicas(layout: Layout, device: str, where: str) -> None:
+    """Refuse stages with different numbers of replicas over NCCL, which sends all messages of two ranks in one order.
+
+    Raises:
+        InputError: they are asked for.
+    """
+    if layout.stage_replicas is not None and device == "cuda":
+        what = (
+            "stages with different numbers of replicas on GPUs: messages of two ranks must pass each other, as by gloo"
+        )
+        got = f"replicas{'-'.join(map(str, layout.stage_replicas))}"
+        raise InputError(what, got=got, allowed="dpN, or --device cpu", where=where)
 
 
 def check_grouped_queries(architecture: Architecture, recipe: Recipe, layout: Layout, device: str, where: str) -> None:
@@ -258,8 +273,8 @@ def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
         if ramp_up != (None, None, None):
             raise InputError("recipe.batch_rampup_start, increment, samples: all or none", got=ramp_up, where=where)
         return
-    replicas = layout.replicas * layout.micro_batch
-    least = replicas * least_micro_batches(layout)
+    replicas = layout.dealt_to * layout.expert_parallel * layout.micro_batch
+    least = layout.replicas * layout.micro_batch * least_micro_batches(layout)
     if start % replicas or increment % replicas or not least <= start <= recipe.global_batch:
         what, got = "recipe.batch_rampup_start and batch_rampup_increment", f"{start} and {increment}"
         allowed = f"multiples of data_parallel * micro_batch = {replicas}, from {least} to {recipe.global_batch}"

@@ -29,7 +29,7 @@ LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, epN, "
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
     "1f1b, zero-bubble, zbv, dualpipev, "
-    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN (zero0) alone, "
+    "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN or replicasN-N-… (zero0) alone, "
     "zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
     "offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
@@ -590,12 +590,46 @@ def test_what_a_backward_pass_in_halves_computes_twice_or_leaves_out_is_refused(
         ("qwen3-moe-mini", "pp2,pipedream", "experts"),
         ("gpt-neox-mini", "pp2,pipedream", "the loss scale of fp16"),
         ("bloom-mini", "cp2,pp2,pipedream-vertical-sync", "cp2"),
+        ("gpt2-mini", "replicas2-1,pipedream,zero1", "replicas2-1 and zero1"),
+        ("gpt2-mini", "replicas2-1,tp2,pipedream", "tp2"),
     ],
 )
 def test_what_does_not_go_without_flush_is_refused(run, layout, words, reproduce_refused):
     line = reproduce_refused(run, "--layout", layout)
     (schedule,) = [word for word in layout.split(",") if word.startswith("pipedream")]
     assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'{schedule} with {words}')}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "line"),
+    [
+        ("replicas2-1,pp3,pipedream", "replicas2-1: replicas of 2 stages; got pp3"),
+        ("replicas2-0,pipedream", "replicas of a stage; got replicas2-0, allowed: 1 or more"),
+        (
+            "dp2,replicas2-1,pipedream",
+            "replicas of each stage, and of all; got replicas2-1 with dp2, allowed: one of both",
+        ),
+        (
+            "replicas2-1,1f1b",
+            "layout: stages with different numbers of replicas need a schedule without flush; "
+            "got replicas2-1 with 1f1b, allowed: pipedream, pipedream-vertical-sync, pipedream-2bw",
+        ),
+        (
+            "replicas2-1,pipedream,accumulate4",
+            "layout: ranks of such stages have different numbers of micro-batches; "
+            "got replicas2-1 with accumulate4, allowed: --global-batch",
+        ),
+    ],
+)
+def test_replicas_of_each_stage_that_go_with_no_other_word_are_refused(layout, line, reproduce_refused):
+    assert reproduce_refused("gpt2-mini", "--layout", layout) == f"--layout: {line}"
+
+
+def test_a_batch_that_replicas_of_all_stages_do_not_divide_is_refused(reproduce_refused):
+    line = reproduce_refused("gpt2-mini", "--layout", "replicas2-3,pipedream,micro2", "--global-batch", "8")
+    assert (
+        line == "--global-batch: global batch: no multiple of replicas * micro_batch; got 8, allowed: multiples of 12"
+    )
 
 
 def test_kernels_that_find_all_gradients_at_once_are_refused_with_halves(reproduce_refused):

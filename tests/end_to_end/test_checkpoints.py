@@ -81,6 +81,10 @@ LAYOUTS = {
     "bf16 pipedream, four stages": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM, "pipeline_stages": 4}),
     "vertical sync": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM_VERTICAL_SYNC, "pipeline_stages": 4}),
     "two versions, two replicas": (BF16, STAGES | {"schedule": Schedule.PIPEDREAM_2BW, "data_parallel": 2}),
+    "vertical sync, two replicas and one": (
+        BF16,
+        STAGES | {"schedule": Schedule.PIPEDREAM_VERTICAL_SYNC, "stage_replicas": (2, 1)},
+    ),
 }
 
 

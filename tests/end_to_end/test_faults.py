@@ -160,8 +160,9 @@ def test_a_killed_rank_ends_the_launch_as_crashed_and_is_named_with_its_signal(l
     launch.assert_nothing_left()
 
 
-def test_a_killed_stage_of_a_pipeline_without_flush_ends_the_launch_too(launches):
-    launch = launches(options=("--layout", "dp2,pp2,pipedream"))
+@pytest.mark.parametrize("layout", ["replicas2-1,pipedream", pytest.param("dp2,pp2,pipedream", marks=pytest.mark.rare)])
+def test_a_killed_stage_of_a_pipeline_without_flush_ends_the_launch_too(layout, launches):
+    launch = launches(options=("--layout", layout))
     os.kill(launch.rank_pids()[0], signal.SIGKILL)
     assert launch.exit_code(END_SECONDS) == 4
     record = launch.record()
@@ -171,7 +172,7 @@ def test_a_killed_stage_of_a_pipeline_without_flush_ends_the_launch_too(launches
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize("layout", ["pp2,pipedream-2bw", "dp2,pp2,pipedream"])
+@pytest.mark.parametrize("layout", ["pp2,pipedream-2bw", "dp2,pp2,pipedream", "replicas2-1,pipedream-vertical-sync"])
 def test_a_stopped_stage_of_a_pipeline_without_flush_ends_the_launch_as_a_hang(layout, launches):
     launch = launches(options=("--layout", layout))
     os.kill(launch.rank_pids()[1], signal.SIGSTOP)

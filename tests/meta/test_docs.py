@@ -181,6 +181,7 @@ def test_the_page_gives_the_layouts_defaults() -> None:
     # None and a number of bytes are written for people
     assert (default.pop("accumulation"), default.pop("bucket_bytes")) == ("None", str(25 * 2**20))
     assert (default.pop("stage_layer_counts"), given.pop("stage_layer_counts")) == ("None", "as stage_assignment says")
+    assert (default.pop("stage_replicas"), given.pop("stage_replicas")) == ("None", "data_parallel")
     assert (default.pop("shard_ranks"), given.pop("shard_ranks")) == ("None", "all")
     assert (given.pop("accumulation"), given.pop("bucket_bytes")) == ("what the global batch gives", "25 MiB")
     assert given == default

@@ -5,6 +5,7 @@ from hypothesis import given
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, Schedule, layout_text, parse_layout
+from reference_runs.placement import coordinates
 from tests.support.strategies import layouts
 
 
@@ -77,3 +78,20 @@ def test_a_word_outside_the_grammar_is_refused(text: str) -> None:
 def test_a_word_given_twice_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="given twice"):
         parse_layout(text, base=Layout())
+
+
+def test_replicas_of_each_stage_are_a_list_and_so_are_its_layers() -> None:
+    layout = parse_layout("pipedream,replicas15-1,layers12-2", base=Layout())
+    assert layout == Layout(
+        pipeline_stages=2, schedule=Schedule.PIPEDREAM, stage_replicas=(15, 1), stage_layer_counts=(12, 2)
+    )
+    assert layout.ranks == 16
+    assert parse_layout(layout_text(layout), base=Layout(data_parallel=3)) == layout
+    assert [(each.data_parallel, each.ranks) for each in map(layout.at_stage, (0, 1))] == [(15, 16), (1, 16)]
+    assert parse_layout("pipedream,replicas2-2", base=Layout()) == parse_layout("dp2,pp2,pipedream", base=Layout())
+
+
+def test_ranks_of_stages_with_different_numbers_of_replicas_are_numbered_stage_by_stage() -> None:
+    layout = parse_layout("pipedream,replicas2-1-3", base=Layout())
+    places = [coordinates(layout, rank) for rank in range(layout.ranks)]
+    assert [(place["pp"], place["dp"]) for place in places] == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]

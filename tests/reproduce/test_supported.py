@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Moments, Workload
 from suite.job.options import Averaging
-from suite.reproduce.supported import check_averaging, check_executable, check_fused_attention
+from suite.reproduce.supported import check_averaging, check_executable, check_fused_attention, check_replicas
 from tests.support.strategies import BLOOM
 
 
@@ -46,3 +46,11 @@ def test_moments_in_16_bit_are_refused_by_name() -> None:
         InputError, match=r"moments of the optimizer in that dtype; got bf16 recipe.moments, allowed: fp32"
     ):
         check_executable(BLOOM.architecture, narrow, "run.toml")
+
+
+def test_stages_with_different_numbers_of_replicas_are_refused_on_gpus() -> None:
+    layout = Layout(pipeline_stages=2, schedule=Schedule.PIPEDREAM, stage_replicas=(2, 1))
+    check_replicas(layout, "cpu", "--layout")
+    check_replicas(Layout(data_parallel=2), "cuda", "--layout")
+    with pytest.raises(InputError, match="got replicas2-1, allowed: dpN, or --device cpu"):
+        check_replicas(layout, "cuda", "--layout")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -161,11 +160,13 @@ class AsynchronousStage:
         self._ended += 1
         self.staleness.append(self._rule.updates(number) - versions[0])
         if x is not None and self._before is not None:
-            upper = dataclasses.replace(self._rule, stage=self._rule.stage - 1)
-            self._arriving = self._before.exchange(x.grad, receives=_joined(upper))
+            self._arriving = self._before.exchange(x.grad, receives=_joined(self._rule.at(self._rule.stage - 1)))
         return [output.detach()] if self._after is None else []
 
 
 def _joined(upper: VersionRule) -> bool:
-    """Whether a stage sends an output while the one after it sends a gradient: it is one micro-batch more ahead."""
-    return upper.in_flight > dataclasses.replace(upper, stage=upper.stage + 1).in_flight
+    """Whether a stage sends an output while the one after it sends a gradient: it is one micro-batch more ahead.
+
+    Stages with different numbers of replicas send one thing at a time: the next one is for another replica.
+    """
+    return not upper.of_stages and upper.in_flight > upper.at(upper.stage + 1).in_flight

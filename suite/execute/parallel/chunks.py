@@ -13,7 +13,7 @@ from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import tensor_parallel
 from suite.execute.parallel.expert_parallel import RowCounter, share_experts
-from suite.execute.parallel.mesh import EXPERT, PIPELINE, TENSOR
+from suite.execute.parallel.mesh import EXPERT, TENSOR, pipeline_stage
 from suite.execute.precision import DTYPES
 from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
 from suite.job.training_job import Job
@@ -21,7 +21,7 @@ from suite.job.training_job import Job
 
 def chunk_numbers(layout: Layout, mesh: DeviceMesh) -> tuple[int, ...]:
     """Numbers of this rank's chunks in the whole model."""
-    return stage_chunks(layout, stage=mesh.get_local_rank(PIPELINE))
+    return stage_chunks(layout, stage=pipeline_stage(mesh, layout))
 
 
 def split_chunks(

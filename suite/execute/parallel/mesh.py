@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from reference_runs import placement
 from reference_runs.layout import Layout
 
 DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
@@ -34,6 +36,8 @@ def device_mesh(layout: Layout, device_type: str, *, inside: str | None = None) 
         inside: backend of the groups of ranks that share a stage's layers; None: that of all ranks.
     """
     contexts = layout.context_parallel
+    if layout.stage_replicas is not None:
+        return _of_unequal_stages(layout, device_type)
     if layout.expert_parallel > 1:
         return _sharing_experts(layout, device_type, inside)
     sizes = {
@@ -52,6 +56,31 @@ def device_mesh(layout: Layout, device_type: str, *, inside: str | None = None) 
     return DeviceMesh(
         device_type, ranks.reshape(shape), mesh_dim_names=tuple(axes), backend_override=_backends(axes, inside)
     )
+
+
+def _of_unequal_stages(layout: Layout, device_type: str) -> DeviceMesh:
+    """The mesh where stages differ in replicas: "pp" joins all ranks, "dp" those of a stage; see `pipeline_stage`."""
+    assert layout.stage_replicas is not None
+    ends = list(accumulate(layout.stage_replicas))
+    stages = [list(range(end - count, end)) for end, count in zip(ends, layout.stage_replicas, strict=True)]
+    rank = dist.get_rank()
+    everyone = dist.new_group(list(range(layout.ranks)))
+    replicas = [dist.new_group(ranks) for ranks in stages]
+    alone = [dist.new_group([each]) for each in range(layout.ranks)]
+    own = next(group for group, ranks in zip(replicas, stages, strict=True) if rank in ranks)
+    return DeviceMesh.from_group(
+        [everyone, own, alone[rank]],
+        device_type,
+        mesh=torch.tensor([[[rank]]]),
+        mesh_dim_names=(PIPELINE, DATA, TENSOR),
+    )
+
+
+def pipeline_stage(mesh: DeviceMesh, layout: Layout) -> int:
+    """This rank's."""
+    if layout.stage_replicas is not None:
+        return placement.coordinates(layout, dist.get_rank())[PIPELINE]
+    return mesh.get_local_rank(PIPELINE)
 
 
 def _backends(axes: Iterable[str], inside: str | None) -> tuple[tuple[str | None, None], ...]:
@@ -130,6 +159,8 @@ def sharding_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh | None:
 def coordinates(mesh: DeviceMesh, layout: Layout) -> dict[str, int]:
     """Axis -> this rank's coordinate on it; of context parallelism where it has several ranks."""
     names = mesh.mesh_dim_names or ()
+    if layout.stage_replicas is not None:
+        return {axis: placement.coordinates(layout, dist.get_rank())[axis] for axis in names}
     by_axis = {DATA if axis in (EXPERT_DATA, REPLICA) else axis: mesh.get_local_rank(axis) for axis in names}
     if layout.context_parallel > 1 and CONTEXT not in names:
         by_axis[DATA], by_axis[CONTEXT] = divmod(by_axis[DATA], layout.context_parallel)
@@ -141,18 +172,23 @@ def dropout_seed(seed: int, mesh: DeviceMesh, layout: Layout) -> int:
 
     These are tensor-parallel ranks, unless with sequence parallelism each has a part.
     """
-    index = mesh.get_local_rank(DATA) * layout.pipeline_stages + mesh.get_local_rank(PIPELINE)
+    index = mesh.get_local_rank(DATA) * layout.pipeline_stages + pipeline_stage(mesh, layout)
     if layout.sequence_parallel:
         index = index * layout.tensor_parallel + mesh.get_local_rank(TENSOR)
     return seed + 1 + index
 
 
 @unset_fake_temporarily()  # ranks are numbers that Python reads
-def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+def embedding_group(mesh: DeviceMesh, layout: Layout) -> dist.ProcessGroup | None:
     """This rank's group of first and last pipeline stage; None on other stages and without a pipeline.
 
-    All ranks of the job must call it together.
+    With all replicas of both, where stages differ in them. All ranks of the job must call it together.
     """
+    if layout.stage_replicas is not None:
+        first, last = layout.stage_replicas[0], layout.stage_replicas[-1]
+        both = [*range(first), *range(layout.ranks - last, layout.ranks)]
+        group = dist.new_group(both)
+        return group if dist.get_rank() in both else None
     pipeline = mesh[PIPELINE]
     if pipeline.size() == 1:
         return None

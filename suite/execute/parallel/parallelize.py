@@ -156,7 +156,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     leaves = _leaves(layout, mesh, chunks, splits, experts, copies=copies)
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
     stored_twice = job.architecture.tied_embeddings and head_stage(layout) > 0
-    tables = embedding_group(mesh) if stored_twice else None
+    tables = embedding_group(mesh, layout) if stored_twice else None
     unflushed = None
     if not layout.flushes:
         assert groups is not None

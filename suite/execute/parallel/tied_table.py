@@ -27,9 +27,8 @@ class TiedTable:
 
     Args:
         versioned: the table's versions, by the rule of the first stage.
-        samples: of a micro-batch of each replica.
-        later: micro-batches by which this stage is ahead of the first one.
-        group: first and last stage.
+        samples: of a micro-batch.
+        group: first and last stage; with all of their replicas, where they differ in their number.
     """
 
     def __init__(
@@ -40,12 +39,11 @@ class TiedTable:
         recipe: Recipe,
         *,
         samples: int,
-        later: int,
         group: dist.ProcessGroup,
     ) -> None:
         self.leaf, self.optimizer = leaf, optimizer
         self.versioned = versioned
-        self._recipe, self._samples, self._later, self._group = recipe, samples, later, group
+        self._recipe, self._samples, self._group = recipe, samples, group
         self._sums: deque[tuple[Tensor, dist.Work | _Done]] = deque()
         self._updates = 0
 
@@ -65,8 +63,7 @@ class TiedTable:
             NotFiniteError: it is not finite.
         """
         rule = self.versioned.rule
-        trained = micro_batch + 1 - self._later  # by the first stage
-        if trained != rule.first(self._updates + 1):
+        if rule.made(micro_batch + 1) == self._updates:
             return None
         gradient, work = self._sums.popleft()
         with phases.phase(Part.PIPELINE):
@@ -77,7 +74,8 @@ class TiedTable:
             if not math.isfinite(norm):
                 raise NotFiniteError(f"the tied table's gradient norm is {norm} at step {self._updates}", at_fault=True)
             self._updates += 1
-            self.versioned.weights.begin_update(oldest=rule.version(micro_batch + 1))
+            self.versioned.weights.begin_update(oldest=rule.oldest(micro_batch + 1))
+            trained = rule.replicas * rule.first(self._updates)
             rate = learning_rate(self._recipe, trained * self._samples)
             gathering, self.leaf.parameter.grad = self.leaf.parameter.grad, gradient
             self.optimizer.step(rate, gradient_factor(self._recipe, norm))
@@ -94,13 +92,13 @@ class TiedTable:
         """Have versions and sums as after so many updates of this stage; what they hold is still to be loaded."""
         rule = self.versioned.rule
         micro_batch = rule.first(update)
-        self._updates = rule.updates(max(0, micro_batch - self._later))
+        self._updates = rule.made(micro_batch)
         parameter = self.leaf.parameter
         dtype = parameter.grad_dtype or parameter.dtype
         sums = [torch.zeros_like(parameter, dtype=dtype, requires_grad=False) for _ in range(self._updates, update)]
         self._sums = deque((each, _Done()) for each in sums)
-        storages = rule.storages(self._updates, later=self._later)
-        self.versioned.weights.have(oldest=rule.version(micro_batch), newest=self._updates, storages=storages)
+        storages = rule.storages(micro_batch)
+        self.versioned.weights.have(oldest=rule.oldest(micro_batch), newest=self._updates, storages=storages)
 
     def finish(self) -> None:
         """Wait for the sums that no update will read."""

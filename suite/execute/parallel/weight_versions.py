@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,12 +29,17 @@ class VersionRule:
     Differs from these with several micro-batches an update, which PipeDream does not have.
 
     Where stages have replicas, micro-batches are dealt to them in turns, and b counts those of one replica: its passes,
-    and the updates that all replicas of a stage make together, are those of a pipeline of its own.
+    and the updates that all replicas of a stage make together, are those of a pipeline of its own. Stages with
+    different numbers of replicas: p - 1 - k is n_k - 1 of `waiting`, and micro-batch b of replica r of stage k, of R_k,
+    is number b R_k + r of all, and so number (b R_k + r) // R_0 of a replica of the first stage.
 
     Args:
         micro_batches: of an update, on each replica.
         ramp: those of each of the first updates, where they are other ones.
-        replicas: of each stage.
+        replicas: of this stage, of each stage if `of_stages` is empty.
+        of_stages: replicas of every stage, where these differ.
+        replica: number of this one, from 0.
+        of_first: whether the weights are updated as those of the first stage are, in micro-batches.
     """
 
     schedule: Schedule
@@ -42,17 +48,40 @@ class VersionRule:
     micro_batches: int
     ramp: tuple[int, ...] = ()
     replicas: int = 1
+    of_stages: tuple[int, ...] = ()
+    replica: int = 0
+    of_first: bool = False
+
+    def at(self, stage: int) -> VersionRule:
+        """That of the first replica of another stage."""
+        replicas = self.of_stages[stage] if self.of_stages else self.replicas
+        ramp = tuple(number * self.replicas // replicas for number in self.ramp)
+        return dataclasses.replace(
+            self,
+            stage=stage,
+            micro_batches=self.micro_batches * self.replicas // replicas,
+            ramp=ramp,
+            replicas=replicas,
+            replica=0,
+        )
+
+    @property
+    def waiting(self) -> int:
+        """p - k; ceil((R_k + ... + R_(p - 1)) / R_k), where stages differ in their numbers R of replicas."""
+        if not self.of_stages:
+            return self.stages - self.stage
+        return -(-sum(self.of_stages[self.stage :]) // self.replicas)
 
     @property
     def in_flight(self) -> int:
         """Micro-batches between their forward pass on this stage and their backward pass, the one in progress too.
 
-        p - k; with two versions m + 1 at most: the one after them needs a version that does not exist yet.
+        As many as are `waiting`; with two versions m + 1 at most: the one after them needs a version that does not
+        exist yet.
         """
-        waiting = self.stages - self.stage
         if self.schedule is not Schedule.PIPEDREAM_2BW:
-            return waiting
-        return min(waiting, min(self.micro_batches, *self.ramp, self.micro_batches) + 1)
+            return self.waiting
+        return min(self.waiting, min(self.micro_batches, *self.ramp, self.micro_batches) + 1)
 
     def first(self, update: int) -> int:
         """The first micro-batch of an update."""
@@ -71,16 +100,39 @@ class VersionRule:
             return bisect_right(ends, micro_batches) - 1
         return len(self.ramp) + (micro_batches - ends[-1]) // self.micro_batches
 
-    def storages(self, updates: int, *, later: int = 0) -> int:
-        """Versions with storages after so many updates, each of them `later` micro-batches after its last one."""
-        return max(update + 1 - self.version(self.first(update) + later) for update in range(updates + 1))
+    def made(self, ended: int) -> int:
+        """Updates of these weights once so many backward passes have ended; all replicas of the stage make them alike.
+
+        Of the first stage's, where this one needs them: the replica with the last micro-batch of a turn does first.
+        """
+        if not self.of_first or not self.stage:
+            return self.updates(ended)
+        first = self.at(0)
+        return first.updates(max(0, self._on_first(ended, self.replicas - 1) - (first.in_flight - 1)))
+
+    def oldest(self, ended: int) -> int:
+        """The version that some replica of the stage still needs then: the one with the first micro-batch of a turn."""
+        return dataclasses.replace(self, replica=0).version(ended)
+
+    def storages(self, ended: int) -> int:
+        """Versions with storages once so many backward passes have ended; none is ever given back."""
+        first = self.at(0)
+        filled = (first.waiting + 1) * first.replicas // self.replicas  # in flight, once passes are in their turns
+        steady = self.first(len(self.ramp) + 3) + filled
+        return max(self.made(number) + 1 - self.oldest(number) for number in range(min(ended, steady) + 1))
 
     def version(self, micro_batch: int) -> int:
         """The version that a micro-batch is computed with."""
         if self.schedule is Schedule.PIPEDREAM_2BW:
             return max(0, self.updates(micro_batch) - 1)
-        stage = self.stage if self.schedule is Schedule.PIPEDREAM else 0
-        return self.updates(max(0, micro_batch - (self.stages - 1 - stage)))
+        if self.schedule is Schedule.PIPEDREAM and not self.of_first:
+            return self.updates(max(0, micro_batch - (self.waiting - 1)))
+        first = self.at(0)
+        return first.updates(max(0, self._on_first(micro_batch, self.replica) - (first.waiting - 1)))
+
+    def _on_first(self, micro_batch: int, replica: int) -> int:
+        """The number that a micro-batch of a replica of this stage has on its replica of the first one."""
+        return (micro_batch * self.replicas + replica) // self.at(0).replicas
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ from reference_runs.run import Recipe
 from suite.execute.model.decoder import Decoder
 from suite.execute.parallel.asynchronous_pipeline import Versioned
 from suite.execute.parallel.local_parameter import LocalParameter
-from suite.execute.parallel.mesh import DATA, PIPELINE
-from suite.execute.parallel.neighbours import Neighbour
+from suite.execute.parallel.mesh import DATA, PIPELINE, pipeline_stage
+from suite.execute.parallel.neighbours import Neighbour, ReplicatedNeighbour, StageLink
 from suite.execute.parallel.replica_gradients import ReplicaGradients, replica_gradients
 from suite.execute.parallel.sharded_adamw import TensorAdamW, whole_adamw
 from suite.execute.parallel.tied_table import TiedTable
@@ -44,8 +45,8 @@ class WithoutFlush:
     leaves: list[LocalParameter]
     table: TiedTable | None
     replicas: ReplicaGradients | None
-    before: Neighbour | None
-    after: Neighbour | None
+    before: StageLink | None
+    after: StageLink | None
 
     @property
     def versioned(self) -> list[Versioned]:
@@ -60,8 +61,8 @@ class WithoutFlush:
         """Have what is kept after so many updates, optimizer states too; its values are still to be loaded."""
         self.optimizer.step(0.0)
         rule = self.own.rule
-        oldest = rule.version(rule.first(update))
-        self.own.weights.have(oldest=oldest, newest=update, storages=rule.storages(update))
+        ended = rule.first(update)
+        self.own.weights.have(oldest=rule.oldest(ended), newest=update, storages=rule.storages(ended))
         if self.table is not None:
             self.table.optimizer.step(0.0)
             self.table.have(update)
@@ -73,7 +74,7 @@ class WithoutFlush:
             parts.append(("table", self.table.versioned, self.table.optimizer))
             yield from ((f"table sum {number}", each) for number, each in enumerate(self.table.sums()))
         for name, (weights, rule), optimizer in parts:
-            for version, flats in weights.kept(rule.version(rule.first(update))).items():
+            for version, flats in weights.kept(rule.oldest(rule.first(update))).items():
                 yield from ((f"{name} version {version}: {number}", flat) for number, flat in enumerate(flats))
             yield from ((f"{name} state {number}", each) for number, each in enumerate(optimizer.state_tensors))
 
@@ -82,9 +83,13 @@ class WithoutFlush:
         self.optimizer.step(learning_rate, gradient_factor)
 
     def sum_over_replicas(self, loss: Tensor) -> None:
-        """Make all gradients of the stage, and the loss, those of all replicas together."""
+        """Make all gradients of the stage, and the loss, those of all replicas together.
+
+        Not those of a shared table whose ends differ in replicas: all of these sum it at once.
+        """
         if self.replicas is not None:
-            self.replicas.finish(*([] if self.table is None else [self.table.leaf.gradient]), loss)
+            apart = self.table is None or bool(self.own.rule.of_stages)
+            self.replicas.finish(*([] if apart or self.table is None else [self.table.leaf.gradient]), loss)
 
     def clear(self) -> None:
         """Forget the gradients of what the stage alone has."""
@@ -101,6 +106,20 @@ def ramped_batches(recipe: Recipe) -> list[int]:
     while (batch := global_batch_at(recipe, sum(batches))) < recipe.global_batch:
         batches.append(batch)
     return batches
+
+
+def turns(rule: VersionRule, other: int) -> list[int]:
+    """Ranks of the replicas of stage `other` that take the micro-batches of this one, until the turns repeat."""
+    first, replicas = sum(rule.of_stages[:other]), rule.of_stages[other]
+    period = math.lcm(rule.replicas, replicas) // rule.replicas
+    return [first + (number * rule.replicas + rule.replica) % replicas for number in range(period)]
+
+
+def left_over(rule: VersionRule) -> int:
+    """Outputs of the stage before for this replica that no step takes: it is further ahead than this stage is."""
+    upper = rule.at(rule.stage - 1)
+    taken, sent = ((each.in_flight - 1) * each.replicas for each in (rule, upper))
+    return sum(number % rule.replicas == rule.replica for number in range(taken, sent))
 
 
 def without_flush(
@@ -122,35 +141,49 @@ def without_flush(
         tables: joins the stages that have the table.
     """
     layout, recipe = job.layout, job.recipe
-    stage, stages = mesh.get_local_rank(PIPELINE), layout.pipeline_stages
-    replicas = layout.data_parallel
-    samples, ramp = layout.micro_batch * replicas, ramped_batches(recipe)
-    micro_batches = recipe.global_batch // samples
-    ramped = tuple(batch // samples for batch in ramp)
-    rule = VersionRule(layout.schedule, stages, stage, micro_batches, ramped, replicas)
-    update = job.training_options.update
+    stage, replicas = pipeline_stage(mesh, layout), layout.data_parallel
+    samples = layout.micro_batch * replicas
+    rule = VersionRule(
+        layout.schedule,
+        layout.pipeline_stages,
+        stage,
+        recipe.global_batch // samples,
+        tuple(batch // samples for batch in ramped_batches(recipe)),
+        replicas,
+        layout.stage_replicas or (),
+        mesh.get_local_rank(DATA),
+    )
 
     def versioned(of: list[WeightGroup], rule: VersionRule) -> tuple[Versioned, TensorAdamW]:
-        optimizer = whole_adamw(of, recipe, update)
+        optimizer = whole_adamw(of, recipe, job.training_options.update)
         return Versioned(WeightVersions(of, [chunk], optimizer, weights), rule), optimizer
 
-    alone = [group for group in groups if not group.apart]
+    alone, apart = ([group for group in groups if group.apart is kind] for kind in (False, True))
     own, optimizer = versioned(alone, rule)
     sum_up = functools.partial(dist.all_reduce, group=mesh.get_group(DATA))
     gradients = replica_gradients(alone, sum_up) if replicas > 1 else None
     table = None
     if tables is not None:
         (leaf,) = [leaf for leaf in leaves if leaf.tied]
-        shared, of_table = versioned([group for group in groups if group.apart], dataclasses.replace(rule, stage=0))
-        later = shared.rule.in_flight - 1 if stage else 0
-        table = TiedTable(leaf, shared, of_table, recipe, samples=samples, later=later, group=tables)
+        shared, of_table = versioned(apart, dataclasses.replace(rule, of_first=True))
+        table = TiedTable(leaf, shared, of_table, recipe, samples=layout.micro_batch, group=tables)
 
-    def neighbour(other: int) -> Neighbour | None:
-        if not 0 <= other < stages:
+    def neighbour(other: int) -> StageLink | None:
+        if not 0 <= other < layout.pipeline_stages:
             return None
         shape = (layout.micro_batch, job.architecture.sequence, job.architecture.hidden)
-        dtype = DTYPES[recipe.precision]
-        return Neighbour(mesh.get_group(PIPELINE), other, shape=shape, dtype=dtype, device=device)
+        dtype, group = DTYPES[recipe.precision], mesh.get_group(PIPELINE)
+        if not rule.of_stages:
+            return Neighbour(group, other, shape=shape, dtype=dtype, device=device)
+        return ReplicatedNeighbour(
+            group,
+            turns(rule, other),
+            outstanding=rule.in_flight if other > stage else 1,
+            left_over=left_over(rule) if other < stage else 0,
+            shape=shape,
+            dtype=dtype,
+            device=device,
+        )
 
     rest = [leaf for leaf in leaves if table is None or leaf is not table.leaf]
     return WithoutFlush(own, optimizer, rest, table, gradients, neighbour(stage - 1), neighbour(stage + 1))

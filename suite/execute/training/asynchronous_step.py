@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 
@@ -51,8 +50,10 @@ class AsynchronousSteps(Steps):
         self._given = 0
         self._random: dict[int, dict[str, Tensor]] = {}  # before the forward passes of what is in flight
         self._reductions: deque[tuple[Tensor, dist.Work]] = deque()
-        ahead = dataclasses.replace(self._rule, stage=0).in_flight - self._rule.in_flight + 1 if self._rule.stage else 0
-        self._unread = 1 + -(-ahead // self._rule.micro_batches)
+        first, ahead = self._rule.at(0), 0
+        if self._rule.stage:  # micro-batches of all replicas
+            ahead = first.in_flight * first.replicas - (self._rule.in_flight - 1) * self._rule.replicas
+        self._unread = 1 + -(-ahead // (self._rule.micro_batches * self._rule.replicas))
 
     def forward_and_backward(self) -> Tensor:
         self._begin()
@@ -86,6 +87,8 @@ class AsynchronousSteps(Steps):
                 assert of_table is not None
                 squared = squared + of_table
         both = torch.stack([loss, squared])
+        if self._rule.of_stages and self._replica:  # each replica has the whole of its stage
+            both.zero_()
         work = dist.all_reduce(both, group=self._mesh.get_group(PIPELINE), async_op=True)
         self._reductions.append((both, work))
         self.step += 1
@@ -101,7 +104,7 @@ class AsynchronousSteps(Steps):
         if not math.isfinite(norm):
             raise NotFiniteError(f"the stage's gradient norm is {norm} at step {self.step}", at_fault=True)
         self._samples_trained += self._global_batch
-        self._parts.own.weights.begin_update(oldest=self._rule.version(self._rule.first(self.step + 1)))
+        self._parts.own.weights.begin_update(oldest=self._rule.oldest(self._rule.first(self.step + 1)))
         rate = learning_rate(self.job.recipe, self._samples_trained)
         self._parts.step(rate, gradient_factor(self.job.recipe, norm))
         self._parts.clear()

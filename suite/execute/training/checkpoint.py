@@ -102,7 +102,7 @@ class CheckpointedTraining:
             self._steps.have(progress)
         else:
             self._rehearse(progress)
-        same = progress.layout == self._job.layout
+        same = progress.layout.at_stage(0) == self._job.layout.at_stage(0)
         state = dict(self._tensors())
         randomness = self._steps.random_state()
         if same:

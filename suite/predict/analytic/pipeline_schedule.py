@@ -19,11 +19,14 @@ def least_micro_batches(layout: Layout) -> int:
     gpipe, zbv, pipedream     1, with vertical sync too
     1f1b, zero-bubble         p
     dualpipev                 2 p: one for each chunk
-    pipedream-2bw             p - 1: fewer would need a third version
+    pipedream-2bw             p - 1: fewer would need a third version; of all replicas of a stage together, where stages
+                              differ in them, the most of R_k (n_k - 1), see `stages_ahead`
 
     Source: torch/distributed/pipelining/schedules.py; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
     """
     stages = layout.pipeline_stages
+    if layout.stage_replicas is not None and layout.schedule is Schedule.PIPEDREAM_2BW:
+        return max(count * (stages_ahead(layout, stage) - 1) for stage, count in enumerate(layout.stage_replicas))
     least = {
         Schedule.ONE_F_ONE_B: stages,
         Schedule.ZERO_BUBBLE: stages,
@@ -31,6 +34,19 @@ def least_micro_batches(layout: Layout) -> int:
         Schedule.PIPEDREAM_2BW: stages - 1,
     }
     return least.get(layout.schedule, 1)
+
+
+def stages_ahead(layout: Layout, stage: int) -> int:
+    """Micro-batches that each replica of `stage` has in flight, so that no stage after it waits for one: p - k.
+
+    n_k = ceil((R_k + ... + R_(p - 1)) / R_k), where stage k of p has R_k replicas, which take micro-batches in turns.
+
+    Source: Narayanan et al. 2019, PipeDream, SOSP, section 3.2 (NOAM, of the first stage), as its authors' runtime has
+    it of each stage (github.com/msr-fiddle/pipedream, runtime/runtime.py, num_warmup_minibatches + 1).
+    """
+    if layout.stage_replicas is None:
+        return layout.pipeline_stages - stage
+    return ceil_division(sum(layout.stage_replicas[stage:]), layout.stage_replicas[stage])
 
 
 def chunks_in_flight(*, pipeline_stages: int, virtual_stages: int, stage: int) -> int:
@@ -58,7 +74,7 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     zero-bubble         min(m, p), interleaved too: the weights' halves of backward passes wait
     zbv                 (min(m, 2 p - 1 - k) + min(m, k + 1)) / 2, of its chunks; p where m >= 2 p - 1
     dualpipev           (2 p + 1) / 2
-    pipedream           p - k, as no flush limits them to a step
+    pipedream           p - k, as no flush limits them to a step (`stages_ahead`, where stages differ in replicas)
     2bw                 min(m + 1, p - k): one more would need a third version
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2;
@@ -66,7 +82,7 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     (DualPipe's PP + 1, where PP counts chunks: 2 p).
     Differs from the often quoted p for every stage: the last stage of 1F1B keeps one.
     """
-    schedule, virtual, waiting = layout.schedule, layout.virtual_stages, layout.pipeline_stages - stage
+    schedule, virtual, waiting = layout.schedule, layout.virtual_stages, stages_ahead(layout, stage)
     if schedule is not Schedule.ONE_F_ONE_B:
         if schedule is Schedule.GPIPE:
             return micro_batches + 0 * stage
@@ -126,14 +142,17 @@ def weight_versions(layout: Layout, *, stage: int, micro_batches: int = 1) -> in
     pipedream-2bw             2 (1 where p = 1), with at least p micro-batches a step
 
     Args:
-        micro_batches: m, of an update. PipeDream has one; with several the micro-batches in flight share versions.
+        micro_batches: m, of an update, on each replica of the stage. PipeDream has one; with several the micro-batches
+            in flight share versions. Where stages differ in replicas, p - k is that of `stages_ahead`.
 
     Source: Narayanan et al. 2019, PipeDream, SOSP, section 3.3; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
     """
     if layout.schedule is Schedule.PIPEDREAM:
-        return ceil_division(layout.pipeline_stages - 1 - stage, micro_batches) + 1
+        return ceil_division(stages_ahead(layout, stage) - 1, micro_batches) + 1
     if layout.schedule is Schedule.PIPEDREAM_VERTICAL_SYNC:
-        return ceil_division(layout.pipeline_stages - 1, micro_batches) + 1 + 0 * stage
+        if layout.stage_replicas is not None:
+            micro_batches = micro_batches * layout.stage_replicas[stage] // layout.stage_replicas[0]
+        return ceil_division(stages_ahead(layout, 0) - 1, micro_batches) + 1 + 0 * stage
     if layout.schedule is Schedule.PIPEDREAM_2BW:
         return smaller(2, layout.pipeline_stages) + 0 * stage
     return 1 + 0 * stage

@@ -22,7 +22,8 @@ def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
 
     The ranks that hold the same parameters are dp * ep * cp for "dp", and dp * cp for "edp", those of experts. Hybrid
     sharding divides them into groups: "shard" are the ranks of one, "replicate" those with the same shard in all. Of tp
-    ranks, `head_copies` hold the same key-value head, "kv" (see `key_value_copies`).
+    ranks, `head_copies` hold the same key-value head, "kv" (see `key_value_copies`). Where stages differ in replicas
+    "pp" has all ranks, "embedding" those of both ends, and "dp" those of the stage that is asked for.
 
     Raises:
         KeyError: an unknown axis.
@@ -30,6 +31,8 @@ def group_ranks(layout: Layout, axis: str, *, head_copies: int = 1) -> int:
     sizes = _axis_sizes(layout)
     sizes |= {"edp": sizes["dp"] * sizes["cp"], "embedding": 2, "kv": head_copies}
     sizes["dp"] = sizes["edp"] * sizes["ep"]
+    if layout.stage_replicas is not None:
+        sizes |= {"pp": layout.ranks, "embedding": layout.stage_replicas[0] + layout.stage_replicas[-1]}
     sizes |= {"shard": layout.sharding_ranks, "replicate": layout.shard_copies}
     return sizes[axis]
 

@@ -18,8 +18,11 @@ _SPANNED = {"dp": ("dp", "cp", "ep"), "edp": ("dp", "cp"), "tp": ("tp",), "cp": 
 def group_of(layout: Layout, axis: str, rank: int) -> list[int] | None:
     """The ranks with which a rank communicates on an axis, in order; None where this is not described.
 
-    Those whose coordinates differ on the axes that the group spans alone; of "embedding" the first and last stage.
+    Those whose coordinates differ on the axes that the group spans alone; of "embedding" the first and last stage. Of
+    stages with different numbers of replicas only "dp".
     """
+    if layout.stage_replicas is not None and axis != "dp":
+        return None
     here = coordinates(layout, rank)
     spanned = ("pp",) if axis == "embedding" else _SPANNED.get(axis)
     if spanned is None:

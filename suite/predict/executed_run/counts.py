@@ -99,8 +99,9 @@ def of_every_rank(layout: Layout, figures_at: Callable[[RankPosition], list[Figu
 
 def _shares(workload: Workload, position: RankPosition) -> list[Figure]:
     """What a rank has of the job's sums."""
-    samples = accumulation(workload.recipe, workload.layout) * workload.layout.micro_batch
     stage, replica = position
+    workload = workload.at_stage(stage)
+    samples = accumulation(workload.recipe, workload.layout) * workload.layout.micro_batch
     stored = executed_state(workload, stage=stage, replica=replica)
     executed = rank_executed_flop(workload, stage=stage, samples=samples)
     return [
@@ -125,11 +126,12 @@ def _state(workload: Workload, position: RankPosition, averaging: Averaging) -> 
     ]
     if not workload.layout.flushes:
         figures.append(Figure(Quantity.WEIGHT_VERSIONS, stored_versions(workload, stage=stage).own))
-        figures.append(Figure(Quantity.STALENESS, staleness(workload, stage=stage)))
+        figures.append(Figure(Quantity.STALENESS, staleness(workload, stage=stage, replica=replica)))
     return figures
 
 
 def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -> list[Figure]:
+    workload = workload.at_stage(position.stage)
     figures: list[Figure] = []
     total, tensor_parallel = 0, workload.layout.tensor_parallel
     copies = key_value_copies(workload.architecture, tensor_parallel=tensor_parallel)

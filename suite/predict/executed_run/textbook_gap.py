@@ -24,11 +24,13 @@ def textbook_differences(workload: Workload, options: StepOptions = DEFAULT_STEP
 
     On the rank that executes most of it, the first of them; scalars are left out on both sides.
     """
-    micro_batches = accumulation(workload.recipe, workload.layout)
-    scalars = _payload(scalar_traffic(workload.layout))
     stages = range(workload.layout.pipeline_stages)
-    executed = [_payload(executed_traffic(workload, options, stage=stage, replica=0)) - scalars for stage in stages]
-    textbook = [_payload(step_traffic(workload, stage=stage, micro_batches=micro_batches)) for stage in stages]
+    executed, textbook = [], []
+    for stage, seen in enumerate(map(workload.at_stage, stages)):
+        scalars = _payload(scalar_traffic(seen.layout))
+        executed.append(_payload(executed_traffic(seen, options, stage=stage, replica=0)) - scalars)
+        micro_batches = accumulation(seen.recipe, seen.layout)
+        textbook.append(_payload(step_traffic(seen, stage=stage, micro_batches=micro_batches)))
     figures = []
     for axis, operation in dict.fromkeys(key for of_stage in (*executed, *textbook) for key in of_stage):
         fullest = max(stages, key=lambda stage: executed[stage][axis, operation])
@@ -55,6 +57,8 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     architecture, layout = workload.architecture, workload.layout
     if layout.virtual_stages > 1 and layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
         yield "layers are dealt to chunks"
+    if axis == "dp" and layout.stage_replicas is not None:
+        yield "all replicas of both ends sum a tied table at once"
     if axis == "dp" and architecture.balancing is Balancing.BIAS:
         yield "rows of experts are summed, in place of gradients of their biases"
     if axis == "ep" and architecture.capacity_factor is not None:

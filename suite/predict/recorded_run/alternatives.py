@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Recomputation
+from reference_runs.layout import Layout, Recomputation, Schedule, layout_text
 from reference_runs.run import Recipe, Workload
 from suite.predict.analytic import limits
 from suite.predict.analytic.activations import (
@@ -242,6 +242,26 @@ def _pipeline(workload: Workload, machine: Machine) -> Iterator[Choice]:
     )
     note = f"{partition.in_flight_micro_batches} micro-batches in flight; layers in {len(groups)} groups"
     yield Choice(topic, f"PipeDream's partition over {machine.accelerators_per_node} workers", words, "", note)
+    dealt = [
+        sum(len(group) for group in groups[stage.first_layer : stage.last_layer + 1]) for stage in partition.stages
+    ]
+    planned = partition_words([stage.replicas for stage in partition.stages], dealt)
+    note = "executed by reproduce --layout, without tensor parallelism" if layout.tensor_parallel > 1 else ""
+    yield Choice(topic, "that partition as a layout", f"{planned},micro{layout.micro_batch}", "", note)
+
+
+def partition_words(replicas: Sequence[int], layers: Sequence[int]) -> str:
+    """PipeDream's layout with so many replicas and layers of each stage, in the words of the command line."""
+    if len(replicas) == 1:
+        return f"dp{replicas[0]}"
+    words = Layout(
+        pipeline_stages=len(replicas),
+        schedule=Schedule.PIPEDREAM,
+        stage_replicas=tuple(replicas),
+        stage_layer_counts=tuple(layers),
+    )
+    kept = ("replicas", "layers", "pp", "pipedream")
+    return ",".join(word for word in layout_text(words).split(",") if word.startswith(kept))
 
 
 def _grouped(costs: list[float], groups: int) -> list[list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
+from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
@@ -75,8 +76,15 @@ def run_prediction(
     State of which more than the optimizer's part is offloaded has no time either: its transfers are not described.
     Memory is that of as many micro-batches as the stages need where the recipe lacks the batch: more of them hold no
     more activations.
+
+    Raises:
+        InputError: stages have different numbers of replicas.
     """
     architecture, recipe, layout = workload
+    if layout.stage_replicas is not None:
+        got = f"replicas{'-'.join(map(str, layout.stage_replicas))}"
+        what = "stages with different numbers of replicas are predicted where they are executed"
+        raise InputError(what, got=got, allowed="reproduce NAME --layout, or dpN", where="--layout")
     absent = absent or NotPredicted()
     prediction = prediction_without_layout(architecture, recipe, absent)
     with absent.unless("flop of a step"):

@@ -11,6 +11,7 @@ from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
 from suite.predict.simulation.simulated_rank import SimulatedRank
+from suite.predict.simulation.weight_versions import table_updates
 
 
 class UnflushedStage:
@@ -32,10 +33,11 @@ class UnflushedStage:
             for stage in range(layout.pipeline_stages)
         ]
         self._in_flight = int(ahead[rank.stage])
-        self._later = int(ahead[0]) - 1 if self._last and rank.workload.architecture.tied_embeddings else 0
+        self._shares_table = self._last and rank.workload.architecture.tied_embeddings
         # whether a message from the stage before is asked for as soon as a gradient is sent to it
-        self._asks_early = rank.stage > 0 and ahead[rank.stage - 1] > ahead[rank.stage]
-        self._begun = self._ended = 0
+        alike = layout.stage_replicas is None
+        self._asks_early = alike and rank.stage > 0 and ahead[rank.stage - 1] > ahead[rank.stage]
+        self._begun = self._ended = self._table_updates = 0
         self._passed: deque[tuple[Value | None, Value, _GivenBack]] = deque()
         self._arriving: MemoryBlock | None = None
         self._gradient: MemoryBlock | None = None
@@ -44,11 +46,13 @@ class UnflushedStage:
 
     def run(self) -> None:
         """Run steps until every later one is alike; this and the rank hold what stays allocated, gradients too."""
-        steps = 2 + ceil_division(self._in_flight + self._later, self._micro_batches)
+        layout = self._rank.workload.layout
+        ahead = sum(layout.stage_replicas) if layout.stage_replicas else 2 * layout.pipeline_stages
+        steps = 2 + ceil_division(ahead + self._in_flight, self._micro_batches)
         for step in range(steps):
             self._step()
             if step < steps - 1:
-                if self._later:
+                if self._shares_table:
                     self._sums.append(self._table_gradient())
                 self._rank.gradients.clear()
 
@@ -78,8 +82,11 @@ class UnflushedStage:
             tape.enter(StepPhase.BACKWARD)
             self._backward()
             self._ended += 1
-            passed = self._ended - self._later
-            if self._sums and passed > 0 and passed % micro_batches == 0:
+            made = 0
+            if self._shares_table:
+                made = table_updates(rank.workload.layout, self._ended, micro_batches=micro_batches)
+            if made > self._table_updates:
+                self._table_updates = made
                 self._sums.popleft()
 
     def _backward(self) -> None:

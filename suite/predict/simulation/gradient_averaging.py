@@ -70,10 +70,13 @@ def averaging_traffic(
 def replica_traffic(workload: Workload, *, stage: int, element_bytes: int) -> list[Traffic]:
     """What a replica of a stage without flush hands to the all-reduces of its gradients, once an update.
 
-    A message for the weights that decay, one for the others, and one for a table that another stage has too.
+    A message for the weights that decay, one for the others, and one for a table that another stage has too: none where
+    stages differ in replicas, all of which sum it at once ("embedding").
     """
     tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
     shared = shared_table(workload)
+    if workload.layout.stage_replicas is not None:
+        tensors = [each for each in tensors if each.name not in shared]
     groups = {(each.matrix or workload.recipe.decay_of_vectors, each.name in shared) for each in tensors}
     payload = element_bytes * sum(each.elements for each in tensors)
     return [Traffic("dp", "all_reduce", payload, len(groups))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers, stage_chunks
@@ -13,6 +13,8 @@ from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
 from suite.predict.analytic.stage_layers import chunk_layer_kinds
 from suite.predict.simulation.pipeline_order import Action, actions, later
+from suite.predict.simulation.pipeline_timing import PassDurations, TimedPass
+from suite.predict.simulation.replicated_schedule import replica_steps
 
 STEPS_TO_STEADY = 4  # for each stage: until the slowest one decides when every other passes
 
@@ -67,11 +69,14 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
 
     Equal chunks wait for `bubble_fraction`, where the stages divide the micro-batches of an interleaved schedule.
 
-    Without flush: in the steady state, in which every stage takes as long as the slowest one for a micro-batch.
+    Without flush: in the steady state, in which every stage takes as long as the slowest one for a micro-batch. Where
+    stages differ in replicas, as these are simulated; `micro_batches` are then those of all replicas.
 
     Raises:
         ValueError: passes that wait for each other.
     """
+    if layout.stage_replicas is not None:
+        return replica_steps(layout, durations, micro_batches=micro_batches).idle
     if not layout.flushes:
         seconds = [sum(both) for both in zip(durations.forward, durations.backward, strict=True)]
         return 1 - sum(seconds) / (len(seconds) * max(seconds))
@@ -80,35 +85,19 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
     return 1 - busy / (len(stages) * max(done[-1].end for done in stages))
 
 
-class PassDurations(Protocol):
-    """How long passes take."""
-
-    @property
-    def chunks(self) -> int:
-        """Of the whole model."""
-
-    def of(self, done: Pass) -> float:
-        """How long a pass takes."""
-
-
-class TimedPass(NamedTuple):
-    """A pass, and from when to when it runs."""
-
-    done: Pass
-    start: float
-    end: float
-
-
 def timed_passes(layout: Layout, durations: PassDurations, *, micro_batches: int) -> list[list[TimedPass]]:
     """The passes of a step of each stage, in their order, from the first one's start on.
 
     Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
     gradient of the one after it (backward). Messages take no time; those of two passes that overlap leave after both.
-    Without flush: a step in the steady state, the same one of every stage, and nothing between two steps.
+    Without flush: a step in the steady state, the same one of every stage, and nothing between two steps. Where stages
+    differ in replicas: of each rank, see `replica_steps`.
 
     Raises:
         ValueError: passes that wait for each other.
     """
+    if layout.stage_replicas is not None:
+        return replica_steps(layout, durations, micro_batches=micro_batches).passes
     if layout.flushes:
         return _timed(layout, _step(layout, micro_batches), durations)
     steps = _many_steps(layout, durations, micro_batches, [0.0] * layout.pipeline_stages)
@@ -131,6 +120,8 @@ def steady_idle_fraction(
     Raises:
         ValueError: passes that wait for each other.
     """
+    if layout.stage_replicas is not None:
+        return replica_steps(layout, durations, micro_batches=micro_batches, between=between).idle
     averaged = layout.pipeline_stages
     busy = whole = 0.0
     for done, seconds in zip(_many_steps(layout, durations, micro_batches, between), between, strict=True):

@@ -35,8 +35,11 @@ def rank_position(layout: Layout, rank: int) -> RankPosition:
     """The position of the first rank that executes the same as `rank`.
 
     Ranks with the same weights are alike, except where these are fully sharded: their shards have different sizes then.
+    And where stages differ in replicas, which then take micro-batches in turns that differ.
     """
     index = coordinates(layout, rank)
+    if layout.stage_replicas is not None:
+        return RankPosition(index["pp"], index["dp"])
     replica = index["dp"] * layout.context_parallel + index["cp"]
     if layout.expert_parallel > 1:
         sizes = {"dp": layout.data_parallel, "ep": layout.expert_parallel}

@@ -82,6 +82,7 @@ def executed_peaks(
             the rank's tokens have.
         sliced: whether it is a slice: no messages to other stages or data-parallel ranks, and nothing for them.
     """
+    workload = workload.at_stage(stage)
     layout, cuda = workload.layout, options.kernels.cuda
     allocator = Allocator(CUDA_GRANULARITY if cuda else 1)
     tape = Tape(allocator, generator_bytes=0 if cuda else GENERATOR_BYTES)

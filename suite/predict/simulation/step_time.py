@@ -19,6 +19,7 @@ from suite.predict.simulation.operator_calls import (
     update_calls,
 )
 from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, idle_fraction
+from suite.predict.simulation.replicated_schedule import replica_steps
 from suite.predict.simulation.traffic import executed_traffic_of_dtypes
 
 
@@ -94,24 +95,24 @@ def step_seconds(
         InputError: the profile lacks one of the operations.
     """
     cost = CostModel(measured, workload, cuda=options.kernels.cuda)
-    micro_batches, training = accumulation(workload.recipe, workload.layout), options.training_options
+    training = options.training_options
     making = cost.overhead(loading_calls(workload))
     ahead = options.kernels.cuda and training.pinned and not (training.tokenises or training.workers)
-    loading = 0.0 if ahead else micro_batches * making
-    copy = 0.0
+    copying = 0.0
     if options.kernels.cuda and not training.pinned:
         sent = Subject(operation="host_to_device", variant="pageable", ranks=workload.layout.ranks)
-        copy = micro_batches * sum(measured.seconds(sent, size) for size in batch_tensor_bytes(workload))
+        copying = sum(measured.seconds(sent, size) for size in batch_tensor_bytes(workload))
     stages: list[StepSeconds] = []
     passes: list[_Passes] = []
     for stage in range(workload.layout.pipeline_stages):
-        chunks = micro_batch_calls(workload, options, stage=stage)
+        micro_batches = accumulation(workload.recipe, workload.layout.at_stage(stage))
+        chunks = micro_batch_calls(workload.at_stage(stage), options, stage=stage)
         passes.append(_passes(cost, chunks, micro_batches, besides=making if ahead else 0.0))
-        update = update_calls(workload, training, stage=stage, replica=0)
+        update = update_calls(workload.at_stage(stage), training, stage=stage, replica=0)
         stages.append(
             StepSeconds(
-                data_loading=loading,
-                copy=copy,
+                data_loading=0.0 if ahead else micro_batches * making,
+                copy=micro_batches * copying,
                 forward=passes[-1].forward,
                 backward=passes[-1].backward,
                 communication=_communication(measured, workload, options, stage=stage),
@@ -121,7 +122,7 @@ def step_seconds(
             )
         )
     if workload.layout.pipeline_stages > 1:
-        stages = _with_bubbles(stages, passes, workload, micro_batches)
+        stages = _with_bubbles(stages, passes, workload)
     stages = [StepSeconds(*(conditions.correction_factor * seconds for seconds in stage)) for stage in stages]
     if training.tokenises or training.workers:
         stages = _with_loading(stages, workload, options, conditions)
@@ -151,16 +152,18 @@ def _passes(cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, be
     return _Passes(forward, backward, overhead, durations)
 
 
-def _with_bubbles(
-    stages: list[StepSeconds], passes: list[_Passes], workload: Workload, micro_batches: int
-) -> list[StepSeconds]:
+def _with_bubbles(stages: list[StepSeconds], passes: list[_Passes], workload: Workload) -> list[StepSeconds]:
     """The stages of a pipeline with the time that each is idle; the weights' half of a backward pass is as its flop."""
     layout, flop = workload.layout, flop_durations(workload)
     by_chunk = {chunk: seconds for of_stage in passes for chunk, seconds in of_stage.durations.items()}
     forward, backward = zip(*(by_chunk[chunk] for chunk in sorted(by_chunk)), strict=True)
     weight = [whole * half / all_ for whole, half, all_ in zip(backward, flop.weight, flop.backward, strict=True)]
-    idle = idle_fraction(layout, Durations(list(forward), list(backward), weight), micro_batches=micro_batches)
-    whole = sum(of_stage.seconds for of_stage in passes) / layout.pipeline_stages / (1 - idle)
+    durations, micro_batches = Durations(list(forward), list(backward), weight), accumulation(workload.recipe, layout)
+    if layout.stage_replicas is None:
+        idle = idle_fraction(layout, durations, micro_batches=micro_batches)
+        whole = sum(of_stage.seconds for of_stage in passes) / layout.pipeline_stages / (1 - idle)
+    else:
+        whole = replica_steps(layout, durations, micro_batches=micro_batches).seconds
     return [
         stage._replace(bubble=max(0.0, whole - of_stage.seconds))  # less than 0 by rounding alone
         for stage, of_stage in zip(stages, passes, strict=True)
@@ -229,7 +232,7 @@ def _communication(measured: MeasuredTimes, workload: Workload, options: StepOpt
     for element_type, traffic in typed.items():
         for axis, operation, payload, messages in traffic:
             dtype = element_type if operation in ("all_reduce", "reduce_scatter") else "fp32"
-            ranks, share = group_ranks(workload.layout, axis, head_copies=copies), 1.0
+            ranks, share = group_ranks(workload.layout.at_stage(stage), axis, head_copies=copies), 1.0
             if operation == "send":
                 ranks, share = 2, 0.5  # a call is a message and its answer
             subject = Subject(operation=operation, dtype=dtype, ranks=ranks)

@@ -106,8 +106,10 @@ def _without_flush(workload: Workload) -> list[LayoutLimit]:
     """What is not executed where stages update their weights at times of their own."""
     architecture, recipe, layout = workload
     axes = {"tp": layout.tensor_parallel, "cp": layout.context_parallel}
+    unequal = layout.stage_replicas
+    replicas = f"dp{layout.data_parallel}" if unequal is None else f"replicas{'-'.join(map(str, unequal))}"
     others = {
-        f"dp{layout.data_parallel} and zero{layout.zero_stage}": layout.data_parallel > 1 and layout.zero_stage > 0,
+        f"{replicas} and zero{layout.zero_stage}": layout.dealt_to > 1 and layout.zero_stage > 0,
         **{f"{axis}{ranks}": ranks > 1 for axis, ranks in axes.items()},
         f"ep{layout.expert_parallel}": layout.expert_parallel > 1,
         # routers' statistics are those of a step's micro-batches, and a stage has begun the next step's

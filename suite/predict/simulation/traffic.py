@@ -80,6 +80,7 @@ def executed_traffic_of_dtypes(
 
 def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, replica: int) -> list[tuple[str, Traffic]]:
     """Every entry with its element type; of gradients that are not averaged exactly, the type before compression."""
+    workload = workload.at_stage(stage)
     recipe, layout = workload.recipe, workload.layout
     weights = WORK_DTYPES[recipe.precision]
     gradients = "fp32" if reduced_gradient_element_bytes(recipe.precision) == FP32 else weights

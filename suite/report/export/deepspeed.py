@@ -58,6 +58,7 @@ def _limits(architecture: Architecture, recipe: Recipe, layout: Layout) -> Itera
     sharded = layout.zero_stage == 3 and layout.state_ranks > 1
     engine = "pipeline stages, which its pipeline engine takes from the script"
     yield layout.pipeline_stages > 1, f"pp{layout.pipeline_stages}: {engine}"
+    yield layout.stage_replicas is not None, "replicas of each stage"
     yield layout.context_parallel > 1, f"cp{layout.context_parallel}"
     yield layout.expert_parallel > 1, f"ep{layout.expert_parallel}: ranks of experts, which the script says"
     yield layout.sequence_parallel and layout.tensor_parallel > 1, "sp"

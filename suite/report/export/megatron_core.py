@@ -73,6 +73,7 @@ def core_limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
 def _layout_limits(architecture: Architecture, layout: Layout) -> Iterator[tuple[bool, str]]:
     tensor, kv_heads = layout.tensor_parallel, architecture.kv_heads
     yield layout.pipeline_stages > 1 and layout.schedule is not Schedule.ONE_F_ONE_B, layout.schedule.value
+    yield layout.stage_replicas is not None, "replicas of each stage"
     yield layout.zero_stage > 1, f"zero{layout.zero_stage}"
     yield layout.zero_stage == 1 and not layout.reduce_scatter, "zero1,all-reduce: its optimizer reduce-scatters"
     yield layout.recomputation is Recomputation.FROM_INPUT, "recompute-from-input"

@@ -93,6 +93,7 @@ def _limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
     }
     order = [axis for axis in layout.axis_order if sizes.get(axis, 1) > 1]
     recomputed = layout.recomputation
+    yield layout.stage_replicas is not None, "replicas of each stage"
     yield layout.expert_parallel > 1, "ep without experts"
     yield several and layout.zero_stage == 1, "zero1"
     yield several and layout.zero_stage == 0 and apart, "replicas of zero0 beside other axes"

@@ -222,7 +222,10 @@ def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
         f"{' + '.join(map(str, layers))} layers take {', '.join(map(_seconds, seconds))} a micro-batch"
         for layers, seconds in ((plan.layers, plan.seconds), (plan.planned_layers, plan.planned_seconds))
     )
-    best = "which no other split betters" if plan.layers == plan.planned_layers else f"the fastest split: {planned}"
+    words = f"layers{'-'.join(map(str, plan.planned_layers))} in --layout"
+    best = f"the fastest split: {planned}, {words}"
+    if plan.layers == plan.planned_layers:
+        best = "which no other split betters"
     yield f"stages of {executed}; {best}"
 
 

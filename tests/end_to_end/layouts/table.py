@@ -419,6 +419,8 @@ def small_run(case: Case) -> Plan:
 def mesh_of(case: Case) -> str:
     """Axes with several ranks and their sizes, from the innermost out: runs may have them in another order."""
     layout = small_run(case).layout
+    if layout.stage_replicas is not None:
+        return f"replicas{'-'.join(map(str, layout.stage_replicas))}"
     sizes = {
         "dp": layout.data_parallel,
         "tp": layout.tensor_parallel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -14,14 +15,18 @@ from suite.execute.data.loader import batches
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.optim.learning_rate import learning_rate
 from suite.job.training_job import Job
-from tests.end_to_end.layouts.agreement import loss_bound
+from tests.end_to_end.layouts.agreement import differences_from_prediction, loss_bound
 from tests.end_to_end.layouts.execution import Executed, Executions
 from tests.end_to_end.layouts.table import STEPS, Case
 
 pytestmark = pytest.mark.ranks
 
 CASES = [
-    Case("gpt2-mini", "fp32", "dp2,pp2,pipedream"),
+    Case("gpt2-mini", "fp32", "pipedream,replicas2-1"),
+    pytest.param(Case("gpt2-mini", "fp32", "pipedream-vertical-sync,replicas1-2,micro4"), marks=pytest.mark.rare),
+    pytest.param(Case("gpt2-mini", "fp32", "pipedream-2bw,replicas2-1,micro4"), marks=pytest.mark.rare),
+    pytest.param(Case("llama2-mini", "fp32", "pipedream,replicas1-2,micro4"), marks=pytest.mark.rare),
+    pytest.param(Case("gpt2-mini", "fp32", "dp2,pp2,pipedream"), marks=pytest.mark.rare),
     pytest.param(Case("gpt2-mini", "fp32", "pp2,pipedream"), marks=pytest.mark.rare),
     pytest.param(Case("gpt2-mini", "fp32", "pp2,pipedream-2bw"), marks=pytest.mark.rare),
     pytest.param(Case("gpt2-mini", "fp32", "pp2,pipedream-vertical-sync,recompute-full"), marks=pytest.mark.rare),
@@ -34,14 +39,16 @@ Version = Callable[[int, int], int]  # (stage, micro-batch of the run) -> update
 def late(job: Job) -> Version:
     """As the schedule of the job says."""
     layout = job.layout
-    stages, m = layout.pipeline_stages, job.recipe.global_batch // (layout.micro_batch * layout.data_parallel)
+    counts = layout.stage_replicas or (layout.data_parallel,) * layout.pipeline_stages
+    m = job.recipe.global_batch // layout.micro_batch
 
     def version(stage: int, micro_batch: int) -> int:
-        micro_batch //= layout.data_parallel  # of its replica
         if layout.schedule is Schedule.PIPEDREAM_2BW:
             return max(micro_batch // m - 1, 0)
-        passed = stages - 1 - (stage if layout.schedule is Schedule.PIPEDREAM else 0)
-        return max(micro_batch - passed, 0) // m
+        decides = stage if layout.schedule is Schedule.PIPEDREAM else 0
+        replicas = counts[decides]
+        passed = math.ceil(sum(counts[decides:]) / replicas) - 1
+        return replicas * max(micro_batch // replicas - passed, 0) // m  # the replica's own micro-batches
 
     return version
 
@@ -120,5 +127,6 @@ def test_every_loss_is_that_of_one_process_whose_gradients_are_as_late(case: Cas
     done = executed(case)
     job = done.job
     assert furthest(done, losses(job, late(job))) <= loss_bound(done)
+    assert not list(differences_from_prediction(done))
     m = job.recipe.global_batch // job.layout.micro_batch
     assert furthest(done, losses(job, lambda _, micro_batch: micro_batch // m)) > 3 * loss_bound(done)  # never late

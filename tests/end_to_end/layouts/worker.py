@@ -120,6 +120,7 @@ def main(directory: Path, first: int, seconds: float) -> None:
     torch.set_num_threads(jobs[0].threads)
     device = joined(jobs[0], timedelta(seconds=seconds))
     rank = dist.get_rank()
+    jobs = [job.at_rank(rank) for job in jobs]
     mesh = device_mesh(jobs[0].layout, device.type)
     gc.freeze()  # collections after each job look at what it left alone
     for number in range(first, len(jobs)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from suite.execute.parallel.neighbours import Arrival
 from suite.execute.parallel.replica_gradients import replica_gradients
 from suite.execute.parallel.sharded_adamw import whole_adamw
 from suite.execute.parallel.weight_versions import VersionRule, WeightVersions
+from suite.execute.parallel.without_flush import left_over, turns
 from suite.execute.precision import DTYPES, store_weights
 from tests.support.covering import cover
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
@@ -47,18 +50,22 @@ class Block(nn.Module):
 
 
 class Queues:
-    """A link between two threads."""
+    """A link of a thread to those of a neighbouring stage, which take micro-batches in turns."""
 
-    def __init__(self, outgoing: queue.Queue[Tensor], incoming: queue.Queue[Tensor]) -> None:
-        self._outgoing, self._incoming = outgoing, incoming
+    def __init__(
+        self, outgoing: list[queue.Queue[Tensor]], incoming: list[queue.Queue[Tensor]], left_over: int = 0
+    ) -> None:
+        self._outgoing, self._incoming = itertools.cycle(outgoing), itertools.cycle(incoming)
+        self._left_over = left_over
 
     def exchange(self, sent: Tensor | None, *, receives: bool) -> Arrival | None:
         if sent is not None:
-            self._outgoing.put(sent.clone())
-        return Waiting(self._incoming) if receives else None
+            next(self._outgoing).put(sent.clone())
+        return Waiting(next(self._incoming)) if receives else None
 
     def finish(self) -> None:
-        pass
+        for _ in range(self._left_over):
+            next(self._incoming).get(timeout=60)
 
 
 class Waiting(Arrival):
@@ -89,7 +96,11 @@ class SumOfThreads:
 
 
 class Run(NamedTuple):
-    """A pipeline: what it is, micro-batches of an update on each replica, and how many updates it makes."""
+    """A pipeline: what it is, micro-batches of an update on each replica, and how many updates it makes.
+
+    Args:
+        of_stages: replicas of each stage, where they differ; micro-batches are then those of all replicas.
+    """
 
     schedule: Schedule
     stages: int
@@ -99,10 +110,28 @@ class Run(NamedTuple):
     keeps: bool = True
     ramp: tuple[int, ...] = ()
     replicas: int = 1
+    of_stages: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Replicas of each stage."""
+        return self.of_stages or (self.replicas,) * self.stages
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Stage and replica of each thread."""
+        return [(stage, replica) for stage, count in enumerate(self.counts) for replica in range(count)]
 
     def first(self, update: int) -> int:
-        """The first micro-batch of an update on each replica."""
-        return sum((*self.ramp, *[self.micro_batches] * update)[:update])
+        """The first micro-batch of an update, of those of all replicas."""
+        return self.replicas * sum((*self.ramp, *[self.micro_batches] * update)[:update])
+
+    def rule(self, stage: int, replica: int) -> VersionRule:
+        count = self.counts[stage]
+        micro_batches, ramp = self.micro_batches, self.ramp
+        if self.of_stages:
+            micro_batches, ramp = micro_batches // count, tuple(number // count for number in ramp)
+        return VersionRule(self.schedule, self.stages, stage, micro_batches, ramp, count, self.of_stages, replica)
 
     @property
     def recipe(self) -> Recipe:
@@ -141,18 +170,24 @@ def executed(run: Run, goes_on: list[Stage] | None = None) -> list[Stage]:
     Args:
         goes_on: from what these stored after `STORED` updates.
     """
-    blocks = [run.blocks() for _ in range(run.replicas)]
-    places = list(itertools.product(range(run.stages), range(run.replicas)))
-    down: dict[tuple[int, int], queue.Queue[Tensor]] = {place: queue.Queue() for place in places}
-    up: dict[tuple[int, int], queue.Queue[Tensor]] = {place: queue.Queue() for place in places}
-    sums = [SumOfThreads(run.replicas) for _ in range(run.stages)]
+    blocks = [run.blocks() for _ in range(max(run.counts))]
+    places = run.places
+    between: defaultdict[tuple[int, int], queue.Queue[Tensor]] = defaultdict(queue.Queue)
+    sums = [SumOfThreads(count) for count in run.counts]
     results: dict[tuple[int, int], Stage] = {}
     errors: list[BaseException] = []
 
+    def link(number: int, replica: int, other: int) -> Queues:
+        own, others = places.index((number, replica)), [places.index((other, replica))] if not run.of_stages else []
+        rule = run.rule(number, replica)
+        others = others or turns(rule, other)
+        more = left_over(rule) if run.of_stages and other < number else 0
+        return Queues([between[own, each] for each in others], [between[each, own] for each in others], more)
+
     def work(number: int, replica: int) -> None:
         try:
-            before = Queues(up[number - 1, replica], down[number - 1, replica]) if number else None
-            after = Queues(down[number, replica], up[number, replica]) if number < run.stages - 1 else None
+            before = link(number, replica, number - 1) if number else None
+            after = link(number, replica, number + 1) if number < run.stages - 1 else None
             sum_up = functools.partial(sums[number].of, replica)
             stored = [] if goes_on is None else goes_on[places.index((number, replica))].stored
             block = blocks[replica][number]
@@ -167,6 +202,7 @@ def executed(run: Run, goes_on: list[Stage] | None = None) -> list[Stage]:
         thread.join(120)
     if errors:
         raise errors[0]
+    assert not run.of_stages or all(waiting.empty() for waiting in between.values())
     return [results[place] for place in places]
 
 
@@ -180,16 +216,16 @@ def stage_of(
     stored: list[Tensor],
 ) -> Stage:
     number, replica = place
-    rule = VersionRule(run.schedule, run.stages, number, run.micro_batches, run.ramp, run.replicas)
+    rule, count = run.rule(number, replica), run.counts[number]
     names = [name for name, _ in block.named_parameters()]
     groups = store_weights([block], run.recipe, shards=1, device=CPU)
     storages = [group.flat for group in groups]
     optimizer = whole_adamw(groups, run.recipe)
     versions = WeightVersions(groups, [block], optimizer, storages, keeps=run.keeps)
     stage = AsynchronousStage(block, [Versioned(versions, rule)], rule, before=before, after=after, phases=Phases(CPU))
-    replicas = replica_gradients(groups, sum_up) if run.replicas > 1 else None
+    replicas = replica_gradients(groups, sum_up) if count > 1 else None
     losses, staleness, given, begin = [], [], 0, 0
-    oldest = rule.version(rule.first(STORED))
+    oldest = rule.oldest(rule.first(STORED))
 
     def tensors() -> list[Tensor]:
         return [*itertools.chain.from_iterable(versions.kept(oldest).values()), *optimizer.state_tensors]
@@ -197,22 +233,22 @@ def stage_of(
     if stored:
         begin, given = STORED, rule.first(STORED)
         optimizer.step(0.0)
-        versions.have(oldest=oldest, newest=STORED, storages=rule.storages(STORED))
+        versions.have(oldest=oldest, newest=STORED, storages=rule.storages(rule.first(STORED)))
         stage.continue_from(STORED)
         for tensor, value in zip(tensors(), stored, strict=True):
             tensor.copy_(value)
     for update in range(begin, run.updates):
         if update == STORED and not stored:
             stored = [tensor.clone() for tensor in tensors()]
-        count = stage.missing
-        batches = [run.batch(run.replicas * number + replica) for number in range(given, given + count)]
-        given += count
+        missing = stage.missing
+        batches = [run.batch(count * number + replica) for number in range(given, given + missing)]
+        given += missing
         loss = stage.step([x for x, _ in batches], [{"targets": targets} for _, targets in batches])
         staleness.append(stage.staleness)
         if replicas is not None:
             replicas.finish(loss)
         losses.append(loss.item())
-        versions.begin_update(oldest=rule.version(run.first(update + 1)))
+        versions.begin_update(oldest=rule.oldest(rule.first(update + 1)))
         optimizer.step(RATE)
         if replicas is not None:
             replicas.clear()
@@ -228,7 +264,7 @@ def stage_of(
 def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str, Tensor]], list[float]]:
     """One process: `version(stage, micro_batch)` updates before its gradient is that of each stage's weights.
 
-    Micro-batch b is number b / replicas of replica b mod replicas; sums are those of each replica, summed up.
+    Micro-batch b is number b / replicas of replica b mod replicas of a stage; sums are those of each one, summed up.
     """
     blocks = run.blocks()
     dtype = DTYPES[run.precision]
@@ -247,12 +283,11 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
     history = [[{name: p.detach().clone().to(dtype) for name, p in of.items()} for of in masters]]
     losses = []
     for update in range(run.updates):
-        of_replicas: list[list[dict[str, Tensor]]] = [[{} for _ in blocks] for _ in range(run.replicas)]
-        parts: list[list[Tensor]] = [[] for _ in range(run.replicas)]
-        rounds = range(run.first(update), run.first(update + 1))
-        averaged = run.replicas * len(rounds)
-        for number, replica in itertools.product(rounds, range(run.replicas)):
-            x, targets = run.batch(run.replicas * number + replica)
+        of_replicas: list[list[dict[str, Tensor]]] = [[{} for _ in range(count)] for count in run.counts]
+        parts: list[list[Tensor]] = [[] for _ in range(run.counts[-1])]
+        averaged = run.first(update + 1) - run.first(update)
+        for number in range(run.first(update), run.first(update + 1)):
+            x, targets = run.batch(number)
             used = [
                 {n: p.clone().requires_grad_() for n, p in history[version(stage, number)][stage].items()}
                 for stage in range(run.stages)
@@ -260,8 +295,9 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
             for block, weights in zip(blocks, used, strict=True):
                 x = functional_call(block, weights, (x, targets))
             (x / averaged).backward()
-            parts[replica].append(x.detach() / averaged)
-            for sums, weights in zip(of_replicas[replica], used, strict=True):
+            parts[number % len(parts)].append(x.detach() / averaged)
+            for of_stage, weights in zip(of_replicas, used, strict=True):
+                sums = of_stage[number % len(of_stage)]
                 for name, weight in weights.items():
                     assert weight.grad is not None
                     widened = weight.grad.float()
@@ -269,7 +305,7 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
         losses.append(functools.reduce(torch.add, [torch.stack(own).sum() for own in parts]).item())
         for stage, (of_stage, optimizer) in enumerate(zip(masters, optimizers, strict=True)):
             for name, weight in of_stage.items():
-                weight.grad = functools.reduce(torch.add, [sums[stage][name] for sums in of_replicas])
+                weight.grad = functools.reduce(torch.add, [sums[name] for sums in of_replicas[stage]])
             optimizer.step()
         history.append([{name: p.detach().clone().to(dtype) for name, p in of.items()} for of in masters])
     return history[-1], losses
@@ -277,16 +313,18 @@ def serial(run: Run, version: Callable[[int, int], int]) -> tuple[list[dict[str,
 
 def formula(run: Run) -> Callable[[int, int], int]:
     """The published formulas; of several micro-batches an update PipeDream's, counted in micro-batches."""
-    m = run.micro_batches
 
     def version(stage: int, micro_batch: int) -> int:
         update = sum(run.first(n + 1) <= micro_batch for n in range(run.updates))  # so many came before
         if run.schedule is Schedule.PIPEDREAM_2BW:
             return max(update - 1, 0)  # W(t + 1) = W(t) - v grad f(W(t - 1))
-        ago = run.stages - 1 if run.schedule is Schedule.PIPEDREAM_VERTICAL_SYNC else run.stages - 1 - stage
-        if m == 1:
+        decides = 0 if run.schedule is Schedule.PIPEDREAM_VERTICAL_SYNC else stage
+        replicas = run.counts[decides]
+        ago = math.ceil(sum(run.counts[decides:]) / replicas) - 1  # stages after it, where replicas are equal
+        if run.micro_batches == 1 and not run.of_stages:
             return max(update - ago, 0)
-        return sum(run.first(n + 1) <= micro_batch - ago for n in range(update))
+        ended = replicas * (micro_batch // replicas - ago)  # by all replicas of the stage that decides
+        return sum(run.first(n + 1) <= ended for n in range(update))
 
     return version
 
@@ -311,6 +349,20 @@ RUNS += [
         (Schedule.PIPEDREAM_2BW, 2, 3),
     )
 ]
+RUNS += [
+    Run(schedule, len(counts), micro_batches, 20, of_stages=counts)
+    for schedule, counts, micro_batches in (
+        (Schedule.PIPEDREAM, (2, 1), 2),
+        (Schedule.PIPEDREAM, (3, 1), 6),
+        (Schedule.PIPEDREAM, (1, 2), 2),
+        (Schedule.PIPEDREAM, (2, 3, 1), 6),
+        (Schedule.PIPEDREAM_VERTICAL_SYNC, (2, 1), 4),
+        (Schedule.PIPEDREAM_VERTICAL_SYNC, (1, 1, 3), 3),
+        (Schedule.PIPEDREAM_2BW, (2, 1), 4),
+        (Schedule.PIPEDREAM_2BW, (1, 2, 1), 4),
+    )
+]
+RUNS += [Run(Schedule.PIPEDREAM, 2, 6, 20, ramp=(2, 4), of_stages=(2, 1))]
 RUNS += [run._replace(precision=Precision.BF16, updates=20) for run in RUNS if run.stages == 4 and not run.ramp]
 RUNS += [Run(Schedule.PIPEDREAM, 4, 3, 20, Precision.BF16, ramp=(1, 2), replicas=2)]
 
@@ -326,6 +378,7 @@ def _one_thread() -> Iterator[None]:
 def name_of(run: Run) -> str:
     ramp = "-ramp" if run.ramp else ""
     replicas = f"-{run.replicas}-replicas" if run.replicas > 1 else ""
+    replicas = f"-replicas{'-'.join(map(str, run.of_stages))}" if run.of_stages else replicas
     return f"{run.schedule}-{run.stages}-{run.micro_batches}-{run.precision}{ramp}{replicas}"
 
 
@@ -339,14 +392,15 @@ USUAL = cover([(*run[:5], run.ramp, run.replicas) for run in RUNS], 2)
 def test_weights_equal_those_of_one_process_that_applies_the_formula(run: Run) -> None:
     stages = executed(run)
     wanted, losses = serial(run, formula(run))
-    assert len(stages) == run.stages * run.replicas
-    for number, stage in enumerate(stages):
-        for name, weight in wanted[number // run.replicas].items():
+    assert len(stages) == sum(run.counts)
+    for (number, _), stage in zip(run.places, stages, strict=True):
+        for name, weight in wanted[number].items():
             assert torch.equal(stage.weights[name], weight), name
     assert stages[-1].losses == losses
     most = 2 if run.schedule is Schedule.PIPEDREAM_2BW else None
-    for number, stage in enumerate(stages):
-        bound = run.stages - number // run.replicas if run.schedule is Schedule.PIPEDREAM else run.stages
+    for (number, replica), stage in zip(run.places, stages, strict=True):
+        bound = run.rule(number if run.schedule is Schedule.PIPEDREAM else 0, replica).waiting
+        assert run.of_stages or bound == run.stages - (number if run.schedule is Schedule.PIPEDREAM else 0)
         assert stage.versions == stage.storages
         assert stage.versions <= (most or bound)
 

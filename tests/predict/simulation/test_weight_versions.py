@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
-from suite.predict.analytic.pipeline_schedule import NO_FLUSH
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, least_micro_batches
 from suite.predict.simulation.state import executed_state, parameter_tensors_of_rank
 from suite.predict.simulation.weight_versions import StoredVersions, staleness, stored_versions
 from tests.support.strategies import BLOOM
@@ -80,6 +81,57 @@ def test_versions_and_staleness_are_those_that_passes_need(
         assert versions.table == table.held
     else:
         assert versions.table == 0
+
+
+class CountedReplicas:
+    """All replicas of stages that differ in their number, micro-batch by micro-batch: those of all are dealt in turns.
+
+    Attributes:
+        held: versions that a replica of each stage stores of its own weights, at most.
+        stale: updates between a replica's passes and theirs, at most, by stage and replica.
+    """
+
+    def __init__(self, schedule: Schedule, counts: tuple[int, ...], micro_batches: int) -> None:
+        self.held: list[int] = []
+        self.stale: dict[tuple[int, int], int] = {}
+
+        def begun_with(micro_batch: int, stage: int) -> int:
+            """Updates that the stage has made when its replica begins with a micro-batch."""
+            ahead = -(-sum(counts[stage:]) // counts[stage])
+            own = max(0, micro_batch // counts[stage] - ahead + 1)  # backward passes of that replica before
+            return own * counts[stage] // micro_batches
+
+        def version(micro_batch: int, stage: int) -> int:
+            if schedule is Schedule.PIPEDREAM_2BW:
+                return max(0, micro_batch // micro_batches - 1)
+            return begun_with(micro_batch, 0 if schedule is Schedule.PIPEDREAM_VERTICAL_SYNC else stage)
+
+        for stage, count in enumerate(counts):
+            held = 0
+            for update in range(1, 12):
+                first = update * micro_batches  # of those whose backward pass is still to come
+                for replica in range(count):
+                    used = [version(number, stage) for number in range(first + replica, first + micro_batches, count)]
+                    held = max(held, update - min(used) + 1)
+                    place = stage, replica
+                    self.stale[place] = max(self.stale.get(place, 0), update - min(used))
+            self.held.append(held)
+
+
+@given(st.sampled_from(NO_FLUSH), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 3))
+def test_versions_and_staleness_are_those_that_passes_need_where_stages_differ_in_replicas(
+    schedule: Schedule, counts: list[int], rounds: int
+) -> None:
+    assume(len(set(counts)) > 1)
+    stages, micro_batches = len(counts), rounds * math.lcm(*counts)
+    run = workload(schedule, stages, micro_batches)
+    run = run._replace(layout=msgspec.structs.replace(run.layout, stage_replicas=tuple(counts)))
+    assume(micro_batches >= least_micro_batches(run.layout))
+    counted = CountedReplicas(schedule, tuple(counts), micro_batches)
+    for stage, count in enumerate(counts):
+        assert stored_versions(run, stage=stage).own == counted.held[stage]
+        for replica in range(count):
+            assert staleness(run, stage=stage, replica=replica) == counted.stale[stage, replica]
 
 
 def test_pipedream_stores_as_many_versions_as_micro_batches_are_in_flight_and_of_a_table_one_at_the_end() -> None:

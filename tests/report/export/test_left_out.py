@@ -103,6 +103,7 @@ OTHER_LAYOUT: dict[str, Any] = {
     "scatter_gather": True,
     "offload": Offload.STATE,
     "stage_layer_counts": (7, 9, 8, 8),
+    "stage_replicas": (2, 2, 2, 1),
 }
 IMPLIED = {"accumulation"}  # by the batch, the replicas and the micro-batch
 BASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -211,4 +211,5 @@ def test_stages_and_their_fastest_split_are_printed_on_request() -> None:
     assert "stages of 3 + 1 layers take 30 ms, 40 ms a micro-batch; which no other split betters" in text
     text = " ".join("\n".join(printed(result(stages=other), complete=True)).split())
     assert "stages of 2 + 2 layers take 20 ms, 1.05 s a micro-batch; the fastest split: 3 + 1 layers take 30 ms" in text
+    assert ", layers3-1 in --layout" in text
     assert "stages" not in "\n".join(printed(result(stages=other)))
