@@ -270,3 +270,25 @@ def test_the_terms_of_the_job_sum_to_its_step(run: Run, machine: Machine) -> Non
     assert sum(value for term, value in of_job.items() if term) == pytest.approx(of_job[None])
     rate = next(figure.value for figure in figures if figure.quantity is Quantity.TOKENS_PER_SECOND)
     assert rate * of_job[None] == pytest.approx(run.recipe.global_batch * run.architecture.sequence)
+
+
+def test_replicas_share_a_stages_passes_and_a_step_takes_as_long_as_the_stage_that_decides() -> None:
+    """Without messages and updates: gpt2-mini's second stage has the head, and takes longer than the first one."""
+
+    class Products(Machine, frozen=True):
+        def seconds(self, subject: Subject, *sizes: float) -> float:
+            return 2 * sizes[0] * sizes[1] * sizes[2] if subject.operation == "product" else 0.0
+
+    run = mini("gpt2-mini")
+    recipe = msgspec.structs.replace(run.recipe, global_batch=16)
+
+    def stages(words: str) -> list[StepSeconds]:
+        layout = parse_layout(f"pp2,pipedream,micro2,zero0,{words}", base=run.layout)
+        return steps(Products(), run._replace(recipe=recipe, layout=layout))
+
+    alone, first, last = stages("dp1"), stages("replicas2-1"), stages("replicas1-2")
+    assert [each.forward for each in first] == [alone[0].forward / 2, alone[1].forward]
+    assert [each.forward for each in last] == [alone[0].forward, alone[1].forward / 2]
+    assert first[0].step == first[1].step == pytest.approx(alone[1].step)
+    assert alone[1].forward + alone[1].backward == pytest.approx(alone[1].step)
+    assert last[1].step < 0.7 * alone[1].step
