@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,72 @@ UUID = "a0a1a2a3-a4a5-a6a7-a8a9-aaabacad{:02x}{:02x}"  # slice + 1, device
 GIB = 2**30
 
 
-def ended(code: str, devices: int = 1, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """A process that runs `code` after importing torch, with these simulated devices.
+# The code runs in a fork of a process that has imported torch, which takes 1.9 s of a processor (an Intel Xeon,
+# 2026-11-26), and no more: the stand-ins read their variables when CUDA is first used. A fork ends without Python's
+# finalisation: a thread of autograd that asks for Python's lock meanwhile is ended by Python 3.11, and with it, now and
+# then, the process ("terminate called without an active exception").
+SERVER = """
+import ctypes, json, os, sys, time, torch, traceback
+for line in sys.stdin:
+    environment, code, *paths = json.loads(line)
+    if not os.fork():
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, path in enumerate(paths, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        status = 0
+        try:
+            exec(code, {"json": json, "time": time, "torch": torch})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL("libcuda.so.1").sim_log_flush()
+        os._exit(status)
+    _, status = os.wait()
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
 
-    It ends without Python's finalisation: a thread of autograd that asks for Python's lock meanwhile is ended by
-    Python 3.11, and with it, now and then, the process ("terminate called without an active exception").
-    """
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=simulated_environment(1),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        SERVERS.append(process)
+        yield
+        SERVERS.remove(process)
+        process.communicate(timeout=60)
+
+
+ALONE = "import json, time, torch\n"
+ENDING = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"
+SERVERS: list[subprocess.Popen[str]] = []
+
+
+def ended(code: str, devices: int = 1, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A process that runs `code` after importing torch, with these simulated devices."""
     more = settings.pop("variables", {})
     environment = simulated_environment(devices, **settings) | more
-    ending = "\nimport ctypes, os, sys\nsys.stdout.flush()\nctypes.CDLL('libcuda.so.1').sim_log_flush()\nos._exit(0)"
-    command = [sys.executable, "-c", "import json, time, torch\n" + textwrap.dedent(code) + ending]
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    if "values" in settings:  # read when torch is imported
+        command = [sys.executable, "-c", ALONE + textwrap.dedent(code) + ENDING]
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    (server,) = SERVERS
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as place:
+        paths = [Path(place, name) for name in ("out", "err")]
+        server.stdin.write(json.dumps([environment, textwrap.dedent(code), *map(str, paths)]) + "\n")
+        server.stdin.flush()
+        status = int(server.stdout.readline())
+        out, err = (path.read_text(encoding="utf-8") for path in paths)
+    return subprocess.CompletedProcess([], status, out, err)
 
 
 def printed(code: str, devices: int = 1, **settings: Any) -> Any:
