@@ -20,9 +20,12 @@ from suite.metrics.figures import Quantity, of_job
 from suite.reproduce.plan import plan as planned
 from suite.reproduce.request import Request
 from suite.reproduce.step_time import correction_factor, time_figures_of
+from tests.support.covering import cover
 from tests.support.profiles import profile, timing
 
-SETUPS = [(name, ranks, compiled) for name in miniatures() for ranks in (1, 2) for compiled in (False, True)]
+ALL = [(name, ranks, compiled) for name in miniatures() for ranks in (1, 2) for compiled in (False, True)]
+USUAL = cover(ALL, 1)
+SETUPS = [case if n in USUAL else pytest.param(*case, marks=pytest.mark.rare) for n, case in enumerate(ALL)]
 
 
 def request(name: str, ranks: int, *, compiled: bool, layout: str | None = None) -> Request:
