@@ -234,9 +234,9 @@ def tests(session: nox.Session) -> None:
     # a test file on every core, each computing in one thread of its own process
     usual = "not (ranks or timing or rare)"
     session.run(*pytest, "-n", "auto", *files, "-m", usual, env={"OMP_NUM_THREADS": "1"})
-    # two files of launches: while the ranks of one start, wait or end, those of the other compute
+    # three files of launches: while the ranks of one start, wait or end, those of the others compute
     launches = ("--naming", "mark.ranks", "-m", "ranks and not (timing or rare)")
-    session.run(*pytest, "-n", "2", *files, "--no-loadscope-reorder", *launches)
+    session.run(*pytest, "-n", "3", *files, "--no-loadscope-reorder", *launches)  # in the order of conftest.py
     session.run(*pytest, "--naming", "mark.timing", "-m", "timing and not rare")  # alone
     if Path(".nox/simulated_gpu/simulated_cuda").exists():
         simulated(session, ".nox/simulated_gpu", "-m", "not (long or rare)")

@@ -17,6 +17,8 @@ os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machin
 if not has_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU
 
+LONGEST_FIRST = ("test_chosen_layouts.py", "test_comparison.py", "test_mixtures.py", "test_faults.py")  # of launches
+
 register()
 
 
@@ -33,7 +35,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files are begun first: the last ones would run alone."""
     make_others_rare(items)
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.hookimpl(tryfirst=True)
