@@ -362,7 +362,10 @@ RUNS += [
         (Schedule.PIPEDREAM_2BW, (1, 2, 1), 4),
     )
 ]
-RUNS += [Run(Schedule.PIPEDREAM, 2, 6, 20, ramp=(2, 4), of_stages=(2, 1))]
+RUNS += [
+    Run(Schedule.PIPEDREAM, 2, 6, 20, ramp=(2, 4), of_stages=(2, 1)),
+    Run(Schedule.PIPEDREAM, 3, 6, 20, Precision.BF16, of_stages=(2, 3, 1)),
+]
 RUNS += [run._replace(precision=Precision.BF16, updates=20) for run in RUNS if run.stages == 4 and not run.ramp]
 RUNS += [Run(Schedule.PIPEDREAM, 4, 3, 20, Precision.BF16, ramp=(1, 2), replicas=2)]
 
@@ -383,7 +386,7 @@ def name_of(run: Run) -> str:
 
 
 # each schedule with every number of stages, of micro-batches and of replicas, long and short, with a ramp, in bf16
-USUAL = cover([(*run[:5], run.ramp, run.replicas) for run in RUNS], 2)
+USUAL = cover([(*run[:5], run.ramp, run.replicas, bool(run.of_stages)) for run in RUNS], 2)
 
 
 @pytest.mark.parametrize(
