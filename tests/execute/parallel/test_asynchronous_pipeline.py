@@ -419,7 +419,8 @@ def test_what_was_in_flight_at_a_checkpoint_comes_again(run: Run) -> None:
         assert after.versions == before.versions
     oldest = undisturbed[0].stored[0]  # the version of the micro-batch that has been in flight longest
     oldest.add_(0.1)
-    assert executed(run, goes_on=undisturbed)[-1].losses != stages[-1].losses
+    changed = executed(run, goes_on=undisturbed)[-1].weights  # losses in 16 bits may hide it
+    assert any(not torch.equal(weight, stages[-1].weights[name]) for name, weight in changed.items())
 
 
 @pytest.mark.parametrize("stages", [2, 4])
