@@ -408,6 +408,12 @@ def test_weights_equal_those_of_one_process_that_applies_the_formula(run: Run) -
         assert stage.versions <= (most or bound)
 
 
+@pytest.mark.rare
+@pytest.mark.parametrize("run", [run._replace(updates=200) for run in RUNS if run.updates == LONG], ids=name_of)
+def test_weights_equal_them_after_200_updates_too(run: Run) -> None:
+    test_weights_equal_those_of_one_process_that_applies_the_formula(run)
+
+
 @pytest.mark.parametrize("run", [run._replace(updates=12) for run in RUNS[1::4]], ids=name_of)
 def test_what_was_in_flight_at_a_checkpoint_comes_again(run: Run) -> None:
     """So stages that go on from it end with the same weights, and other values in it would be seen."""
