@@ -338,11 +338,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+# pytest-benchmark times nothing in a worker of these tests
+NOT_PASSED_ON = {"TRITON_INTERPRET", "PYTEST_XDIST_WORKER"}
+
+
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", BENCH, *arguments],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        env={name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON},
         capture_output=True,
         text=True,
         timeout=300,
