@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,6 +78,13 @@ def this_cpu() -> Cpu:
     usable = os.sched_getaffinity(0)
     highest = Path(HIGHEST_KHZ.format(min(usable)))
     return cpu_of(text, usable, 1e3 * float(_text(highest)) if highest.exists() else None)
+
+
+def is_virtual_machine() -> bool:
+    """Whether the CPU says that a hypervisor runs this machine, whose processors may be threads of shared cores."""
+    with contextlib.suppress(InputError):
+        return re.search(r"^flags\s*:.*\bhypervisor\b", _text(CPUINFO), re.MULTILINE) is not None
+    return False
 
 
 def cpu_of(cpuinfo: str, usable: Collection[int], highest_hertz: float | None) -> Cpu:

@@ -55,6 +55,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         copy, triad: byte/s of each rank, beyond every cache.
         host_device: byte/s by direction; empty without a GPU.
         peak: dense peak of one rank's processor or GPU, flop/s, and `peak_source`; None: not known.
+        virtual: whether it is that of a virtual machine's processors, which may be half a core each.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
         wrong_products: verified products that were not as they must be, in words.
         numa_nodes: by rank, the one that it was bound to, or why to none; empty on a CPU.
@@ -71,6 +72,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     host_device: dict[str, float] = {}
     peak: float | None = None
     peak_source: str = ""
+    virtual: bool = False
     profile: str = ""
     points: int = 0
     wrong_products: list[str] = []

@@ -16,6 +16,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from reference_runs.placement import coordinates
+from reference_runs.this_cpu import is_virtual_machine
 from suite.acceptance.evidence import (
     Exchange,
     LaunchPurpose,
@@ -97,6 +98,7 @@ def micro_measurements(
         host_device=_host_device(profile),
         peak=peak,
         peak_source=peak_source,
+        virtual=device == "cpu" and is_virtual_machine(),
         profile=result.path,
         points=product_points(profile),
         numa_nodes=[numa_nodes[rank] for rank in sorted(numa_nodes)],

@@ -177,3 +177,12 @@ def test_accelerators_load_without_torch_and_numpy() -> None:
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("flags", "virtual"), [("fpu hypervisor avx2", True), ("fpu avx2", False)])
+def test_a_hypervisor_is_known_by_its_flag(tmp_path, monkeypatch, flags: str, virtual: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nmodel name\t: x\n", encoding="utf-8")
+    monkeypatch.setattr(subject, "CPUINFO", tmp_path / "cpuinfo")
+    assert subject.is_virtual_machine() == virtual
+    monkeypatch.setattr(subject, "CPUINFO", tmp_path / "absent")
+    assert not subject.is_virtual_machine()

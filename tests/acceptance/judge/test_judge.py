@@ -236,6 +236,15 @@ def test_products_are_compared_with_the_best_of_as_many_shapes():
     assert [found(points, past).verdict for points in (27, 64)] == [CheckVerdict.FAIL, CheckVerdict.NOT_RUN]
 
 
+@pytest.mark.parametrize(("virtual", "verdict"), [(False, CheckVerdict.FAIL), (True, CheckVerdict.WARN)])
+def test_a_virtual_machine_is_not_rejected_for_a_peak_of_cores_that_others_use(
+    virtual: bool, verdict: CheckVerdict
+) -> None:
+    own = micro(peak=1e15, virtual=virtual)
+    found = {finding.subject: finding for finding in micro_findings(own, NOTHING)}
+    assert found["slowest rank"].verdict is verdict
+
+
 def test_one_unequal_figure_fails_and_is_quoted():
     bad = launched(unequal=["messages dp all_reduce: 6 measured, 5 predicted"])
     (found,) = exact_findings([launched(), bad])
