@@ -35,13 +35,13 @@ class AskedRank(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
         steps: that are counted, one after the other.
-        passes: whether it counts model flop and activations too, by passes of their own.
+        activations: whether it counts them too, in a pass of their own.
         layers: of the model; None for all.
     """
 
     rank: int
     steps: tuple[AskedStep, ...]
-    passes: bool
+    activations: bool
     layers: int | None = None
 
 
@@ -49,8 +49,8 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank executes in a step of so many micro-batches.
 
     Args:
-        counts: as a launched rank reports them; nothing that needs a clock. Without passes of their own, model flop and
-            activations are 0.
+        counts: as a launched rank reports them; nothing that needs a clock. Activations are 0 where they
+            were not asked for.
         stage_parameters: that the ranks of its pipeline stage have together, if each has as many; copies count once.
         fullest: the moment of each phase of the step in which its sum is the largest.
         history: at most some hundred moments of the step, in order, the peak among them.

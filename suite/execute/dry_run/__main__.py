@@ -64,7 +64,7 @@ def _answer(job: Job, asked: AskedRank) -> Answer:
     if asked.layers is not None:
         job = msgspec.structs.replace(job, architecture=msgspec.structs.replace(job.architecture, layers=asked.layers))
     try:
-        steps = count(job, asked.rank, asked.steps, passes=asked.passes)
+        steps = count(job, asked.rank, asked.steps, activations=asked.activations)
     except BaseException as error:  # whatever it is, it is reported
         message = f"{type(error).__name__}: {error}".splitlines()[0][:500]
         return NotCounted(rank=asked.rank, message=message, traceback=traceback.format_exc())

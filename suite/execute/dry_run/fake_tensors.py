@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from suite.execute.data.loader import Batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.dry_run.allocations import Allocations
+from suite.execute.measure.counters import shapes_unseen
 
 _aten = torch.ops.aten
 _NONE: Mapping[str, Any] = {}
@@ -132,11 +132,7 @@ class _Sent(NamedTuple):
 def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
     """Within this no tensor has memory, and `Tensor.tolist` of one is a list of ones."""
     send, reset_sharded, concatenate = (dist.ProcessGroup.send, FSDPParam.reset_sharded_param, DeviceMesh._concatenate)
-    tolist, resize, propagate = (
-        Tensor.tolist,
-        UntypedStorage.resize_,
-        ShardingPropagator._propagate_tensor_meta_non_cached,
-    )
+    tolist, resize = Tensor.tolist, UntypedStorage.resize_
 
     def ones(tensor: Tensor) -> Any:
         return [1.0] * tensor.numel() if isinstance(tensor, FakeTensor) else tolist(tensor)
@@ -145,10 +141,6 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         returned = resize(storage, size)
         allocations.resized(storage)
         return returned
-
-    def apart(propagator: ShardingPropagator, schema: Any) -> Any:  # DTensor's own fake tensors take no memory either
-        with unset_fake_temporarily():
-            return propagate(propagator, schema)
 
     def reset(parameter: FSDPParam) -> None:
         """Where nothing has replaced the parameter, keep its padded shard; by addresses, which none has here, PyTorch
@@ -172,7 +164,7 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
         mock.patch.object(DeviceMesh, "_concatenate", staticmethod(joined)),
         mock.patch.object(FSDPParam, "reset_sharded_param", reset),
         mock.patch.object(_fsdp_param, "_chunk_with_empty", Chunks),
-        mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", apart),
+        shapes_unseen(),  # DTensor's own fake tensors take no memory either
         FakeTensors(allocations) as mode,
     ):
         yield mode

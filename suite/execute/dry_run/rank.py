@@ -78,8 +78,8 @@ class DryRank:
             return GATHERED if self.job.layout.fully_sharded else OTHER
         return CATEGORIES.get(now, now.value)
 
-    def counted(self, asked: tuple[AskedStep, ...], *, passes: bool) -> list[StepCounts]:
-        """What it counts in each step; model flop and activations if it `passes`."""
+    def counted(self, asked: tuple[AskedStep, ...], *, activations: bool) -> list[StepCounts]:
+        """What it counts in each step, with or without `activations`."""
         job, mesh = self.job, self.mesh
         index = coordinates(mesh, job.layout)
         replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
@@ -91,13 +91,13 @@ class DryRank:
             self._name_state(training)
             self._name_what_chunks_hand_over(training)
             self._steps = steps = Steps(job, training, mesh, CPU, FakedBatches(stream, mode, self.allocations))
-            of_sample = self._first_pass(counts=passes)
+            of_sample = self._first_pass()
             self._name_state(training)
             counted = []
             for step in asked:
                 with short_steps(step.in_flight):
                     counted.append(self._counted(step.micro_batches, index))
-            kept = activation_bytes(steps) if passes else 0
+            kept = activation_bytes(steps) if activations else 0
         return [
             msgspec.structs.replace(
                 step,
@@ -120,20 +120,11 @@ class DryRank:
         for stage in training.pipeline.stages if training.pipeline else ():
             stage.set_local_bwd_input = partial(named, stage.set_local_bwd_input)  # type: ignore[method-assign]
 
-    def _first_pass(self, *, counts: bool) -> int:
-        """A pass of one sample and an update, by which the optimizer makes its state; its model flop.
-
-        Args:
-            counts: whether it counts them; 0 otherwise.
-        """
+    def _first_pass(self) -> int:
+        """The model flop of a pass of one sample; an update after it, by which the optimizer makes its state."""
         assert self._steps is not None
         steps, training = self._steps, self._steps.training
-        if counts:
-            flop = model_flop_of_sample(steps, through_modules=True)
-        else:
-            flop = 0
-            for output in steps.chunk_outputs(samples=1, through_modules=True):
-                output.backward(torch.ones_like(output))
+        flop = model_flop_of_sample(steps, through_modules=True)
         steps.update(torch.ones(()))
         for module in training.modules:
             if isinstance(module, DistributedDataParallel):
@@ -147,7 +138,7 @@ class DryRank:
         self.allocations.name("optimizer state", training.optimizer.state_tensors)
 
     def _counted(self, micro_batches: int, index: dict[str, int]) -> StepCounts:
-        """A step of so many micro-batches; without model flop and activations, which need passes of their own."""
+        """A step of so many micro-batches, without model flop and activations."""
         assert self._steps is not None
         steps, training, job = self._steps, self._steps.training, self.job
         batch = micro_batches * job.layout.replicas * job.layout.micro_batch
@@ -197,14 +188,14 @@ class DryRank:
         )
 
 
-def count(job: Job, rank: int, asked: tuple[AskedStep, ...], *, passes: bool = True) -> list[StepCounts]:
+def count(job: Job, rank: int, asked: tuple[AskedStep, ...], *, activations: bool = True) -> list[StepCounts]:
     """What `rank` of a job counts in each step.
 
     Args:
-        passes: whether it counts model flop and activations too, which need passes of their own.
+        activations: whether it counts them too, in a pass of their own.
     """
     with fake_group(rank, job.layout.ranks):
-        return DryRank(job, device_mesh(job.layout, job.device)).counted(asked, passes=passes)
+        return DryRank(job, device_mesh(job.layout, job.device)).counted(asked, activations=activations)
 
 
 @contextmanager

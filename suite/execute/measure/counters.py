@@ -280,9 +280,7 @@ class LocalFlopCounter(FlopCounterMode):
     def __enter__(self) -> LocalFlopCounter:
         self.flop_counts.clear()
         self._within = ExitStack()
-        self._within.enter_context(
-            mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", _uncounted)
-        )
+        self._within.enter_context(shapes_unseen())
         self.mode = self._within.enter_context(_LocalFlopMode(self))
         return self
 
@@ -291,13 +289,17 @@ class LocalFlopCounter(FlopCounterMode):
         self.mode = None
 
 
-_propagate: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+@contextmanager
+def shapes_unseen() -> Iterator[None]:
+    """Within this no mode sees DTensor run an operator on new shapes, to know its result's: nothing is computed."""
+    propagate: Any = ShardingPropagator._propagate_tensor_meta_non_cached
 
+    def unseen(propagator: ShardingPropagator, schema: Any) -> Any:
+        with _disable_current_modes():
+            return propagate(propagator, schema)
 
-def _uncounted(propagator: ShardingPropagator, schema: Any) -> Any:
-    """DTensor's own run of an operator on new shapes, by which it knows those of the result: nothing is computed."""
-    with _disable_current_modes():
-        return _propagate(propagator, schema)
+    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
 
 
 _EAGER = ContextVar("eager", default=False)

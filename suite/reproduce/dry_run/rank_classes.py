@@ -108,10 +108,12 @@ def of_whole_step(steps: Sequence[StepCounts], micro_batches: int, *, alike: Seq
     step.
 
     Args:
-        alike: the steps of a rank whose b is the same, as are the model flop and activations of a micro-batch. The
-            first two are its line.
+        alike: the steps of a rank whose b is the same, as are the activations of a micro-batch. The first two are its
+            line.
     """
-    last = _with_passes(steps[-1], alike[-1])
+    activations = alike[-1].counts.activation_bytes
+    last = steps[-1]
+    last = msgspec.structs.replace(last, counts=msgspec.structs.replace(last.counts, activation_bytes=activations))
     if last.micro_batches == micro_batches:
         return last
     before, after, *_ = alike
@@ -143,12 +145,6 @@ def of_whole_step(steps: Sequence[StepCounts], micro_batches: int, *, alike: Seq
         collectives=list(_on_line(last.counts, before.counts, after.counts, on_line)),
     )
     return msgspec.structs.replace(last, micro_batches=micro_batches, counts=counts, fullest=fullest)
-
-
-def _with_passes(step: StepCounts, alike: StepCounts) -> StepCounts:
-    flop = alike.counts.model_flop // alike.micro_batches * step.micro_batches
-    counts = msgspec.structs.replace(step.counts, model_flop=flop, activation_bytes=alike.counts.activation_bytes)
-    return msgspec.structs.replace(step, counts=counts)
 
 
 def _on_line(

@@ -85,8 +85,8 @@ def test_the_line_through_two_steps_is_exact(fixed: int, each: int, least: int, 
 def test_a_rank_that_is_alike_lends_its_line(fixed: int, other: int, each: int) -> None:
     alike = [counted(5, other, each), counted(6, other, each)]
     own = counted(4, fixed, each)
-    without_passes = msgspec.structs.replace(own.counts, model_flop=0, activation_bytes=0)
-    whole = of_whole_step([msgspec.structs.replace(own, counts=without_passes)], 40, alike=alike)
+    without_activations = msgspec.structs.replace(own.counts, activation_bytes=0)
+    whole = of_whole_step([msgspec.structs.replace(own, counts=without_activations)], 40, alike=alike)
     assert msgspec.structs.replace(whole, history=[]) == msgspec.structs.replace(counted(40, fixed, each), history=[])
 
 
