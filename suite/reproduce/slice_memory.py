@@ -14,9 +14,9 @@ from suite.reproduce.plan import Plan
 
 GIB = 2**30
 PROCESS_BYTES = GIB  # of a rank on a CPU besides its tensors: PyTorch's libraries
-# of its tensors' peak, what such a process takes besides: 2 layers of BLOOM held 13.9 GB where tensors hold 9.9, 4 were
-# killed at 24.2, with 19.7 in tensors (2026-11-26). Copies within kernels, and what is counted after the last step
-BESIDES_TENSORS = 0.3
+# of its tensors' peak, gaps in the heap, which ranks keep (suite.machine.malloc): 2 layers of BLOOM held 13.9 GB where
+# tensors hold 9.9, and 10.9 with blocks mapped one by one, whose steps took twice as long (2026-11-27)
+HEAP_GAPS = 0.3
 
 
 def needed_bytes(plan: Plan) -> int:
@@ -29,7 +29,7 @@ def needed_bytes(plan: Plan) -> int:
     )
     if plan.device == "cuda":
         return peak + bytes_outside_allocator(0)
-    return round((1 + BESIDES_TENSORS) * peak) + PROCESS_BYTES
+    return round((1 + HEAP_GAPS) * peak) + PROCESS_BYTES
 
 
 def needs(plan: Plan) -> str:
