@@ -13,7 +13,7 @@ import msgspec
 from reference_runs.defaults import default_facts
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.incomplete import incomplete_recipe, missing_keys
-from reference_runs.layout import AXES, Layout, Recomputation, Schedule, StageAssignment
+from reference_runs.layout import AXES, Layout, Recomputation, Schedule, StageAssignment, stages_word
 from reference_runs.recorded_file import (
     Omitted,
     field_types,
@@ -281,7 +281,7 @@ def _replica_mistakes(layout: Layout, where: str) -> Iterator[InputError]:
     """Replicas of each stage that are none, or that go with no other part of the layout."""
     if layout.stage_replicas is None:
         return
-    got = f"replicas{'-'.join(map(str, layout.stage_replicas))}"
+    got = stages_word("replicas", layout.stage_replicas)
     if len(layout.stage_replicas) != layout.pipeline_stages:
         yield InputError(
             "layout.stage_replicas: one number a stage", got=f"{got} with pp{layout.pipeline_stages}", where=where

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -290,6 +291,11 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     return layout
 
 
+def stages_word(word: str, numbers: Iterable[int]) -> str:
+    """The word of a layout that lists a number for each stage, such as replicas2-1."""
+    return word + "-".join(map(str, numbers))
+
+
 def _with_stages(named: dict[str, object]) -> dict[str, object]:
     """What the words name, with the stages that replicas are listed for; equally many of each are those of dpN.
 
@@ -299,7 +305,7 @@ def _with_stages(named: dict[str, object]) -> dict[str, object]:
     replicas = named.get("stage_replicas")
     if not isinstance(replicas, tuple):
         return named
-    word = f"replicas{'-'.join(map(str, replicas))}"
+    word = stages_word("replicas", replicas)
     if min(replicas) < 1:
         raise InputError("replicas of a stage", got=word, allowed="1 or more", where="--layout")
     if (stages := named.setdefault("pipeline_stages", len(replicas))) != len(replicas):
@@ -363,7 +369,6 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         complete: say too what is the default, so that the text is read as this layout from any base.
     """
     sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
-    lists = {word: "-".join(map(str, getattr(layout, field) or ())) for word, field in _LISTS.items()}
     words = {
         f"dp{layout.data_parallel}": layout.stage_replicas is None,
         f"tp{layout.tensor_parallel}": True,
@@ -382,8 +387,8 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         f"interleave{layout.virtual_stages}": layout.virtual_stages
         != usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages),
         layout.schedule.value: layout.pipeline_stages > 1,
-        f"replicas{lists['replicas']}": layout.stage_replicas is not None,
-        f"layers{lists['layers']}": layout.stage_layer_counts is not None,
+        stages_word("replicas", layout.stage_replicas or ()): layout.stage_replicas is not None,
+        stages_word("layers", layout.stage_layer_counts or ()): layout.stage_layer_counts is not None,
         f"recompute-{layout.recomputation}": True,
         f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1,
         "fused": layout.fused_attention,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.catalog import global_batch_at
 from reference_runs.errors import InputError, Mistakes
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, stages_word
 from reference_runs.run import (
     BLANK_TOKENS,
     LEAST_WINDOW,
@@ -135,8 +135,7 @@ def check_executable_layout(workload: Workload, where: str) -> None:
 _EXECUTED_LAYOUTS = (
     "dpN, epN, tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, 1f1b, zero-bubble, zbv, dualpipev, "
     "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN or replicasN-N-… (zero0) alone, zero0/1, "
-    "reduce-scatter, "
-    "all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
+    "layersN-N-…, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
@@ -168,7 +167,7 @@ def check_replicas(layout: Layout, device: str, where: str) -> None:
         what = (
             "stages with different numbers of replicas on GPUs: messages of two ranks must pass each other, as by gloo"
         )
-        got = f"replicas{'-'.join(map(str, layout.stage_replicas))}"
+        got = stages_word("replicas", layout.stage_replicas)
         raise InputError(what, got=got, allowed="dpN, or --device cpu", where=where)
 
 

@@ -30,7 +30,7 @@ LAYOUT_NOT_EXECUTED = (
     "tpN, sp with tpN, cpN, ppN, interleaveN, gpipe, "
     "1f1b, zero-bubble, zbv, dualpipev, "
     "pipedream/pipedream-vertical-sync/pipedream-2bw with ppN and dpN or replicasN-N-… (zero0) alone, "
-    "zero0/1, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
+    "zero0/1, layersN-N-…, reduce-scatter, all-reduce, zero2/3 without ppN, shardN, reshard, noreshard, "
     "offload with zero2/3, "
     "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
 )

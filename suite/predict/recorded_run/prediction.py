@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted, missing_keys
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, stages_word
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Keeping
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
@@ -82,7 +82,7 @@ def run_prediction(
     """
     architecture, recipe, layout = workload
     if layout.stage_replicas is not None:
-        got = f"replicas{'-'.join(map(str, layout.stage_replicas))}"
+        got = stages_word("replicas", layout.stage_replicas)
         what = "stages with different numbers of replicas are predicted where they are executed"
         raise InputError(what, got=got, allowed="reproduce NAME --layout, or dpN", where="--layout")
     absent = absent or NotPredicted()

@@ -32,7 +32,8 @@ class _Rank(NamedTuple):
     """A replica of a stage: what it does, pass by pass, None for an update; and what was done when.
 
     Args:
-        updates: when the rank had ended the passes of each, and when the update was made."""
+        updates: when the rank had ended the passes of each, and when the update was made.
+    """
 
     stage: int
     replica: int

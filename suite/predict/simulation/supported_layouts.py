@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Offload, Recomputation
+from reference_runs.layout import Offload, Recomputation, stages_word
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import halves_backward, least_micro_batches
@@ -107,7 +107,7 @@ def _without_flush(workload: Workload) -> list[LayoutLimit]:
     architecture, recipe, layout = workload
     axes = {"tp": layout.tensor_parallel, "cp": layout.context_parallel}
     unequal = layout.stage_replicas
-    replicas = f"dp{layout.data_parallel}" if unequal is None else f"replicas{'-'.join(map(str, unequal))}"
+    replicas = f"dp{layout.data_parallel}" if unequal is None else stages_word("replicas", unequal)
     others = {
         f"{replicas} and zero{layout.zero_stage}": layout.dealt_to > 1 and layout.zero_stage > 0,
         **{f"{axis}{ranks}": ranks > 1 for axis, ranks in axes.items()},

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from reference_runs.layout import stages_word
 from reference_runs.units import printed
 from suite.job.events import Status
 from suite.job.slice import SliceTimes, slowest
@@ -222,7 +223,7 @@ def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
         f"{' + '.join(map(str, layers))} layers take {', '.join(map(_seconds, seconds))} a micro-batch"
         for layers, seconds in ((plan.layers, plan.seconds), (plan.planned_layers, plan.planned_seconds))
     )
-    words = f"layers{'-'.join(map(str, plan.planned_layers))} in --layout"
+    words = f"{stages_word('layers', plan.planned_layers)} in --layout"
     best = f"the fastest split: {planned}, {words}"
     if plan.layers == plan.planned_layers:
         best = "which no other split betters"
