@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.measurements import part_rates, product_points
+from suite.acceptance.machine_rates import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.density import Scope
 from suite.calibration.plan import LINE, TABLE, Planned, plan
