@@ -13,6 +13,22 @@ from suite.machine.timing_tables import Subject
 from suite.machine.timings import median
 from suite.predict.machine_model.from_profile import known_accelerator
 
+HOST_DEVICE = ("host_to_device", "device_to_host")
+SQUARE, MOVES = "square_product", ("copy", "triad")
+
+
+def rate_tasks(planned: Sequence[Planned], ranks: int) -> list[Planned]:
+    """The tasks of a calibration whose times are rates, by all ranks at once; predictions need the others too."""
+    return [entry for entry in planned if entry.task.subject.ranks == ranks and _is_rate(entry)]
+
+
+def _is_rate(entry: Planned) -> bool:
+    subject = entry.task.subject
+    if subject.operation in (SQUARE, *HOST_DEVICE):
+        return True
+    product = subject.operation == "product" and subject.dtype == "bf16"
+    return entry.kind == TABLE and (product or subject.operation in MOVES)
+
 
 def part_rates(
     planned: Sequence[Planned], points: Mapping[tuple[int, int], list[TimedTask]], ranks: int
@@ -30,14 +46,14 @@ def part_rates(
         subject, sizes = task.task.subject, task.task.sizes
         if subject.ranks != ranks:
             continue
-        if subject.operation == "square_product":
+        if subject.operation == SQUARE:
             squares[rank] = max(flop / _seconds(rounds, point) for point, (flop,) in enumerate(sizes))
         if task.kind != TABLE:
             continue
         if subject.operation == "product" and subject.dtype == "bf16":
             rates = (2.0 * m * n * k / _seconds(rounds, point) for point, (m, n, k) in enumerate(sizes))
             matrix[rank] = max(matrix[rank], *rates)
-        if subject.operation in ("copy", "triad"):
+        if subject.operation in MOVES:
             (copy if subject.operation == "copy" else triad)[rank] = sizes[-1][0] / _seconds(rounds, -1)
     return squares if all(squares) else matrix, copy, triad
 
@@ -61,7 +77,7 @@ def product_points(profile: Profile) -> int:
 def host_device_rates(profile: Profile) -> dict[str, float]:
     """byte/s by direction; empty where the profile has no such copies."""
     rates = {}
-    for operation in ("host_to_device", "device_to_host"):
+    for operation in HOST_DEVICE:
         try:
             line = profile.line(Subject(operation=operation, ranks=profile.conditions.ranks))
         except InputError:

@@ -25,9 +25,10 @@ from suite.acceptance.evidence import (
     ReplayHashes,
     SoakResult,
 )
-from suite.acceptance.machine_rates import host_device_rates, part_rates, peak_of_rank, product_points
+from suite.acceptance.machine_rates import host_device_rates, part_rates, peak_of_rank, product_points, rate_tasks
 from suite.acceptance.presets import Effort
-from suite.calibration.calibrate import calibrate, planned_calibration
+from suite.calibration.calibrate import CalibrationResult, calibrate, measured_profile, planned_calibration
+from suite.calibration.plan import Calibration
 from suite.job.calibration_job import Calibrated, TimedTask
 from suite.job.events import Event, Status, StepKind
 from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
@@ -46,6 +47,7 @@ from suite.reproduce.request import Request
 from suite.reproduce.step_time import predicted_times
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
+CALIBRATION_START_SECONDS = 8.0  # of a calibration until its first task, and after its last one
 SEED = 20261122
 REPLAYED_RUN = "bloom-176b"  # whose miniature the replays train
 COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
@@ -61,8 +63,28 @@ def micro_measurements(
     device: str, ranks: int, effort: Effort, results: Path, on_event: OnEvent
 ) -> tuple[MicroMeasurements, Profile | None]:
     """This node's micro-measurements, and the machine profile made of them, which is stored below `results`."""
-    start = time.monotonic()
+    return _micro(_calibration(device, ranks, effort, results), calibrate, on_event)
+
+
+def rates_again(device: str, ranks: int, effort: Effort, on_event: OnEvent) -> MicroMeasurements:
+    """The same products and copies once more, by all ranks at once, and nothing that only predictions need."""
+    whole = _calibration(device, ranks, effort, Path())
+    rates = msgspec.structs.replace(whole, planned=rate_tasks(whole.planned, ranks), reference_steps=[])
+    return _micro(rates, measured_profile, on_event)[0]
+
+
+def _calibration(device: str, ranks: int, effort: Effort, results: Path) -> Calibration:
+    """A calibration that takes as long as the effort says: slow machines repeat less."""
     planned = planned_calibration(results, device=device, ranks=ranks, density=effort.densities[device])
+    budget = min(planned.budget_seconds, effort.micro_seconds[device] - CALIBRATION_START_SECONDS)
+    reference = planned.reference_seconds * budget / planned.budget_seconds
+    return msgspec.structs.replace(planned, budget_seconds=budget, reference_seconds=reference)
+
+
+def _micro(
+    planned: Calibration, measure: Callable[[Calibration, OnEvent], CalibrationResult], on_event: OnEvent
+) -> tuple[MicroMeasurements, Profile | None]:
+    start, ranks = time.monotonic(), planned.ranks
     points: dict[tuple[int, int], list[TimedTask]] = {}
     numa_nodes: dict[int, str] = {}
 
@@ -73,7 +95,7 @@ def micro_measurements(
             numa_nodes[rank] = event.environment["numa_node"]
         on_event(rank, event)
 
-    result = calibrate(planned, collect)
+    result = measure(planned, collect)
     micro = MicroMeasurements(
         status=result.status,
         message=result.message,
@@ -94,7 +116,7 @@ def micro_measurements(
         host_device=host_device_rates(profile),
         peak=peak,
         peak_source=peak_source,
-        virtual=device == "cpu" and is_virtual_machine(),
+        virtual=planned.device == "cpu" and is_virtual_machine(),
         profile=result.path,
         points=product_points(profile),
         numa_nodes=[numa_nodes[rank] for rank in sorted(numa_nodes)],

@@ -17,8 +17,10 @@ from suite.machine.cpu_contention import competitors
 from suite.machine.devices import cuda_devices, usable_cores
 from suite.machine.host_state import host_state, thread_ticks
 
+MICRO = "micro-measurements"
 MEASURED_BY_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
-NEEDS_MICRO = MEASURED_BY_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predictions rest on them
+PREDICTED = frozenset({check.STEP_TIME, check.ATTRIBUTION})  # by micro-measurements
+NEEDS_MICRO = MEASURED_BY_MICRO | PREDICTED
 MEASURED_BY_TIMES = frozenset({check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER, check.LOSS_CURVE})
 # by purpose of a launch: its steps, and the checks that it serves
 PURPOSES = {
@@ -94,11 +96,19 @@ def micro_phase(battery: RunningBattery) -> BatteryPhase:
         return [micro]
 
     return BatteryPhase(
-        name="micro-measurements",
-        predicted_seconds=settings.effort.micro_seconds[settings.device],
-        serves=NEEDS_MICRO,
-        run=run,
+        name=MICRO, predicted_seconds=settings.effort.micro_seconds[settings.device], serves=NEEDS_MICRO, run=run
     )
+
+
+def rates_phase(battery: RunningBattery) -> BatteryPhase:
+    """Of the micro-measurements the rates alone, for a re-run; predictions stay as they are."""
+    settings = battery.settings
+
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        return [measurements.rates_again(settings.device, settings.ranks, settings.effort, on_event)]
+
+    seconds = STATED[settings.device].rates
+    return BatteryPhase(name=MICRO, predicted_seconds=seconds, serves=MEASURED_BY_MICRO, run=run)
 
 
 def launch_phases(battery: RunningBattery) -> list[LaunchesPhase]:

@@ -6,7 +6,7 @@ A failure that rests on clocks stands only where a second measurement fails too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -186,10 +186,26 @@ def _run_again(battery: RunningBattery, failed: list[CheckFinding], attempt: str
 
 
 def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) -> list[tuple[BatteryPhase, Rerun]]:
-    """Phases whose re-run would confirm or take back a failure, with the time that each took at first."""
+    """Phases whose re-run would confirm or take back a failure, with the time that each should take.
+
+    The micro-measurements are run again in full where predictions failed and there is time for everything; otherwise
+    their rates alone.
+    """
     failed = [item for item in findings if item.verdict is CheckVerdict.FAIL and item.status is Status.OK]
     failed += _disturbed_exchanges(findings)
     slow = {item.phase: item for item in battery.evidence() if isinstance(item, PhaseTiming) and item.outcome == "slow"}
+    if phases.MICRO in slow:
+        return _planned_reruns(battery, failed, slow, phases.micro_phase(battery))
+    if any(finding.check in phases.PREDICTED for finding in failed):
+        planned = _planned_reruns(battery, failed, slow, phases.micro_phase(battery))
+        if math.fsum(rerun.shortest_seconds for _, rerun in planned) <= battery.seconds_left:
+            return planned
+    return _planned_reruns(battery, failed, slow, phases.rates_phase(battery))
+
+
+def _planned_reruns(
+    battery: RunningBattery, failed: Sequence[CheckFinding], slow: Mapping[str, PhaseTiming], micro: BatteryPhase
+) -> list[tuple[BatteryPhase, Rerun]]:
     probe_parts = (
         phases.MEASURED_BY_PROBE
         if "probe" in slow
@@ -197,7 +213,7 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
     )
     probe = phases.probe_phase(battery, probe_parts) if probe_parts else None
     planned = []
-    for phase in (phases.micro_phase(battery), *phases.launch_phases(battery), *(() if probe is None else (probe,))):
+    for phase in (micro, *phases.launch_phases(battery), *(() if probe is None else (probe,))):
         causes = [
             finding
             for finding in failed
@@ -212,7 +228,7 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
         ]
         seconds = math.fsum(item.seconds for item in measured)
         launches = len(measured) if phase.serves >= phases.MEASURED_BY_TIMES else 0
-        if phase.name == "probe":  # only its failed parts
+        if phase.name == "probe" or phase.serves == phases.MEASURED_BY_MICRO:  # only their failed parts
             seconds = min(seconds, phase.predicted_seconds)
         if phase.name in slow:  # all of it, until it ends or is too slow again
             seconds, launches = max(seconds, slow[phase.name].seconds), 0

@@ -19,6 +19,7 @@ class StatedSeconds(NamedTuple):
         compilation: of a miniature that was not compiled before; `compiled_again` in each further launch.
         probe: until its first part; `replayed_step`; `exchange_start` of all exchanges together; `factors`
             until the first of the large products is verified by the host.
+        rates: products and copies of the micro-measurements once more, without what predictions need.
     """
 
     question: float
@@ -32,6 +33,7 @@ class StatedSeconds(NamedTuple):
     replayed_step: float
     exchange_start: float
     factors: float
+    rates: float
 
 
 STATED = {
@@ -51,6 +53,7 @@ STATED = {
         replayed_step=0.15,
         exchange_start=1.0,
         factors=0.0,
+        rates=23.0,  # 21 and 23 s on 2 cores of a Xeon, beside tests (2026-11-27)
     ),
     # Assumed of a node with 8 GPUs and 12 cores for each; none was measured. A launch: torchrun 3 s, imports 4 s, the
     # context of CUDA 1 s, NCCL's communicators 3 s, the end 1 s. Two matrices of 8192 x 8192 and the check of two
@@ -67,6 +70,7 @@ STATED = {
         replayed_step=0.15,
         exchange_start=1.0,
         factors=13.0,
+        rates=30.0,  # assumed
     ),
 }
 

@@ -99,6 +99,15 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
         StoreFullError: there is no room in it.
     """
     directory = store.writable(machines_directory(calibration.results), calibration.results)
+    result = measured_profile(calibration, on_event)
+    if (profile := result.profile) is None:
+        return result
+    path = directory / f"{profile.fingerprint.node}__{profile.fingerprint.hash}.json"
+    return msgspec.structs.replace(result, path=str(stored(profile, path)))
+
+
+def measured_profile(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
+    """Measure everything that is planned; the profile is not stored."""
     before, load = fingerprint(calibration.device), load_average()
     outcome = measured(calibration, on_event, cores=usable_cores())
     if outcome.status is not Status.OK:
@@ -106,8 +115,7 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
     profile = assembled(calibration, outcome.events, before, load)
     if calibration.extends is not None:
         profile = combined(calibration.extends, profile)
-    path = directory / f"{profile.fingerprint.node}__{profile.fingerprint.hash}.json"
-    return CalibrationResult(status=Status.OK, message="", profile=profile, path=str(stored(profile, path)))
+    return CalibrationResult(status=Status.OK, message="", profile=profile)
 
 
 def _failed(outcome: LaunchOutcome) -> CalibrationResult:

@@ -16,6 +16,9 @@ from suite.acceptance.phases import launch_phases
 from suite.acceptance.presets import EFFORTS, EXACT_STEPS
 from suite.acceptance.starts import STATED
 from suite.calibration import calibrate
+from suite.calibration.calibrate import planned_calibration
+from suite.calibration.plan import TABLE
+from suite.job.calibration_job import TimedTask
 from suite.job.events import Status
 from suite.job.probe_job import Probed, Soaked
 from suite.launch.launcher import LaunchOutcome
@@ -23,7 +26,7 @@ from suite.machine.cpu_contention import Shared
 from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Figure, Quantity
 from suite.reproduce.reproduce import LaunchResult
-from tests.support.profiles import profile
+from tests.support.profiles import SPARSE, profile
 
 
 def probed(monkeypatch, events, device="cpu", profile="quick"):
@@ -69,6 +72,24 @@ def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_pat
     evidence, profile = measurements.micro_measurements("cpu", 2, EFFORTS["quick"], tmp_path, lambda *_: None)
     assert profile is None
     assert (evidence.status, evidence.ranks_at_fault, evidence.stacks) == (Status.HANG, [1], "rank 0:\nThread 1")
+
+
+@pytest.mark.ranks
+def test_rates_again_are_of_the_products_and_copies_of_all_ranks_and_store_no_profile(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    effort = msgspec.structs.replace(EFFORTS["quick"], densities={"cpu": SPARSE._replace(dtypes=("bf16",))})
+    planned = planned_calibration(tmp_path, device="cpu", ranks=2, density=effort.densities["cpu"]).planned
+    products = [entry.task for entry in planned if (entry.kind, entry.task.subject.operation) == (TABLE, "product")]
+    asked = []
+    again = measurements.rates_again("cpu", 2, effort, lambda rank, event: asked.append((rank, event)))
+    assert again.status == Status.OK, again.message
+    assert again.points == sum(len(task.sizes) for task in products if task.subject.ranks == 2) > 0
+    for rates in (again.matrix, again.copy, again.triad):
+        assert len(rates) == 2
+        assert min(rates) > 0
+    timed = {event.task for _, event in asked if isinstance(event, TimedTask)}
+    assert len(timed) < len(planned) / 2  # nothing that only predictions need
+    assert (again.profile, list(tmp_path.rglob("*"))) == ("", [])
 
 
 def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from suite.acceptance.evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
 from suite.acceptance.repetition import Rerun, affordable, launches_that_fit
+from suite.acceptance.starts import STATED
 from suite.machine import devices
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS
 
@@ -64,15 +65,43 @@ def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(t
     assert verdicts == {"bloom-mini": "FAIL", "opt-mini": "INCONCLUSIVE"}
 
 
-def test_micro_measurements_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
+def test_rates_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6]}
     node.peak = 10.0  # of which the products reach a tenth
-    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))
-    monkeypatch.setattr("tests.support.node.MICRO_SECONDS", 20.0)
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # not for 3 launches
     found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
-    assert [node.asked.count(name) for name in ("micro", "bloom-mini")] == [2, 5]
+    assert [node.asked.count(name) for name in ("micro", "rates", "bloom-mini")] == [1, 1, 5]
     assert found[1, "slowest rank"]["verdict"] == "FAIL"
     assert found[8, "bloom-mini"]["verdict"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("spreads", "asked", "verdict"),
+    [
+        ([0.87, 0.99, 0.98], ["micro", "rates", "rates"], "WARN"),
+        ([0.87, 0.99, 0.86], ["micro", "rates", "rates"], "FAIL"),
+        ([0.87, 0.88], ["micro", "rates"], "FAIL"),
+        ([0.99], ["micro"], "PASS"),
+    ],
+)
+def test_a_failed_rate_is_measured_again_without_what_predictions_need(
+    tmp_path, capsys, node, monkeypatch, spreads, asked, verdict
+):
+    node.matrix = [[1.0, 1.0, spread] for spread in spreads]
+    monkeypatch.setattr(
+        context.RunningBattery,
+        "seconds_left",
+        property(lambda _self: MICRO_SECONDS + 2 * STATED["cpu"].rates - node.now),
+    )  # far too short for all micro-measurements again
+    found = accept(capsys, tmp_path, "--only", "1,2")
+    assert node.asked == asked
+    assert found[2, "matrix rate"]["verdict"] == verdict
+
+
+def test_where_a_step_time_failed_the_prediction_is_made_anew(tmp_path, capsys, node):
+    node.slow = {"bloom-mini": [1.6]}
+    accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini", "--minutes", "60")
+    assert [node.asked.count(name) for name in ("micro", "rates")] == [2, 0]
 
 
 def test_of_the_probe_only_the_failed_part_is_run_again(tmp_path, capsys, node):

@@ -14,6 +14,7 @@ from suite.machine.host_state import HostState
 
 LAUNCH_SECONDS = 25.0
 MICRO_SECONDS = 90.0
+RATES_SECONDS = 15.0
 
 
 class Node:
@@ -25,6 +26,7 @@ class Node:
         stolen: share of the processors that other guests use by miniature, or of "micro", of one after the other;
             after them none; `used` likewise of other processes.
         unequal: launches with a wrong figure, by miniature.
+        matrix: flop/s of each rank in the micro-measurements, of one after the other; after them alike.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class Node:
         self.unequal: dict[str, int] = {}
         self.wrong = 0
         self.peak: float | None = None
+        self.matrix: list[list[float]] = []
         self.probe_parts: list[tuple[bool, bool, bool]] = []
 
     def shares(self, name):
@@ -68,11 +71,19 @@ class Node:
         )
 
     def micro_measurements(self, *_arguments):
-        shares = self.shares("micro")
-        self.asked.append("micro")
-        self.now += MICRO_SECONDS
-        rates = {"matrix": [1.0], "copy": [1.0], "triad": [1.0], "peak": self.peak}
-        return MicroMeasurements(status=Status.OK, message="", seconds=MICRO_SECONDS, **shares, **rates), None
+        return self.timed_rates("micro", MICRO_SECONDS), None
+
+    def rates_again(self, *_arguments):
+        return self.timed_rates("rates", RATES_SECONDS)
+
+    def timed_rates(self, name, seconds):
+        made = self.asked.count("micro") + self.asked.count("rates")
+        shares = self.shares(name)
+        self.asked.append(name)
+        self.now += seconds
+        matrix = self.matrix[made] if made < len(self.matrix) else [1.0]
+        rates = {"matrix": matrix, "copy": [1.0], "triad": [1.0], "peak": self.peak}
+        return MicroMeasurements(status=Status.OK, message="", seconds=seconds, **shares, **rates)
 
     def probe_result(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
         self.asked.append("probe")
@@ -99,7 +110,7 @@ def node(monkeypatch):
     simulated = Node()
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
-    for name in ("miniature_launch", "micro_measurements", "probe_result"):
+    for name in ("miniature_launch", "micro_measurements", "rates_again", "probe_result"):
         monkeypatch.setattr(measurements, name, getattr(simulated, name))
     for module in (battery, context):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: simulated.now))
