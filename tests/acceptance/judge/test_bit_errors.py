@@ -89,3 +89,42 @@ def test_slow_is_not_hung():
     assert (hung.verdict, hung.part) == (CheckVerdict.HANG, "rank 1")
     assert (slow.verdict, slow.part) == (CheckVerdict.FAIL, "slow, not hung")
     assert guard_findings([phase("slow")], disturbed=True)[0].verdict is CheckVerdict.INCONCLUSIVE
+
+
+def test_equal_replays_are_counted_by_rank_and_hash():
+    found = replay_finding(probing(replays=replays(ranks=3, times=2, steps=4)))
+    assert (found.verdict, found.evidence) == (CheckVerdict.PASS, "2 replays of 3 ranks, 12 hashes each, all equal")
+
+
+def test_of_several_ranks_the_one_outvoted_most_is_at_fault_and_all_are_told_of():
+    def wrong(rank, replay, step):
+        return (rank, replay, step) in {(0, 0, 1), (2, 0, 1), (2, 1, 2)}
+
+    found = replay_finding(probing(replays=replays(ranks=4, wrong=wrong)))
+    assert (found.verdict, found.part) == (CheckVerdict.FAIL, "rank 2: arithmetic or memory")
+    assert found.evidence == (
+        "first at step 1, in the gradients; rank 0 outvoted in 1 hashes, rank 2 outvoted in 2 hashes"
+    )
+
+
+def test_at_one_step_the_kind_that_is_computed_first_is_named():
+    mixed = [
+        msgspec.structs.replace(one, loss="x", parameters="y") if (one.rank, one.step) == (1, 1) else one
+        for one in replays(ranks=3)
+    ]
+    later = [msgspec.structs.replace(one, loss="z") if (one.rank, one.step) == (1, 2) else one for one in mixed]
+    assert replay_finding(probing(replays=later)).evidence.startswith(
+        "first at step 1, in the loss; rank 1 outvoted in 9"
+    )
+
+
+def test_a_soak_tells_how_much_was_verified():
+    soaks = [SoakResult(rank=rank, bytes=(3 + rank) * 2**29, passes=4 - rank, wrong=0, first="") for rank in (0, 1)]
+    found = soak_finding(probing(soaks=soaks, soak_seconds=12.4))
+    assert found.evidence == "12.0 GiB verified in 12 s: 3 passes over 1.50 GiB a rank"
+    assert (found.measured, found.expected, found.subject) == (0.0, 0.0, "memory and products")
+    bad = [msgspec.structs.replace(soak, wrong=2 + soak.rank, first="here") for soak in soaks]
+    wrong = soak_finding(probing(soaks=bad))
+    assert (wrong.measured, wrong.evidence) == (5.0, "rank 0: 2 wrong, here; rank 1: 3 wrong, here")
+    assert soak_finding(probing()).verdict is CheckVerdict.NOT_RUN
+    assert replay_finding(probing()).verdict is CheckVerdict.NOT_RUN

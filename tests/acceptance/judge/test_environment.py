@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from suite.acceptance.evidence import Surroundings
+from suite.acceptance.evidence import LaunchPurpose, Surroundings
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.environment import environment_findings
+from suite.machine.cpu_contention import Competitor
+from tests.support.batteries import launched, micro, surroundings
 from tests.support.nvml import health_of
 
 
@@ -60,3 +62,68 @@ def test_other_processes_beyond_the_limit_make_the_environment_invalid():
         findings = environment_findings(around(share), None, [], others=0.05, loaded=())
         verdicts += [finding.verdict for finding in findings if finding.subject == "other processes"]
     assert verdicts == [CheckVerdict.PASS, CheckVerdict.INVALID]
+
+
+def found_of(subject, around, during=(), others=0.05):
+    findings = environment_findings(around, None, during, others=others, loaded=())
+    return next(finding for finding in findings if finding.subject == subject)
+
+
+def test_the_largest_share_before_and_during_what_is_timed_is_judged_and_named():
+    quiet = surroundings(others_share=0.01)
+    cases = [
+        ([micro(others_share=0.03, steal_share=0.02)], 0.03, "in the micro-measurements"),
+        ([launched(others_share=0.02, steal_share=0.04)], 0.04, "in bloom-mini, other guests"),
+        ([launched(others_share=0.9, purpose=LaunchPurpose.EXACT)], 0.01, "before"),
+        ([micro(), launched(others_share=0.009)], 0.01, "before"),
+    ]
+    for during, share, when in cases:
+        found = found_of("other processes", quiet, during)
+        assert (found.verdict, found.measured, found.part) == (CheckVerdict.PASS, share, "")
+        assert found.evidence == f"at most {share:.0%} of the processors, {when}"
+    found = found_of("other processes", quiet, [launched(steal_share=0.2, set_aside=False)])
+    assert (found.verdict, found.part) == (CheckVerdict.INVALID, "other guests of the host")
+
+
+def test_a_share_at_the_limit_passes_and_what_was_repeated_is_only_told_of():
+    found = found_of("other processes", surroundings(others_share=0.05), [micro(set_aside=True, others_share=0.5)])
+    assert (found.verdict, found.fail, found.expected) == (CheckVerdict.PASS, 0.05, 0.0)
+    assert found.evidence.endswith("; 1 measurements at up to 50% were not judged, but repeated")
+    unknown = found_of("other processes", surroundings(others_share=None), [micro()])
+    assert (unknown.verdict, unknown.evidence) == (
+        CheckVerdict.NOT_RUN,
+        "the system does not report who uses its processors",
+    )
+
+
+def test_competitors_are_named_three_in_the_part_and_twelve_in_the_evidence():
+    competitors = [Competitor(pid=100 + n, name=f"p{n}", cores=(20 - n) / 10) for n in range(14)]
+    found = found_of("other processes", surroundings(others_share=0.06, competitors=competitors))
+    assert found.part == "other processes: " + ", ".join(
+        f"p{n} (pid {100 + n}) {share}% of a core" for n, share in enumerate((200, 190, 180))
+    )
+    assert [found.evidence.count(word) for word in (";", "p11 ", "p12 ")] == [12, 1, 0]
+    gone = found_of("other processes", surroundings(others_share=0.06))
+    assert gone.part == "other processes: ended since, or not visible"
+
+
+def test_devices_are_those_that_were_asked_for():
+    same = found_of("devices", surroundings(devices_expected=2))
+    assert (same.verdict, same.measured, same.expected, same.source) == (CheckVerdict.PASS, 2.0, 2.0, "--devices")
+    assert (same.part, same.evidence) == ("", "2 cores, 2 ranks")
+    for devices, kind, device in ((1, "cores", "cpu"), (3, "GPUs", "cuda")):
+        wrong = found_of("devices", surroundings(devices=devices, devices_expected=2, device=device))
+        assert (wrong.verdict, wrong.part) == (CheckVerdict.INVALID, f"{kind}: {devices} in place of 2")
+    unasked = found_of("devices", surroundings())
+    assert (unasked.verdict, unasked.expected, unasked.source) == (CheckVerdict.PASS, None, "")
+    lost = found_of("devices", surroundings(gpus_before="2 x H100"))
+    assert (lost.verdict, lost.measured, lost.part) == (CheckVerdict.INVALID, 0.0, "GPUs: none in place of 2 x H100")
+
+
+def test_records_that_were_left_out_warn_with_the_first_three():
+    around = surroundings(fleet_problems=["a", "b", "c", "d"], past_problems=["e"])
+    fleet, past = (found_of(name, around) for name in ("fleet records", "records of this node"))
+    assert [(one.verdict, one.evidence) for one in (fleet, past)] == [
+        (CheckVerdict.WARN, "a; b; c"),
+        (CheckVerdict.WARN, "e"),
+    ]

@@ -6,11 +6,23 @@ import math
 import random
 import statistics
 
+import msgspec
+import numpy
 import pytest
+from scipy import stats
 
-from suite.acceptance.check_table import CHECKS, MATRIX
+from suite.acceptance.check_table import CHECKS, MATRIX, Sense
 from suite.acceptance.findings import CheckVerdict
-from suite.acceptance.judge.expected_rates import from_peak, from_values, modified_z, rated
+from suite.acceptance.judge.expected_rates import (
+    ExpectedRate,
+    UpperLimit,
+    from_peak,
+    from_values,
+    limited,
+    modified_z,
+    outlier_words,
+    rated,
+)
 
 
 def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
@@ -70,3 +82,103 @@ def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
     same = rated(CHECKS[MATRIX], "x", 97.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
     flagged = rated(CHECKS[MATRIX], "x", 80.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
     assert (same.verdict, flagged.verdict, flagged.part) == (CheckVerdict.PASS, CheckVerdict.WARN, "p")
+
+
+def rate(value=100.0, warn=0.9, fail=0.8, source="s"):
+    return ExpectedRate(value=value, source=source, warn=warn, fail=fail)
+
+
+def check_of(sense=Sense.HIGHER_IS_BETTER, warn=0.9, fail=0.8):
+    return msgspec.structs.replace(CHECKS[MATRIX], sense=sense, warn=warn, fail=fail)
+
+
+def test_a_threshold_itself_is_still_good_on_either_side():
+    higher, lower = check_of(), check_of(Sense.LOWER_IS_BETTER, warn=1.25, fail=1.5)
+    for check, figures in ((higher, (0.9, 0.899, 0.8, 0.799)), (lower, (1.25, 1.26, 1.5, 1.51))):
+        verdicts = [limited(check, "x", figure, part="p", source="s").verdict for figure in figures]
+        assert verdicts == [CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.WARN, CheckVerdict.FAIL]
+    found = limited(check_of(fail=None), "x", 0.1, part="p", source="s", evidence="e")
+    assert (found.verdict, found.part, found.evidence, found.ratio) == (CheckVerdict.WARN, "p", "e", 0.1)
+    assert limited(higher, "x", 1.0, part="p", source="s").part == ""
+
+
+@pytest.mark.parametrize("sense", [Sense.HIGHER_IS_BETTER, Sense.LOWER_IS_BETTER])
+@pytest.mark.parametrize(("count", "spread"), [(3, 0.001), (3, 0.02), (3, 0.2), (4, 0.03), (12, 0.004), (12, 0.05)])
+def test_thresholds_are_those_of_a_prediction_interval(sense, count, spread):
+    sign = -1 if sense is Sense.HIGHER_IS_BETTER else 1
+    check = check_of(sense, 1 + 0.03 * sign, 1 + 0.07 * sign)
+    chance = random.Random(count)
+    values = [chance.gauss(50, 50 * spread) for _ in range(count)]
+    found = from_values(check, values, "batteries")
+    relative = numpy.std(values, ddof=1) / numpy.median(values)
+    deviation = relative * math.sqrt(1 + 1 / count)
+    widest = 0.3 if sign < 0 else 1 / 0.7 - 1
+    tail = max(3.0, stats.t.ppf(0.99, count - 1))
+    fail = max(0.07, min(tail * deviation, max(widest, 3 * deviation)))
+    assert found.value == pytest.approx(numpy.median(values))
+    assert sign * (found.warn - 1) == pytest.approx(max(0.03, 2 * deviation), rel=1e-6)
+    assert sign * (found.fail - 1) == pytest.approx(fail, rel=1e-6)
+    assert found.source == f"median of {count} batteries, spread {relative:.1%}"
+
+
+def test_two_values_have_no_spread_and_none_or_zeros_are_no_expectation():
+    for sense, widest in ((Sense.HIGHER_IS_BETTER, 0.7), (Sense.LOWER_IS_BETTER, 1 / 0.7)):
+        found = from_values(check_of(sense), [4.0, 6.0], "batteries")
+        assert (found.value, found.warn, found.fail) == (5.0, 0.9, widest)
+        assert found.source == "median of 2 batteries, spread unknown"
+    assert from_values(check_of(), [], "b") is None
+    assert from_values(check_of(), [0.0, 0.0, 0.0], "b") is None
+    assert from_values(check_of(warn=None), [1.0], "b") is None
+    assert from_values(check_of(fail=None), [1.0], "b") is None
+
+
+def test_an_outlier_is_one_on_the_bad_side_beyond_3_5_among_ten():
+    nodes = [float(value) for value in range(95, 105)]  # median 99.5, MAD 2.5
+    edge = 3.5 * 2.5 / 0.6745
+    assert modified_z(99.5 + edge, nodes) == pytest.approx(3.5)
+    higher, lower = check_of(), check_of(Sense.LOWER_IS_BETTER)
+    for check, sign in ((higher, -1), (lower, 1)):
+        assert (
+            outlier_words(check, 99.5 + sign * (edge + 0.01), nodes) == f"modified z {sign * 3.5:+.1f} among 10 nodes"
+        )
+        assert outlier_words(check, 99.5 + sign * (edge - 0.01), nodes) == ""
+        assert outlier_words(check, 99.5 - sign * 10 * edge, nodes) == ""
+    assert outlier_words(higher, 1.0, nodes[:9]) == ""
+    assert outlier_words(higher, 1.0, [2.0] * 10) == ""
+
+
+def test_the_worst_expectation_is_reported_and_the_others_are_told_of():
+    found = rated(check_of(), "x", 85.0, [rate(source="far"), rate(value=98.0, source="near")], part="p", evidence="e")
+    assert (found.verdict, found.source, found.ratio) == (CheckVerdict.WARN, "far", 0.85)
+    assert found.evidence == "e; 0.867 of near"
+    assert (found.measured, found.expected, found.warn, found.fail, found.part) == (85.0, 100.0, 0.9, 0.8, "p")
+    better = rated(check_of(), "x", 95.0, [rate(value=98.0, source="near"), rate(source="far")], part="p")
+    assert (better.verdict, better.source, better.part) == (CheckVerdict.PASS, "far", "")
+    failing = rated(
+        check_of(), "x", 75.0, [rate(fail=None, source="warns"), rate(value=99.0, source="fails")], part="p"
+    )
+    assert (failing.verdict, failing.source) == (CheckVerdict.FAIL, "fails")
+    late = rated(check_of(Sense.LOWER_IS_BETTER), "x", 95.0, [rate(value=98.0), rate(source="far")], part="p")
+    assert late.ratio == pytest.approx(95 / 98)
+
+
+def test_an_outlier_does_not_soften_a_failure():
+    nodes = [float(value) for value in range(95, 105)]
+    found = rated(check_of(), "x", 70.0, [rate()], part="p", fleet=nodes)
+    assert found.verdict is CheckVerdict.FAIL
+    assert found.evidence.startswith("modified z -8.0")
+
+
+@pytest.mark.parametrize("value", [101.0, math.nan, math.inf])
+def test_more_than_a_device_can_is_invalid_whatever_is_expected(value):
+    most = UpperLimit(100.0, "a peak")
+    for expected in ([], [rate()]):
+        found = rated(check_of(), "x", value, expected, part="p", evidence="e", most=most)
+        assert (found.verdict, found.part, found.source, found.expected) == (
+            CheckVerdict.INVALID,
+            "measurement: faster than such a device can be",
+            "a peak",
+            100.0,
+        )
+        assert found.ratio == value / 100 or math.isnan(value)
+    assert rated(check_of(), "x", 100.0, [rate()], part="p", most=most).verdict is CheckVerdict.PASS

@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from suite.acceptance.evidence import EarlierXid
+from suite.acceptance.evidence import EarlierXid, GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.environment import environment_findings
@@ -189,3 +189,107 @@ def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
 
 def test_two_consecutive_samples_are_no_throttling():
     assert longest_run([True, True, False, True]) == 2
+
+
+def gpu(index=0, *, before=None, after=None, **changes):
+    usual = {"model": "m", "driver": "d", "firmware": "f", "samples": [], "xids": []}
+    states = {"before": GpuState(**(before or {})), "after": GpuState(**(before or {}) | (after or {}))}
+    return GpuHealth(index=index, **states, **(usual | changes))
+
+
+def sample(*reasons, **changes):
+    usual = {"second": 0.0, "mhz": 1900.0, "watts": 600.0, "celsius": 60.0, "pcie_generation": 5, "pcie_width": 16}
+    return GpuSample(reasons=[*reasons], **(usual | changes))
+
+
+def of_check(number, *gpus, **changes):
+    health = Health(gpus=[*gpus], **changes)
+    return [one for one in gpu_findings(health, loaded=range(8)) if one.check == number]
+
+
+def test_throttling_is_three_samples_in_a_row_and_the_extremes_are_told():
+    reason = "hardware slowdown"
+    clean = sample("software power cap", mhz=1500.0, celsius=71.0)
+    for run, verdict in ((2, CheckVerdict.PASS), (3, CheckVerdict.FAIL)):
+        samples = [sample(reason)] * 2 + [clean] + [sample(reason, celsius=None, mhz=None)] * run
+        (found,) = of_check(12, gpu(samples=samples))
+        assert found.verdict is verdict
+        assert found.part == (f"clocks of GPU 0: {reason}" if run == 3 else "")
+        told = f"{3 + run} samples; software power cap in 1; at most 71 C; at least 1500 MHz"
+        assert found.evidence == (f"{reason} in 3 consecutive samples; {told}" if run == 3 else told)
+    unread = [sample(reason, celsius=None, mhz=None)] * 3
+    assert of_check(12, gpu(samples=unread))[0].evidence.endswith("3 samples; software power cap in 0")
+
+
+def test_two_samples_with_an_answer_are_too_few():
+    samples = [sample(), sample(), msgspec.structs.replace(sample(), reasons=None)]
+    (found,) = of_check(12, gpu(samples=samples, unanswered=["a", "b"]))
+    assert (found.verdict, found.evidence) == (CheckVerdict.NOT_RUN, "2 samples under load; no answer to a, b")
+
+
+NVLINKS = {"nvlinks": [True, True, True], "fabric": "completed"}
+
+
+def test_links_that_went_down_are_numbered_and_counters_are_of_the_load():
+    errors = {"nvlink_errors": {"replays": 5, "recoveries": 3}}
+    down = gpu(
+        before=NVLINKS | errors, after={"nvlinks": [False, True, False], "nvlink_errors": {"replays": 7, "crc": 1}}
+    )
+    found = next(one for one in of_check(13, down) if "NVLink" in one.subject)
+    assert (found.verdict, found.part) == (CheckVerdict.FAIL, "NVLink of GPU 0")
+    assert found.evidence == "link 0 2 went down under load; 2 replays under load; 1 crc under load"
+    calm = next(one for one in of_check(13, gpu(before=NVLINKS | errors)) if "NVLink" in one.subject)
+    assert (calm.verdict, calm.evidence) == (
+        CheckVerdict.PASS,
+        "3 links active; in all 5 replays, 3 recoveries; fabric completed",
+    )
+    bare = next(one for one in of_check(13, gpu(before={"nvlinks": [True]})) if "NVLink" in one.subject)
+    assert bare.evidence == "1 links active"
+
+
+def test_a_gpu_with_fewer_links_than_another_fails_and_links_that_came_up_are_no_fault():
+    few, many = gpu(0, before={"nvlinks": [True, False, False]}), gpu(1, before={"nvlinks": [True, True, False]})
+    found = {one.subject: one for one in of_check(13, few, many)}
+    assert found["GPU 0, NVLink"].evidence == "1 links active, 2 on other GPUs of the node"
+    assert found["GPU 1, NVLink"].verdict is CheckVerdict.PASS
+    up = gpu(before={"nvlinks": [False, True]}, after={"nvlinks": [True, True]})
+    assert next(one for one in of_check(13, up) if "NVLink" in one.subject).verdict is CheckVerdict.PASS
+
+
+COUNTERS = ("uncorrected", "corrected", "remapped_uncorrected", "remapped_corrected")
+KNOWN = dict.fromkeys(COUNTERS, 0)
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_a_counter_counts_by_what_it_grew_and_what_was_there_only_warns(counter):
+    grown = of_check(13, gpu(before=KNOWN | {counter: 2}, after={counter: 5}))[0]
+    bad = counter in ("uncorrected", "remapped_uncorrected")
+    assert grown.verdict is (CheckVerdict.FAIL if bad else CheckVerdict.WARN)
+    assert grown.evidence.startswith("3 ")
+    assert "under load" in grown.evidence
+    assert grown.part == "memory or board of GPU 0"
+    same = of_check(13, gpu(before=KNOWN | {counter: 2}))[0]
+    assert same.verdict is (CheckVerdict.WARN if bad else CheckVerdict.PASS)
+    fewer = of_check(13, gpu(before=KNOWN | {counter: 2}, after={counter: 1}))[0]
+    assert "under load" not in fewer.evidence
+    unknown = of_check(13, gpu(before=KNOWN, after={counter: None}))[0]
+    assert unknown.verdict is CheckVerdict.NOT_RUN
+    assert unknown.evidence.endswith("(no answer)")
+
+
+@pytest.mark.parametrize(
+    ("uncorrected", "lifetime", "lines"),
+    [(0, 0, 0), (0, 3, 1), (3, 3, 1), (3, 4, 2), (None, 2, 1), (None, None, 0), (3, None, 1)],
+)
+def test_errors_in_its_life_are_told_beside_those_since_the_driver_only_where_there_are_more(
+    uncorrected, lifetime, lines
+):
+    before = KNOWN | {"uncorrected": uncorrected, "lifetime_uncorrected": lifetime}
+    (found, *_) = of_check(13, gpu(before=before))
+    assert found.evidence.count("uncorrectable ECC errors") - (uncorrected is None) == lines
+
+
+def test_without_gpus_or_answers_nothing_passes():
+    assert {one.evidence for one in gpu_findings(None, loaded=())} == {"not read"}
+    assert {one.evidence for one in gpu_findings(Health(gpus=[], why_none="no driver"), loaded=())} == {"no driver"}
+    assert [one.check for one in gpu_findings(None, loaded=())] == [12, 13]

@@ -115,3 +115,35 @@ def test_further_launches_are_asked_for_up_to_the_next_look_and_no_further():
 def test_a_bound_from_two_launches_is_refused():
     with pytest.raises(ValueError, match="3 launches"):
         look([1.0, 1.0], margin=MARGIN)
+
+
+@pytest.mark.parametrize("looks", [LOOKS, (5,), (4, 8)])
+@pytest.mark.parametrize("launches", [3, 5, 8])
+def test_the_bounds_are_students_and_the_verdict_is_where_they_lie(looks, launches):
+    chance = random.Random(launches)
+    ratios = [math.exp(chance.gauss(0.02, 0.03)) for _ in range(launches)]
+    logs, n = [math.log(ratio) for ratio in ratios], launches
+    middle, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(n)
+    accept, reject, power = (student.ppf(p, n - 1) for p in (1 - 0.05 / len(looks), 1 - 0.01 / len(looks), 0.9))
+    found = look(ratios, margin=MARGIN, looks=looks)
+    assert found.launches == n
+    bounds = (found.ratio, found.low, found.high, found.spread)
+    expected = (statistics.geometric_mean(ratios), middle - reject * error, middle + accept * error)
+    assert bounds == pytest.approx(
+        (expected[0], math.exp(expected[1]), math.exp(expected[2]), statistics.stdev(logs)), rel=1e-9
+    )
+    assert 1 + found.least_detectable == pytest.approx((1 + MARGIN) * math.exp((reject + power) * error), rel=1e-9)
+    for margin in (found.high - 1, found.low - 1):  # to each side of a bound by a little
+        inside, outside = (look(ratios, margin=margin + move, looks=looks).verdict for move in (1e-9, -1e-9))
+        if n not in looks:
+            assert (inside, outside) == (CheckVerdict.INCONCLUSIVE, CheckVerdict.INCONCLUSIVE)
+        elif margin > found.ratio - 1:
+            assert (inside, outside) == (CheckVerdict.PASS, CheckVerdict.INCONCLUSIVE)
+        else:
+            assert (inside, outside) == (CheckVerdict.INCONCLUSIVE, CheckVerdict.FAIL)
+
+
+def test_launches_that_are_all_equal_pass_at_the_margin_itself():
+    assert look([1.0] * 5, margin=0.0).verdict is CheckVerdict.PASS
+    assert launches_missing([1.0] * 6, margin=MARGIN) == 4
+    assert launches_missing([0.8, 1.3, 0.9, 1.2], margin=MARGIN, looks=(4,)) == 0

@@ -5,13 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from suite.acceptance.evidence import Exchange
+from suite.acceptance.findings import CheckVerdict
+from suite.acceptance.judge.expected_rates import UpperLimit
+from suite.acceptance.judge.rates import exchange_findings, judged_rank, micro_findings
 from suite.acceptance.machine_rates import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.density import Scope
 from suite.calibration.plan import LINE, TABLE, Planned, plan
 from suite.job.calibration_job import Task, TimedTask
+from suite.job.events import Status
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
+from tests.support.batteries import NOTHING, history_of, micro, probing
 from tests.support.profiles import profile as machine
 
 
@@ -74,3 +80,135 @@ def test_the_plan_of_a_gpu_node_has_what_checks_1_and_3_compare_with_data_sheets
     matrix, copy, triad = part_rates(planned, points, ranks)
     assert matrix == pytest.approx([2 * 8192**3 / 1e-3] * ranks)
     assert copy == triad == pytest.approx([8e12] * ranks, rel=0.01)
+
+
+def exchange(rank, peer, gigabytes, **changes):
+    usual = {"rank": rank, "peer": peer, "bytes_per_second": gigabytes * 1e9, "wrong": 0, "first": "", "bytes": 2**20}
+    return Exchange(**(usual | changes))
+
+
+def exchanged(*exchanges, history=NOTHING):
+    return {one.subject: one for one in exchange_findings(probing(exchanges=[*exchanges]), history)}
+
+
+def test_pairs_are_held_to_their_median_from_three_on_each_in_one_direction():
+    slow = {(0, 1): 10.0, (0, 2): 10.2, (1, 2): 9.0}
+    messages = [exchange(a, b, rate) for (a, b), rate in slow.items()] + [exchange(b, a, 1.0) for a, b in slow]
+    found = exchanged(*messages)
+    assert [found[f"link {a}-{b}"].verdict for a, b in slow] == [
+        CheckVerdict.PASS,
+        CheckVerdict.PASS,
+        CheckVerdict.FAIL,
+    ]
+    worst = found["link 1-2"]
+    assert (worst.check, worst.ratio, worst.part, worst.source) == (5, 0.9, "link 1-2", "median of 3 pairs")
+    assert worst.compared_as == "link 1-2, messages of 1048576 byte"
+    assert (worst.warn, worst.fail) == (0.97, 0.93)
+    assert set(found) == {"link 0-1", "link 0-2", "link 1-2", "messages to the bit", "sums to the bit"}
+    two = exchanged(exchange(0, 1, 10.0), exchange(0, 2, 1.0))
+    assert {two[f"link 0-{peer}"].verdict for peer in (1, 2)} == {CheckVerdict.NOT_RUN}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", ["", "ring"])
+def test_the_bus_bandwidth_of_an_all_reduce_is_of_its_slowest_rank(ranks, algorithm):
+    sums = [exchange(rank, None, 5.0 - rank, algorithm=algorithm) for rank in range(ranks)]
+    name = f"busbw of {ranks} ranks" + (", ring" if algorithm else "")
+    past = history_of(past={f"6:{name}, messages of 1048576 byte": [1.0, 1.0, 1.0]})
+    found = exchanged(*sums, history=past)[name]
+    assert found.measured == pytest.approx((6.0 - ranks) * 1e9 * 2 * (ranks - 1) / ranks)
+    assert (found.check, found.compared_as) == (6, f"{name}, messages of 1048576 byte")
+    slow = history_of(past={f"6:{name}, messages of 1048576 byte": [1e12] * 3})
+    assert exchanged(*sums, history=slow)[name].part == ("link 0-1" if ranks == 2 else f"links between {ranks} ranks")
+
+
+def test_each_algorithm_has_a_finding_and_what_the_library_refused_says_why():
+    ring = [exchange(rank, None, 4.0, algorithm="ring") for rank in (0, 1)]
+    refused = [exchange(rank, None, 0.0, algorithm="nvls", first="no multicast") for rank in (0, 1)]
+    found = exchanged(*refused, *ring)
+    assert [name for name in found if name.startswith("busbw")] == ["busbw of 2 ranks, nvls", "busbw of 2 ranks, ring"]
+    assert found["busbw of 2 ranks, ring"].measured == 4e9
+    none = found["busbw of 2 ranks, nvls"]
+    assert (none.verdict, none.evidence, none.part) == (CheckVerdict.NOT_RUN, "no multicast", "")
+
+
+def test_an_all_to_all_is_of_its_slowest_rank_and_lists_all():
+    at_once = [exchange(rank, None, rate, operation="all-to-all") for rank, rate in enumerate((5.0, 3.0, 4.0))]
+    past = history_of(past={"5:all-to-all of 3 ranks, messages of 1048576 byte": [6e9] * 3})
+    found = exchanged(*at_once, history=past)["all-to-all of 3 ranks"]
+    assert (found.check, found.measured, found.part) == (5, 3e9, "links of rank 1")
+    assert found.evidence.startswith("rank 0 5 GB/s, rank 1 3 GB/s, rank 2 4 GB/s")
+    assert "all-to-all" not in " ".join(exchanged(exchange(0, 1, 1.0)))
+
+
+def test_wrong_contents_name_the_link_they_came_over_or_the_rank_of_the_sum():
+    messages = [exchange(rank, 1 - rank, 1.0, wrong=rank, first="element 7") for rank in (0, 1)]
+    sums = [exchange(rank, None, 1.0, wrong=3 - rank, first=f"element {rank}") for rank in range(6)]
+    found = exchanged(*messages, *sums)
+    bits, exact = found["messages to the bit"], found["sums to the bit"]
+    assert (bits.check, bits.verdict, bits.part) == (5, CheckVerdict.FAIL, "link 0-1")
+    assert (bits.measured, bits.evidence, bits.source) == (1.0, "rank 1: 1 wrong, element 7", "what was sent")
+    assert (exact.check, exact.part, exact.source) == (6, "rank 0, rank 1, rank 2, rank 4, rank 5", "the exact sum")
+    assert exact.evidence.count("; ") == 3  # the first four
+    good = exchanged(exchange(0, 1, 1.0), exchange(1, 0, 1.0))["messages to the bit"]
+    assert (good.verdict, good.measured, good.evidence, good.part) == (CheckVerdict.PASS, 0.0, "2 exchanges", "")
+
+
+def test_without_exchanges_nothing_ran_and_a_failed_probe_failed_in_both_checks():
+    assert [(one.check, one.verdict) for one in exchange_findings(probing(), NOTHING)] == [
+        (5, CheckVerdict.NOT_RUN),
+        (6, CheckVerdict.NOT_RUN),
+    ]
+    crashed = exchange_findings(probing(status=Status.CRASHED, exchanges=[exchange(0, 1, 1.0)]), NOTHING)
+    assert [(one.check, one.verdict) for one in crashed] == [(5, CheckVerdict.FAIL), (6, CheckVerdict.FAIL)]
+
+
+def measured(**changes):
+    return {(one.check, one.subject): one for one in micro_findings(micro(**changes), NOTHING)}
+
+
+def test_the_spread_is_of_the_slowest_rank_to_the_median():
+    found = measured(matrix=[9e10, 8e10, 9.5e10])[2, "matrix rate"]
+    assert (found.ratio, found.part, found.verdict) == (8 / 9, "matrix rate of rank 1", CheckVerdict.FAIL)
+    assert (found.evidence, found.source) == ("Gflop/s: rank 0 90.0, rank 1 80.0, rank 2 95.0", "median of the ranks")
+    alone = measured(matrix=[9e10])
+    assert alone[2, ""].verdict is CheckVerdict.NOT_RUN
+
+
+def test_each_rate_is_of_its_slowest_rank_and_named():
+    found = measured(copy=[2e10, 1e10], triad=[1e10, 3e10], matrix=[9e10, 6e10], points=27)
+    assert [found[3, name].measured for name in ("copy", "triad")] == [1e10, 1e10]
+    assert found[1, "slowest rank"].measured == 6e10
+    assert (found[1, "slowest rank"].part, found[1, "slowest rank"].compared_as) == (
+        "matrix rate of rank 1",
+        "slowest rank, 27 shapes timed",
+    )
+    assert found[4, ""].evidence == "no GPU"
+    past = history_of(past={"3:copy": [4e10] * 3})
+    slow = {(one.check, one.subject): one for one in micro_findings(micro(copy=[2e10, 1e10]), past)}[3, "copy"]
+    assert slow.part == "memory bandwidth (rank 1 slowest)"
+
+
+def test_a_host_link_says_to_which_numa_nodes_its_ranks_were_bound():
+    found = measured(host_device={"to device": 1e10, "to host": 2e10}, numa_nodes=["0", "1", "0", "not bound"])
+    for direction, rate in (("to device", 1e10), ("to host", 2e10)):
+        one = found[4, direction]
+        assert one.measured == rate
+        assert one.evidence.startswith("rank 0 2: NUMA node 0; rank 1: NUMA node 1; rank 3: not bound")
+
+
+def test_wrong_products_fail_and_four_of_them_are_named():
+    found = measured(wrong_products=["a", "b", "c", "d", "e"])[1, "products to the bit"]
+    assert (found.verdict, found.measured, found.expected, found.evidence) == (
+        CheckVerdict.FAIL,
+        5.0,
+        0.0,
+        "a; b; c; d",
+    )
+    assert (1, "products to the bit") not in measured()
+
+
+def test_the_rank_that_is_judged_is_the_slowest_or_one_that_is_faster_than_can_be():
+    assert judged_rank([3.0, 1.0, 2.0], None) == 1
+    assert judged_rank([3.0, 1.0, 2.0], UpperLimit(3.0, "s")) == 1
+    assert judged_rank([3.0, 1.0, 3.5], UpperLimit(3.0, "s")) == 2
