@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.metrics.noise_floor import least_detectable, noise_floor
-from suite.metrics.two_sample import rank_test_p
-from suite.regression.verdicts import ChangeVerdict, Sets, judged
+from suite.metrics.two_sample import TwoSampleDifference, rank_test_p
+from suite.regression.verdicts import ChangeVerdict, Sets, _confirmed, judged
 from tests.support.histories import normal_launches
 
 FLOOR = noise_floor([normal_launches(9, 40)])
@@ -215,3 +215,57 @@ def test_what_is_printed_as_detectable_is_found_in_nine_of_ten_comparisons():
         one = verdict(Sets(before=sets[0], after=sets[1], floor=FLOOR, rerun=(sets[2], sets[3])))
         found += one.change is ChangeVerdict.REGRESSION
     assert found / 100 >= 0.81
+
+
+def difference_of(ratio, interval, p):
+    return TwoSampleDifference(ratio=ratio, interval=interval, p=p)
+
+
+BAND = 0.05
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "p", "change"),
+    [
+        (1.08, (1.06, 1.10), 0.049, ChangeVerdict.REGRESSION),
+        (1.08, (1.06, 1.10), 0.05, ChangeVerdict.NOISE),
+        (1.08, (1.05, 1.10), 0.01, ChangeVerdict.INCONCLUSIVE),  # reaches into the band
+        (1.08, None, 0.01, ChangeVerdict.INCONCLUSIVE),
+        (1.019, (1.06, 1.10), 0.01, ChangeVerdict.NOISE),
+        (1.02, (1.06, 1.10), 0.01, ChangeVerdict.REGRESSION),
+        (1.03, (1.01, 1.05), 0.01, ChangeVerdict.NOISE),  # within the band, the edge too
+        (0.97, (1 / 1.05, 1.02), 0.01, ChangeVerdict.NOISE),
+        (0.97, (1 / 1.051, 1.02), 0.01, ChangeVerdict.INCONCLUSIVE),
+        (0.90, (0.88, 0.92), 0.01, ChangeVerdict.INCONCLUSIVE),  # the other way
+    ],
+)
+def test_a_slowdown_is_confirmed_by_a_rerun_that_meets_every_condition(ratio, interval, p, change):
+    slower = difference_of(1.08, (1.06, 1.10), 0.001)
+    found, why, more = _confirmed(slower, difference_of(ratio, interval, p), BAND)
+    assert (found, more) == (change, False)
+    assert f"{100 * (ratio - 1):+.1f}%" in why
+    if change is ChangeVerdict.REGRESSION:
+        faster = difference_of(1 / 1.08, (1 / 1.10, 1 / 1.06), 0.001)
+        mirrored = difference_of(1 / ratio, (1 / interval[1], 1 / interval[0]), p)
+        assert _confirmed(faster, mirrored, BAND)[0] is ChangeVerdict.IMPROVED
+        assert _confirmed(faster, difference_of(ratio, interval, p), BAND)[0] is ChangeVerdict.INCONCLUSIVE
+
+
+def test_a_rerun_counts_with_as_many_launches_as_its_smaller_side_has():
+    sets = Sets(before=BEFORE, after=AGAIN, floor=FLOOR)
+    plenty = judged([sets])[0].least_detectable
+    few = judged([msgspec.structs.replace(sets, rerun=(BEFORE, AGAIN[:4]))])[0].least_detectable
+    also_few = judged([msgspec.structs.replace(sets, rerun=(BEFORE[:4], AGAIN))])[0].least_detectable
+    assert few == also_few == least_detectable(FLOOR, 7, 7, family=1, rerun=4)
+    assert plenty == least_detectable(FLOOR, 7, 7, family=1, rerun=7)
+    assert few > plenty
+
+
+def test_too_few_launches_say_how_many_quantities_they_could_tell_apart():
+    sets = Sets(before=(1.0, 1.01), after=(1.0, 1.02), floor=FLOOR)
+    (found,) = judged([sets])
+    assert (found.change, found.why) == (ChangeVerdict.INCONCLUSIVE, "2 and 2 launches never differ by the rank test")
+    five = Sets(before=(1.0, 1.01, 1.02, 1.03, 1.04), after=(1.0, 1.02, 1.01, 1.04, 1.03), floor=FLOOR)
+    # least p of 5 and 5: 2 / 252; 6 of them are below 0.05, 7 are not
+    for family, words in ((6, "no difference"), (7, "5 and 5 launches show one change among 6 quantities at most")):
+        assert words in judged([five] * family, limit=9.0)[0].why
