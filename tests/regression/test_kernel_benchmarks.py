@@ -9,7 +9,7 @@ import pytest
 from suite.__main__ import main
 from suite.paths import RECORDED
 from suite.records.kernel_runs import kernel_runs
-from suite.regression.kernel_benchmarks import NO_RERUN, compared_sides, kernel_findings
+from suite.regression.kernel_benchmarks import NO_RERUN, changed_software, compared_sides, kernel_findings
 from suite.regression.verdicts import ChangeVerdict
 from tests.support.histories import normal_launches
 
@@ -115,3 +115,32 @@ def test_an_unknown_baseline_lists_what_is_stored(tmp_path, capsys):
     series(tmp_path / "kernels", "ab")
     assert main(["regress", "kernels", "--baseline", "0009", "--results", str(tmp_path)]) == 2
     assert "allowed: 0000 (aaaaaaaaaaaa)" in capsys.readouterr().err
+
+
+def test_the_baseline_is_the_commit_before_the_newest_on_the_newest_ones_hardware(tmp_path):
+    store(tmp_path, 1, "z", 1.0, cpu="another")
+    for number, commit in enumerate("aabbcc", start=2):
+        store(tmp_path, number, commit, 1.0)
+    runs, _ = kernel_runs(tmp_path)
+    before, after = compared_sides(runs, None)
+    assert [run.commit[0] for run in [*before, *after]] == list("bbcc")
+    assert [run.commit[0] for run in compared_sides(runs, "a")[0]] == list("aa")
+    assert [run.commit[0] for run in compared_sides(runs, "0004")[0]] == list("bb")
+    assert compared_sides([], None) == ([], [])
+
+
+@pytest.mark.parametrize(("order", "turns"), [("abab", True), ("aba", False), ("abba", False), ("aabb", False)])
+def test_runs_are_in_turn_from_two_of_each_on_that_alternate(order, turns, tmp_path):
+    runs = series(tmp_path, order)
+    sides = [[run for run in runs if run.commit[0] == letter] for letter in "ab"]
+    found = kernel_findings(*sides, runs)
+    expected = (1, 1) if turns else (order.count("a"), order.count("b"))
+    assert {(one.before_launches, one.after_launches) for one in found} == {expected}
+
+
+def test_software_that_changed_is_named_with_both_versions(tmp_path):
+    store(tmp_path, 1, "a", 1.0, torch="2.13.0")
+    store(tmp_path, 2, "b", 1.0, torch="2.14.0")
+    runs, _ = kernel_runs(tmp_path)
+    assert changed_software(runs[:1], runs[1:]) == "torch 2.13.0 -> 2.14.0"
+    assert changed_software(runs[:1], runs[:1]) == ""

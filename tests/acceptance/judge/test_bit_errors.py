@@ -128,3 +128,12 @@ def test_a_soak_tells_how_much_was_verified():
     assert (wrong.measured, wrong.evidence) == (5.0, "rank 0: 2 wrong, here; rank 1: 3 wrong, here")
     assert soak_finding(probing()).verdict is CheckVerdict.NOT_RUN
     assert replay_finding(probing()).verdict is CheckVerdict.NOT_RUN
+
+
+def test_the_earliest_step_is_named_whatever_kinds_differ_later():
+    def changed(one):
+        at = (one.rank, one.step)
+        return {"parameters": "y"} if at == (1, 1) else {"gradients": "x"} if at == (1, 2) else {}
+
+    mixed = [msgspec.structs.replace(one, **changed(one)) for one in replays(ranks=3)]
+    assert replay_finding(probing(replays=mixed)).evidence.startswith("first at step 1, in the parameters")

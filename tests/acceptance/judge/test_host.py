@@ -23,7 +23,7 @@ SOUND = HostState(
 
 def judged(around=None, **changes):
     host = msgspec.structs.replace(SOUND, **changes)
-    return host_findings(surroundings(host=host, cores=2, **(around or {})), others=0.05)
+    return host_findings(surroundings(**({"host": host, "cores": 2} | (around or {}))), others=0.05)
 
 
 def test_a_sound_host_passes_and_an_older_record_says_nothing():
@@ -78,3 +78,14 @@ def test_a_clock_that_is_behind_the_past_is_named():
     assert (found.verdict, found.part) == (CheckVerdict.WARN, "clock")
     assert "61 s in the future, 1970-01-01 00:17 UTC" in found.evidence
     assert [one.verdict for one in judged(around={"now": 1000.0, "newest_past": 1060.0})] == [CheckVerdict.PASS]
+
+
+def test_a_slow_disk_tells_both_rates():
+    assert judged(written_bytes_per_second=2e6)[0].evidence == "results are written at 2 MB/s, 5 expected at least"
+
+
+def test_a_quota_is_compared_with_the_usable_cores_or_where_they_are_not_known_with_the_ranks_devices():
+    assert judged(quota_cores=2.0)[0].verdict is CheckVerdict.PASS
+    (few,) = judged(around={"cores": 0, "devices": 4}, quota_cores=3.0)
+    assert few.evidence == "a cgroup allows the time of 3 processors, and 4 are usable"
+    assert judged(around={"cores": 3, "devices": 4}, quota_cores=3.0)[0].verdict is CheckVerdict.PASS

@@ -493,3 +493,11 @@ def test_a_wrong_number_of_devices_is_invalid():
     found = battery_findings([surroundings(devices_expected=8)], NOTHING, others=0.05)
     (devices,) = [f for f in found if f.subject == "devices"]
     assert (devices.verdict, devices.part) == (CheckVerdict.INVALID, "cores: 2 in place of 8")
+
+
+def test_a_failure_of_a_check_that_is_not_selected_is_reported_of_bits_of_a_soak_alone():
+    flat = [launched(losses=[9.0] * 30, deterministic=True)] * 2
+    findings = battery_findings([surroundings(), *flat], NOTHING, others=0.05, selected={0})
+    assert {finding.check for finding in findings} == {0}
+    every = battery_findings([surroundings(), *flat], NOTHING, others=0.05)
+    assert by_check(every)[16].verdict is CheckVerdict.FAIL

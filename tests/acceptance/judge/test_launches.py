@@ -160,3 +160,9 @@ def test_exact_figures_count_their_launches_and_name_at_most_three():
     assert exact_findings([launched(exact=0)])[0].verdict is CheckVerdict.NOT_RUN
     (unequal,) = exact_findings([launched(unequal=["a", "b"]), launched(unequal=["c", "d"])])
     assert (unequal.verdict, unequal.evidence) == (CheckVerdict.FAIL, "4 differ: a; b; c")
+
+
+def test_what_is_in_no_term_is_told_in_seconds_whatever_the_step_takes():
+    terms = {"measured_terms": {"forward": 1.9, "unexplained": 0.0}, "predicted_terms": {"forward": 2.0}}
+    evidence = by_check(time_findings([launched(predicted_seconds=4.0, **terms)] * 3, NOTHING))[9].evidence
+    assert evidence == "predicted - measured: forward +100.0 ms"

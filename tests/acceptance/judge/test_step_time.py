@@ -8,7 +8,7 @@ import pytest
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
-from suite.acceptance.judge.step_time import slow_part, step_launches_missing
+from suite.acceptance.judge.step_time import excess, slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
@@ -210,3 +210,68 @@ def test_what_is_in_another_term_is_not_decided_by_cpu_speed():
 
 def test_two_launches_judge_no_time():
     assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict is CheckVerdict.NOT_RUN
+
+
+def judged_steps(ratios, past):
+    launches = [launched(step_seconds=ratio) for ratio in ratios]
+    known = history_of(past={"8:bloom-mini": past}, spread=1e-4)
+    return by_check(time_findings(launches, known, looks=(5,)))[8]
+
+
+STEADY = [0.9999, 1.0, 1.0001, 1.0, 1.0]
+
+
+def test_a_step_that_passes_warns_beyond_half_of_the_margin_or_where_the_past_itself_has_drifted():
+    for bias, slower, verdict in ((1.0, 1.02, "PASS"), (1.0, 1.03, "WARN"), (1.25, 1.0, "PASS"), (1.28, 1.0, "WARN")):
+        found = judged_steps([bias * slower * ratio for ratio in STEADY], [bias] * 5)
+        assert found.verdict.value == verdict, (bias, slower)
+        assert (found.expected, found.fail) == (pytest.approx(bias), pytest.approx(1.05))
+        assert found.warn == pytest.approx(1.025)
+        assert found.ratio == pytest.approx(slower, rel=1e-4)
+        assert bool(found.part) == (verdict == "WARN")
+
+
+def test_the_term_that_deviates_most_is_told_in_either_direction():
+    for changed, words in ((0.03, "30.0 ms longer than predicted"), (-0.02, "20.0 ms shorter than predicted")):
+        launches = [
+            launched(
+                step_seconds=1.0 + changed + place / 1e4,
+                measured_terms={"forward": 0.5 + changed, "backward": 0.5 + min(changed, 0.0) - 0.01},
+                predicted_terms={"forward": 0.5, "backward": 0.5},
+            )
+            for place in range(5)
+        ]
+        found = by_check(time_findings(launches, NOTHING, looks=(5,)))[8]
+        assert f"most in forward, {words}" in found.evidence
+
+
+@pytest.mark.parametrize(("slowdown", "part"), [(1.05, "matrix rate"), (1.0499, "matrix rate or memory bandwidth")])
+def test_a_kernel_stands_out_from_5_percent_on(slowdown, part):
+    one = launched(cpu_slowdowns=EVEN | {"product": slowdown})
+    assert slow_part(StepTerm.BACKWARD, [one], [], {})[0] == f"{part} (backward)"
+
+
+def test_a_slower_kernel_explains_from_half_of_the_logarithm_of_the_lateness_on():
+    """The pass takes 1.44 times its prediction, whose root is 1.2."""
+    for slowdown, part in ((1.201, "matrix rate"), (1.199, "matrix rate or memory bandwidth")):
+        terms = {"measured_terms": {"backward": 0.72}, "predicted_terms": {"backward": 0.5}}
+        one = launched(**terms, cpu_slowdowns=EVEN | {"product": slowdown})
+        assert slow_part(StepTerm.BACKWARD, [one], [], {})[0] == f"{part} (backward)"
+
+
+def test_excess_is_the_median_of_seconds_or_of_shares_of_the_predicted_step():
+    launches = [
+        launched(predicted_seconds=step, measured_terms={"forward": 0.5 + more}, predicted_terms={"forward": 0.5})
+        for step, more in ((2.0, 0.2), (4.0, 0.1), (1.0, 0.3))
+    ]
+    launches.append(launched(predicted_seconds=None, measured_terms={"forward": 0.4}, predicted_terms={"forward": 0.5}))
+    assert excess(launches, as_shares=True) == {StepTerm.FORWARD: pytest.approx(0.1)}  # of 0.1, 0.025 and 0.3
+    assert excess(launches, as_shares=False) == {StepTerm.FORWARD: pytest.approx(0.15)}
+
+
+def test_cpu_speed_is_the_median_of_the_launches_and_tells_their_range():
+    launches = [launched(cpu_slowdown=slower) for slower in (1.0, 1.25, 2.0, None)]
+    speed = next(one for one in time_findings(launches, NOTHING, looks=(5,)) if one.subject.endswith("CPU speed"))
+    assert (speed.measured, speed.warn, speed.fail) == (0.8, pytest.approx(1 / 1.05), 0.7)
+    assert speed.evidence.startswith("3 launches, 0.500 to 1.000")
+    assert [one for one in time_findings([launched()], NOTHING) if one.subject.endswith("CPU speed")] == []

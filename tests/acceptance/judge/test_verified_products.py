@@ -97,3 +97,20 @@ def test_a_slow_soak_that_is_not_selected_does_not_reject_and_wrong_bits_do():
         findings = battery_findings([around, probe], History(), others=0.05, selected={12})
         verdicts[name] = [finding.subject for finding in findings if finding.check == 15]
     assert verdicts == {"slow": [], "wrong": ["memory and products"]}
+
+
+def test_the_slowest_rank_may_stand_still():
+    findings = found(soaked([700e12, 0.0]))
+    assert (findings[SUSTAINED].measured, findings[SPREAD].ratio) == (0.0, 0.0)
+    assert findings[SUSTAINED].evidence.startswith("60 s; Tflop/s: rank 0 700, rank 1 0")
+
+
+def test_sustained_products_take_ten_seconds_on_every_rank():
+    probe = soaked([700e12] * 2)
+    shorter = [msgspec.structs.replace(soak, product_seconds=10.0 - soak.rank) for soak in probe.soaks]
+    short = found(msgspec.structs.replace(probe, soaks=shorter))[SUSTAINED]
+    assert (short.verdict, short.evidence) == (CheckVerdict.NOT_RUN, "products ran for 9.0 s, 10 s needed")
+    assert SPREAD not in found(soaked([700e12]))
+    ratio = found(soaked([700e12, 600e12, 500e12]))[SPREAD]
+    assert (ratio.ratio, ratio.part) == (5 / 6, "matrix rate of rank 2 under sustained load")
+    assert BURST not in found(soaked([700e12] * 2, bursts=[780e12, None]))
