@@ -54,8 +54,9 @@ def test_nothing_of_a_cluster_is_left(tmp_path: Path) -> None:
         pytest.skip(f"NOT RUN: {reason}")
     before = namespaces()
     with slurm_cluster.slurm_cluster(tmp_path, 2) as running:
-        running.popen("srun", "-N2", "sleep", "600")
+        job = running.popen("srun", "-N2", "sleep", "600")
         running.run("srun", "--immediate=1", "-N1", "true")
         assert namespaces() > before
+    job.communicate(timeout=60)
     assert namespaces() == before
     assert mentioning(str(tmp_path)) == []
