@@ -137,8 +137,12 @@ def test_the_epilog_drains_what_a_job_left_broken(cluster: SlurmCluster, gates: 
 def test_beside_another_job_its_load_is_allowed_for_and_the_health_check_waits(
     cluster: SlurmCluster, gates: Path
 ) -> None:
-    first = cluster.popen("srun", "-w", "n2", "-N1", "-n1", "--overlap", "sleep", "25")
-    cluster.wait_for("n2", "mixed", "allocated")
+    began = gates / "began"
+    first = cluster.popen("srun", "-w", "n2", "-N1", "-n1", "--overlap", "sh", "-c", f"touch {began}; sleep 25")
+    until = time.monotonic() + 60
+    while not began.exists():  # its own prolog, which found nobody else, has ended
+        assert time.monotonic() < until
+        time.sleep(0.2)
     (gates / "asked").write_text("")
     said = cluster.run("srun", "-w", "n2", "-N1", "-n1", "hostname")
     assert said.stdout == "n2\n", said.stderr
