@@ -2,11 +2,11 @@
 
     nox -s mutation -- suite/metrics --sample 100
     nox -s mutation -- --changed main            # 10 minutes, modules that differ from a commit
-    nox -s mutation                              # 5 hours, all areas
+    nox -s mutation                              # 60 of each area, for once a week
 
 Mutants are cosmic-ray's. It changes the text of a module, as Triton's kernels, tables of constants and decorated
 functions need; mutmut 3 wraps functions in the running process, and leaves those out. They are tried in a random order
-until the sample or the time is used up, in a copy of the checkout, with the few tests of the mutated module.
+until the sample or the time is used up, in a copy of the checkout, by the tests that run the mutated statement.
 
 Exit codes: 0 every area has the wanted score, 1 one has not, or the trials say nothing (see `score.problems`), 2 bad
 usage, 3 the interval of a sample contains the wanted score.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import importlib.util
 import os
 import random
 import shutil
@@ -25,21 +24,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.mutation.areas import AREAS, area_of, modules_of, tests_of
-from benchmarks.mutation.mutants import Mutant, change, mutants
+from benchmarks.mutation.area_trials import AreaTrials
+from benchmarks.mutation.areas import AREAS, area_of, modules_of
+from benchmarks.mutation.mutants import Mutant, mutants
 from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
-from benchmarks.mutation.trial import LIBRARIES, TrialOutcome, import_libraries, tried
+from benchmarks.mutation.trial import TrialOutcome, import_libraries
 from reference_runs.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_CHANGED_SECONDS, WEEKLY_SECONDS = 600.0, 18000.0
-LEAST_LIMIT_SECONDS, BASELINE_MULTIPLE = 20.0, 5.0
+OF_CHANGED_SECONDS, MOST_SECONDS = 600.0, 7200.0
+WEEKLY_SAMPLE = 60  # of each area
 PASS, FAIL, BAD_USAGE, INCONCLUSIVE = 0, 1, 2, 3
 
 
@@ -48,9 +47,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="nox -s mutation --", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("paths", nargs="*", metavar="PATH", help=f"modules or directories; default: {', '.join(AREAS)}")
     parser.add_argument("--changed", metavar="COMMIT", help="modules that differ from it, in 10 minutes")
-    parser.add_argument("--sample", type=int, metavar="N", help="at most N mutants, drawn at random")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N mutants of each area, drawn at random")
     parser.add_argument("--seconds", type=float, help="no mutant is begun afterwards")
-    parser.add_argument("--seed", type=int, default=1, help="of the order; the same seed gives the same sample")
+    parser.add_argument("--seed", type=int, help="of the order; default: today's date, such as 20261127")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial")
     arguments = parser.parse_args()
     if arguments.changed and arguments.paths:
@@ -62,15 +61,22 @@ def main() -> int:
         modules = _changed(arguments.changed) if arguments.changed else modules_of(ROOT, arguments.paths or [*AREAS])
     except InputError as error:
         parser.error(str(error))
-    seconds = arguments.seconds or (OF_CHANGED_SECONDS if arguments.changed else WEEKLY_SECONDS)
-    order = [mutant for module in modules for mutant in mutants(ROOT, module)]
-    population = Counter(area_of(mutant.module) for mutant in order)
-    random.Random(arguments.seed).shuffle(order)
+    seconds = arguments.seconds or (OF_CHANGED_SECONDS if arguments.changed else MOST_SECONDS)
+    sample = arguments.sample or (None if arguments.changed or arguments.paths else WEEKLY_SAMPLE)
+    seed = arguments.seed or int(datetime.datetime.now(datetime.UTC).strftime("%Y%m%d"))
+    order: dict[str, list[Mutant]] = {}
+    for module in modules:
+        order.setdefault(area_of(module), []).extend(mutants(ROOT, module))
+    order = {area: some for area, some in order.items() if some}
+    population = {area: len(some) for area, some in order.items()}
+    for some in order.values():
+        random.Random(seed).shuffle(some)
     if not order:
         print("no module of those has anything to mutate")
         return PASS if arguments.changed else FAIL
-    print(f"{len(order):,} mutants of {len(modules)} modules, for at most {seconds:,.0f} s", flush=True)
-    done, refused = _all_tried(order[: arguments.sample], seconds)
+    count = sum(population.values())
+    print(f"{count:,} mutants of {len(modules)} modules, seed {seed}, at most {seconds:,.0f} s", flush=True)
+    done, refused = _all_tried({area: some[:sample] for area, some in order.items()}, seconds)
     scores = [
         scored(area, [each for each in done if area_of(each.mutant.module) == area], population[area])
         for area in population
@@ -85,7 +91,7 @@ def main() -> int:
     if not done:
         wrong.append("no mutant ran")
     if arguments.json:
-        arguments.json.write_bytes(_report(arguments.seed, scores, done))
+        arguments.json.write_bytes(_report(seed, scores, done))
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)
     return FAIL if wrong else decided(scores)
@@ -107,65 +113,40 @@ def _changed(commit: str) -> list[str]:
     return modules_of(ROOT, [name for name in done.stdout.splitlines() if name.endswith(".py")])
 
 
-def _all_tried(order: Sequence[Mutant], seconds: float) -> tuple[list[Tried], list[str]]:
-    """The mutants that were tried, and why modules were refused; everything happens in a copy of the checkout."""
+def _all_tried(order: Mapping[str, Sequence[Mutant]], seconds: float) -> tuple[list[Tried], list[str]]:
+    """The mutants that were tried, and what fails without any; everything happens in a copy of the checkout.
+
+    Each area has an equal share of the time that the ones before it have left.
+    """
     with tempfile.TemporaryDirectory(prefix="suite-mutation-") as scratch:
         copy = Path(scratch) / "checkout"
         _copied(copy)
-        _enter(copy, {mutant.module for mutant in order})
-        trials = _Trials(copy, Path(scratch))
-        done, known = [], equivalents()
-        for mutant in _until(time.monotonic() + seconds, order):
-            one = trials.of(mutant)
-            if one is not None:
-                why = known.get((mutant.module, one.change.before, one.change.after), "")
-                done.append(one._replace(why=why if one.trial.outcome is TrialOutcome.SURVIVED else ""))
-                _tell(done[-1])
+        _enter(copy)
+        end, done, refused = time.monotonic() + seconds, list[Tried](), list[str]()
+        for place, (area, some) in enumerate(order.items()):
+            now = time.monotonic()
+            trials = AreaTrials(copy, Path(scratch), area, sorted({mutant.module for mutant in some}))
+            try:
+                refused += [f"{area}: fails without a mutant: {line}" for line in trials.failures]
+                done += _until(now + (end - now) / (len(order) - place), some, trials)
+            finally:
+                trials.close()
+            print(f"{area}: {time.monotonic() - now:,.0f} s", flush=True)
         os.chdir(ROOT)
-        return done, trials.refused
+        return done, refused
 
 
-def _until(end: float, order: Sequence[Mutant]) -> Iterator[Mutant]:
+def _until(end: float, order: Sequence[Mutant], trials: AreaTrials) -> Iterator[Tried]:
+    known = equivalents()
     for mutant in order:
-        if time.monotonic() > end:
+        if trials.failures or time.monotonic() > end:
             return
-        yield mutant
-
-
-class _Trials:
-    """Tries mutants in the copy; a module's tests must pass unmutated first."""
-
-    def __init__(self, copy: Path, scratch: Path) -> None:
-        self._copy, self._log = copy, scratch / "tests.log"
-        self._limits: dict[str, float | None] = {}
-        self.refused: list[str] = []
-
-    def of(self, mutant: Mutant) -> Tried | None:
-        tests = tests_of(self._copy, mutant.module)
-        if mutant.module not in self._limits:
-            self._limits[mutant.module] = self._baseline(mutant.module, tests)
-        limit = self._limits[mutant.module]
-        changed = None if limit is None else change(self._copy, mutant)
-        if limit is None or changed is None:
-            return None
-        path = self._copy / mutant.module
-        text = path.read_text(encoding="utf-8")
-        path.write_text(changed.text, encoding="utf-8")
-        try:
-            return Tried(mutant, changed, tried(tests, self._log, limit_seconds=limit))
-        finally:
-            path.write_text(text, encoding="utf-8")
-
-    def _baseline(self, module: str, tests: list[str]) -> float | None:
-        """The time limit of a module's mutants; None where its tests do not pass as it is."""
-        trial = tried(tests, self._log, limit_seconds=600, writes_bytecode=True) if tests else None
-        Path(importlib.util.cache_from_source(str(self._copy / module))).unlink(missing_ok=True)
-        if trial is None or trial.outcome is not TrialOutcome.SURVIVED:
-            why = f"{trial.outcome}: {trial.test} {trial.error}" if trial else "none is known for it"
-            self.refused.append(f"{module}: its tests do not pass as it is ({why})")
-            return None
-        print(f"{module}: {trial.passed} tests pass in {trial.seconds:.1f} s ({', '.join(tests)})", flush=True)
-        return max(LEAST_LIMIT_SECONDS, BASELINE_MULTIPLE * trial.seconds)
+        one = trials.of(mutant)
+        if one is not None:
+            why = known.get((mutant.module, one.change.before, one.change.after), "")
+            one = one._replace(why=why if one.trial.outcome is TrialOutcome.SURVIVED else "")
+            _tell(one)
+            yield one
 
 
 def _copied(copy: Path) -> None:
@@ -186,17 +167,17 @@ def _copied(copy: Path) -> None:
     subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)
 
 
-def _enter(copy: Path, modules: set[str]) -> None:
+def _enter(copy: Path) -> None:
     """Make this process the one whose forks run the tests in the copy: nothing of the project may be imported yet."""
     os.chdir(copy)
     sys.pycache_prefix = None
     sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("suite", "reference_runs", "kernels")]:
         del sys.modules[name]
-    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONPATH": str(copy)}
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "TESTS_START_RANKS": "fork"}
+    os.environ["PYTHONPATH"] = str(copy)
     os.environ.pop("PYTHONPYCACHEPREFIX", None)
-    needs_torch = any(module.startswith(("kernels/", "suite/execute/")) for module in modules)
-    import_libraries((*LIBRARIES, "torch") if needs_torch else LIBRARIES)
+    import_libraries()
     gc.freeze()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -66,24 +67,38 @@ def mutants(root: Path, module: str) -> list[Mutant]:
 
 
 def change(root: Path, mutant: Mutant) -> LineChange | None:
-    """What the mutant changes; None where the operator does not apply after all, or changes nothing."""
+    """What the mutant changes; None where the operator does not apply after all, changes nothing, or leaves no Python.
+
+    The star before parameters that are named is an operator to it.
+    """
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
     text = (root / mutant.module).read_text(encoding="utf-8")
     mutated = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
-    if mutated is None or mutated == text:
+    if mutated is None or mutated == text or not _is_python(mutated):
         return None
     old, new = text.splitlines(), mutated.splitlines()
     first = next(index for index, (a, b) in enumerate(zip([*old, ""], [*new, ""], strict=False)) if a != b)
     return LineChange(old[first].strip(), new[first].strip() if first < len(new) else "", mutated)
 
 
+def _is_python(text: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "mutant", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
 def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
     """Places where a change means nothing: annotations, asserts, caches, and what only a type checker reads.
 
     Annotations are never evaluated but by msgspec, which reads no operator but `|` in them. An assert says what types
-    cannot. A cache changes how often a function is computed, not what it returns.
+    cannot, and so does zip's `strict`; `frozen` and `kw_only` of a struct let mypy refuse code that is not there. A
+    cache changes how often a function is computed, not what it returns.
     """
     for node in ast.walk(tree):
         match node:
@@ -95,7 +110,7 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
                     if ast.unparse(each).partition("(")[0] in _CACHES:
                         (first, column), last = _span(each)
                         yield (first, max(column - 1, 0)), (last[0] + 1, 0)
-            case ast.Assert():
+            case ast.Assert() | ast.keyword(arg="strict" | "frozen" | "kw_only"):
                 yield _span(node)
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 yield _span(node)
@@ -103,5 +118,5 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
                 pass
 
 
-def _span(node: ast.expr | ast.stmt) -> TextSpan:
+def _span(node: ast.expr | ast.stmt | ast.keyword) -> TextSpan:
     return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)

@@ -10,11 +10,22 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-LIBRARIES = ("numpy", "scipy.stats", "scipy.special", "pandas", "msgspec", "rich.console", "typer", "hypothesis")
+LIBRARIES = (
+    "numpy",
+    "scipy.stats",
+    "scipy.special",
+    "pandas",
+    "msgspec",
+    "rich.console",
+    "typer",
+    "hypothesis",
+    "torch",
+)
 OPTIONS = (
     "-x",
     "-q",
@@ -51,6 +62,16 @@ class Trial(msgspec.Struct, frozen=True):
     passed: int = 0
     seconds: float = 0.0
 
+    @classmethod
+    def of(cls, said: bytes, seconds: float, limit_seconds: float) -> Trial:
+        """The one that a process wrote; one that wrote none is broken, or was killed after the limit."""
+        try:
+            return msgspec.structs.replace(msgspec.json.decode(said, type=cls), seconds=seconds)
+        except msgspec.MsgspecError:
+            if seconds >= limit_seconds:
+                return cls(TrialOutcome.TIMED_OUT, seconds=seconds)
+            return cls(TrialOutcome.BROKEN, error="the process of the tests ended without an answer", seconds=seconds)
+
 
 def import_libraries(names: tuple[str, ...] = LIBRARIES) -> None:
     """Import what the tests need besides this project, once for all forks."""
@@ -60,14 +81,34 @@ def import_libraries(names: tuple[str, ...] = LIBRARIES) -> None:
         importlib.import_module(name)
 
 
-def tried(tests: list[str], log: Path, *, limit_seconds: float, writes_bytecode: bool = False) -> Trial:
-    """Run the tests in a fork until one fails; killed, with all that it started, after the limit."""
+def tried(tests: list[str], log: Path, *, limit_seconds: float) -> Trial:
+    """Import the mutant and run its tests in a fork until one fails; killed after the limit."""
+
+    def session() -> bytes:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        return msgspec.json.encode(_session(tests))
+
+    return Trial.of(*answer_of_fork(session, limit_seconds=limit_seconds), limit_seconds)
+
+
+def answer_of_fork(answer: Callable[[], bytes], *, limit_seconds: float) -> tuple[bytes, float]:
+    """What a function said in a fork, and the seconds taken; the fork and all that it started are killed afterwards."""
     started = time.monotonic()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reading)
-        _in_fork(tests, log, writing, writes_bytecode=writes_bytecode)
+        try:
+            os.close(reading)
+            os.setsid()
+            _write_all(writing, answer())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(writing)
     said = b""
     try:
@@ -85,28 +126,12 @@ def tried(tests: list[str], log: Path, *, limit_seconds: float, writes_bytecode:
             except ProcessLookupError:
                 continue
         os.waitpid(child, 0)
-    seconds = time.monotonic() - started
-    if not said and seconds >= limit_seconds:
-        return Trial(TrialOutcome.TIMED_OUT, seconds=seconds)
-    try:
-        trial = msgspec.json.decode(said, type=Trial)
-    except msgspec.MsgspecError:
-        return Trial(TrialOutcome.BROKEN, error="the process of the tests ended without an answer", seconds=seconds)
-    return msgspec.structs.replace(trial, seconds=seconds)
+    return said, time.monotonic() - started
 
 
-def _in_fork(tests: list[str], log: Path, answer: int, *, writes_bytecode: bool) -> None:
-    try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        sys.dont_write_bytecode = not writes_bytecode
-        os.write(answer, msgspec.json.encode(_session(tests)))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)
+def _write_all(end: int, message: bytes) -> None:
+    while message:
+        message = message[os.write(end, message) :]
 
 
 def _session(tests: list[str]) -> Trial:

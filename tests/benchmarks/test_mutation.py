@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from benchmarks.mutation import areas
 from benchmarks.mutation.areas import modules_of, wanted_score
 from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted
 from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
+from benchmarks.mutation.select import MOST_SECONDS, chosen_tests, statement_lines
+from benchmarks.mutation.swap import changed_functions, live_functions, swap
 from benchmarks.mutation.trial import Trial, TrialOutcome
+from benchmarks.mutation.warm import CollectedTests
 from reference_runs.errors import InputError
 from suite.paths import ROOT
 
@@ -63,6 +67,63 @@ def test_each_end_of_a_trial_is_told_from_the_others(tmp_path: Path) -> None:
     assert [trial["outcome"] for trial in trials] == [str(outcome) for outcome in bodies.values()]
     assert trials[0]["passed"] == 2
     assert "test_value" in trials[1]["test"]
+
+
+OLD = """
+LIMIT = 3
+def double(x, times=2):
+    def inner(y):
+        return y * times
+    return inner(x)
+class Box:
+    size = 4
+    def held(self):
+        return self.size + 1
+PAIR = (lambda: 1), (lambda: 2)
+"""
+
+
+def swapped(old: str, new: str) -> tuple[int, int] | None:
+    path = f"/{old}{new}.py"
+    changed = changed_functions(path, OLD, OLD.replace(old, new))
+    if changed is None:
+        return None
+    namespace: dict[str, Any] = {}
+    exec(compile(OLD, path, "exec"), namespace)  # the text stands above
+    swap(live_functions([path]), path, changed)
+    return namespace["double"](7), namespace["Box"]().held()
+
+
+def test_a_function_that_exists_gets_the_code_of_a_mutant() -> None:
+    assert swapped("=", "=") == (14, 5)
+    assert swapped("y * times", "y + times") == (9, 5)
+    assert swapped("size + 1", "size - 1") == (14, 3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("LIMIT = 3", "LIMIT = 4"), ("times=2", "times=3"), ("size = 4", "size = 5"), (": 2)", ": 3)")]
+)
+def test_what_a_swapped_function_does_not_show_needs_a_new_import(old: str, new: str) -> None:
+    assert swapped(old, new) is None
+
+
+def test_a_mutant_gets_the_tests_that_run_its_statement_those_of_its_module_first() -> None:
+    text = "def f(x):\n    if (x >\n            0):\n        return (x +\n            1)\n    return 0\n"
+    assert [statement_lines(text, line) for line in (2, 3, 5, 6)] == [
+        range(2, 4),
+        range(2, 4),
+        range(4, 6),
+        range(6, 7),
+    ]
+    names = ["tests/test_b.py::first", "tests/test_a.py::slow", "tests/test_a.py::quick", "tests/test_b.py::last"]
+    seconds = [MOST_SECONDS / 2, MOST_SECONDS / 3, 0.1, MOST_SECONDS]
+    collected = CollectedTests(names, seconds, {"a.py": {1: [0], 4: [1, 0, 3], 5: [0, 1], 6: [0]}}, {"a.py": [1]}, [])
+    own = ["tests/test_a.py"]
+    assert chosen_tests(collected, "a.py", range(4, 6), own, own_all=False) == [1, 0]
+    assert chosen_tests(collected, "a.py", range(4, 6), own, own_all=True) == [1, 2, 0]
+    assert chosen_tests(collected, "a.py", range(6, 7), own, own_all=False) == [0]
+    assert chosen_tests(collected, "a.py", range(9, 10), own, own_all=False) == [1, 2]  # none is known: all of its own
+    assert chosen_tests(collected, "a.py", None, own, own_all=False) == [1, 0]
 
 
 def made(outcome: TrialOutcome, number: int = 0, why: str = "") -> Tried:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import socket
 import traceback
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from suite.machine.processes import die_with_parent
 
 RANKS = 4
 SECONDS = 120
+HOW = "TESTS_START_RANKS"  # "fork" where this process has imported PyTorch and calculated nothing yet
 
 
 class Pool:
@@ -27,7 +29,7 @@ class Pool:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(os.environ.get(HOW, "spawn"))
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(RANKS):

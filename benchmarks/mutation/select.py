@@ -1,0 +1,54 @@
+"""Which tests a mutant gets: those that run its statement, those of its module's own files first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from benchmarks.mutation.warm import CollectedTests
+
+MOST_SECONDS = 20.0  # of the tests of one mutant; those of its module's own files are not left out
+
+
+def statement_lines(text: str, line: int) -> range:
+    """The lines of the innermost statement at a line; of one that holds others, those of its head."""
+    found = range(line, line + 1)
+    least = None
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt):
+            first, last = node.lineno, node.end_lineno or node.lineno
+        elif isinstance(node, ast.match_case):
+            first = last = node.pattern.lineno
+        else:
+            continue
+        body = getattr(node, "body", None) or [getattr(case, "pattern", None) for case in getattr(node, "cases", [])]
+        if body:
+            last = max(first, min(last, body[0].lineno - 1) if not isinstance(node, ast.match_case) else last)
+        if first <= line <= last and (least is None or last - first < least):
+            found, least = range(first, last + 1), last - first
+    return found
+
+
+def chosen_tests(
+    collected: CollectedTests, module: str, lines: Iterable[int] | None, own_files: Sequence[str], *, own_all: bool
+) -> list[int]:
+    """Tests that run any of the lines, or of the module where `lines` is None, in the order in which to run them.
+
+    Args:
+        own_files: of the module, whose tests come first.
+        own_all: also those of its own files that run none of the lines, in this process.
+    """
+    by_line = collected.lines[module]
+    imported = set(collected.at_import[module])
+    wanted = [line for line in by_line if line not in imported] if lines is None else [*lines]
+    running = {test for line in wanted for test in by_line.get(line, ())}
+    own = {index for index, name in enumerate(collected.names) if name.partition("::")[0] in own_files}
+    first = sorted(own if own_all or not running else own & running)
+    left = MOST_SECONDS - sum(collected.seconds[test] for test in first)
+    chosen = list(first)
+    for test in sorted(running - set(first), key=lambda test: collected.seconds[test]):
+        left -= collected.seconds[test]
+        if left < 0:
+            break
+        chosen.append(test)
+    return [*first, *sorted(chosen[len(first) :])]
