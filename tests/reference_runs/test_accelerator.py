@@ -92,6 +92,7 @@ ARITHMETIC = {
     "rtx-4090": (128, 512, 2.520),
     "l40s": (142, 1024, 2.520),
     "mi300x": (304, 2048, 2.100),
+    "mi355x": (256, 4096, 2.400),
 }
 # Two printed figures of at least three digits each are off by at most 0.5 % each; the L40S's sheet contradicts itself
 # by 1.2 % (362.05 dense beside 733 sparse). A sparse or a half-rate figure would be off by a factor of 2.
@@ -136,6 +137,7 @@ def test_a_16_bit_peak_is_units_times_dense_flop_times_clock(name: str, arithmet
         "rtx-4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3, "int8": 660.6},
         "l40s": {"fp32": 91.6, "tf32": 183, "bf16": 362.05, "fp16": 362.05, "fp8": 733, "int8": 733},
         "mi300x": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9, "int8": 2614.9},
+        "mi355x": {"fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2, "int8": 5033.2, "mxfp8": 5033.2},
         "ascend-910": {"fp16": 256, "int8": 512},
         "h800-sxm": {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9, "int8": 1978.9},
         "tpu-v4": {"bf16": 275, "int8": 275},
@@ -218,6 +220,7 @@ def test_error_correction_takes_a_sixteenth_of_the_l40s() -> None:
         ("h100-pcie", 64e9),
         ("b200-sxm", 900e9),
         ("mi300x", 7 * 64e9),
+        ("mi355x", 7 * 76.8e9),
     ],
 )
 def test_a_link_carries_half_of_the_printed_rate_each_way(name: str, one_way: float) -> None:
@@ -316,6 +319,7 @@ def test_no_two_accelerators_share_a_name_or_an_alias() -> None:
         ("b200", "b200-sxm"),
         ("4090", "rtx-4090"),
         ("mi300", "mi300x"),
+        ("mi355", "mi355x"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
