@@ -19,6 +19,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Architecture, Workload
+from suite.machine.gpu import H100, cublas_workspace_bytes
 from suite.predict.analytic.activations import kept_units, micro_batch_bytes, micro_batch_tokens, recomputed_bytes
 from suite.predict.analytic.memory import (
     WEIGHT_ELEMENT_BYTES,
@@ -39,6 +40,8 @@ BACKWARD_LOGIT_BYTES = 6  # a logit: the softmax in fp32, and its gradient cast 
 # A logit: one fp32 tensor of the micro-batch before; what holds it was not found in the source. Of the rows with
 # t = p = 1 and ZeRO-1, the 8 with m > 1 are 2.0 GiB a sample above the 2 with m = 1: 4 T V
 KEPT_LOGIT_BYTES = 4
+# cuBLAS's workspaces, of Python's thread and of autograd's: 32 MiB each on Hopper, 8.1 MiB before it
+WORKSPACE_BYTES = 2 * cublas_workspace_bytes(H100)
 # Unsharded streams of a layer: in flight, and of the backward pass before. Counted in the rows, not in the source; an
 # explanation, not tested: what a collective reads and writes is its stream's until it has run, so a host that runs
 # ahead gets new memory for each. A layer gathers two inputs. At p = 1, where the host waits once a step, 105 rows with
@@ -83,6 +86,7 @@ class NanotronMemory(NamedTuple):
         backward: what the backward pass adds where it begins: gradients of one pass, and the larger of the logits'
             and the first layer's working set.
         streams: unsharded streams that collectives still hold.
+        workspaces: of cuBLAS.
     """
 
     state: float
@@ -91,11 +95,12 @@ class NanotronMemory(NamedTuple):
     at_loss: float
     backward: float
     streams: float
+    workspaces: float = WORKSPACE_BYTES
 
     @property
     def needed(self) -> float:
         """Bytes without which the step does not run: streams are waited for before an allocation fails."""
-        return self.state + self.copies + self.activations + max(self.at_loss, self.backward)
+        return self.state + self.copies + self.activations + max(self.at_loss, self.backward) + self.workspaces
 
     def peak(self, device_bytes: float | None = None) -> float:
         """Bytes reserved at most; the streams count only where they fit on a device of `device_bytes`.
@@ -139,6 +144,7 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
                                                    (g = 2 gated, else 1), and of its input and output
                       and what is computed again
         streams       u times `held_streams`
+        workspaces    64 MiB
 
     F is `micro_batches_in_flight`.
 

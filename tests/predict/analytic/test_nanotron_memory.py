@@ -51,9 +51,13 @@ class Row(NamedTuple):
     gib: float
 
     @property
-    def error(self) -> float:
+    def signed_error(self) -> float:
         memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, self.layout), stage=0, micro_batches=self.micro_batches)
-        return abs(memory.peak(H100_BYTES) / GIB / self.gib - 1)
+        return memory.peak(H100_BYTES) / GIB / self.gib - 1
+
+    @property
+    def error(self) -> float:
+        return abs(self.signed_error)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,14 @@ def test_527_published_peaks_of_nanotron_are_9_percent_from_the_prediction(rows:
     assert len(errors) == 527
     assert mean(errors) < 0.09
     assert median(errors) < 0.051
+
+
+def test_the_median_published_peak_is_met_with_the_two_workspaces_of_cublas(rows: list[Row]) -> None:
+    signed = [row.signed_error for row in rows]
+    assert abs(median(signed)) < 0.002  # 0.7 % too low without them
+    memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, Layout()), stage=0, micro_batches=1)
+    assert memory.workspaces == 2 * 32 * 2**20
+    assert memory.needed - memory.workspaces == memory._replace(workspaces=0).needed
 
 
 def test_the_74_without_tensor_parallelism_which_hold_no_streams_are_4_percent_from_it(rows: list[Row]) -> None:
