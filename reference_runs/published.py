@@ -22,8 +22,8 @@ from reference_runs.published_run import (
     UnusableError,
     architecture_of,
     base_of,
-    dealt_layout,
     device_of,
+    executed_layout,
     layout_of,
     network_of,
     recipe_of,
@@ -259,7 +259,7 @@ def _row(
         raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
     architecture.check(f"line {line}")
     check_layout(Workload(architecture, recipe, layout), f"line {line}")
-    layout = dealt_layout(architecture, layout, stack)
+    layout = executed_layout(architecture, layout, stack, run_name)
     per_node = cells.count("gpus_per_node")
     network = network_of(cells)
     if network is None and accelerators > per_node:

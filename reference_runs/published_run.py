@@ -30,6 +30,7 @@ from reference_runs.run import (
     Workload,
 )
 from reference_runs.stack import ReadStack, matches, reading, stack
+from reference_runs.unsaid_reduction import reduction_of_stack
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
 MOST_LAYERS = 10_000
@@ -320,6 +321,18 @@ def dealt_layout(architecture: Architecture, layout: Layout, stack_name: str) ->
         return layout
     dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
     return msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))
+
+
+def executed_layout(architecture: Architecture, layout: Layout, stack_name: str, run: str | None) -> Layout:
+    """The layout with its stages' layers as the stack deals them, and gradients reduced as it does (ZeRO-1).
+
+    Args:
+        run: the recorded run that says what the row leaves open, which may say how gradients are reduced.
+    """
+    layout = dealt_layout(architecture, layout, stack_name)
+    if run is not None and "layout.reduce_scatter" in reference_run(run).facts:
+        return layout
+    return reduction_of_stack(layout, stack(stack_name))
 
 
 def network_of(cells: Cells) -> float | None:

@@ -119,6 +119,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         loss_share: bytes of the cross-entropy over those of one that keeps an fp32 copy of every step.
         tensor_parallel_chunks: pieces in which a tensor-parallel collective overlaps with its product, with sequence
             parallelism inside a node; 1: none.
+        transformer_engine: linear layers are Transformer Engine's: norms and gradients are cast before they are
+            gathered, and collectives in pieces overlap as its methods have it.
         overlaps_data_parallel: gradients are reduced while the backward pass goes on.
         overlaps_gathers: new weights are gathered while the next step's forward pass goes on.
         reduces_in_16_bit: gradients travel in 16 bit, whatever they are added up in.
@@ -144,6 +146,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     loss_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})]
     accumulation: Accumulation
     tensor_parallel_chunks: Count
+    transformer_engine: bool
     overlaps_data_parallel: bool
     overlaps_gathers: bool
     reduces_in_16_bit: bool

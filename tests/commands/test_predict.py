@@ -118,7 +118,7 @@ def test_deepseek_v3_takes_its_products_format_from_its_record(capsys: pytest.Ca
     """With 16-bit products its step was 38 % too long; the published one is an average with all that it waits for."""
     (entry,) = objects(capsys, "deepseek-v3", code=1)
     (row,) = (row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
-    assert 0 < row["left"] / row["right"] - 1 < 0.2
+    assert 0 < row["left"] / row["right"] - 1 < 0.22
     (wide,) = objects(capsys, "deepseek-v3", "--products", "none", code=1)
     (plain,) = (row for row in wide["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert plain["left"] / row["right"] - 1 > 0.35

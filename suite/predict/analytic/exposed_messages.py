@@ -3,32 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from reference_runs.run import Workload
+from reference_runs.placement import head_stage
+from reference_runs.run import Architecture, Residual, Workload
+from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.experts import chosen_experts
+from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import BACKWARD
-from suite.predict.analytic.stage_layers import stage_layer_kinds
+from suite.predict.analytic.product_formats import factor_element_bytes
+from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
+
+BULK_COST = 16 / 132  # multiprocessors of a collective beside a product that it does not wait for, of H100's
 
 
-def exposed_tensor_parallel_share(workload: Workload, machine: Machine) -> float:
-    """Share of the tensor-parallel messages that nothing hides: 1 / c in c pieces, of which all but one overlap.
+class TensorParallelShares(NamedTuple):
+    """What of a stage's all-gathers, reduce-scatters, and all-reduces makes its step longer."""
 
-    With sequence parallelism inside a node alone: it is gathers and scatters over a node's links that are cut up. Those
-    around experts are whole: of k experts a token they are k of the 1 + k parts of a layer's bytes, shared ones one
-    more. Source: Megatron-Core, tp_comm_overlap, an option of Transformer Engine's linear layers, not of experts.
+    gathers: float
+    scatters: float
+    sums: float
+
+
+def tensor_parallel_factors(workload: Workload, machine: Machine, *, stage: int) -> dict[str, float]:
+    """By operation, seconds by which tensor-parallel messages make a step longer, over those of 16-bit ones alone."""
+    shares = exposed_tensor_parallel_shares(workload, machine, stage=stage)
+    gathers = shares.gathers * narrow_gathers_share(workload, machine.stack)
+    return {"all_gather": gathers, "reduce_scatter": shares.scatters, "all_reduce": shares.sums}
+
+
+def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stage: int) -> TensorParallelShares:
+    """Shares of the tensor-parallel messages that nothing hides, where the stack cuts them into c > 1 pieces.
+
+    With sequence parallelism inside a node alone: it is gathers and scatters over a node's links that are cut up. All
+    but one piece overlap, so that 1 / c is exposed. Those around experts are whole: of k experts a token they are k of
+    the 1 + k parts of a layer's bytes, shared ones one more.
+    Transformer Engine's are cut up by how they stand to products. Of a layer with i inputs and o outputs that are split
+    (`step_traffic`) and F passes forward:
+        F i gathers of inputs       from rank to rank, while products of the rows that are there go on: nothing
+        o gathers of gradients      the same
+        i gathers again             next to the product of the inputs' gradient, which does not need them: nothing but
+                                    the multiprocessors that they take, 16 of 132
+        F o scatters of outputs     in c pieces: 1 / c
+        i scatters of gradients     next to the product of the weights' gradient: 16 / 132
+    and those of embedding and head are whole, and all-reduces.
+
+    Source: Transformer Engine, pytorch/module/base.py, initialize_ub: ring_exchange for qkv_fprop, fc1_fprop,
+    proj_dgrad, fc2_dgrad; pipeline in 4 splits for proj_fprop, fc2_fprop; bulk on 16 multiprocessors for qkv_dgrad,
+    qkv_wgrad, fc1_dgrad, fc1_wgrad (known code); Megatron-Core, tp_comm_overlap, an option of linear layers, not of
+    experts.
     """
-    architecture, layout = workload.architecture, workload.layout
-    inside = layout.tensor_parallel <= machine.accelerators_per_node
-    chunks = chosen(inside & layout.sequence_parallel, machine.stack.tensor_parallel_chunks, 1)
+    architecture, layout, chunks = workload.architecture, workload.layout, machine.stack.tensor_parallel_chunks
+    inside: Any = (layout.tensor_parallel <= machine.accelerators_per_node) & layout.sequence_parallel
+    around_experts = _share_around_experts(architecture)
+
+    def share(of_layers: float) -> float:
+        return chosen(inside, around_experts + (1 - around_experts) * of_layers, 1.0)
+
+    if chunks == 1 or not machine.stack.transformer_engine:
+        return TensorParallelShares(share(1 / chunks), share(1 / chunks), share(1 / chunks))
+    layers = stage_layers(architecture, layout, stage=stage)
+    inputs = 1 if architecture.shared_norm else 2
+    outputs = 1 if architecture.residual is Residual.PARALLEL else 2
+    forwards = layers + repeated_layers(layout.recomputation, layers)
+    first, last = (stage == 0) * 1, (stage == head_stage(layout)) * 1
+    gathers = inputs * (forwards + layers) + outputs * layers + first + 2 * last
+    scatters = outputs * forwards + inputs * layers + first + last
+    exposed_gathers = BULK_COST * inputs * layers + first + 2 * last
+    exposed_scatters = outputs * forwards / chunks + BULK_COST * inputs * layers + first + last
+    return TensorParallelShares(
+        share(exposed_gathers / larger(gathers, 1)), share(exposed_scatters / larger(scatters, 1)), 1.0
+    )
+
+
+def narrow_gathers_share(workload: Workload, stack: Stack) -> float:
+    """Bytes that tensor-parallel gathers of layers move over those in the dtype of the weights.
+
+    1 but with Transformer Engine's layers, which cast before they gather: then an element has those of the products'
+    format; around experts as many as before.
+    Source: Transformer Engine, pytorch/module/layernorm_linear.py (the norm's output is cast, then gathered) and
+    base.py, grad_output_preprocess (gradients likewise) (known code).
+    """
+    recipe = workload.recipe
+    if not (stack.transformer_engine and recipe.product_format.casts):
+        return 1.0
+    narrow = factor_element_bytes(recipe.product_format) / WEIGHT_ELEMENT_BYTES[recipe.precision]
+    around_experts = _share_around_experts(workload.architecture)
+    return around_experts + (1 - around_experts) * narrow
+
+
+def _share_around_experts(architecture: Architecture) -> float:
     if architecture.experts is None:
-        return 1 / chunks
+        return 0.0
     parts = float(chosen_experts(architecture)) + (architecture.shared_experts > 0)
     sparse = 1 - (architecture.dense_layers or 0) / architecture.layers
-    around_experts = sparse * parts / (1 + parts)
-    return around_experts + (1 - around_experts) / chunks
+    return sparse * parts / (1 + parts)
 
 
 def exposed_context_parallel_seconds(

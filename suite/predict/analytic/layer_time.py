@@ -20,7 +20,13 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
-from suite.predict.analytic.product_formats import factor_element_bytes, layer_casts, products_in_format
+from suite.predict.analytic.product_formats import (
+    AFTER_NORMS,
+    SUMMED,
+    factor_element_bytes,
+    layer_casts,
+    products_in_format,
+)
 
 ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once
 FUSED_BACKWARD = 2.5  # flop of fused attention's backward pass over those of its forward pass
@@ -151,9 +157,42 @@ def _part_seconds(
     overlap = machine.score_product_overlap if part.startswith("attention") else machine.product_overlap
     rows, columns, depth = sizes
     once, twice = _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap, in_format=in_format)
+    forward_pieces, gradient_pieces = product_pieces(workload, machine, part)
+
+    def in_pieces(pieces: int, N: int, K: int) -> float:
+        piece = larger(rows // pieces, 1)
+        seconds, _ = _product_seconds(workload, machine, M=piece, N=N, K=K, overlap=overlap, in_format=in_format)
+        return pieces * seconds
+
+    if forward_pieces is not None:
+        once = in_pieces(forward_pieces, columns, depth)
+    if gradient_pieces is not None:
+        twice = twice + in_pieces(gradient_pieces, depth, columns) - in_pieces(1, depth, columns)
     if workload.architecture.experts is not None and part in ROUTED:
         return machine.expert_slowdown * once, machine.expert_slowdown * twice
     return once, twice
+
+
+def product_pieces(workload: Workload, machine: Machine, part: str) -> tuple[int | None, int | None]:
+    """Pieces by rows in which a product of the forward pass, and that of its input's gradient, is computed.
+
+    None: whole. Each piece reads the whole weight. With Transformer Engine's layers, sequence parallelism inside a node
+    of t ranks, and a stack that cuts messages into c > 1 pieces:
+        after norms    t forward: rows are multiplied as they come in; the gradient is whole
+        summed         c forward: outputs are sent as they are ready; t of the gradient, whose rows come in
+
+    Source: as `exposed_tensor_parallel_shares`; Transformer Engine, common/comm_gemm_overlap.cpp, split_overlap_ag and
+    split_overlap_rs (known code).
+    """
+    layout, stack = workload.layout, machine.stack
+    if not stack.transformer_engine or stack.tensor_parallel_chunks == 1 or workload.architecture.experts is not None:
+        return None, None
+    inside = (layout.tensor_parallel <= machine.accelerators_per_node) & layout.sequence_parallel
+    ranks = chosen(inside, layout.tensor_parallel, 1)
+    chunks = chosen(inside & (layout.tensor_parallel > 1), stack.tensor_parallel_chunks, 1)
+    if part in AFTER_NORMS:
+        return ranks, None
+    return (chunks, ranks) if part in SUMMED else (None, None)
 
 
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
@@ -177,7 +216,7 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     residual, inner, scores = _operator_bytes(workload, machine.stack)
     score_seconds = machine.score_passes * scores / bandwidth
     moved = machine.residual_passes * residual + machine.inner_passes * inner
-    casts = layer_casts(workload)
+    casts = layer_casts(workload, transformer_engine=machine.stack.transformer_engine)
     return LayerTime(
         forward + attention_forward,
         backward + attention_backward,

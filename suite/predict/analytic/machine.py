@@ -22,6 +22,7 @@ PLAIN = Stack(
     loss_share=1.0,
     accumulation=Accumulation.IN_PRODUCT,
     tensor_parallel_chunks=1,
+    transformer_engine=False,
     overlaps_data_parallel=True,
     overlaps_gathers=False,
     reduces_in_16_bit=False,

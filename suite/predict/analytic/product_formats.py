@@ -19,6 +19,8 @@ NVFP4_BLOCK = 16
 # products that stay in the dtype of the precision
 WIDER = ("router", "shared gate", "attention scores", "attention context")
 SAME_INPUT = ("key, value compression",)  # parts whose input an earlier one has cast
+AFTER_NORMS = ("query, key, value", "expansion")  # parts whose input a norm puts out
+SUMMED = ("projection", "contraction")  # parts whose output tensor-parallel ranks add up
 # formats whose scale of a whole tensor follows from its own elements, which are read for it first
 _READS_FIRST = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
 
@@ -110,22 +112,40 @@ class LayerCasts(NamedTuple):
     gradient_matrices: int
 
 
-def layer_casts(workload: Workload) -> LayerCasts:
+def layer_casts(workload: Workload, *, transformer_engine: bool = False) -> LayerCasts:
     """Casts of one layer: of each product's input, of its output's gradient, and of its weight.
 
     Of M x K by K x N (`layer_products`): M x K, M x N and N x K. Products that read the same tensor share its cast
     (the compressions of latent attention; both branches of a block with one norm). Nothing is fused with norms and
     activations: a kernel that does both reads less.
+    With `transformer_engine`, fp8-delayed, and t tensor-parallel ranks under sequence parallelism (else t = 1):
+        inputs that are a norm's output    the norm writes them in the format; for the weight's gradient they are
+                                           transposed in the backward pass: 2 M K (that the norm writes a byte less an
+                                           element is left out)
+        gradients of outputs that are summed over ranks    (e + 1) M N / t before they are gathered, and transposed
+                                           then: 2 M N; where nothing is gathered one kernel does both
+    Source: Transformer Engine, pytorch/module/layernorm_linear.py, linear.py, and base.py, grad_output_preprocess
+    (known code). Scales of the other formats need the whole norm's output, or its blocks along both directions.
     """
     product_format, element = workload.recipe.product_format, WEIGHT_ELEMENT_BYTES[workload.recipe.precision]
     parts, a = products_in_format(workload), workload.architecture
     same = (*SAME_INPUT, "expansion" if a.experts is None else "shared expansion") if a.shared_norm else SAME_INPUT
+    fused = transformer_engine and product_format is ProductFormat.FP8_DELAYED
+    shards = workload.layout.tensor_parallel if workload.layout.sequence_parallel else 1
     inputs = gradients = weights = matrices = 0
     for part, (count, rows, columns, depth) in parts.items():
+        dense = a.experts is None or part in ("query, key, value", "projection")
         if part not in same:
-            inputs = inputs + count * cast_bytes(product_format, rows=rows, columns=depth, element=element)
+            if fused and dense and part in AFTER_NORMS:
+                gradients = gradients + count * 2 * format_bytes(product_format, rows=rows, columns=depth)
+            else:
+                inputs = inputs + count * cast_bytes(product_format, rows=rows, columns=depth, element=element)
             matrices += 1
-        gradients = gradients + count * cast_bytes(product_format, rows=rows, columns=columns, element=element)
+        if fused and dense and part in SUMMED and shards > 1:
+            whole = format_bytes(product_format, rows=rows, columns=columns)
+            gradients = gradients + count * ((element * rows * columns + whole) // shards + 2 * whole)
+        else:
+            gradients = gradients + count * cast_bytes(product_format, rows=rows, columns=columns, element=element)
         weights = weights + count * cast_bytes(
             product_format, rows=columns, columns=depth, element=element, is_weight=True
         )

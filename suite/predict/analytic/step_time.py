@@ -18,7 +18,7 @@ from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.axis_links import axis_groups
 from suite.predict.analytic.collective_time import Group, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
-from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, exposed_tensor_parallel_share
+from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, tensor_parallel_factors
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
@@ -244,7 +244,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
     updated = (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
     computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
-    seconds = _exposed_inside(step, stage, computation, _messages_seconds(step, entries))
+    seconds = _exposed_inside(step, stage, computation, _messages_seconds(step, stage, entries))
     inside = seconds["tp"] + seconds["cp"] + seconds["ep"]
     overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
     sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
@@ -316,20 +316,24 @@ def _given_parts(step: _StepOfStages, stage: int) -> tuple[StageParts, PassSecon
     return given, PassSeconds(left.forward - right.forward, left.backward - right.backward)
 
 
-def _messages_seconds(step: _StepOfStages, entries: RankTraffic) -> dict[str, float]:
+def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> dict[str, float]:
     """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather.
 
-    Gradients have the bytes of the traffic, or those of weights where the stack reduces them so.
+    Gradients have the bytes of the traffic, or those of weights where the stack reduces them so. Of tensor parallelism
+    what nothing hides.
     """
-    precision = step.workload.recipe.precision
+    precision, stack = step.workload.recipe.precision, step.machine.stack
+    exposed = tensor_parallel_factors(step.workload, step.machine, stage=stage)
     narrowed = WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, step.groups[axis], payload_bytes=payload, messages=messages)
         key = "tp" if axis == "kv" else axis
+        if key == "tp":
+            spent = spent * exposed[operation]
         if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
-            if key == "reduction" and step.machine.stack.reduces_in_16_bit:
+            if key == "reduction" and stack.reduces_in_16_bit:
                 spent = spent * narrowed
         seconds[key] = seconds[key] + spent
     return seconds
@@ -367,7 +371,6 @@ def _exposed_inside(
     )
     hides = machine.overlap_share if machine.stack.overlaps_experts else 0.0
     return seconds | {
-        "tp": seconds["tp"] * exposed_tensor_parallel_share(workload, machine),
         "cp": context_parallel,
         "ep": larger(seconds["ep"] - hides * micro_batches * computation.both_passes, 0.0),
     }

@@ -12,7 +12,7 @@ import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, product_peak_flop_per_second
 from reference_runs.errors import InputError
-from reference_runs.layout import layout_text
+from reference_runs.layout import Layout, layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from reference_runs.stack import stack
@@ -315,13 +315,18 @@ def _fits(predicted: Sequence[RowPrediction], others: Sequence[RowPrediction]) -
     )
 
 
+def _layout_words(layout: Layout) -> str:
+    """The layout without what no table states and the stack decides: how ZeRO-1 reduces, in which buckets."""
+    return layout_text(msgspec.structs.replace(layout, bucket_bytes=Layout().bucket_bytes, reduce_scatter=False))
+
+
 def _worst(each: RowPrediction, error: float) -> WorstRow:
     row = each.row
     return WorstRow(
         line=row.line,
         model=row.model,
         accelerators=row.layout.ranks,
-        layout=layout_text(row.layout),
+        layout=_layout_words(row.layout),
         measured_seconds=row.step_seconds or 0.0,
         predicted_seconds=each.step_seconds,
         error_percent=100 * error,
@@ -334,7 +339,7 @@ def _worst_memory(each: RowPrediction, error: float) -> WorstMemoryRow:
         line=row.line,
         model=row.model,
         accelerators=row.layout.ranks,
-        layout=layout_text(row.layout),
+        layout=_layout_words(row.layout),
         measured_bytes=row.peak_bytes or 0.0,
         predicted_bytes=each.peak_bytes,
         error_percent=100 * error,

@@ -278,3 +278,30 @@ def test_both_branches_of_a_block_with_one_norm_share_a_cast() -> None:
     expected = cast_bytes(ProductFormat.FP8_CURRENT, rows=rows, columns=columns, element=2)
     assert two.inputs - one.inputs == expected
     assert two[1:3] == one[1:3]
+
+
+@pytest.mark.parametrize("product_format", FORMATS)
+@given(case=cases())
+def test_norms_cast_what_they_put_out_where_layers_are_transformer_engines(
+    product_format: ProductFormat, case: Case
+) -> None:
+    workload = Workload(*with_format(case, product_format)[:3])
+    plain, fused = layer_casts(workload), layer_casts(workload, transformer_engine=True)
+    assert (fused.weights, fused.input_matrices, fused.gradient_matrices) == (plain.weights, *plain[3:])
+    if product_format is not ProductFormat.FP8_DELAYED:
+        assert fused == plain
+        return
+    element, layout = WEIGHT_ELEMENT_BYTES[workload.recipe.precision], workload.layout
+    shards = layout.tensor_parallel if layout.sequence_parallel else 1
+    products = layer_products(workload)
+    inputs, gradients = plain.inputs, plain.gradients
+    for part in ("query, key, value", "expansion"):
+        _, M, _, K = products[part]
+        inputs -= cast_bytes(product_format, rows=M, columns=K, element=element)  # no kernel of its own
+        gradients += 2 * (M * K + 4)  # a transposition reads and writes a byte an element, and a scale
+    for part in ("projection", "contraction"):
+        _, M, N, _ = products[part]
+        if shards > 1:
+            gradients -= cast_bytes(product_format, rows=M, columns=N, element=element)
+            gradients += (element * M * N + M * N + 4) // shards + 2 * (M * N + 4)
+    assert (fused.inputs, fused.gradients) == (inputs, gradients)

@@ -19,8 +19,9 @@ from suite.predict.analytic.axis_links import axis_groups
 from suite.predict.analytic.collective_time import collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable, gemm_seconds, product_seconds
 from suite.predict.analytic.layer_products import layer_products
-from suite.predict.analytic.layer_time import head_seconds, layer_time
+from suite.predict.analytic.layer_time import head_seconds, layer_time, product_times
 from suite.predict.analytic.machine import PLAIN, Machine
+from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
     embedding_bytes,
     layer_operator_bytes,
@@ -430,6 +431,7 @@ SWITCHED: dict[str, tuple[object, object]] = {
     "loss_share": (0.3, 1.0),
     "accumulation": (Accumulation.IN_PRODUCT, Accumulation.SEPARATE_ALWAYS),
     "tensor_parallel_chunks": (4, 1),
+    "transformer_engine": (True, False),
     "overlaps_data_parallel": (True, False),
     "overlaps_pipeline": (True, False),
     "synchronises_layers": (False, True),
@@ -572,3 +574,42 @@ def test_waiting_for_the_host_hides_traffic_too(case: Case, machine: Machine, se
     ):
         # the same traffic, and a pass that takes as long or longer
         assert after.data_parallel_seconds <= before.data_parallel_seconds * (1 + ROUNDING)
+
+
+@given(cases(), machines(), st.sampled_from([2, 4]))
+def test_products_next_to_messages_in_pieces_read_the_weight_once_a_piece(
+    case: Case, machine: Machine, chunks: int
+) -> None:
+    case = changed(case, sequence_parallel=True)
+    workload, ranks = Workload(*case[:3]), case.layout.tensor_parallel
+    if ranks > machine.accelerators_per_node:
+        return
+    engine = having(machine, tensor_parallel_chunks=chunks, transformer_engine=True)
+    plain, cut = product_times(workload, machine), product_times(workload, engine)
+    element = WEIGHT_ELEMENT_BYTES[case.recipe.precision]
+    numbers = {
+        "element_bytes": element,
+        "table": machine.matrix_efficiency,
+        "peak_flop_per_second": machine.peak_flop_per_second,
+        "memory_bytes_per_second": machine.achievable_memory_bytes_per_second,
+        "saturation": machine.matrix_saturation,
+        "overlap": machine.product_overlap,
+    }
+    for part, before in plain.items():
+        after = cut[part]
+        if ranks == 1 or part not in {"query, key, value", "expansion", "projection", "contraction"}:
+            assert after.forward_seconds == before.forward_seconds
+            assert after.backward_seconds == pytest.approx(before.backward_seconds, rel=1e-9)
+            continue
+        assert before.sizes is not None
+        M, N, K = before.sizes
+        summed = part in {"projection", "contraction"}
+        pieces = chunks if summed else ranks
+        forward, _ = product_seconds(M=max(M // pieces, 1), N=N, K=K, **numbers)  # type: ignore[arg-type]
+        assert after.forward_seconds == pytest.approx(pieces * forward, rel=ROUNDING)
+        backward = before.backward_seconds
+        if summed:
+            whole, _ = product_seconds(M=M, N=K, K=N, **numbers)  # type: ignore[arg-type]
+            piece, _ = product_seconds(M=max(M // ranks, 1), N=K, K=N, **numbers)  # type: ignore[arg-type]
+            backward += ranks * piece - whole
+        assert after.backward_seconds == pytest.approx(backward, rel=1e-9)

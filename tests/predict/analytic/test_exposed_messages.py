@@ -1,0 +1,104 @@
+"""Tensor-parallel messages of Transformer Engine's layers: what hides is what a walk over a layer's methods says."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.placement import head_stage
+from reference_runs.run import ProductFormat, Residual, Workload
+from reference_runs.stack import stack
+from suite.predict.analytic.exposed_messages import exposed_tensor_parallel_shares, narrow_gathers_share
+from suite.predict.analytic.flop import repeated_layers
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.stage_layers import stage_layers
+from suite.predict.analytic.traffic import step_traffic
+from tests.support.machines import Case, cases, machines
+from tests.support.steps import changed
+
+BULK = Fraction(16, 132)
+# Transformer Engine, initialize_ub: layer and pass -> method; dgrad's collective is next to the product of the weights'
+# gradient or of the inputs', see `exposed_tensor_parallel_shares`
+METHODS = {
+    "ring_exchange": ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"),
+    "pipeline": ("proj_fprop", "fc2_fprop"),
+    "bulk": ("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"),
+}
+
+
+def of_core(machine: Machine, **switches: object) -> Machine:
+    switched = msgspec.structs.replace(machine.stack, transformer_engine=True, **switches)
+    return msgspec.structs.replace(machine, stack=switched)
+
+
+def exposed_of(method: str, pieces: int) -> Fraction:
+    return {"ring_exchange": Fraction(0), "pipeline": Fraction(1, pieces), "bulk": BULK}[method]
+
+
+def method_of(name: str) -> str:
+    return next(method for method, names in METHODS.items() if name in names)
+
+
+@given(cases(), machines(), st.integers(2, 8))
+def test_shares_are_those_of_the_methods_of_a_layers_collectives(case: Case, machine: Machine, pieces: int) -> None:
+    case = changed(case, sequence_parallel=True)
+    workload, layout = Workload(*case[:3]), case.layout
+    machine = of_core(machine, tensor_parallel_chunks=pieces)
+    if layout.tensor_parallel > machine.accelerators_per_node:
+        return
+    parallel = case.architecture.residual is Residual.PARALLEL
+    inputs, outputs = ("qkv", "fc1"), ("fc2",) if parallel else ("proj", "fc2")
+    for stage in range(layout.pipeline_stages):
+        layers = stage_layers(case.architecture, layout, stage=stage)
+        again = repeated_layers(layout.recomputation, layers)
+        first, last = stage == 0, stage == head_stage(layout)
+        gathers = [Fraction(1)] * (first + 2 * last)
+        scatters = [Fraction(1)] * (first + last)
+        # a layer counts as often as it runs, and a group's recomputation may stop in its midst
+        for times, collected, names in (
+            (layers + again, gathers, [f"{name}_fprop" for name in inputs]),
+            (layers, gathers, [f"{name}_dgrad" for name in inputs]),  # gathered again
+            (layers, gathers, [f"{name}_dgrad" for name in outputs]),  # gradients
+            (layers + again, scatters, [f"{name}_fprop" for name in outputs]),
+            (layers, scatters, [f"{name}_wgrad" for name in inputs]),
+        ):
+            assert times == int(times)
+            for name in names:
+                collected += [exposed_of(method_of(name), pieces)] * int(times)
+        shares = exposed_tensor_parallel_shares(workload, machine, stage=stage)
+        assert shares.gathers == pytest.approx(float(sum(gathers) / max(len(gathers), 1)), rel=1e-12)
+        assert shares.scatters == pytest.approx(float(sum(scatters) / max(len(scatters), 1)), rel=1e-12)
+        assert shares.sums == 1
+        if layout.tensor_parallel > 1:  # as many messages as the traffic has
+            messages = {
+                operation: number
+                for axis, operation, _, number in step_traffic(workload, stage=stage, micro_batches=1)
+                if axis == "tp"
+            }
+            assert messages.get("all_gather", 0) == len(gathers)
+            assert messages.get("reduce_scatter", 0) == len(scatters)
+
+
+@given(cases(), machines())
+def test_nothing_hides_without_sequence_parallelism_or_over_nodes(case: Case, machine: Machine) -> None:
+    machine = of_core(machine, tensor_parallel_chunks=4)
+    apart = changed(case, sequence_parallel=False)
+    assert exposed_tensor_parallel_shares(Workload(*apart[:3]), machine, stage=0) == (1, 1, 1)
+    wide = changed(case, sequence_parallel=True, tensor_parallel=2 * machine.accelerators_per_node)
+    assert exposed_tensor_parallel_shares(Workload(*wide[:3]), machine, stage=0) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("product_format", ProductFormat)
+@given(case=cases())
+def test_gathers_are_as_narrow_as_the_products_that_read_them(product_format: ProductFormat, case: Case) -> None:
+    recipe = msgspec.structs.replace(case.recipe, product_format=product_format)
+    workload = Workload(case.architecture, recipe, case.layout)
+    assert narrow_gathers_share(workload, stack("generic").switches) == 1
+    wide = 4 if recipe.precision == "fp32" else 2
+    narrow = {"none": wide, "fp8-blockwise": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+    expected = narrow.get(product_format, 1) / wide
+    assert narrow_gathers_share(workload, stack("megatron-core").switches) == pytest.approx(expected, rel=1e-12)
