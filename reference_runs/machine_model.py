@@ -87,6 +87,8 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         unmeasured_stack: relative error that a stack adds of which no published row tells; `why_unmeasured` says why.
+        unnamed_accelerator: relative standard error of a step time on an accelerator that no family names, in place of
+            its family's `uncertainty`; `why_unnamed` says why.
         unfitted_products: relative error that products in a format of 8 or 4 bits add; `why_unfitted` says why.
         residual: relative standard deviation of published step times around the fit, tables weighted equally.
         spreads: by which step times differ from row to row, and together.
@@ -96,6 +98,8 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     residual: float
     unmeasured_stack: float
     why_unmeasured: str
+    unnamed_accelerator: float
+    why_unnamed: str
     unfitted_products: float
     why_unfitted: str
     spreads: Spreads

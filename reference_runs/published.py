@@ -44,7 +44,7 @@ OPTIONAL = (
     *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
     *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
     *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
-    "network_bytes_per_second",
+    *("network_bytes_per_second", "mean_document"),
 )
 
 

@@ -21,6 +21,7 @@ from reference_runs.published_tables import Assumption, TableFacts, load_tables
 from reference_runs.run import (
     Activation,
     Architecture,
+    Mask,
     Norm,
     Position,
     Precision,
@@ -222,6 +223,8 @@ def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Arch
         return msgspec.structs.replace(base, **shape)
     position = cells.choice("position", Position)
     rotary = position is Position.ROTARY
+    if cells.said("mean_document"):
+        shape |= {"mask": Mask.DOCUMENTS, "mean_document": cells.count("mean_document")}
     return msgspec.structs.replace(
         base,
         **shape,

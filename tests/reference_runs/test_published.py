@@ -18,7 +18,7 @@ from reference_runs.machine_model import machine_model
 from reference_runs.published import MEMORY, NEEDED, STEP, PublishedTable, load_table
 from reference_runs.published_run import stack_name, worded_bytes_per_second
 from reference_runs.published_tables import PUBLISHED, TABLES, TableFacts, load_tables, shipped_tables
-from reference_runs.run import Activation, Precision
+from reference_runs.run import Activation, Mask, Precision
 from reference_runs.stack import stack_of, stacks
 from tests.support.published_rows import ROWS_AND_USED
 
@@ -457,3 +457,15 @@ def test_experts_of_a_recorded_run_lie_within_data_parallelism_and_divide_it(tmp
     uneven = next(iter(lines.values())) | {"ep": "3"}
     (skipped,) = load_table(written(tmp_path / f"{name}.csv", uneven)).skipped
     assert skipped.reason == "ep = 3 does not divide dp = 2"
+
+
+def test_packed_sequences_have_documents_where_a_row_says_their_length_or_is_fine_tuning(tmp_path: Path) -> None:
+    (row,) = load_table(written(tmp_path / "own.csv", GOOD | {"mean_document": "300"})).rows
+    assert (row.architecture.mask, row.architecture.mean_document) == (Mask.DOCUMENTS, 300)
+    (row,) = load_table(written(tmp_path / "own.csv", GOOD)).rows
+    assert (row.architecture.mask, row.architecture.mean_document) == (Mask.CAUSAL, None)
+    assert "mean_document: expected an integer from 1" in reason(tmp_path, mean_document="0")
+    packed = [row for row in table("nemo_24_07_fp8").rows if row.architecture.mask is Mask.DOCUMENTS]
+    # three rows of fine-tuning, whose batch is 32; pre-training of the same models has 128
+    assert [(row.model, row.recipe.global_batch) for row in packed] == [(f"LLAMA2-{size}B", 32) for size in (7, 13, 70)]
+    assert all("mean_document = 256" in row.assumed for row in packed)

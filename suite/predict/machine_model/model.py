@@ -196,7 +196,9 @@ def run_machine(
     unfitted = product_format.casts and product_format is not ProductFormat.FP8_DELAYED
     of_products = unfitted * model.unfitted_products
     of_stack = (not recorded.measured) * model.unmeasured_stack
-    beyond = math.hypot((not measured) * model.families[family_name].uncertainty, of_products, of_stack)
+    named = device.name in model.families[family_name].accelerators
+    of_accelerator = model.families[family_name].uncertainty if named else model.unnamed_accelerator
+    beyond = math.hypot((not measured) * of_accelerator, of_products, of_stack)
     uncertainty = expected_error([beyond])
     if network is None and ranks > per_node:
         words = f"{_NETWORK} are needed for the step time, but not recorded"

@@ -116,7 +116,11 @@ def test_the_error_to_expect_is_that_of_tables_that_a_fit_has_not_seen() -> None
     family = machine_model().families["hopper"]
     assert "gb200" not in family.accelerators
     found = of(accelerator_name="gb200", stack_name=known)
-    assert found.uncertainty == pytest.approx(math.hypot(unseen, family.uncertainty), rel=1e-12)
+    other_generation = machine_model().unnamed_accelerator
+    assert found.uncertainty == pytest.approx(math.hypot(unseen, other_generation), rel=1e-12)
+    near = of(accelerator_name="h200", stack_name=known)
+    assert near.uncertainty == pytest.approx(math.hypot(unseen, family.uncertainty), rel=1e-12)
+    assert other_generation > family.uncertainty > 0
     assert any("of hopper accelerators, as none of gb200 is published" in note for note in found.notes)
     # and so has a stack of which no row tells
     generic = of(stack_name="generic")

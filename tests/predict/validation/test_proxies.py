@@ -46,7 +46,7 @@ def test_every_proxy_of_8_16_and_32_layers_predicts_every_larger_model() -> None
 def test_whole_models_are_within_4_percent_of_what_their_proxies_say_but_for_one() -> None:
     errors = [pair.error_percent for pair in (*pairs(GROK), *pairs(LLAMA)) if not without_pipeline_in_fp8(pair)]
     assert len(errors) == 31
-    # Llama 3.1 405B on 2,304 accelerators, of its 7 layers on 32: 4.05 %
+    # Llama 3.1 405B on 2,304 accelerators, of its 21 layers on 96: 4.1 %
     *others, largest = sorted(map(abs, errors))
     assert max(others) < 4
     assert largest < 4.1

@@ -21,7 +21,7 @@ MOST_PERCENT = {
     "megatron_readme_2021_01": 4.0,
     "megatron_sc21_table2": 4.2,
     "mlperf_gpt3_h100_fp8": 5.5,
-    "nemo_24_07_fp8": 7.2,
+    "nemo_24_07_fp8": 5.5,
     "mosaicml_h100_fp8": 6.0,
     "megascale_megatron_lm": 5.0,
     "dgxc_25_02_grok1_moe": 4.2,
