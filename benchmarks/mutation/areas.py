@@ -23,7 +23,7 @@ class Area(NamedTuple):
 
 AREAS = {
     "suite/metrics": Area(0.95, ("tests/metrics", "tests/regression")),
-    "suite/predict/analytic": Area(0.95, ("tests/predict/analytic", "tests/predict/validation")),
+    "suite/predict/analytic": Area(0.95, ("tests/predict/analytic",)),
     "suite/regression": Area(0.95, ("tests/regression",)),
     "suite/acceptance/judge": Area(0.95, ("tests/acceptance/judge",)),
     "suite/records": Area(0.90, ("tests/records", "tests/commands/test_results.py")),

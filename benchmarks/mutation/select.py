@@ -39,8 +39,7 @@ def chosen_tests(
         own_all: also those of its own files that run none of the lines, in this process.
     """
     by_line = collected.lines[module]
-    imported = set(collected.at_import[module])
-    wanted = [line for line in by_line if line not in imported] if lines is None else [*lines]
+    wanted = by_line if lines is None else lines
     running = {test for line in wanted for test in by_line.get(line, ())}
     own = {index for index, name in enumerate(collected.names) if name.partition("::")[0] in own_files}
     first = sorted(own if own_all or not running else own & running)

@@ -149,8 +149,11 @@ class _Served:
     def _unmutated(self, items: Sequence[object], at_import: dict[str, list[int]]) -> CollectedTests:
         self._coverage.erase()
         self._coverage.start()
-        seconds = []
+        seconds, following = [], sys.gettrace()
         for index, item in enumerate(items):
+            if sys.gettrace() is not following:  # a test took it away
+                print("lines were no longer followed before", getattr(item, "nodeid", ""), flush=True)
+                sys.settrace(following)
             self._coverage.switch_context(str(index))
             began, noted = time.monotonic(), Noted()
             _run(item, items[index + 1] if index + 1 < len(items) else None, noted)
