@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from suite.machine.gpu import H100, SdpaBackend
 from suite.predict.analytic.cuda_temporaries import (
@@ -88,3 +89,9 @@ def test_fused_attention_of_32_heads_has_the_workspace_that_pytorch_allocated(
 
 def test_each_communicator_has_buffers_for_both_directions_of_both_neighbours() -> None:
     assert bytes_outside_allocator(3) - bytes_outside_allocator(1) == 2 * 24 * 4 * 4 * 2**20
+
+
+def test_cudnns_workspace_is_a_sum_of_each_element_and_a_product_a_row() -> None:
+    sums, products = torch.empty(6, 11, 48), torch.empty(6, 11)
+    expected = sums.nbytes + products.nbytes
+    assert attention_workspace_bytes(SdpaBackend.CUDNN, heads=6, length=11, head_dim=48) == expected

@@ -16,7 +16,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Workload
 from reference_runs.stack import Keeping, Weights32, stack
 from suite.predict.analytic.activations import layer_activation_bytes
-from suite.predict.analytic.eager_modules import head_of_modules
+from suite.predict.analytic.eager_modules import head_of_modules, is_script
 from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.saved_tensors import saved_storage_bytes
 
@@ -174,3 +174,8 @@ def test_autocast_keeps_fp32_weights_and_casts_of_them() -> None:
     assert memory.state == 16 * parameters
     assert (memory.weights, memory.master_weights) == (4 * parameters, 0)
     assert memory.weight_copies == 2 * matrices
+
+
+@pytest.mark.parametrize("fields", [{}, {"data_parallel": 4}, {"tensor_parallel": 2}, {"pipeline_stages": 2}])
+def test_a_script_splits_over_data_parallel_ranks_alone(fields: dict[str, int]) -> None:
+    assert is_script(Layout(**fields)) == (not {"tensor_parallel", "pipeline_stages"} & fields.keys())

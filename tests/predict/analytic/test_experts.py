@@ -24,12 +24,15 @@ from suite.predict.analytic.flop import layer_forward_flop, model_flop
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.memory_bound_operators import layer_operator_bytes
 from suite.predict.analytic.parameters import (
+    Spread,
     active_parameter_count,
     chunk_tensors,
+    layer_tensors,
     parameter_count,
     parameter_counts,
     rank_parameters,
 )
+from suite.predict.analytic.stage_layers import layer_kinds
 from suite.predict.analytic.stage_memory import memory_by_stage
 from suite.predict.analytic.traffic import expert_traffic, step_traffic
 from tests.support.mixture import Experts, Latent
@@ -291,3 +294,17 @@ def test_operators_move_the_tensors_that_they_read_and_write(shape: Architecture
         "router": 2 * scores.nbytes,
         **({"shared gate": 2 * x.nbytes} if shape.shared_gate else {}),
     }
+
+
+@given(routed_architectures())
+def test_the_active_parameters_are_whole_and_less_by_the_experts_that_a_token_passes_by(shape: Architecture) -> None:
+    """Counted tensor by tensor: each expert's share of a tensor, for those that the token does not pass."""
+    active = active_parameter_count(shape)
+    assert isinstance(active, int)
+    passed_by = sum(
+        layers * (tensor.elements // shape.experts) * (shape.experts - (shape.experts_per_token or 0))
+        for kind, layers in layer_kinds(shape)
+        for tensor in layer_tensors(kind)
+        if tensor.spread is Spread.EXPERTS
+    )
+    assert active == parameter_count(shape) - passed_by

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from suite.paths import ROOT
-from suite.predict.analytic.kernel_cost import FORMULAS, kernel_bytes
+from suite.predict.analytic.kernel_cost import FLOP_FORMULAS, FORMULAS, kernel_bytes, kernel_flop
 
 M, N, V = 48, 640, 5000
 SIZES = {"rows": M, "columns": N, "element_bytes": 2}
@@ -93,3 +93,77 @@ def test_every_kernel_has_a_formula() -> None:
 def test_an_unknown_kernel_is_refused() -> None:
     with pytest.raises(ValueError, match="^kernel: allowed layer_norm, .*, got sofmax$"):
         kernel_bytes("sofmax", rows=1)
+
+
+# what each element of a row goes through, forward and backward, in the order of the plain reference
+LAYER_NORM = (
+    ["sum", "centre", "square", "sum", "scale", "weight", "bias"],
+    [
+        "product",
+        "sum",
+        "sum",
+        "centre",
+        "scale",
+        "subtract",
+        "subtract",
+        "scale",
+        "product",
+        "scale",
+        "sum",
+        "sum",
+        "sum",
+    ],
+)
+RMS_NORM = (["square", "sum", "scale", "weight"], ["product", "sum", *5 * ["dx"], *2 * ["dw"]])
+SOFTMAX = (
+    ["scale", "mask", "maximum", "difference", "exp", "sum", "quotient"],
+    ["product", "sum", "difference", "product", "product"],
+)
+R, C = 6, 10
+AREA = {"rows": R, "columns": C}
+ARITHMETIC: list[tuple[str, str, dict[str, int], float, float | None]] = [
+    ("layer_norm", "", AREA, R * C * len(LAYER_NORM[0]), R * C * len(LAYER_NORM[1])),
+    ("residual_layer_norm", "", AREA, R * C * (len(LAYER_NORM[0]) + 1), R * C * (len(LAYER_NORM[1]) + 1)),
+    ("residual_layer_norm", "scaled", AREA, R * C * (len(LAYER_NORM[0]) + 2), R * C * (len(LAYER_NORM[1]) + 2)),
+    ("rms_norm", "", AREA, R * C * len(RMS_NORM[0]), R * C * len(RMS_NORM[1])),
+    ("residual_rms_norm", "", AREA, R * C * (len(RMS_NORM[0]) + 1), R * C * (len(RMS_NORM[1]) + 1)),
+    # a second weight and bias; their two gradients, of which each is a product and a sum or a sum, and a sum of both
+    ("parallel_layer_norms", "", AREA, R * C * (len(LAYER_NORM[0]) + 2), R * C * (len(LAYER_NORM[1]) + 5)),
+    ("bias_activation", "", AREA, R * C * 6, R * C * 12),
+    ("bias_activation", "relu", AREA, R * C * 2, R * C * 2),
+    ("geglu", "", AREA, R * C * 6, R * C * 14),
+    ("swiglu", "", AREA, R * C * 5, R * C * 11),
+    ("rotary", "", {"elements": 60}, 180, 180),  # two products and a sum
+    ("masked_softmax", "", AREA, R * C * len(SOFTMAX[0]), R * C * len(SOFTMAX[1])),
+    ("attention", "", {"heads": 3, "length": 4, "head_size": 5}, 4 * 3 * 4 * 4 * 5 / 2, 10 * 3 * 4 * 4 * 5 / 2),
+    ("cross_entropy", "", AREA, 6 * R * C, None),
+    ("linear_cross_entropy", "", AREA | {"vocabulary": 7}, 3 * 2 * R * C * 7, None),  # three products
+    ("adamw", "", {"parameters": 9}, 9 * (3 + 3 + 4 + 2 + 2), None),
+    ("gradient_norm", "", {"parameters": 9}, 9 * 2, None),
+    ("sign_pack", "", {"elements": 9}, 9 * 6, None),
+    ("sign_unpack", "", {"elements": 9, "ranks": 3}, 9 * 3 * 2, None),
+]
+
+
+@pytest.mark.parametrize(("name", "variant", "sizes", "forward", "backward"), ARITHMETIC)
+def test_arithmetic_is_what_each_element_goes_through(
+    name: str, variant: str, sizes: dict[str, int], forward: float, backward: float | None
+) -> None:
+    assert kernel_flop(name, variant, **sizes) == (forward, backward)
+
+
+def test_all_arithmetic_is_counted_by_hand() -> None:
+    assert {name for name, *_ in ARITHMETIC} == set(FLOP_FORMULAS) == set(FORMULAS)
+
+
+@pytest.mark.parametrize("prefix", [0, 16, 48, 64])
+def test_masked_scores_are_those_that_a_mask_leaves(prefix: int) -> None:
+    """Counted one by one, of 64 positions; the diagonal is half in and half out."""
+    whole = kernel_flop("masked_softmax", rows=64, columns=64).forward
+    left = kernel_flop("masked_softmax", rows=64, columns=64, causal=1, prefix=prefix).forward
+    seen = sum(
+        1.0 if max(row, prefix - 1) > column or (row < prefix and column < prefix) else 0.5 * (row == column)
+        for row in range(64)
+        for column in range(64)
+    )
+    assert left / whole == seen / 64**2

@@ -30,7 +30,7 @@ from suite.predict.analytic.memory import (
 from suite.predict.analytic.parameters import layer_tensors, outer_tensors, parameter_count, rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage, peak_bytes, stage_memory
+from suite.predict.analytic.stage_memory import StageMemory, buffer_bytes, memory_by_stage, peak_bytes, stage_memory
 from tests.support.strategies import (
     BLOOM,
     architectures,
@@ -614,3 +614,44 @@ def test_figure_1_of_korthikanti(model: str) -> None:
         outer = in_flight * 3 * 2048 * b * hidden / share + (4 * 2048 * b * hidden / share if p == 1 else 0)
         # the micro-batches in flight are a quotient in double precision where stages interleave
         assert memory.activations == pytest.approx(in_flight * layers / p * layer + outer, rel=1e-15)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("offload", list(Offload))
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_buffers_are_a_bucket_or_two_layers_of_gradients_and_weights(
+    zero: int, offload: Offload, layers: int, ranks: int
+) -> None:
+    """Of 1000 parameters a layer and 70 of tables: gradients of 4 bytes, weights of 2, on an inner stage of three."""
+    layout = Layout(data_parallel=ranks, pipeline_stages=3, zero_stage=zero, offload=offload, bucket_bytes=900)
+    parameters, unsharded = 1000 * layers + 70, 1000 * min(layers, 2) + 70
+    several, on_host = ranks > 1, offload is Offload.STATE
+    gradients_on_host = on_host or (offload is Offload.OPTIMIZER and zero >= 2)
+    for reshard in (True, False):
+        for narrow in (False, True):
+            g = 2 if narrow else 4
+            if zero <= 1 and not on_host:
+                expected = min(900, g * parameters) * several
+            else:
+                expected = g * unsharded * (several or gradients_on_host)
+                if zero == 3 or on_host:
+                    expected += 2 * (unsharded if reshard else parameters) * (several or on_host)
+            found = buffer_bytes(
+                msgspec.structs.replace(BLOOM.recipe, precision=Precision.BF16),
+                msgspec.structs.replace(layout, reshard_after_forward=reshard),
+                stage=1,
+                parameters=parameters,
+                layers=layers,
+                layer_parameters=1000,
+                stream=5,
+                narrow_gradients=narrow,
+            )
+            assert found == 2 * 5 + expected
+
+
+def test_zero_1_that_scatters_in_place_has_no_bucket() -> None:
+    layout = Layout(data_parallel=4, zero_stage=1, reduce_scatter=True, bucket_bytes=900)
+    sizes = {"stage": 0, "parameters": 1000, "layers": 1, "layer_parameters": 1000, "stream": 5}
+    assert buffer_bytes(BLOOM.recipe, layout, **sizes) == 0
+    assert buffer_bytes(BLOOM.recipe, msgspec.structs.replace(layout, zero_stage=0), **sizes) == 900

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
@@ -305,3 +305,16 @@ def test_norms_cast_what_they_put_out_where_layers_are_transformer_engines(
             gradients -= cast_bytes(product_format, rows=M, columns=N, element=element)
             gradients += (element * M * N + M * N + 4) // shards + 2 * (M * N + 4)
     assert (fused.inputs, fused.gradients) == (inputs, gradients)
+
+
+@given(routed_architectures(), st.sampled_from([1, 2]))
+def test_every_tensor_parallel_rank_keeps_half_of_what_it_keeps_in_16_bit(architecture: object, t: int) -> None:
+    layout = Layout(micro_batch=2, tensor_parallel=t)
+    workload = Workload(architecture, BLOOM.recipe, layout)  # type: ignore[arg-type]
+    assume(workload.architecture.expert_width % t == workload.architecture.context_width % t == 0)
+    wide = layer_activation_bytes(workload)
+    narrow = layer_activation_bytes(in_format(workload, ProductFormat.FP8_CURRENT))
+    sharded = [kind for kind in ("expert contraction input", "attention context") if wide.get(kind)]
+    assert sharded
+    for kind in sharded:
+        assert narrow[kind] in (wide[kind] // 2 + 4, wide[kind] + wide[kind] // 2 + 4)
