@@ -1,0 +1,62 @@
+"""What a check says before it launches anything."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from suite.regression import check
+from suite.regression.check import RegressionCheck
+
+
+def said(monkeypatch, *, launches, limit, floor="a floor", before=None, show=lambda count: 1 / count):
+    """The lines of a check of two runs, where so many launches on both sides show a slow-down of `show`."""
+    monkeypatch.setattr(check, "floor_of", lambda *_: (floor, "9 identical launches are recorded"))
+    asked = []
+
+    def least(floor, earlier, now, *, family, rerun):
+        asked.append((earlier, now, family, rerun))
+        return show(now)
+
+    monkeypatch.setattr(check, "least_detectable", least)
+    lines = []
+    one = SimpleNamespace(run=SimpleNamespace(setup="s", plan=SimpleNamespace(name="x")), before=before)
+    RegressionCheck([], None, None, lines.append, limit)._foresee([one, one], [], launches)
+    return lines, asked
+
+
+@pytest.mark.parametrize(
+    ("launches", "limit", "remedy"),
+    [
+        (5, 0.1, "--launches 10 does"),
+        (5, 1 / 7, "--launches 7 does"),
+        (5, 0.09, "--launches 15 does"),
+        (5, 0.05, "--launches 20 does"),
+        (5, 0.04, "--launches 30 does"),
+        (7, 0.12, "--launches 10 does"),
+        (5, 0.03, "a quieter machine is needed"),
+    ],
+)
+def test_the_fewest_launches_that_would_show_the_limit_are_told(launches, limit, remedy, monkeypatch):
+    lines, asked = said(monkeypatch, launches=launches, limit=limit)
+    now = f"no slow-down below {1 / launches:.0%}"
+    assert lines == [f"x: {launches} launches show {now} here, asked for {limit:.0%}: {remedy}"] * 2
+    assert asked[0] == (launches, launches, 2, launches)
+
+
+def test_enough_launches_say_nothing_and_a_baseline_counts_as_many_as_it_has(monkeypatch):
+    assert said(monkeypatch, launches=5, limit=0.2)[0] == []
+    baseline = SimpleNamespace(launches=[None] * 3)
+    assert said(monkeypatch, launches=5, limit=0.2, before=baseline)[1][0] == (3, 5, 2, 5)
+
+
+def test_where_no_slow_down_would_be_seen_that_is_said(monkeypatch):
+    lines, _ = said(monkeypatch, launches=2, limit=0.1, show=lambda count: None if count < 7 else 0.05)
+    assert lines[0] == "x: 2 launches show no slow-down here, asked for 10%: --launches 7 does"
+
+
+def test_without_a_floor_times_stay_uncalibrated_unless_so_many_launches_give_one(monkeypatch):
+    words = "x: times will be uncalibrated: 9 identical launches are recorded"
+    assert said(monkeypatch, launches=9, limit=0.1, floor=None)[0] == [words] * 2
+    assert said(monkeypatch, launches=10, limit=0.1, floor=None)[0] == []
