@@ -28,7 +28,7 @@ AREAS = {
     "suite/acceptance/judge": Area(0.95, ("tests/acceptance/judge",)),
     "suite/records": Area(0.90, ("tests/records", "tests/commands/test_results.py")),
     "suite/execute/parallel/one_bit": Area(0.90, starts_ranks=True),
-    "kernels": Area(0.90, ("tests/kernels",)),
+    "kernels": Area(0.90),
 }
 ELSEWHERE = Area(0.90)
 
