@@ -346,7 +346,7 @@ def rare(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Break one expression at a time and see whether tests notice: nox -s mutation -- suite/metrics --sample 100
 
-    Without a path 60 mutants of each area, for once a week; `-- --changed main` takes 10 minutes.
+    Without a path 40 mutants of each area, for once a week; `-- --changed main` takes 10 minutes.
     """
     install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet", "mutation")
     python(session, "benchmarks.mutation", *session.posargs)

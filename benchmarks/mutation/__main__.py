@@ -2,7 +2,7 @@
 
     nox -s mutation -- suite/metrics --sample 100
     nox -s mutation -- --changed main            # 10 minutes, modules that differ from a commit
-    nox -s mutation                              # 60 of each area, for once a week
+    nox -s mutation                              # 40 of each area, for once a week
 
 Mutants are cosmic-ray's. It changes the text of a module, as Triton's kernels, tables of constants and decorated
 functions need; mutmut 3 wraps functions in the running process, and leaves those out. They are tried in a random order
@@ -38,7 +38,7 @@ from reference_runs.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_CHANGED_SECONDS, MOST_SECONDS = 600.0, 7200.0
-WEEKLY_SAMPLE = 60  # of each area
+WEEKLY_SAMPLE = 40  # of each area
 PASS, FAIL, BAD_USAGE, INCONCLUSIVE = 0, 1, 2, 3
 
 
