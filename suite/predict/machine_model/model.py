@@ -196,9 +196,7 @@ def run_machine(
     unfitted = product_format.casts and product_format is not ProductFormat.FP8_DELAYED
     of_products = unfitted * model.unfitted_products
     of_stack = (not recorded.measured) * model.unmeasured_stack
-    named = device.name in model.families[family_name].accelerators
-    of_accelerator = model.families[family_name].uncertainty if named else model.unnamed_accelerator
-    beyond = math.hypot((not measured) * of_accelerator, of_products, of_stack)
+    beyond = math.hypot(_accelerator_error(model, device.name), of_products, of_stack)
     uncertainty = expected_error([beyond])
     if network is None and ranks > per_node:
         words = f"{_NETWORK} are needed for the step time, but not recorded"
@@ -225,6 +223,15 @@ def run_machine(
     if not recorded.measured:
         notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
     return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond, how)
+
+
+def _accelerator_error(model: MachineModel, name: str) -> float:
+    """Relative error that an accelerator adds of which no published row tells; 0 where one does."""
+    family_name, measured = family_of(model, name)
+    family = model.families[family_name]
+    if measured:
+        return 0.0
+    return family.uncertainty if name in family.accelerators else model.unnamed_accelerator
 
 
 def _software(
