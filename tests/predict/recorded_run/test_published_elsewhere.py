@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -10,11 +12,14 @@ from reference_runs.architecture import Architecture
 from reference_runs.architecture_choices import Activation
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
+from reference_runs.machine_model import machine_model
+from reference_runs.published import load_table
 from reference_runs.run import Norm, Position
 from suite.predict.analytic.activations import approximate_activation_bytes
 from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.parameters import parameter_count, rank_parameters
 from suite.predict.analytic.training_cost import implausible_share
+from suite.predict.machine_model.model import prepared_row, row_step_time, step_interval
 
 A100 = 312e12
 LLAMA_13B = {"layers": 40, "hidden": 5120, "heads": 40, "kv_heads": 40, "ffn_hidden": 13824}
@@ -91,6 +96,46 @@ def test_the_mfu_of_a_gpt_of_5_billion_is_megatron_s() -> None:
     rows = {"vocabulary": 50304, "padded_vocabulary": 50304, "sequence": 2048}
     flop = flop_conventions(like("llama2-7b", **shape, **rows, **GPT), samples=1)["megatron-eq3-model"]
     assert flop * 465.45 / 256 / A100 == pytest.approx(0.38958, abs=0.00001)
+
+
+def test_fms_fsdp_counts_as_palm_does() -> None:
+    """192 Tflop a sample of Llama-2-7B, 175 Tflop/s and MFU 0.56 with 2 in 2.2 s (fms-fsdp, issue 67)."""
+    flop = flop_conventions(like("llama2-7b", sequence=4096), samples=1)["palm"]
+    assert flop / 1e12 == pytest.approx(192, abs=0.5)
+    assert 2 * flop / 2.2 / 1e12 == pytest.approx(175, abs=0.5)
+    assert 2 * flop / 2.2 / A100 == pytest.approx(0.56, abs=0.001)
+
+
+LLAMA_TABLE = """\
+model,framework,layers,hidden,heads,kv_heads,seq_len,vocab,ffn_hidden,activation,position,norm,biases,tied_embeddings,\
+gpu,gpus,dp,tp,pp,zero_stage,sp,global_batch,micro_batch,dtype,dropout,recompute,measured_step_time_s
+"""
+OF_13B = "40,5120,40,40,4096,32000,13824,swiglu,rotary,pre-rms-norm,0,0"
+OF_7B = "32,4096,32,32,4096,32000,11008,swiglu,rotary,pre-rms-norm,0,0"
+OF_70B = "80,8192,64,8,4096,32000,28672,swiglu,rotary,pre-rms-norm,0,0"
+
+
+@pytest.mark.parametrize(
+    ("row", "inside"),
+    [
+        # 2,357 tokens a second and GPU in NVIDIA's blog, below 1,900 for a user (NeMo, issue 8059): his run has a fault
+        (f"llama,NeMo,{OF_13B},a100-sxm-80gb,8,2,4,1,1,1,32,1,bf16,0,selective,6.951", True),
+        (f"llama,NeMo,{OF_13B},a100-sxm-80gb,8,2,4,1,1,1,32,1,bf16,0,selective,8.623", False),
+        # 3,760 and 380 tokens a second and GPU (foundation-model-stack/fms-fsdp, README)
+        (f"llama,PyTorch FSDP,{OF_7B},a100-sxm-80gb,128,128,1,1,3,0,256,2,bf16,0,none,2.1787", True),
+        (f"llama,PyTorch FSDP,{OF_70B},a100-sxm-80gb,128,128,1,1,3,0,768,6,bf16,0,full,64.674", True),
+    ],
+)
+def test_reports_of_llama_lie_inside_the_interval_but_for_one_that_asks_for_help(
+    row: str, inside: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(LLAMA_TABLE + row + "\n", encoding="utf-8")
+    (found,) = load_table(path).rows
+    model = machine_model()
+    step = row_step_time(model, model.values(), prepared_row(found))
+    least, most = step_interval(step, assumed=0.0)
+    assert (least <= (found.step_seconds or 0.0) <= most) == inside
 
 
 @pytest.mark.parametrize(
