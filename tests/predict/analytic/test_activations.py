@@ -539,3 +539,11 @@ def test_scores_are_kinds_of_the_layer(architecture: Architecture, recipe: Recip
     assert scores.items() <= kinds.items()
     fused = layer_activation_bytes(Workload(architecture, recipe, Layout(fused_attention=True)))
     assert kinds.keys() - scores.keys() == fused.keys() - {"log-sum-exp"}
+
+
+@pytest.mark.parametrize(("micro_batches", "group"), [(1, 1), (400, 2)])
+def test_many_micro_batches_in_flight_want_one_group_of_all_layers(micro_batches: int, group: int) -> None:
+    architecture = msgspec.structs.replace(BLOOM.architecture, layers=2 * 2)
+    layout = Layout(pipeline_stages=2, schedule=Schedule.GPIPE)
+    workload = Workload(architecture, BLOOM.recipe, layout)
+    assert best_checkpoint_layers(workload, stage=0, micro_batches=micro_batches) == group

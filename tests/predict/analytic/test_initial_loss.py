@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
+from reference_runs.architecture import QueryKeyNorm
 from reference_runs.miniature import miniature
 from reference_runs.run import Activation, Architecture, Norm, Position, Recipe, Residual
 from suite.execute.model.block import PreNormBlock
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.position import alibi_slopes
-from suite.predict.analytic.initial_loss import FIRST_LOSS_TOLERANCE, _activation_second_moment, first_loss
+from suite.predict.analytic.initial_loss import (
+    FIRST_LOSS_TOLERANCE,
+    _activation_second_moment,
+    _attention_variances,
+    first_loss,
+)
 from tests.support.strategies import BLOOM, architectures, recipes
 
 MINI = miniature(BLOOM, "cpu", ranks=1)
@@ -395,3 +401,28 @@ def test_the_pull_of_the_read_token_dominates_at_blooms_width() -> None:
     # so B / A < 0.28, and r is between 1 / sqrt(1.28) and 1
     pull = recipe.init_std * BLOOM.architecture.hidden
     assert pull / math.sqrt(1.28) < first_loss(shallow, recipe) < pull
+
+
+@pytest.mark.parametrize(("query_rank", "rotary_dim"), [(None, 0), (None, 8), (24, 8), (24, 16)])
+def test_scores_of_latent_attention_have_the_mean_variance_of_their_dimensions(
+    query_rank: int | None, rotary_dim: int
+) -> None:
+    """Of 16 dimensions of a head the rotated ones come from hidden states, the others from 12 compressed columns."""
+    shape = msgspec.structs.replace(
+        BLOOM.architecture, head_dim=16, query_rank=query_rank, key_value_rank=12, rotary_dim=rotary_dim or None
+    )
+    spread, deviation = 0.7, 0.05
+    recipe = msgspec.structs.replace(BLOOM.recipe, init_std=deviation)
+    normed = spread / (spread + shape.norm_epsilon)
+    expanded = 12 * deviation**2 * normed
+    queries = spread if query_rank is None else query_rank * deviation**2 * normed
+    keys = [spread] * rotary_dim + [expanded] * (16 - rotary_dim)
+    found = _attention_variances(shape, recipe, spread)
+    assert found == pytest.approx((queries * statistics.fmean(keys), expanded))
+
+
+def test_scores_are_the_product_of_both_variances_or_one_where_both_are_normed() -> None:
+    plain = msgspec.structs.replace(BLOOM.architecture, query_key_norm=QueryKeyNorm.NONE)
+    normed = msgspec.structs.replace(plain, query_key_norm=next(e for e in QueryKeyNorm if e is not QueryKeyNorm.NONE))
+    assert _attention_variances(plain, BLOOM.recipe, 0.5) == (0.25, 0.5)
+    assert _attention_variances(normed, BLOOM.recipe, 0.5) == (1.0, 0.5)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -613,3 +614,16 @@ def test_products_next_to_messages_in_pieces_read_the_weight_once_a_piece(
             piece, _ = product_seconds(M=max(M // ranks, 1), N=K, K=N, **numbers)  # type: ignore[arg-type]
             backward += ranks * piece - whole
         assert after.backward_seconds == pytest.approx(backward, rel=1e-9)
+
+
+@given(cases(), machines())
+def test_products_read_both_factors_and_write_their_result(case: Case, machine: Machine) -> None:
+    workload = Workload(*case[:3])
+    element = WEIGHT_ELEMENT_BYTES[case.recipe.precision]
+    dtype = {2: torch.bfloat16, 4: torch.float32}[element]
+    for time in product_times(workload, machine).values():
+        if time.sizes is not None:
+            M, N, K = time.sizes
+            tensors = [torch.empty(size, dtype=dtype, device="meta") for size in ((M, K), (K, N), (M, N))]
+            assert time.least_bytes == time.products * sum(tensor.nbytes for tensor in tensors)
+            assert time.flop == time.products * 2 * M * N * K

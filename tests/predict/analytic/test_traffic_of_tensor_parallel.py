@@ -12,14 +12,18 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Residual, Workload
-from suite.predict.analytic.traffic import step_traffic
-from tests.support.strategies import BLOOM
+from suite.predict.analytic.experts import chosen_experts
+from suite.predict.analytic.flop import repeated_layers
+from suite.predict.analytic.traffic import _gathered_expert_tokens, activation_message_bytes, step_traffic
+from tests.support.strategies import BLOOM, routed_architectures
 
 RANKS, POSITIONS, HIDDEN, WIDTH, LAYERS = 2, 4, 6, 8, 2
 MATRICES = ("query_key_value", "projection", "expansion", "contraction")
@@ -258,3 +262,22 @@ def test_a_layer_hands_over_what_its_ranks_need_to_compute_as_one_device(
     assert wires.messages == messages
     # predicted in fp32, computed in float64
     assert wires.payload_bytes == {operation: 2 * size for operation, size in payload.items()}
+
+
+@given(routed_architectures(tensor_parallel=2), st.sampled_from([*Recomputation]))
+def test_around_experts_every_message_has_more_bytes_by_the_experts_of_a_token(
+    shape: Architecture, recomputation: Recomputation
+) -> None:
+    """Layer by layer and message by message: a token goes to k experts, and once to the shared ones."""
+    layout = Layout(tensor_parallel=2, sequence_parallel=True, recomputation=recomputation)
+    workload = Workload(shape, BLOOM.recipe, layout)
+    message, share = activation_message_bytes(workload), chosen_experts(shape)
+    more = message * (share.numerator - share.denominator) // share.denominator
+    more += message if shape.shared_experts else 0
+    messages, routed = Counter[str](), shape.layers - (shape.dense_layers or 0)
+    for _ in range(routed + repeated_layers(recomputation, routed)):
+        messages.update(["gathered", "reduced"])  # the input, the output
+    for _ in range(routed):
+        messages.update(["gathered", "gathered", "reduced"])  # gradient of the output; input again, its gradient
+    found = _gathered_expert_tokens(workload, stage=0)
+    assert found == (more * messages["gathered"], more * messages["reduced"])
