@@ -31,6 +31,7 @@ AREAS = {
     "kernels": Area(0.90),
 }
 ELSEWHERE = Area(0.90)
+FEW = 6  # modules, whose own tests are run to see what they run: all of an area take minutes
 
 # Modules that have no test file of their name, and modules that others' tests check too
 ALSO = {
@@ -99,10 +100,11 @@ def modules_of(root: Path, paths: list[str]) -> list[str]:
 
 
 def files_of_area(root: Path, area: str, modules: list[str]) -> list[str]:
-    """Test files and directories whose tests are collected for an area."""
+    """Test files and directories whose tests are collected for modules of an area; for few modules their own alone."""
     own = [name for module in modules for name in tests_of(root, module)]
-    also = AREAS.get(area, ELSEWHERE).also
-    return [*also, *(name for name in dict.fromkeys(own) if not name.startswith(tuple(f"{place}/" for place in also)))]
+    also = AREAS.get(area, ELSEWHERE).also if len(modules) > FEW else ()
+    below = tuple(f"{place}/" for place in also)
+    return list(dict.fromkeys([*also, *(name for name in own if not name.startswith(below))]))
 
 
 def tests_of(root: Path, module: str) -> list[str]:

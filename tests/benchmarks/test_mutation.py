@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from benchmarks.mutation import areas
-from benchmarks.mutation.areas import modules_of, wanted_score
+from benchmarks.mutation.areas import files_of_area, modules_of, wanted_score
 from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted
 from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
 from benchmarks.mutation.select import MOST_SECONDS, chosen_tests, statement_lines
@@ -188,6 +188,16 @@ def test_every_known_equivalent_has_its_line_in_its_module_and_a_reason() -> Non
 def test_every_module_of_the_areas_has_tests_that_exist() -> None:
     for module in modules_of(ROOT, ["suite/metrics", "suite/predict/analytic", "suite/regression", "suite/records"]):
         assert areas.tests_of(ROOT, module), module
+
+
+def test_of_few_modules_their_own_tests_are_collected_and_of_many_those_of_the_area() -> None:
+    one = files_of_area(ROOT, "suite/predict/analytic", ["suite/predict/analytic/limits.py"])
+    assert one == ["tests/predict/analytic/test_limits.py"]
+    modules = modules_of(ROOT, ["suite/predict/analytic"])
+    assert files_of_area(ROOT, "suite/predict/analytic", modules) == ["tests/predict/analytic"]
+    elsewhere = files_of_area(ROOT, "suite/records", modules_of(ROOT, ["suite/records"]))
+    assert "tests/regression/test_kernel_benchmarks.py" in elsewhere
+    assert len(elsewhere) == len(set(elsewhere))
 
 
 def test_of_two_modules_the_longer_name_has_the_tests() -> None:
