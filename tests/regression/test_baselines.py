@@ -91,3 +91,9 @@ def test_a_reference_is_best_a_record_by_id_or_path_or_a_commit(tmp_path, monkey
         assert resolved(given, HISTORY, tmp_path, tmp_path) == meant
     with pytest.raises(InputError, match="unknown baseline: 'nothing'|unknown baseline"):
         resolved("nothing", HISTORY, tmp_path, tmp_path)
+
+
+def test_a_commit_whose_hash_sorts_before_all_ids_is_a_commit(tmp_path):
+    early = launches_of(2, suite="0.1.0 (111111111111)")
+    found = baseline(40 * "1", setup_of(early[0]), early, tmp_path)
+    assert (len(found.launches), found.words) == (2, "commit 111111111111")

@@ -60,3 +60,15 @@ def test_without_a_floor_times_stay_uncalibrated_unless_so_many_launches_give_on
     words = "x: times will be uncalibrated: 9 identical launches are recorded"
     assert said(monkeypatch, launches=9, limit=0.1, floor=None)[0] == [words] * 2
     assert said(monkeypatch, launches=10, limit=0.1, floor=None)[0] == []
+
+
+def test_every_run_is_foreseen_whatever_is_said_of_the_ones_before(monkeypatch):
+    """The first has enough launches, the second no floor, the third too few."""
+    floors = {"quiet": 0.01, "new": None, "loud": 0.5}
+    monkeypatch.setattr(check, "floor_of", lambda setup, *_: (floors[setup], "none is recorded"))
+    monkeypatch.setattr(check, "least_detectable", lambda floor, *_, **__: floor)
+    runs = [SimpleNamespace(setup=name, plan=SimpleNamespace(name=name)) for name in floors]
+    lines = []
+    states = [SimpleNamespace(run=run, before=None) for run in runs]
+    RegressionCheck([], None, None, lines.append, 0.1)._foresee(states, [], 5)
+    assert [line.partition(":")[0] for line in lines] == ["new", "loud"]
