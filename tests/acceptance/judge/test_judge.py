@@ -501,3 +501,32 @@ def test_a_failure_of_a_check_that_is_not_selected_is_reported_of_bits_of_a_soak
     assert {finding.check for finding in findings} == {0}
     every = battery_findings([surroundings(), *flat], NOTHING, others=0.05)
     assert by_check(every)[16].verdict is CheckVerdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks_on", "loads", "words"),
+    [
+        ("cuda", [], [micro()], "not known on which GPUs ranks ran"),
+        ("cuda", [], [], "no rank ran on it"),
+        ("cuda", [0], [micro()], "no rank ran on it"),
+        ("cpu", [], [micro()], "no rank ran on it"),
+        ("cuda", [], [micro(status=Status.CRASHED), launched(status=Status.HANG)], "no load ended well"),
+        ("cuda", [], [micro(status=Status.CRASHED), launched()], "not known on which GPUs ranks ran"),
+    ],
+)
+def test_why_a_gpu_had_no_load(device, ranks_on, loads, words):
+    around = surroundings(device=device, gpus_with_ranks=ranks_on)
+    battery = JudgedBattery([around, *loads], NOTHING, 0.05, (5,), {})
+    assert battery.why_idle.startswith(words)
+
+
+def test_an_invalid_environment_is_reported_only_where_it_made_a_selected_check_invalid():
+    disturbed = surroundings(others_share=0.5)
+    replayed = probing(replays=replays(wrong=lambda *_: True))  # invalid by itself: no rank repeats itself
+    for evidence, selected, checks in (
+        (micro(), 1, {0, 1}),
+        (micro(status=Status.CRASHED), 1, {1}),
+        (replayed, 14, {14}),
+    ):
+        findings = battery_findings([disturbed, evidence], NOTHING, others=0.05, selected={selected})
+        assert {finding.check for finding in findings} == checks
