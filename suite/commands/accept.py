@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import select
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +30,7 @@ from suite.report.terminal.acceptance import junit, print_checks, print_findings
 from suite.report.terminal.tables import console, print_refusal
 
 ANSWER_SECONDS = 15.0  # for the answer whether to stop
+ANSWERS = {"": True, "y": True, "yes": True, "n": False, "no": False}
 CODES = {
     Decision.ACCEPTED: exit_codes.PASS,
     Decision.REJECTED: exit_codes.FAIL,
@@ -159,14 +162,32 @@ def _asking(messages: Console) -> Callable[[str], bool]:
     def stops(why: str) -> bool:
         messages.print(f"[yellow]environment INVALID: {escape(why)}[/]", soft_wrap=True)
         going_on = "times will not be judged, figures and bits will"
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not _has_terminal():
             messages.print(f"[dim]it goes on: {going_on}; --stop-if-invalid would end here[/]", soft_wrap=True)
             return False
-        messages.print(f"Enter stops here; in {ANSWER_SECONDS:.0f} s it goes on: {going_on}", soft_wrap=True)
-        answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
-        return bool(answered) and not sys.stdin.readline().lower().startswith("n")
+        end = time.monotonic() + ANSWER_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            messages.print(f"stop here? \\[Y/n] In {left:.0f} s it goes on: {going_on}", soft_wrap=True)
+            if not select.select([sys.stdin], [], [], left)[0]:
+                return False
+            answer = sys.stdin.readline()
+            if not answer:  # end of input: nobody will answer
+                return False
+            if (word := answer.strip().lower()) in ANSWERS:
+                return ANSWERS[word]
+        return False
 
     return stops
+
+
+def _has_terminal() -> bool:
+    """Whether somebody can answer: reading stops a process in the background of its terminal (SIGTTIN)."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # it is not the terminal that controls this process
+        return False
 
 
 def _write_junit(report: BatteryReport, file: Path) -> None:

@@ -190,19 +190,6 @@ def test_in_an_environment_that_is_invalid_at_once_it_can_stop_before_it_measure
     assert main(["accept", *arguments, "--stop-if-invalid"]) == exit_codes.PASS
 
 
-@pytest.mark.parametrize(("answer", "stops"), [("\n", True), ("no\n", False), (None, False)])
-def test_at_a_terminal_it_asks_and_goes_on_without_an_answer(monkeypatch, answer, stops):
-    terminal = io.StringIO(answer or "")
-    terminal.isatty = lambda: True
-    monkeypatch.setattr("sys.stdin", terminal)
-    monkeypatch.setattr("sys.stderr", terminal)
-    waited = []
-    ready = ([terminal] if answer else [], [], [])
-    monkeypatch.setattr(accept_module.select, "select", lambda *how: waited.append(how[-1]) or ready)
-    assert accept_module._asking(Console(file=io.StringIO()))("busy") is stops
-    assert waited == [accept_module.ANSWER_SECONDS]
-
-
 @pytest.mark.parametrize("stale", [True, False])
 def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, capsys, launches, monkeypatch, stale):
     _, answers = launches
