@@ -388,6 +388,16 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def opinions(session: nox.Session) -> None:
+    """Compare formulas with DeepSpeed's estimates, llm-analysis and PyTorch's estimators."""
+    install(session, "execute", "test", "peers")
+    # without what it depends on: transformers and huggingface-hub of 2023, which only its look-up of names needs
+    group = PROJECT["dependency-groups"]["opinions"]
+    session.install("--no-compile", "--no-deps", "--constraint", CONSTRAINTS, *group)
+    session.run("python", "-m", "pytest", "tests/end_to_end/opinions", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session, "lint")
