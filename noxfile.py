@@ -398,6 +398,16 @@ def opinions(session: nox.Session) -> None:
 
 
 @nox.session
+def audit(session: nox.Session) -> None:
+    """Look the pinned packages up in PyPI's database of known vulnerabilities."""
+    install(session, "audit")
+    printed = session.run("python", ".ci/audit.py", CONSTRAINTS, silent=True, success_codes=[0, 3])
+    session.log(printed)
+    if "NOT RUN" in str(printed):
+        session.skip("NOT RUN: not every package was looked up")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session, "lint")
