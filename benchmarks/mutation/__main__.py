@@ -128,6 +128,7 @@ def _all_tried(order: Mapping[str, Sequence[Mutant]], seconds: float) -> tuple[l
             trials = AreaTrials(copy, Path(scratch), area, sorted({mutant.module for mutant in some}))
             try:
                 refused += [f"{area}: fails without a mutant: {line}" for line in trials.failures]
+                print(*refused, sep="\n", end="\n" if refused else "", flush=True)
                 done += _until(now + (end - now) / (len(order) - place), some, trials)
             finally:
                 trials.close()
@@ -139,7 +140,7 @@ def _all_tried(order: Mapping[str, Sequence[Mutant]], seconds: float) -> tuple[l
 def _until(end: float, order: Sequence[Mutant], trials: AreaTrials) -> Iterator[Tried]:
     known = equivalents()
     for mutant in order:
-        if trials.failures or time.monotonic() > end:
+        if not trials.tests or time.monotonic() > end:
             return
         one = trials.of(mutant)
         if one is not None:

@@ -18,14 +18,14 @@ IMPORT_SECONDS = 60.0  # more, where all is imported anew
 
 
 class AreaTrials:
-    """In a copy of the checkout; `failures` is what fails without any mutant."""
+    """In a copy of the checkout, by so many `tests`; `failures` is what fails without any mutant, and is left out."""
 
     def __init__(self, copy: Path, scratch: Path, area: str, modules: Sequence[str]) -> None:
         self._copy, self._log, self._area = copy, scratch / "fresh.log", AREAS.get(area, ELSEWHERE)
         files = files_of_area(copy, area, [*modules])
         self._warm = WarmTests(copy, files, modules, scratch / "warm.log")
         collected = self._warm.collected
-        self.failures = list(collected.failures)
+        self.failures, self.tests = list(collected.failures), len(collected.names) - len(collected.failed)
         for module in modules if collected.names else ():
             Path(importlib.util.cache_from_source(str(copy / module))).unlink(missing_ok=True)
             if not any(name.partition("::")[0] in tests_of(copy, module) for name in collected.names):

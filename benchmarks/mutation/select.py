@@ -41,7 +41,9 @@ def chosen_tests(
     by_line = collected.lines[module]
     wanted = by_line if lines is None else lines
     running = {test for line in wanted for test in by_line.get(line, ())}
+    running -= {*collected.failed}  # they say nothing
     own = {index for index, name in enumerate(collected.names) if name.partition("::")[0] in own_files}
+    own -= {*collected.failed}
     first = sorted(own if own_all or not running else own & running)
     left = MOST_SECONDS - sum(collected.seconds[test] for test in first)
     chosen = list(first)

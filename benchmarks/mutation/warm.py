@@ -28,7 +28,7 @@ class CollectedTests(msgspec.Struct, frozen=True):
         names, seconds: of each test.
         lines: of each module, the tests that run each line.
         at_import: of each module, the lines that run while tests are collected.
-        failures: what fails without any mutant.
+        failures: what fails without any mutant; `failed` its tests, by index.
     """
 
     names: list[str]
@@ -36,6 +36,7 @@ class CollectedTests(msgspec.Struct, frozen=True):
     lines: dict[str, dict[int, list[int]]]
     at_import: dict[str, list[int]]
     failures: list[str]
+    failed: list[int] = []
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class _Served:
     def _unmutated(self, items: Sequence[object], at_import: dict[str, list[int]]) -> CollectedTests:
         self._coverage.erase()
         self._coverage.start()
-        seconds, following = [], sys.gettrace()
+        seconds, failed, following = list[float](), list[int](), sys.gettrace()
         for index, item in enumerate(items):
             if sys.gettrace() is not following:  # a test took it away
                 print("lines were no longer followed before", getattr(item, "nodeid", ""), flush=True)
@@ -159,6 +160,7 @@ class _Served:
             _run(item, items[index + 1] if index + 1 < len(items) else None, noted)
             seconds.append(time.monotonic() - began)
             if noted.trial is not None:
+                failed.append(index)
                 self._failures.append(f"{noted.trial.test}: {noted.trial.error}")
         self._coverage.stop()
         data, lines = self._coverage.get_data(), {}
@@ -166,7 +168,7 @@ class _Served:
             contexts = data.contexts_by_lineno(str(self._root / module))
             lines[module] = {line: sorted(int(name) for name in names if name) for line, names in contexts.items()}
         names = [str(getattr(item, "nodeid", "")) for item in items]
-        return CollectedTests(names, seconds, lines, at_import, self._failures)
+        return CollectedTests(names, seconds, lines, at_import, self._failures, failed)
 
     def _tried(self, request: TrialRequest, items: Sequence[object], live: LiveFunctions) -> Trial | None:
         path = self._root / request.module
