@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -68,6 +69,7 @@ class Pool:
 
 def _serve(rank: int, port: int, end: Connection) -> None:
     die_with_parent()
+    warnings.resetwarnings()  # a fork has pytest's, which are errors
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
