@@ -119,6 +119,7 @@ def _all_tried(order: Mapping[str, Sequence[Mutant]], seconds: float) -> tuple[l
     Each area has an equal share of the time that the ones before it have left.
     """
     with tempfile.TemporaryDirectory(prefix="suite-mutation-") as scratch:
+        Path(scratch).chmod(0o755)  # some tests become another user
         copy = Path(scratch) / "checkout"
         _copied(copy)
         _enter(copy)
