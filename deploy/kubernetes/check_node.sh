@@ -26,7 +26,8 @@ run() {
     wait "$child"
 }
 
-# battery: sets `verdict` to its exit code and `words` to its one line; what cannot be decided is asked again
+# battery: sets `verdict` to its exit code and `words` to its one line; what cannot be decided is asked again.
+# 1 and 4 are verdicts only with that line: Python ends with 1 too where a package is missing, on every node of a sweep.
 battery() {
     attempt=1
     while :; do
@@ -35,7 +36,10 @@ battery() {
             ${SUITE_ACCEPT:-} >"$said/words" 2>"$said/errors"
         verdict=$?
         words=$(cat "$said/words")
-        [ -n "$words" ] || words=$(tail -n 1 "$said/errors")
+        if [ -z "$words" ]; then
+            words=$(tail -n 1 "$said/errors")
+            case $verdict in 1 | 4) verdict=2 words="no verdict: $words" ;; esac
+        fi
         case $verdict in 0 | 1 | 4) return ;; esac
         [ "$attempt" -lt "${SUITE_ATTEMPTS:-3}" ] || return
         attempt=$((attempt + 1))

@@ -4,7 +4,13 @@
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:${SLURM_BIN:-/usr/bin}
 export PATH
 here=$(dirname "$(readlink -f "$0")")
-. "${SUITE_CONF:-$here/gates.conf}"
+conf=${SUITE_CONF:-$here/gates.conf}
+if [ ! -r "$conf" ]; then # a script that ends with another code than 0 would drain every node that lacks it
+    logger -t suite -- "no $conf: nothing is checked" 2>/dev/null
+    echo "suite: no $conf: nothing is checked" >&2
+    exit "${without_conf:-0}"
+fi
+. "$conf"
 node=${SLURMD_NODENAME:-$(hostname -s)}
 
 say() { # a line for the system's log; never a reason to fail
@@ -13,11 +19,15 @@ say() { # a line for the system's log; never a reason to fail
 }
 
 # check OPTIONS: one battery; sets `verdict` to its exit code and `words` to its one line. 124: not done in time.
+# 1 and 4 are verdicts only with that line: Python and the shell end with 1 too where a checkout or a package is missing.
 check() {
     words=$(cd "$SUITE_ROOT" && HOME=${HOME:-/root} timeout -k 10 "$SUITE_SECONDS" \
         "$SUITE_PYTHON" -m suite accept --device "$SUITE_DEVICE" --results "$SUITE_RESULTS" --summary "$@" 2>"$SUITE_RESULTS/.gate.$$")
     verdict=$?
-    [ -n "$words" ] || words=$(tail -n 1 "$SUITE_RESULTS/.gate.$$" 2>/dev/null)
+    if [ -z "$words" ]; then
+        words=$(tail -n 1 "$SUITE_RESULTS/.gate.$$" 2>/dev/null)
+        case $verdict in 1 | 4) verdict=2 words="no verdict: $words" ;; esac
+    fi
     rm -f "$SUITE_RESULTS/.gate.$$"
 }
 
@@ -41,7 +51,8 @@ drain() {
     scontrol update nodename="$node" state=drain reason="$reason" && say "drained $node: $reason"
 }
 
-# others: whether a job runs here besides the one that is beginning or ending.
+# others: whether a job runs here besides the one that is beginning or ending. Where Slurm does not say: yes.
 others() {
-    squeue --noheader -w "$node" -t RUNNING,COMPLETING,CONFIGURING,SUSPENDED -o %A | grep -qv "^${SLURM_JOB_ID:-none}\$"
+    jobs=$(squeue --noheader -w "$node" -t RUNNING,COMPLETING,CONFIGURING,SUSPENDED -o %A) || return 0
+    [ -n "$jobs" ] && printf '%s\n' "$jobs" | grep -qv "^${SLURM_JOB_ID:-none}\$"
 }

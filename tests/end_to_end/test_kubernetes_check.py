@@ -69,6 +69,18 @@ def test_what_is_not_decided_is_asked_again_and_taints_nothing(place: Path) -> N
     assert len((place / "asked").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("code", [1, 4])
+def test_an_end_without_a_verdict_taints_nothing(place: Path, code: int) -> None:
+    """As python ends in an image that lacks a package: on every node of a sweep."""
+    (place / "python").write_text(
+        (place / "python").read_text().replace(f'echo "{SAID}"; exit', "echo lacks >&2; exit")
+    )
+    ended, (condition,) = checked(place, code, SUITE_ATTEMPTS="1")
+    assert ended == 2
+    assert condition["status"]["conditions"][0]["status"] == "Unknown"
+    assert condition["status"]["conditions"][0]["message"] == "no verdict: lacks"
+
+
 def test_an_accepted_node_is_released_after_a_repair_alone(place: Path) -> None:
     node = {"kind": "Node", "metadata": {"resourceVersion": "8"}, "spec": {"taints": [TAINT]}, "status": {}}
     (place / "node.json").write_text(json.dumps(node))

@@ -1,0 +1,112 @@
+"""The scripts of deploy/slurm/ where something is amiss; Slurm's commands are functions of their gates.conf."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from suite.paths import ROOT
+
+SAID = "quick: rejected: rank 1, GPU 3"
+CONF = """
+SUITE_ROOT={place}
+SUITE_PYTHON={place}/python
+SUITE_RESULTS={place}
+SUITE_SHARED_RESULTS={place}
+SUITE_DEVICE=cpu
+SUITE_SECONDS=20
+SUITE_CHECKS=14
+SUITE_ATTEMPTS=1
+SUITE_PAUSE_SECONDS=0
+sinfo() {{ echo idle; }}
+scontrol() {{ echo "$*" >>{place}/scontrol; }}
+logger() {{ :; }}
+sleep() {{ :; }}
+squeue() {{ if [ -s {place}/jobs ]; then cat {place}/jobs; fi; [ ! -e {place}/away ]; }}
+"""
+SHELLS = [shell for shell in ("dash", "bash") if shutil.which(shell)]  # /bin/sh is one or the other
+GATES = ("prolog", "epilog", "health_check")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for path in (ROOT / "deploy" / "slurm").glob("*.sh"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "gates.conf").write_text(CONF.format(place=tmp_path))
+    answers(tmp_path, f'echo "{SAID}"; exit 1')
+    return tmp_path
+
+
+def answers(place: Path, text: str) -> None:
+    (place / "python").write_text(f"#!/bin/sh\n{text}\n")
+    (place / "python").chmod(0o755)
+
+
+def ran(place: Path, gate: str, *arguments: str, shell: str = "sh") -> subprocess.CompletedProcess[str]:
+    command = [shell, *(["--posix"] if shell == "bash" else []), str(place / f"{gate}.sh"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def drained(place: Path) -> bool:
+    asked = place / "scontrol"
+    return asked.exists() and "state=drain" in asked.read_text()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("gate", GATES)
+def test_a_verdict_drains(place: Path, gate: str, shell: str) -> None:
+    assert ran(place, gate, shell=shell).returncode == (gate == "prolog")
+    assert drained(place)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("amiss", ["no package", "no checkout", "no results", "no python", "no configuration"])
+def test_what_is_missing_on_a_node_drains_nothing(place: Path, amiss: str, gate: str, shell: str) -> None:
+    conf = place / "gates.conf"
+    if amiss == "no package":
+        answers(place, "echo 'No module named suite' >&2; exit 1")
+    elif amiss == "no configuration":
+        conf.unlink()
+    else:
+        name = {"no checkout": "SUITE_ROOT", "no results": "SUITE_RESULTS", "no python": "SUITE_PYTHON"}[amiss]
+        conf.write_text(f"{conf.read_text()}{name}={place}/none\n")
+    said = ran(place, gate, shell=shell)
+    assert said.returncode == 0, said.stderr
+    assert "suite: " in said.stderr
+    assert not drained(place)
+
+
+def test_a_health_check_drains_nothing_where_a_job_runs_or_began_meanwhile_or_slurm_does_not_say(place: Path) -> None:
+    (place / "jobs").write_text("7\n")
+    assert "a job runs here" in ran(place, "health_check").stderr
+    (place / "jobs").unlink()
+    (place / "away").touch()
+    assert "a job runs here" in ran(place, "health_check").stderr
+    (place / "away").unlink()
+    answers(place, f'echo 7 >{place}/jobs; echo "{SAID}"; exit 1')
+    assert "began meanwhile" in ran(place, "health_check").stderr
+    assert not drained(place)
+
+
+@pytest.mark.parametrize("verdict", ["accepted", "rejected", None])
+def test_after_a_repair_this_fleet_alone_releases_the_node(place: Path, verdict: str | None) -> None:
+    """`fleet accept` that says nothing releases nothing, whatever an earlier fleet said."""
+    row = {"node": "n1", "verdict": verdict, "part": "link", "evidence": ""}
+    (place / "said").write_text("" if verdict is None else json.dumps({"rows": [row]}))
+    (place / "earlier").write_text(json.dumps({"rows": [row | {"verdict": "accepted"}]}))
+    answers(
+        place,
+        f'case "$*" in *"fleet accept"*) cat {place}/said ;; *"fleet show"*) cat {place}/earlier ;; '
+        '*) exec /usr/bin/env python3 "$@" ;; esac',
+    )
+    said = ran(place, "post_repair", "n1", "n2", "n3")
+    assert said.returncode == (verdict != "accepted"), said.stderr
+    assert drained(place) == (verdict != "accepted")
+    asked = (place / "scontrol").read_text()
+    assert "delete reservation=" in asked
+    assert ("reason=suite: link rejected" in asked) == (verdict == "rejected")
