@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from reference_runs.catalog import miniatures, run_names
 from reference_runs.errors import InputError
 from suite.acceptance.presets import effort
 from suite.commands import exit_codes
@@ -68,6 +70,8 @@ def accept_command(  # noqa: PLR0913  # the command's options
     effort(profile)
     if at_once < 1:
         raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
+    if groups not in ("none", *miniatures(), *run_names()) and not groups.endswith(".toml"):
+        raise InputError("unknown run", got=repr(groups), allowed=f"none, {', '.join(miniatures())}", where="--groups")
     if node_minutes is not None and node_minutes <= 0:
         raise InputError("minutes", got=node_minutes, allowed="more than 0", where="--node-minutes")
     settings = FleetSettings(
@@ -113,6 +117,9 @@ def _engine(name: str, partition: str | None, nodes: str | None) -> Engine:
     names = tuple(dict.fromkeys(word.strip() for word in (nodes or "").split(",") if word.strip()))
     if not names:
         raise InputError("which hosts", got=nodes, allowed="--nodes a,b,c", where="--nodes")
+    if wrong := [name for name in names if not re.fullmatch(r"\w[\w.@:%-]*", name, re.ASCII)]:  # of ssh, and of files
+        allowed = "letters, digits and . _ - @ : %, the first a letter or digit"
+        raise InputError("no host's name", got=repr(wrong[0]), allowed=allowed, where="--nodes")
     return HostsEngine(names)
 
 

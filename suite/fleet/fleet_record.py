@@ -178,9 +178,8 @@ def latest(results: Path, identity: str | None) -> FleetEnd:
     Raises:
         InputError: there is none.
     """
-    names = sorted(fleets(results).glob(f"{identity or ''}*/end.json"), reverse=True)
-    for path in names:
-        if (end := kept(path, FleetEnd)) is not None:
+    for path in sorted(fleets(results).glob("*/end.json"), reverse=True):
+        if path.parent.name.startswith(identity or "") and (end := kept(path, FleetEnd)) is not None:
             return end
     raise InputError("no fleet that ended", got=identity, allowed="fleet accept first", where=str(fleets(results)))
 

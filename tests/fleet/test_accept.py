@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from suite.__main__ import main
 from suite.fleet.engines.slurm_engine import SlurmEngine
+from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
 from suite.paths import ROOT
 
 pytestmark = pytest.mark.timeout(180)
@@ -153,3 +155,32 @@ def wait_for_one(parent: Path) -> list[Path]:
 )
 def test_a_node_that_slurm_does_not_give_is_not_run(words: str, got: bool) -> None:
     assert SlurmEngine().did_not_get(words) is not got
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "a,-oProxyCommand=true"), "no host's name"),
+        (("--nodes", "../../a"), "no host's name"),
+        (("--nodes", "a", "--groups", "gpt2-mino"), "--groups: unknown run"),
+        (("--nodes", "a", "--drain"), "nothing drains hosts"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_written(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fleet", "accept", "--engine", "hosts", *words, "--results", str(tmp_path / "r")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_fleet_is_found_by_the_beginning_of_its_id_and_by_no_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = FleetRow(node="n1", verdict="accepted")
+    (tmp_path / "fleet" / "f1").mkdir(parents=True)
+    keep(tmp_path / "fleet" / "f1" / "end.json", FleetEnd(schema=SCHEMA, id="f1", finished=0.0, rows=[row]))
+    assert main(["fleet", "show", "f", "--results", str(tmp_path)]) == 0
+    for wrong in ("/etc", "../fleet/f1", "[", "*"):
+        assert main(["fleet", "show", wrong, "--results", str(tmp_path)]) == 2
+        assert "no fleet that ended" in capsys.readouterr().err
