@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from suite.fleet.battery_store import BATTERIES, FLEETS, database, empty_columns, parts
+from suite.fleet.battery_store import BATTERIES, FLEETS, database, empty_columns, parts, usable
 from suite.fleet.verdicts import ACCEPTED, BAD, NOT_RUN
 
 OUTLIER_Z = 3.5  # Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.3: "potential outliers"
@@ -173,18 +173,20 @@ class FleetStore:
     """The store, opened for questions; it takes in nothing.
 
     Raises:
-        InputError: DuckDB is not installed.
+        InputError: DuckDB is not installed, or a file of the store is damaged; every question may find that too.
     """
 
     def __init__(self, store: Path) -> None:
+        self._store = store
         self._connection: Any = database()
-        for kind in (BATTERIES, FLEETS):
-            files = parts(store, kind)
-            if files:
-                self._connection.read_parquet(files).create_view(kind)
-            else:
-                self._connection.execute(f"CREATE TEMP TABLE {kind} ({empty_columns(kind)})")
-        self._connection.execute(_VIEWS)
+        with usable(store):
+            for kind in (BATTERIES, FLEETS):
+                files = parts(store, kind)
+                if files:
+                    self._connection.read_parquet(files).create_view(kind)
+                else:
+                    self._connection.execute(f"CREATE TEMP TABLE {kind} ({empty_columns(kind)})")
+            self._connection.execute(_VIEWS)
 
     def nodes(self, wanted: FleetSelection) -> list[NodeVerdict]:
         """The last verdict of every node that is meant, by name."""
@@ -193,7 +195,8 @@ class FleetStore:
 
     def history(self, wanted: FleetSelection) -> list[NodeVerdict]:
         """Every verdict of the node that is meant, newest first."""
-        found = self._connection.execute("SELECT node FROM names WHERE name = ?", [wanted.node]).fetchall()
+        with usable(self._store):
+            found = self._connection.execute("SELECT node FROM names WHERE name = ?", [wanted.node]).fetchall()
         nodes = [row[0] for row in found] or [wanted.node]  # first, so that only its row groups are read
         where, values = msgspec.structs.replace(wanted, node=None).conditions()
         named = f"""
@@ -205,7 +208,8 @@ class FleetStore:
 
     def batteries(self) -> int:
         """How many batteries the store has."""
-        return int(self._connection.execute("SELECT count(DISTINCT id) FROM batteries").fetchone()[0])
+        with usable(self._store):
+            return int(self._connection.execute("SELECT count(DISTINCT id) FROM batteries").fetchone()[0])
 
     def outliers(self) -> list[Outlier]:
         """Figures of newest batteries whose modified z in their rack or firmware is 3.5 or more, furthest first.
@@ -224,6 +228,8 @@ class FleetStore:
         return self._asked(_OVER_TIME, [list(nodes)], FigureOverTime)
 
     def _asked(self, query: str, values: object, kind: Any) -> list[Any]:
-        result = self._connection.execute(query, values)
-        titles = [column[0] for column in result.description]
-        return [kind(**dict(zip(titles, row, strict=True))) for row in result.fetchall()]
+        with usable(self._store):
+            result = self._connection.execute(query, values)
+            titles = [column[0] for column in result.description]
+            rows = result.fetchall()
+        return [kind(**dict(zip(titles, row, strict=True))) for row in rows]

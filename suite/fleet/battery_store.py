@@ -5,6 +5,8 @@ Apart from what takes records in, which imports more: a question is answered in 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,31 @@ def database() -> Any:
     Raises:
         InputError: DuckDB is not installed.
     """
+    return _duckdb().connect(config={"threads": usable_cores(), "memory_limit": "1GB"})
+
+
+def _duckdb() -> Any:
     if lacking(["duckdb"]):
         raise InputError(f"packages are missing: {described(lacking(['duckdb']))}")
     import duckdb
 
-    return duckdb.connect(config={"threads": usable_cores(), "memory_limit": "1GB"})
+    return duckdb
+
+
+@contextlib.contextmanager
+def usable(store: Path) -> Iterator[None]:
+    """Within it, what DuckDB cannot do with the store's files is one line.
+
+    Raises:
+        InputError: a file is damaged, unreadable, or of something else; or DuckDB is not installed.
+    """
+    errors = _duckdb().Error
+    try:
+        yield
+    except errors as error:
+        words = str(error).splitlines()[0]
+        allowed = "a store of fleet report; delete a damaged one, and the next report makes it anew"
+        raise InputError(f"cannot use the store: {words}", got=str(store), allowed=allowed, where="--store") from error
 
 
 def parts(store: Path, kind: str) -> list[str]:

@@ -23,7 +23,7 @@ from reference_runs.regular_file import file_bytes
 from suite.acceptance.battery_record import SCHEMA
 from suite.acceptance.findings import Decision
 from suite.fleet import fleet_record
-from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, parts
+from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, parts, usable
 from suite.machine.devices import usable_cores
 
 PART_RECORDS = 20_000
@@ -77,7 +77,7 @@ def ingest(results: Path, store: Path) -> Ingested:
     """Take into the store what is not in it yet.
 
     Raises:
-        InputError: the store cannot be written, or DuckDB is not installed.
+        InputError: the store cannot be written or read, or DuckDB is not installed.
     """
     new: dict[str, list[str]] = {BATTERIES: [], FLEETS: []}
     known = {kind: _known(store, kind) for kind in new}
@@ -91,9 +91,12 @@ def ingest(results: Path, store: Path) -> Ingested:
         for kind, files in new.items()
         for first in range(0, len(files), PART_RECORDS)
     ]
+    if not chunks:
+        return Ingested(0, [])
     try:
-        store.mkdir(parents=True, exist_ok=True)
-        left_out = _all_written(chunks)
+        with usable(store):
+            store.mkdir(parents=True, exist_ok=True)
+            left_out = _all_written(chunks)
     except OSError as error:
         raise InputError(f"cannot write the store: {error.strerror}", got=str(store), where="--store") from error
     return Ingested(sum(map(len, new.values())) - len(left_out), left_out)
@@ -111,7 +114,7 @@ def _known(store: Path, kind: str) -> set[str]:
     files = parts(store, kind)
     if not files:
         return set()
-    with database() as connection:
+    with usable(store), database() as connection:
         return {row[0] for row in connection.execute("SELECT file FROM read_parquet(?)", [files]).fetchall()}
 
 

@@ -24,7 +24,13 @@ _VERDICT = "suite_node_verdict_info"
 
 
 def metrics(nodes: Sequence[NodeVerdict]) -> str:
-    """The text of the file."""
+    """The text of the file: of one name the newest verdict alone.
+
+    A node that was installed anew has another hash under its old name, and the collector refuses a file that says
+    anything twice.
+    """
+    newest = {_name(node): node for node in sorted(nodes, key=lambda node: node.time)}
+    nodes = [newest[name] for name in sorted(newest)]
     lines: list[str] = []
     for name, meaning, value_of in _METRICS:
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]
@@ -39,8 +45,12 @@ def metrics(nodes: Sequence[NodeVerdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _name(node: NodeVerdict) -> str:
+    return node.name or node.node
+
+
 def _identity(node: NodeVerdict) -> dict[str, str]:
-    return {"node": node.name or node.node, "rack": node.rack}
+    return {"node": _name(node), "rack": node.rack}
 
 
 def _labels(labels: Mapping[str, str]) -> str:
@@ -49,7 +59,8 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def _label(labels: Mapping[str, str]) -> Iterator[str]:
     for name, value in labels.items():
-        escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        plain = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in value)
+        escaped = plain.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
         yield f'{name}="{escaped}"'
 
 

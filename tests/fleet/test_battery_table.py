@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from benchmarks.fleet_records import FIRST, INTERVAL, write_records
 from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.fleet import battery_store, battery_table
-from suite.fleet.battery_queries import FleetSelection, FleetStore
+from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict
 from suite.fleet.battery_store import BATTERIES, STORE, parts
 from suite.fleet.battery_table import ingest
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow
@@ -197,6 +198,36 @@ def test_the_metrics_parse_with_the_official_parser(results, tmp_path):
     since = families["suite_node_bad_since_timestamp_seconds"].samples
     assert [sample.value for sample in since] == [FIRST + INTERVAL + 40]
     assert metrics([]).count("# TYPE") == 5
+
+
+def test_the_metrics_parse_whatever_a_record_says_and_name_no_node_twice():
+    """A node that was installed anew has another hash under its old name; the collector refuses what is said twice."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    facts = {"rack": "", "evidence": "", "battery": ""}
+    part = 'GPU\r3\x85\u2028\x1b[31m{}"\\'
+    old = NodeVerdict(node="aa", name="n1", verdict="rejected", part="", time=1.0, since=1.0, **facts)
+    new = NodeVerdict(node="bb", name="n1", verdict="accepted", part=part, time=2.0, **facts)
+    for nodes in ((old, new), (new, old)):
+        samples = [
+            sample
+            for family in parser.text_fd_to_metric_families(io.StringIO(metrics(nodes), newline=""))
+            for sample in family.samples
+        ]
+        assert [sample.value for sample in samples if sample.name == "suite_node_accepted"] == [1.0]
+        assert [sample.labels["part"] for sample in samples if "part" in sample.labels] == ['GPU 3   [31m{}"\\']
+        assert not [sample for sample in samples if "since" in sample.name]
+
+
+def test_a_damaged_store_is_refused_in_a_line_and_an_empty_directory_stays_empty(tmp_path, capsys):
+    assert report(capsys, tmp_path)[0] == 3
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / STORE).mkdir()
+    (tmp_path / STORE / "batteries-1.parquet").write_bytes(b"junk")
+    for options in ((), ("--stored",)):
+        code, _, err = report(capsys, tmp_path, *options)
+        assert code == 2
+        assert "--store: cannot use the store" in err
+        assert len(err.strip().splitlines()) == 1
 
 
 def report(capsys, *arguments):
