@@ -15,6 +15,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.regular_file import json_file
 from suite.records import store
+from suite.records.private_paths import private_directories, without_private_paths
 
 SCHEMA = "1.0"
 
@@ -138,11 +139,16 @@ def fleets(results: Path) -> Path:
 
 
 def keep(path: Path, part: msgspec.Struct) -> None:
-    """Write a file whole; one that another writer was quicker with stays."""
+    """Write a file whole, without the paths of who runs it; one that another writer was quicker with stays."""
+    text = _public(msgspec.json.format(msgspec.json.encode(part), indent=1).decode())
     try:
-        store.write_new(path, msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n")
+        store.write_new(path, text.encode() + b"\n")
     except FileExistsError:
         return
+
+
+def _public(text: str) -> str:
+    return without_private_paths(text, private_directories())
 
 
 def kept(path: Path, kind: type[Answer]) -> Answer | None:
@@ -164,10 +170,11 @@ def opened(results: Path, options: Mapping[str, str], nodes: Mapping[str, str]) 
 
 def unfinished(results: Path, options: Mapping[str, str]) -> Path | None:
     """The newest fleet without an end that was asked for with these options."""
+    wanted = {name: _public(value) for name, value in options.items()}
     for path in sorted(fleets(results).glob("*/begin.json"), reverse=True):
         begin = kept(path, FleetBegin)
         ended = (path.parent / "end.json").exists()
-        if begin is not None and not ended and begin.options == dict(options):
+        if begin is not None and not ended and begin.options == wanted:
             return path.parent
     return None
 

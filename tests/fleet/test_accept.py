@@ -20,7 +20,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.fleet.engines.slurm_engine import SlurmEngine
-from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
+from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep, opened, unfinished
 from suite.paths import ROOT
 
 pytestmark = pytest.mark.timeout(180)
@@ -184,3 +184,13 @@ def test_a_fleet_is_found_by_the_beginning_of_its_id_and_by_no_path(
     for wrong in ("/etc", "../fleet/f1", "[", "*"):
         assert main(["fleet", "show", wrong, "--results", str(tmp_path)]) == 2
         assert "no fleet that ended" in capsys.readouterr().err
+
+
+def test_what_a_fleet_keeps_names_no_home_directory_and_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    options = {"options": "--junit /home/alice/x.xml"}
+    directory = opened(tmp_path, options, {"n1": "in /home/alice/x"})
+    assert "alice" not in (directory / "begin.json").read_text()
+    assert unfinished(tmp_path, options) == directory
