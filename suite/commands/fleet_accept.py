@@ -72,7 +72,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
         raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
     if groups not in ("none", *miniatures(), *run_names()) and not groups.endswith(".toml"):
         raise InputError("unknown run", got=repr(groups), allowed=f"none, {', '.join(miniatures())}", where="--groups")
-    if node_minutes is not None and node_minutes <= 0:
+    if node_minutes is not None and not node_minutes > 0:
         raise InputError("minutes", got=node_minutes, allowed="more than 0", where="--node-minutes")
     settings = FleetSettings(
         profile=profile,

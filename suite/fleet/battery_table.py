@@ -148,11 +148,15 @@ def _written(chunk: tuple[str, str, str, list[str]]) -> list[str]:
             for file in files:
                 try:
                     entries = _battery(results, file) if kind == BATTERIES else _fleet(results, file)
+                    encoded = [msgspec.json.encode(entry) + b"\n" for entry in entries]
+                except UnicodeEncodeError:
+                    left_out.append(f"{results}/{ascii(file)[1:-1]}: the name is no UTF-8")
+                    continue
                 except (OSError, InputError) as error:
                     left_out.append(str(error))
                     continue
-                lines.writelines(msgspec.json.encode(entry) + b"\n" for entry in entries)
-                written += len(entries)
+                lines.writelines(encoded)
+                written += len(encoded)
         if written:
             _parquet(kind, rows, half)
             half.rename(Path(store, name))

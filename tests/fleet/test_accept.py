@@ -163,6 +163,7 @@ def test_a_node_that_slurm_does_not_give_is_not_run(words: str, got: bool) -> No
         (("--nodes", "a,-oProxyCommand=true"), "no host's name"),
         (("--nodes", "../../a"), "no host's name"),
         (("--nodes", "a", "--groups", "gpt2-mino"), "--groups: unknown run"),
+        (("--nodes", "a", "--node-minutes", "nan"), "--node-minutes: minutes"),
         (("--nodes", "a", "--drain"), "nothing drains hosts"),
     ],
 )

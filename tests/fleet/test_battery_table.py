@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +229,15 @@ def test_a_damaged_store_is_refused_in_a_line_and_an_empty_directory_stays_empty
         assert code == 2
         assert "--store: cannot use the store" in err
         assert len(err.strip().splitlines()) == 1
+
+
+def test_a_record_whose_name_is_no_text_is_left_out_and_the_others_are_shown(results, capsys):
+    end_of(results, 1, 1).rename(os.fsdecode(bytes(results) + b"/acceptance/x__00000001__\xff.end.json"))
+    code, out, _ = report(capsys, results, "--json")
+    assert code == 2
+    (words,) = json.loads(out)["left_out"]
+    assert words.endswith("x__00000001__\\udcff.end.json: the name is no UTF-8")
+    assert len(json.loads(out)["nodes"]) == NODES
 
 
 def report(capsys, *arguments):
