@@ -70,7 +70,7 @@ def _named(said: str, root: Path) -> Path:
 
 @contextmanager
 def sole_use(checkpoints: Checkpoints | None, results: Path) -> Iterator[None]:
-    """Within this no other launch stores or loads checkpoints there.
+    """Within this no other launch stores or loads checkpoints there; a file system without locks (NFS) refuses nobody.
 
     Raises:
         InputError: another one does, or the directory cannot be written.
@@ -84,4 +84,6 @@ def sole_use(checkpoints: Checkpoints | None, results: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError("another launch uses these checkpoints", where=str(directory)) from None
+        except OSError:
+            pass
         yield

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 import pickle
 import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -178,6 +181,16 @@ def test_one_launch_at_a_time(tmp_path):
         sole_use(plan.checkpoints, tmp_path),
     ):
         pass
+
+
+def test_a_file_system_without_locks_refuses_nobody(tmp_path, monkeypatch):
+    def refuses(_file, _operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    plan = plan_with(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with sole_use(plan.checkpoints, tmp_path), sole_use(plan.checkpoints, tmp_path):
+        assert Path(plan.checkpoints.directory).is_dir()
 
 
 def test_metadata_runs_no_code():
