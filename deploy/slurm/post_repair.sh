@@ -27,16 +27,14 @@ scontrol update nodename="$repaired" state=resume || exit 4
 sleep 2 # until the controller has it
 cd "$SUITE_ROOT" || exit 4
 # shellcheck disable=SC2086  # several options
-SLURM_RESERVATION=$reservation "$SUITE_PYTHON" -m suite fleet accept --nodes "$names" --groups none \
+reason=$(SLURM_RESERVATION=$reservation "$SUITE_PYTHON" -m suite fleet accept --nodes "$names" --groups none \
     --results "$SUITE_SHARED_RESULTS" --device "$SUITE_DEVICE" --json ${SUITE_FLEET:-} -- ${SUITE_ACCEPT:-} |
     "$SUITE_PYTHON" -c '
 import json, sys # this fleet alone: an earlier one may have accepted the node
 row = next(row for row in json.load(sys.stdin)["rows"] if row["node"] == sys.argv[1])
 print("suite:", row["part"] or "node", row["verdict"], row["evidence"])
-sys.exit(row["verdict"] != "accepted")' "$repaired" >"$SUITE_SHARED_RESULTS/.repair.$$"
+sys.exit(row["verdict"] != "accepted")' "$repaired")
 judged=$?
-reason=$(cat "$SUITE_SHARED_RESULTS/.repair.$$")
-rm -f "$SUITE_SHARED_RESULTS/.repair.$$"
 if [ "$judged" = 0 ]; then
     keep=released
     say "released $repaired"
