@@ -44,13 +44,9 @@ class UpperLimit(NamedTuple):
     source: str
 
 
-def from_peak(peak: float, what: str, *, rejects: bool = True) -> ExpectedRate:
-    """A dense peak, of which 70 % must be reached: no good machine reaches all of it.
-
-    Args:
-        rejects: whether less fails, or only warns.
-    """
-    return ExpectedRate(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL if rejects else None)
+def from_peak(peak: float, what: str) -> ExpectedRate:
+    """A dense peak, of which 70 % must be reached: no good machine reaches all of it."""
+    return ExpectedRate(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL)
 
 
 def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> ExpectedRate | None:

@@ -32,7 +32,13 @@ from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.gpu_health import gpu_findings
-from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
+from suite.acceptance.judge.launches import (
+    exact_findings,
+    jitter_findings,
+    loss_findings,
+    rank_over_best,
+    time_findings,
+)
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
@@ -111,7 +117,32 @@ class Rule(NamedTuple):
 
 def _rates(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
     undisturbed = [micro for micro in battery.micro if not micro.set_aside]
-    return [finding for micro in undisturbed for finding in micro_findings(micro, battery.history, battery.gpu)]
+    return [
+        _borne_out(finding, micro, battery.timed_launches)
+        for micro in undisturbed
+        for finding in micro_findings(micro, battery.history, battery.gpu)
+    ]
+
+
+def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
+    """Slow products of a virtual machine only warn: its processors may be halves of cores, which other guests use.
+
+    A rank whose products are slower than the others' still fails, unless it is not late in launches.
+    """
+    if finding.verdict is not CheckVerdict.FAIL or not micro.virtual or not rests_on_clocks(finding):
+        return finding
+    if finding.check == check.MATRIX:
+        why = "of a virtual machine, whose processors other guests may share"
+    elif finding.check == check.SPREAD:
+        rank = micro.matrix.index(min(micro.matrix))
+        ratio = rank_over_best(launches, rank)
+        if ratio is None or ratio < (check.CHECKS[check.STRAGGLER].warn or 1.0):
+            return finding
+        why = f"of a virtual machine; in launches rank {rank} is at {ratio:.3f} of the best rank"
+    else:
+        return finding
+    evidence = joined_evidence(finding.evidence, why)
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.WARN, evidence=evidence)
 
 
 def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:

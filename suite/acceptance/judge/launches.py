@@ -130,10 +130,7 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     if not same_work:
         why = f"each pipeline stage has one rank: no other does the same work; {evidence}"
         return not_run(STRAGGLER, why, run)
-    ratios = {
-        rank: statistics.median(min(seconds[other] for other in others) / seconds[rank] for seconds in known)
-        for rank, others in same_work.items()
-    }
+    ratios = {rank: _best_over(rank, others, known) for rank, others in same_work.items()}
     slowest = min(ratios, key=lambda rank: ratios[rank])
     lateness = [
         math.log(seconds[slowest] / min(seconds[other] for other in same_work[slowest] if other != slowest))
@@ -152,6 +149,18 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
         turns = joined_evidence(evidence, "no rank is late in all launches: they take turns")
         finding = msgspec.structs.replace(finding, verdict=CheckVerdict.WARN, evidence=turns)
     return finding
+
+
+def _best_over(rank: int, others: Sequence[int], known: Sequence[Sequence[float]]) -> float:
+    """The best of the ranks with the same work over this one, their compute seconds: the median over launches."""
+    return statistics.median(min(seconds[other] for other in others) / seconds[rank] for seconds in known)
+
+
+def rank_over_best(launches: Sequence[MiniatureLaunch], rank: int) -> float | None:
+    """That ratio over all launches in which all ranks have the same work; None without any."""
+    known = [launch.compute_seconds for launch in launches if not launch.stages]
+    known = [seconds for seconds in known if len(seconds) > rank and len(seconds) > 1 and all(seconds)]
+    return _best_over(rank, range(len(known[0])), known) if known else None
 
 
 def _always_late(lateness: Sequence[float]) -> bool:

@@ -63,7 +63,7 @@ def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator |
     rank = judged_rank(micro.matrix, most)
     expected = data_sheet.expected(gpu, "product")
     if micro.peak is not None:
-        expected.append(from_peak(micro.peak, micro.peak_source, rejects=not micro.virtual))
+        expected.append(from_peak(micro.peak, micro.peak_source))
     return rate_finding(
         CHECKS[MATRIX],
         "slowest rank",

@@ -33,9 +33,6 @@ def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
     assert "0.900 of a data sheet" in found.evidence
     assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.PASS
     assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.FAIL
-    assert (
-        rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s", rejects=False)], part="").verdict is CheckVerdict.WARN
-    )
 
 
 def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():

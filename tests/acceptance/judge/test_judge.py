@@ -236,13 +236,43 @@ def test_products_are_compared_with_the_best_of_as_many_shapes():
     assert [found(points, past).verdict for points in (27, 64)] == [CheckVerdict.FAIL, CheckVerdict.NOT_RUN]
 
 
+def verdicts(own, launches=(), past=NOTHING):
+    found = battery_findings([own, *launches], past, others=1.0, selected=(1, 2))
+    return {finding.check: finding.verdict for finding in found if finding.check in (1, 2)}
+
+
 @pytest.mark.parametrize(("virtual", "verdict"), [(False, CheckVerdict.FAIL), (True, CheckVerdict.WARN)])
-def test_a_virtual_machine_is_not_rejected_for_a_peak_of_cores_that_others_use(
+def test_a_virtual_machine_is_not_rejected_for_products_of_cores_that_others_use(
     virtual: bool, verdict: CheckVerdict
 ) -> None:
-    own = micro(peak=1e15, virtual=virtual)
-    found = {finding.subject: finding for finding in micro_findings(own, NOTHING)}
-    assert found["slowest rank"].verdict is verdict
+    assert verdicts(micro(peak=1e15, virtual=virtual))[1] is verdict
+    (usual,) = (one for one in micro_findings(micro(peak=None), NOTHING) if one.check == 1)
+    past = history_of(past={f"1:{usual.compared_as}": [2 * usual.measured]})
+    assert verdicts(micro(peak=None, virtual=virtual), past=past)[1] is verdict
+
+
+@pytest.mark.parametrize(
+    ("virtual", "late", "verdict"),
+    [
+        (False, 1.0, CheckVerdict.FAIL),
+        (True, 1.0, CheckVerdict.WARN),
+        (True, 0.9, CheckVerdict.WARN),  # the other rank is late
+        (True, 1.1, CheckVerdict.FAIL),
+        (True, None, CheckVerdict.FAIL),
+    ],
+)
+def test_a_virtual_machine_s_rank_with_slow_products_fails_where_launches_do_not_contradict(
+    virtual: bool, late: float | None, verdict: CheckVerdict
+) -> None:
+    own = micro(matrix=[9e10, 7e10], peak=None, virtual=virtual)
+    launches = [] if late is None else [launched(compute_seconds=[1.0, late]) for _ in range(5)]
+    assert verdicts(own, launches)[2] is verdict
+
+
+def test_wrong_products_of_a_virtual_machine_fail() -> None:
+    own = micro(virtual=True, wrong_products=["one"])
+    found = battery_findings([own], NOTHING, others=1.0, selected=(1,))
+    assert CheckVerdict.FAIL in {finding.verdict for finding in found}
 
 
 def test_one_unequal_figure_fails_and_is_quoted():
