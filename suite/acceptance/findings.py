@@ -158,7 +158,7 @@ def rests_on_clocks(finding: CheckFinding) -> bool:
 
 
 def confirmed(first: Sequence[CheckFinding], *rounds: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """The first findings with what rounds of re-runs, at most two, made of them.
+    """The first findings with what rounds of re-runs, at most three, made of them.
 
     A failure that rests on clocks needs two of three measurements: it stays one where a re-run fails too. Where two
     re-runs pass, it is a warning with their values; where one passes, or none ended well, it is inconclusive. What
@@ -198,7 +198,7 @@ def _confirmed(finding: CheckFinding, repeated: Sequence[CheckFinding], why_open
 
 
 def _of_most(finding: CheckFinding, repeated: Sequence[CheckFinding]) -> CheckFinding:
-    """What most of up to three measurements by clocks say.
+    """What most of up to four measurements by clocks say.
 
     Where ranks are compared with each other, only failures of the same rank agree: noise slows down one rank now and
     another one then.

@@ -31,7 +31,7 @@ from suite.acceptance.judge.noninferiority import FEWEST
 from suite.job.events import Status
 
 REPEATED, REPEATED_TWICE = "repeated", "repeated twice"  # attempts at what others disturbed
-AGAIN, THIRD = "again", "a third time"  # attempts at what failed
+AGAIN, THIRD, FOURTH = "again", "a third time", "a fourth time"  # attempts at what failed
 
 
 def disturbed(
@@ -149,19 +149,25 @@ def launches_that_fit(rerun: Rerun, later: Sequence[Rerun], seconds_left: float)
 
 
 def run_again(battery: RunningBattery, health: Callable[[], Health]) -> list[dict[str, list[Evidence]]]:
-    """Evidence of re-runs because of failures, by phase: of all that failed, and then of what one re-run left open."""
+    """Evidence of re-runs because of failures, by phase: of all that failed, then of what re-runs left open.
+
+    A fourth measurement is made where others disturbed an earlier one, which then counts for nothing.
+    """
     first = battery.findings(health())
-    rounds = [measured] if (measured := _run_again(battery, first, AGAIN)) else []
-    if rounds:
+    rounds: list[dict[str, list[Evidence]]] = []
+    failed = first
+    for attempt in (AGAIN, THIRD, FOURTH):
+        if not (again := _run_again(battery, failed, attempt)):
+            break
+        rounds.append(again)
         left = {
             finding.key
             for finding in confirmed_findings(battery, health(), rounds)
             if finding.verdict in (CheckVerdict.INCONCLUSIVE, CheckVerdict.INVALID)
         }
-        again = _findings_again(battery, health(), first, rounds[0])
-        repeated = {finding.key for finding in again if finding.status is Status.OK}  # a hang would hang again
-        still_open = [finding for finding in first if finding.key in left & repeated]
-        rounds += [third] if (third := _run_again(battery, still_open, THIRD)) else []
+        measured = _findings_again(battery, health(), first, again)
+        repeated = {finding.key for finding in measured if finding.status is Status.OK}  # a hang would hang again
+        failed = [finding for finding in first if finding.key in left & repeated]
     return rounds
 
 

@@ -98,6 +98,14 @@ def test_a_failed_rate_is_measured_again_without_what_predictions_need(
     assert found[2, "matrix rate"]["verdict"] == verdict
 
 
+def test_a_re_run_that_others_disturb_counts_for_nothing_and_a_fourth_decides(tmp_path, capsys, node):
+    node.matrix = [[1.0, 1.0, spread] for spread in (0.87, 0.99, 0.98, 0.99)]
+    node.stolen = {"rates": [0.3]}
+    found = accept(capsys, tmp_path, "--only", "0,1,2")
+    assert node.asked == ["micro", "rates", "rates", "rates"]
+    assert found[2, "matrix rate"]["verdict"] == "WARN"
+
+
 def test_where_a_step_time_failed_the_prediction_is_made_anew(tmp_path, capsys, node):
     node.slow = {"bloom-mini": [1.6]}
     accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini", "--minutes", "60")
