@@ -42,18 +42,15 @@ def part_rates(
     """
     matrix, squares, copy, triad = ([0.0] * ranks for _ in range(4))
     for (rank, number), rounds in points.items():
-        task = planned[number]
-        subject, sizes = task.task.subject, task.task.sizes
-        if subject.ranks != ranks:
+        subject, sizes = planned[number].task.subject, planned[number].task.sizes
+        if subject.ranks != ranks or not _is_rate(planned[number]):
             continue
         if subject.operation == SQUARE:
             squares[rank] = max(flop / _seconds(rounds, point) for point, (flop,) in enumerate(sizes))
-        if task.kind != TABLE:
-            continue
-        if subject.operation == "product" and subject.dtype == "bf16":
+        elif subject.operation == "product":
             rates = (2.0 * m * n * k / _seconds(rounds, point) for point, (m, n, k) in enumerate(sizes))
             matrix[rank] = max(matrix[rank], *rates)
-        if subject.operation in MOVES:
+        elif subject.operation in MOVES:
             (copy if subject.operation == "copy" else triad)[rank] = sizes[-1][0] / _seconds(rounds, -1)
     return squares if all(squares) else matrix, copy, triad
 
