@@ -17,7 +17,13 @@ os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machin
 if not has_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU
 
-LONGEST_FIRST = ("test_chosen_layouts.py", "test_comparison.py", "test_mixtures.py", "test_faults.py")  # of launches
+LONGEST_FIRST = (  # of launches
+    "test_clean_checkout.py",
+    "test_chosen_layouts.py",
+    "test_comparison.py",
+    "test_mixtures.py",
+    "test_faults.py",
+)
 
 register()
 
