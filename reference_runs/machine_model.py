@@ -86,7 +86,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     """All parameters by name, and the families; a parameter `NAME.FAMILY` holds for that family alone.
 
     Args:
-        unmeasured_stack: relative error that a stack adds of which no published row tells; `why_unmeasured` says why.
+        unmeasured_stack: relative error that a stack without any published row adds; `why_unmeasured` says why.
         unnamed_accelerator: relative standard error of a step time on an accelerator that no family names, in place of
             its family's `uncertainty`; `why_unnamed` says why.
         unfitted_products: relative error that products in a format of 8 or 4 bits add; `why_unfitted` says why.

@@ -226,7 +226,7 @@ def run_machine(
 
 
 def _accelerator_error(model: MachineModel, name: str) -> float:
-    """Relative error that an accelerator adds of which no published row tells; 0 where one does."""
+    """Relative error that an accelerator adds for which there is no published row; 0 where there is one."""
     family_name, measured = family_of(model, name)
     family = model.families[family_name]
     if measured:

@@ -215,8 +215,8 @@ def test_throttling_is_three_samples_in_a_row_and_the_extremes_are_told():
         (found,) = of_check(12, gpu(samples=samples))
         assert found.verdict is verdict
         assert found.part == (f"clocks of GPU 0: {reason}" if run == 3 else "")
-        told = f"{3 + run} samples; software power cap in 1; at most 71 C; at least 1500 MHz"
-        assert found.evidence == (f"{reason} in 3 consecutive samples; {told}" if run == 3 else told)
+        usual = f"{3 + run} samples; software power cap in 1; at most 71 C; at least 1500 MHz"
+        assert found.evidence == (f"{reason} in 3 consecutive samples; {usual}" if run == 3 else usual)
     unread = [sample(reason, celsius=None, mhz=None)] * 3
     assert of_check(12, gpu(samples=unread))[0].evidence.endswith("3 samples; software power cap in 0")
 
