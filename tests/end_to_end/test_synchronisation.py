@@ -56,8 +56,8 @@ def losses_of_workers(results: Path, plan: Plan) -> list[list[float]]:
     return [[step.loss for step in rank.steps] for rank in record.end.ranks]
 
 
-CASES = [
-    ("ssp:2", "1:4:3", {}),
+CASES = [  # slow by so much that the others reach the bound on a busy machine too: a factor of 4 was missed by 1 of 2 steps
+    ("ssp:2", "1:30:3", {}),
     pytest.param("ssp:0", "1:4:3", {}, marks=pytest.mark.rare),
     pytest.param("bsp", "0:3", {}, marks=pytest.mark.rare),
     pytest.param("asp", "1:20", {}, marks=pytest.mark.rare),
