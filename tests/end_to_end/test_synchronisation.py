@@ -56,7 +56,7 @@ def losses_of_workers(results: Path, plan: Plan) -> list[list[float]]:
     return [[step.loss for step in rank.steps] for rank in record.end.ranks]
 
 
-CASES = [  # slow by so much that the others reach the bound on a busy machine too: a factor of 4 was missed by 1 of 2 steps
+CASES = [  # so slow that the others reach the bound on a busy machine too: with a factor of 4 they once did not
     ("ssp:2", "1:30:3", {}),
     pytest.param("ssp:0", "1:4:3", {}, marks=pytest.mark.rare),
     pytest.param("bsp", "0:3", {}, marks=pytest.mark.rare),
