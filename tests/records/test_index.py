@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -10,16 +11,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
+from suite.job.events import Step, StepKind
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
 from suite.records import index as reading
 from suite.records import store
 from suite.records.index import CACHE, launches
-from suite.records.summary import LaunchSummary
+from suite.records.record import RankOutcome
+from suite.records.summary import LaunchSummary, loss_curve
 from tests.support.record_halves import begin, end
 from tests.support.synthetic_records import write_records
 from tests.support.timed_records import MEASURED, PREDICTED, record, scaled
@@ -81,6 +86,49 @@ def test_records_of_every_earlier_minor_schema_are_read_whole_and_in_short() -> 
 def test_losses_of_a_summary_are_the_first_and_the_mean_of_the_last_three(many: Path) -> None:
     launch = launches(many)[0][0]
     assert (launch.first_loss, launch.last_loss) == (9.5, pytest.approx(9.5 - 28 / 20))
+
+
+def step(number: int, loss: float) -> Step:
+    return Step(number, StepKind.TIMED, loss, 1.0, float(number))
+
+
+@pytest.mark.parametrize(("ranks", "losses"), [((), []), (((9.0, 8.0), (7.0, 6.0)), [9.0, 8.0]), (((),), [])])
+def test_losses_are_those_of_rank_0_where_it_has_some(
+    ranks: tuple[tuple[float, ...], ...], losses: list[float], tmp_path: Path
+) -> None:
+    first = begin()
+    outcomes = [
+        RankOutcome(rank=rank, steps=[step(number + 3, loss) for number, loss in enumerate(own)], last="finished")
+        for rank, own in enumerate(ranks)
+    ]
+    written = store.Opened(store.records_directory(tmp_path, first.run), first)
+    written.close(end(first.id, ranks=outcomes))
+    ((launch,), bad) = launches(tmp_path)
+    assert not bad
+    assert (launch.first_loss, launch.last_loss) == ((9.0, 8.5) if losses else (None, None))
+    assert loss_curve(store.end_of(written.path)) == list(enumerate(losses, start=3))
+
+
+def test_files_that_are_no_records_are_passed_over_wherever_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begin()
+    written = store.Opened(store.records_directory(tmp_path, first.run), first)
+    written.close(end(first.id))
+    directory = written.path.parent
+    for name in (".hidden.end.json", "notes.txt", "z.json"):
+        (directory / name).write_text("no record", encoding="utf-8")
+    listed = os.scandir
+
+    def last(directory: str) -> Any:
+        entries = list(listed(directory))
+        return contextlib.nullcontext(sorted(entries, key=lambda entry: entry.name.startswith(first.id)))
+
+    monkeypatch.setattr(os, "scandir", last)
+    found: list[InputError] = []
+    records = reading._record_files(str(directory), found)
+    assert not found
+    assert [identity for identity, *_ in records] == [first.id]
 
 
 def test_what_was_kept_reads_as_the_records_do(results: Path) -> None:

@@ -17,6 +17,7 @@ DIRECTORIES = {
     Path("/home/ada/suite"): "",
     Path("/home/ada/.cache"): "~/.cache/",
     Path("/home/ada"): "~/",
+    Path("/scratch"): "",
     Path("/"): "x",
 }
 
@@ -31,6 +32,8 @@ DIRECTORIES = {
             '"/home/ada2/1" "/mnt/home/ada/1" "~/home/ada/1" "/usr/lib"',
             '"/home/ada2/1" "/mnt/home/ada/1" "~/home/ada/1" "/usr/lib"',
         ),
+        ('"/scratch/1.json" "/scratch"', '"1.json" "/scratch"'),  # right below the root
+        ('"https://example.com/home/ada/1"', '"https://example.com/home/ada/1"'),  # a home that is the root
     ],
 )
 def test_a_path_is_shown_from_the_innermost_private_directory_on(text: str, public: str) -> None:

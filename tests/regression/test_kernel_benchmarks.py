@@ -55,6 +55,21 @@ def test_the_stored_run_of_this_repository_is_read():
     assert len(runs[0].seconds) > 80
 
 
+def test_what_a_benchmark_does_not_say_is_not_known(tmp_path):
+    series(tmp_path, "a")
+    (path,) = tmp_path.rglob("*.json")
+    facts = json.loads(path.read_text())
+    facts["benchmarks"] = facts["benchmarks"][:1]
+    facts["benchmarks"][0]["extra_info"] = {}
+    path.write_text(json.dumps(facts))
+    (run,) = kernel_runs(tmp_path)[0]
+    (case,) = (benchmark.extra_info for benchmark in run.benchmarks)
+    assert (case.least_bytes, case.copy_bytes_per_second, case.sizes) == (0, 0, {})
+    assert {case.kernel, case.variant, case.dtype, case.direction} == {""}
+    assert case.form == "kernel"
+    assert len(run.seconds) == 1
+
+
 def test_a_run_is_one_launch_of_every_kernel_of_ours(tmp_path):
     runs = series(tmp_path, "aab")
     before, after = compared_sides(runs, None)
