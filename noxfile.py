@@ -389,7 +389,7 @@ def peers(session: nox.Session) -> None:
 
 @nox.session
 def opinions(session: nox.Session) -> None:
-    """Compare formulas with DeepSpeed's estimates, llm-analysis and PyTorch's estimators."""
+    """Compare formulas with DeepSpeed's and Megatron's estimates, llm-analysis and PyTorch's estimators."""
     install(session, "execute", "test", "peers")
     # without what it depends on: transformers and huggingface-hub of 2023, which only its look-up of names needs
     group = PROJECT["dependency-groups"]["opinions"]
