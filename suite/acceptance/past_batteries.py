@@ -40,6 +40,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
             without a fleet.
         past_problems, fleet_problems: records that were left out, and why.
         judged: every battery of this node that ran as those of `past`, accepted or not, and its findings, oldest first.
+        virtual: whether the values are of processors of a virtual machine, as `MicroMeasurements.virtual` says.
     """
 
     past: dict[str, list[CheckFinding]] = {}
@@ -50,6 +51,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     past_problems: list[str] = []
     fleet_problems: list[str] = []
     judged: list[tuple[PastBattery, list[CheckFinding]]] = []
+    virtual: bool = False
 
     def of(self, check: int, compared_as: str) -> tuple[list[CheckFinding], list[CheckFinding]]:
         """Findings of the past and of the fleet that have this value of a check."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from suite.acceptance import phases
-from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD
+from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD, SPREAD
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
 from suite.acceptance.evidence import (
     Evidence,
     Health,
     LaunchPurpose,
+    MicroMeasurements,
     MiniatureLaunch,
     PhaseTiming,
     ProbeResult,
@@ -223,7 +224,9 @@ def _planned_reruns(
         causes = [
             finding
             for finding in failed
-            if _is_slow(finding, phase) or (finding.check in phase.serves and _is_about(finding, phase))
+            if _is_slow(finding, phase)
+            or (finding.check in phase.serves and _is_about(finding, phase))
+            or _bears_out(battery, phase, finding)
         ]
         if not causes or phase.name not in battery.evidence_of:
             continue
@@ -238,7 +241,8 @@ def _planned_reruns(
             seconds = min(seconds, phase.predicted_seconds)
         if phase.name in slow:  # all of it, until it ends or is too slow again
             seconds, launches = max(seconds, slow[phase.name].seconds), 0
-        needed = any(_decides(phase, finding) and rests_on_clocks(finding) for finding in causes)
+        decided = [finding for finding in causes if _decides(phase, finding) or _bears_out(battery, phase, finding)]
+        needed = any(rests_on_clocks(finding) for finding in decided)
         planned.append((phase, Rerun(name=phase.name, seconds=seconds, launches=launches, needed=needed)))
     return planned
 
@@ -259,6 +263,15 @@ def _decides(phase: BatteryPhase, finding: CheckFinding) -> bool:
     """Whether a re-run of the phase decides the finding: micro-measurements predict step times, but measure none."""
     confirms = phases.MEASURED_BY_MICRO if phase.serves == phases.NEEDS_MICRO else phase.serves
     return _is_slow(finding, phase) or (finding.check in confirms and _is_about(finding, phase))
+
+
+def _bears_out(battery: RunningBattery, phase: BatteryPhase, finding: CheckFinding) -> bool:
+    """Whether launches of the phase say if a virtual machine's rank with slow products counts as slow.
+
+    They are made again with its products: the same launches would bear out each of these in the same way.
+    """
+    virtual = any(isinstance(item, MicroMeasurements) and item.virtual for item in battery.evidence())
+    return virtual and finding.check == SPREAD and phase.serves >= phases.MEASURED_BY_TIMES
 
 
 def _is_about(finding: CheckFinding, phase: BatteryPhase) -> bool:
@@ -289,11 +302,15 @@ def _findings_again(
         ]
         if FEWEST <= len(launches) < battery.settings.effort.looks[0]:
             looks[launches[0].run] = (len(launches),)
-    phases_again = [phase for phase, rerun in planned_reruns(battery, first) if rerun.name in again]
+    planned = [phase for phase, _ in planned_reruns(battery, first)]
+    phases_again = [phase for phase in planned if phase.name in again]
+    no_time_for = [phase for phase in planned if phase.name not in again]
     second = [
         finding
         for finding in battery.findings(health, evidence, looks)
-        if finding.part != TIME_LIMIT and any(_decides(phase, finding) for phase in phases_again)
+        if finding.part != TIME_LIMIT
+        and any(_decides(phase, finding) for phase in phases_again)
+        and not any(_bears_out(battery, phase, finding) for phase in no_time_for)
     ]
     return second + [
         CheckFinding(check=HANG_GUARD, subject=item.phase, verdict=CheckVerdict.PASS)

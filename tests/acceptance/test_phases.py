@@ -98,6 +98,24 @@ def test_a_failed_rate_is_measured_again_without_what_predictions_need(
     assert found[2, "matrix rate"]["verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("virtual", "late", "minutes", "asked", "verdict"),
+    [
+        (False, 1.05, 60, ["rates"], "FAIL"),
+        (True, 1.05, 60, ["rates", *["bloom-mini"] * 5], "FAIL"),
+        (True, 1.05, 5, ["rates"], "INCONCLUSIVE"),  # no time for the launches
+        (True, 1.0, 60, [], "WARN"),
+    ],
+)
+def test_launches_that_bear_out_a_virtual_machine_s_slow_rank_are_made_again_with_its_products(
+    tmp_path, capsys, node, virtual, late, minutes, asked, verdict
+):
+    node.matrix, node.virtual, node.stragglers, node.late = [[1.0, 0.8]] * 2, virtual, {"bloom-mini"}, late
+    found = accept(capsys, tmp_path, "--only", "2,11", "--miniatures", "bloom-mini", "--minutes", str(minutes))
+    assert node.asked == ["micro", *["bloom-mini"] * 5, *asked]
+    assert found[2, "matrix rate"]["verdict"] == verdict
+
+
 def test_a_re_run_that_others_disturb_counts_for_nothing_and_a_fourth_decides(tmp_path, capsys, node):
     node.matrix = [[1.0, 1.0, spread] for spread in (0.87, 0.99, 0.98, 0.99)]
     node.stolen = {"rates": [0.3]}

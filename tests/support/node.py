@@ -22,7 +22,8 @@ class Node:
 
     Attributes:
         slow: step time over prediction by miniature, of launches one after the other; the last one goes on.
-        stragglers: miniatures whose second rank is slow.
+        stragglers: miniatures whose second rank is slow, by a factor of `late`.
+        virtual: whether it is a virtual machine.
         stolen: share of the processors that other guests use by miniature, or of "micro", of one after the other;
             after them none; `used` likewise of other processes.
         unequal: launches with a wrong figure, by miniature.
@@ -34,6 +35,7 @@ class Node:
         self.asked: list[str] = []
         self.slow: dict[str, list[float]] = {}
         self.stragglers: set[str] = set()
+        self.late, self.virtual = 1.3, False
         self.stolen: dict[str, list[float]] = {}
         self.used: dict[str, list[float]] = {}
         self.unequal: dict[str, int] = {}
@@ -53,7 +55,7 @@ class Node:
         self.asked.append(name)
         self.now += LAUNCH_SECONDS
         factors = self.slow.get(name, [1.0])
-        slow = 1.3 if name in self.stragglers else 1.0
+        slow = self.late if name in self.stragglers else 1.0
         return MiniatureLaunch(
             run=name,
             purpose=purpose,
@@ -82,7 +84,7 @@ class Node:
         self.asked.append(name)
         self.now += seconds
         matrix = self.matrix[made] if made < len(self.matrix) else [1.0]
-        rates = {"matrix": matrix, "copy": [1.0], "triad": [1.0], "peak": self.peak}
+        rates = {"matrix": matrix, "copy": [1.0], "triad": [1.0], "peak": self.peak, "virtual": self.virtual}
         return MicroMeasurements(status=Status.OK, message="", seconds=seconds, **shares, **rates)
 
     def probe_result(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):

@@ -16,6 +16,7 @@ from suite.acceptance.past_batteries import counted
 from suite.metrics.launch_statistics import t_quantile
 
 SPREAD_FROM = 3  # values, from which a standard deviation is meaningful
+SPREAD_FROM_OF_VIRTUAL = 10  # of a virtual machine, whose rates have a ceiling: see `from_values`
 DEVIATIONS = 3.0  # standard deviations, where many values give them: Shewhart, Economic control of quality, 1931
 MODIFIED_Z_FROM = 10  # nodes
 MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
@@ -49,7 +50,9 @@ def from_peak(peak: float, what: str) -> ExpectedRate:
     return ExpectedRate(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL)
 
 
-def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> ExpectedRate | None:
+def from_values(
+    check: AcceptanceCheck, values: Sequence[float], whose: str, *, virtual: bool = False
+) -> ExpectedRate | None:
     """The median of the values of other batteries; None without any.
 
     With k >= 3 values, the thresholds allow for their spread s: the difference of one more good value from their median
@@ -60,7 +63,14 @@ def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> 
     wider than that of fewer values, unless 3 d is. With fewer than 3 values the spread is unknown, and only a rate
     below 70 % fails.
 
+    Student's t is right for values around a mean. The rates of a virtual machine lie at a ceiling instead, or below it
+    while other guests are busy. If half of them lie at the ceiling, three values do so together in 1 of 8 histories:
+    the spread is then next to nothing, and every busy hour fails. Ten values do so in 1 of 1000.
+
     Source: a prediction interval from Student's t distribution.
+
+    Args:
+        virtual: whether they are of a virtual machine; their spread is unknown before there are 10.
     """
     if not values or check.warn is None or check.fail is None:
         return None
@@ -70,7 +80,7 @@ def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> 
     source = f"median of {counted(len(values), whose)}"
     sign = check.bad_side
     widest = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
-    if len(values) < SPREAD_FROM:
+    if len(values) < (SPREAD_FROM_OF_VIRTUAL if virtual else SPREAD_FROM):
         return ExpectedRate(value=median, source=f"{source}, spread unknown", warn=check.warn, fail=widest)
     spread = statistics.stdev(values) / median
     deviation = spread * math.sqrt(1 + 1 / len(values))

@@ -36,7 +36,7 @@ from suite.acceptance.judge.launches import (
     exact_findings,
     jitter_findings,
     loss_findings,
-    rank_over_best,
+    rank_in_launches,
     time_findings,
 )
 from suite.acceptance.judge.named_gpus import with_gpus
@@ -58,8 +58,9 @@ class JudgedBattery:
         looks: Sequence[int],
         looks_of: Mapping[str, Sequence[int]],
     ) -> None:
-        self.history, self.others, self.looks, self.looks_of = history, others, looks, looks_of
+        self.others, self.looks, self.looks_of = others, looks, looks_of
         self.micro = [item for item in evidence if isinstance(item, MicroMeasurements)]
+        self.history = msgspec.structs.replace(history, virtual=any(micro.virtual for micro in self.micro))
         self.launches = [item for item in evidence if isinstance(item, MiniatureLaunch)]
         self.probes = [item for item in evidence if isinstance(item, ProbeResult)]
         self.phases = [item for item in evidence if isinstance(item, PhaseTiming)]
@@ -127,7 +128,8 @@ def _rates(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFindi
 def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     """Slow products of a virtual machine only warn: its processors may be halves of cores, which other guests use.
 
-    A rank whose products are slower than the others' still fails, unless it is not late in launches.
+    A rank whose products are slower than the others' fails where launches bear it out: it is late in them too, and not
+    by chance. Without launches it fails.
     """
     if finding.verdict is not CheckVerdict.FAIL or not micro.virtual or not rests_on_clocks(finding):
         return finding
@@ -135,10 +137,12 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
         why = "of a virtual machine, whose processors other guests may share"
     elif finding.check == check.SPREAD:
         rank = micro.matrix.index(min(micro.matrix))
-        ratio = rank_over_best(launches, rank)
-        if ratio is None or ratio < (check.CHECKS[check.STRAGGLER].warn or 1.0):
+        in_launches = rank_in_launches(launches, rank)
+        if in_launches is None or in_launches.is_late:
             return finding
-        why = f"of a virtual machine; in launches rank {rank} is at {ratio:.3f} of the best rank"
+        why = f"of a virtual machine; in launches rank {rank} is at {in_launches.over_best:.3f} of the best rank"
+        if in_launches.over_best < (check.CHECKS[check.STRAGGLER].warn or 1.0):
+            why += ", not in all of them"
     else:
         return finding
     evidence = joined_evidence(finding.evidence, why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -132,10 +133,7 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
         return not_run(STRAGGLER, why, run)
     ratios = {rank: _best_over(rank, others, known) for rank, others in same_work.items()}
     slowest = min(ratios, key=lambda rank: ratios[rank])
-    lateness = [
-        math.log(seconds[slowest] / min(seconds[other] for other in same_work[slowest] if other != slowest))
-        for seconds in known
-    ]
+    lateness = _lateness(slowest, [other for other in same_work[slowest] if other != slowest], known)
     best = "best rank" if len(ranks_of) == 1 else "best rank of its stage"
     finding = limited(
         CHECKS[STRAGGLER],
@@ -156,11 +154,33 @@ def _best_over(rank: int, others: Sequence[int], known: Sequence[Sequence[float]
     return statistics.median(min(seconds[other] for other in others) / seconds[rank] for seconds in known)
 
 
-def rank_over_best(launches: Sequence[MiniatureLaunch], rank: int) -> float | None:
-    """That ratio over all launches in which all ranks have the same work; None without any."""
+class RankInLaunches(NamedTuple):
+    """How a rank did in launches.
+
+    Args:
+        over_best: compute seconds of the best rank over its own, the median over launches.
+        is_late: whether that would warn, and no chance explains it: the rank is late in all launches.
+    """
+
+    over_best: float
+    is_late: bool
+
+
+def rank_in_launches(launches: Sequence[MiniatureLaunch], rank: int) -> RankInLaunches | None:
+    """Of all launches in which all ranks have the same work; None without any."""
     known = [launch.compute_seconds for launch in launches if not launch.stages]
     known = [seconds for seconds in known if len(seconds) > rank and len(seconds) > 1 and all(seconds)]
-    return _best_over(rank, range(len(known[0])), known) if known else None
+    if not known:
+        return None
+    others = [other for other in range(len(known[0])) if other != rank]
+    over_best = _best_over(rank, range(len(known[0])), known)
+    warns = over_best < (CHECKS[STRAGGLER].warn or 1.0)
+    return RankInLaunches(over_best, warns and _always_late(_lateness(rank, others, known)))
+
+
+def _lateness(rank: int, others: Sequence[int], known: Sequence[Sequence[float]]) -> list[float]:
+    """ln(compute seconds of the rank over those of the best other one), of each launch."""
+    return [math.log(seconds[rank] / min(seconds[other] for other in others)) for seconds in known]
 
 
 def _always_late(lateness: Sequence[float]) -> bool:

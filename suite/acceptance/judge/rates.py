@@ -270,7 +270,10 @@ def rate_finding(
         most: that such a device can reach.
     """
     past, fleet = (measured_values(findings) for findings in history.of(check.number, compared_as or subject))
-    measured = (from_values(check, past, NODE_PAST), from_values(check, fleet, OTHER_NODES))
+    measured = (
+        from_values(check, values, whose, virtual=history.virtual)
+        for values, whose in ((past, NODE_PAST), (fleet, OTHER_NODES))
+    )
     expected = [*known, *(rate for rate in measured if rate)]
     return rated(
         check, subject, value, expected, part=part, fleet=fleet, evidence=evidence, compared_as=compared_as, most=most

@@ -53,6 +53,23 @@ def test_the_spread_of_the_past_widens_the_thresholds_and_two_values_have_none()
     assert few.fail == 0.70
 
 
+def test_few_values_of_a_virtual_machine_may_all_lie_at_a_ceiling():
+    """Half of them do; the others are up to a fifth below it. Three values of the ceiling alone have no spread."""
+    chance, trials, failed = random.Random(5), 4000, {True: 0, False: 0}
+    for _ in range(trials):
+        values = [100.0 if chance.random() < 0.5 else 100.0 - 20 * chance.random() for _ in range(4)]
+        last = values.pop()
+        for virtual in failed:
+            expected = from_values(CHECKS[MATRIX], values, "", virtual=virtual)
+            failed[virtual] += last < statistics.median(values) * expected.fail
+    assert failed[True] == 0
+    # 1 of 8 have three at the ceiling, and of the half that is below it, more than half is so by more than 7 %
+    assert failed[False] / trials > 0.125 * 0.5 * 0.5
+    nine, ten = (from_values(CHECKS[MATRIX], [100.0] * count, "b", virtual=True) for count in (9, 10))
+    assert (nine.fail, nine.source) == (0.70, "median of 9 b, spread unknown")
+    assert (ten.fail, ten.source) == (0.93, "median of 10 b, spread 0.0%")
+
+
 @pytest.mark.parametrize("count", [3, 4, 5, 10, 30])
 @pytest.mark.parametrize("spread", [0.01, 0.03, 0.05])
 def test_one_more_good_value_fails_in_at_most_1_of_100_batteries_however_few_there_are(count, spread):
