@@ -5,7 +5,8 @@
 Recorded batteries count as good nodes' but for those that are named with --bad. A drawn battery takes its
 micro-measurements and launches from one recorded battery of the machine, and its exchanges from another; a fault is
 planted into it. It is judged as `accept` judges, against a past of as many drawn ones: up to ten launches, and up to
-three measurements of what fails. Machines with fewer than 3 recorded batteries say nothing of how batteries differ.
+three measurements of what fails, each from other recorded batteries. So what is measured again in one battery is taken
+to differ as batteries do. Machines with fewer than 3 recorded batteries say nothing of how these differ.
 
 Exit codes: 0 as promised, 1 not, 2 bad usage, 3 too few recorded batteries.
 """
@@ -13,10 +14,11 @@ Exit codes: 0 as promised, 1 not, 2 bad usage, 3 too few recorded batteries.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,7 @@ from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, MicroMeasur
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.past_batteries import History
+from suite.acceptance.phases import EXCHANGES, MEASURED_BY_TIMES, NEEDS_MICRO
 from suite.acceptance.presets import EFFORTS
 from suite.commands import exit_codes
 from suite.job.events import Status
@@ -110,18 +113,38 @@ def _evidence(end: Path) -> list[Evidence]:
     ]
 
 
-def drawn_battery(chance: random.Random, batteries: Sequence[RecordedBattery], launches: int) -> DrawnBattery:
+def drawn_battery(chance: random.Random, one: RecordedBattery, other: RecordedBattery, launches: int) -> DrawnBattery:
     """Micro-measurements with launches of one battery, which share its speed, and exchanges of another one.
 
-    Nobody computed beside it: what others disturb is measured again, which is not drawn here.
+    A launch is drawn twice only where more are asked for than there are: five drawn with replacement are 3.4 different
+    ones, which spread less than five launches do. Nobody computed beside it: what others disturb is measured again,
+    which is not drawn here.
     """
-    one, other = chance.choice(batteries), chance.choice(batteries)
     alone = {"others_share": 0.0, "steal_share": 0.0}
+    drawn = chance.sample(one.launches, min(launches, len(one.launches)))
+    drawn += chance.choices(one.launches, k=launches - len(drawn))
     return DrawnBattery(
         micro=msgspec.structs.replace(chance.choice(one.micro), **alone),
-        launches=[msgspec.structs.replace(chance.choice(one.launches), **alone) for _ in range(launches)],
+        launches=[msgspec.structs.replace(launch, **alone) for launch in drawn],
         probe=msgspec.structs.replace(chance.choice(other.probes), replays=[], soaks=[], **alone),
     )
+
+
+class DrawnNode:
+    """A node with a fault; each call measures it anew, with figures of other recorded batteries while there are some.
+
+    A measurement that is drawn again would confirm itself.
+    """
+
+    def __init__(
+        self, chance: random.Random, batteries: Sequence[RecordedBattery], fault: PlantedFault | None = None
+    ) -> None:
+        self._chance, self._fault = chance, fault or no_fault
+        self._ones, self._others = (itertools.cycle(chance.sample(batteries, len(batteries))) for _ in range(2))
+
+    def __call__(self, launches: int) -> DrawnBattery:
+        """A battery with so many launches."""
+        return self._fault(drawn_battery(self._chance, next(self._ones), next(self._others), launches))
 
 
 def no_fault(battery: DrawnBattery) -> DrawnBattery:
@@ -174,10 +197,11 @@ def judged(draw: Callable[[int], DrawnBattery], history: History) -> list[CheckF
     Args:
         draw: a battery with so many launches; each call is another measurement.
     """
-    first = _findings(draw(LOOKS[0]), history, LOOKS)
+    whole = draw(LOOKS[-1])
+    battery = whole._replace(launches=whole.launches[: LOOKS[0]])
+    first = _findings(battery, history, LOOKS)
     if _open(first, STEP_TIME):
-        again = _findings(draw(LOOKS[-1]), history, LOOKS)
-        first = [*(one for one in first if one.check != STEP_TIME), *(one for one in again if one.check == STEP_TIME)]
+        first = _findings(whole, history, LOOKS)
     rounds: list[list[CheckFinding]] = []
     for _ in range(2):
         found = confirmed(first, *rounds)
@@ -186,9 +210,19 @@ def judged(draw: Callable[[int], DrawnBattery], history: History) -> list[CheckF
             rounds and not any(one.key in failed and one.verdict is CheckVerdict.INCONCLUSIVE for one in found)
         ):
             break
-        repeated = _findings(draw(LOOKS[0]), history, LOOKS[:1])
+        repeated = _findings(_again(battery, draw(LOOKS[0]), {check for check, _ in failed}), history, LOOKS[:1])
         rounds.append([one for one in repeated if one.key in failed])
     return confirmed(first, *rounds)
+
+
+def _again(battery: DrawnBattery, anew: DrawnBattery, failed: Set[int]) -> DrawnBattery:
+    """The battery with what its re-run measures anew where these checks failed, as `repetition.planned_reruns` says."""
+    of_launches = failed & MEASURED_BY_TIMES or (battery.micro.virtual and SPREAD in failed)
+    return DrawnBattery(
+        micro=anew.micro if failed & NEEDS_MICRO else battery.micro,
+        launches=anew.launches if of_launches else battery.launches,
+        probe=anew.probe if failed & EXCHANGES else battery.probe,
+    )
 
 
 def _open(findings: Sequence[CheckFinding], check: int) -> bool:
@@ -204,7 +238,7 @@ def past(chance: random.Random, batteries: Sequence[RecordedBattery]) -> History
     """So many accepted drawn batteries, each judged against those before it."""
     values: dict[str, list[CheckFinding]] = {}
     for _ in range(3 * PAST):
-        found = judged(lambda launches: drawn_battery(chance, batteries, launches), History(past=values))
+        found = judged(DrawnNode(chance, batteries), History(past=values))
         if decision(found) is not Decision.ACCEPTED:
             continue
         for one in found:
@@ -225,7 +259,7 @@ def outcomes(
     for number in range(drawn):
         if number % OF_ONE_PAST == 0:
             history = past(chance, batteries)
-        found = judged(lambda launches: fault(drawn_battery(chance, batteries, launches)), history)
+        found = judged(DrawnNode(chance, batteries, fault), history)
         verdict = decision(found)
         is_named = any(part in one.part for one in found if one.verdict is CheckVerdict.FAIL)
         counts["elsewhere" if verdict is Decision.REJECTED and not is_named else verdict.value] += 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from benchmarks import battery_power
-from benchmarks.battery_power import FAULTS, RecordedBattery, drawn_battery, interval, judged, outcomes, past
+from benchmarks.battery_power import FAULTS, DrawnNode, RecordedBattery, interval, judged, outcomes, past
 from suite.acceptance.battery_record import BatteryRecord
 from suite.acceptance.evidence import Exchange, LaunchPurpose
 from suite.acceptance.findings import Decision
@@ -60,8 +60,12 @@ def test_a_past_has_ten_batteries_and_measurements_are_drawn_anew():
     chance, batteries = random.Random(3), recorded(5, 0.01)
     known = past(chance, batteries)
     assert {len(values) for values in known.past.values()} == {10}
-    drawn = [drawn_battery(chance, batteries, 5).launches[0].step_seconds for _ in range(20)]
-    assert len({*drawn}) > 10
+    node = DrawnNode(chance, batteries)
+    drawn = [node(5) for _ in range(5)]
+    for part in ("micro", "probe"):  # nothing is drawn again while there is something else
+        assert len({repr(getattr(battery, part)) for battery in drawn}) == 5
+    assert all(len({launch.step_seconds for launch in battery.launches}) == 5 for battery in drawn)
+    assert len(node(10).launches) == 10
 
 
 def test_one_bad_measurement_of_three_is_a_warning():
@@ -69,21 +73,57 @@ def test_one_bad_measurement_of_three_is_a_warning():
     batteries = recorded(10, 0.01)
     known, made = past(random.Random(1), batteries), []
 
-    @dataclass
-    class Once:
-        chance: random.Random
+    node = DrawnNode(random.Random(2), batteries)
 
-        def __call__(self, launches):
-            made.append(launches)
-            one = drawn_battery(self.chance, batteries, launches)
-            return battery_power.slow_link(one) if len(made) == 1 else one
+    def once(launches):
+        made.append(launches)
+        one = node(launches)
+        return battery_power.slow_link(one) if len(made) == 1 else one
 
-    found = judged(Once(random.Random(2)), known)
+    found = judged(once, known)
     links = [one for one in found if one.part.startswith("link")]
-    assert made == [5, 5, 5]
+    assert made == [10, 5, 5]
     assert links
     assert {one.verdict.value for one in links} == {"WARN"}
     assert all("not in two more" in one.evidence for one in links)
+
+
+def slow_products(battery):
+    micro = msgspec.structs.replace(battery.micro, matrix=[9e10, 6e10], virtual=True)
+    launches = [msgspec.structs.replace(launch, compute_seconds=[1.0, 1.05]) for launch in battery.launches]
+    return battery._replace(micro=micro, launches=launches)
+
+
+@pytest.mark.parametrize(("faults", "verdict"), [((0, 1), "FAIL"), ((0,), "WARN"), ((0, 2), "FAIL"), ((1, 2), "PASS")])
+def test_a_rank_is_slow_where_two_of_three_measurements_with_launches_of_their_own_say_so(faults, verdict):
+    """Products that are slow in every measurement, and launches that bear that out in some."""
+    batteries = recorded(10, 0.01)
+    node, made = DrawnNode(random.Random(2), batteries), []
+
+    def measured(launches):
+        battery = slow_products(node(launches)) if len(made) in faults else node(launches)
+        made.append(launches)
+        return battery
+
+    found = judged(measured, past(random.Random(1), batteries))
+    assert {one.verdict.value for one in found if one.check == battery_power.SPREAD} == {verdict}
+
+
+def test_what_did_not_fail_is_not_measured_again():
+    batteries = recorded(3, 0.01)
+    first, again = (DrawnNode(random.Random(seed), batteries)(5) for seed in (1, 2))
+    virtual = first._replace(micro=msgspec.structs.replace(first.micro, virtual=True))
+    for battery, failed, anew in (
+        (first, {battery_power.MEMORY}, {"micro"}),
+        (first, {battery_power.SPREAD}, {"micro"}),
+        (virtual, {battery_power.SPREAD}, {"micro", "launches"}),
+        (first, {battery_power.STRAGGLER}, {"launches"}),
+        (first, {battery_power.STEP_TIME}, {"micro", "launches"}),
+        (first, {battery_power.PEER}, {"probe"}),
+        (first, {battery_power.ALL_REDUCE, battery_power.MATRIX}, {"probe", "micro"}),
+    ):
+        made = battery_power._again(battery, again, failed)
+        assert {part for part in made._fields if getattr(made, part) is getattr(again, part)} == anew
 
 
 def test_an_interval_of_no_rejection_is_that_of_clopper_and_pearson():
