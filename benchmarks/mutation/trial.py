@@ -7,6 +7,7 @@ import importlib
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -43,7 +44,8 @@ class TrialOutcome(enum.StrEnum):
     """What became of a mutant.
 
     ASSERTED: a test's assertion failed. RAISED: the mutated code raised inside a test. Both are found. SURVIVED: all
-    tests passed. TIMED_OUT and BROKEN (it could not be imported or collected) say nothing of the tests.
+    tests passed. TIMED_OUT (also of ranks that a test waited for) and BROKEN (it could not be imported or collected)
+    say nothing of the tests.
     """
 
     ASSERTED = "asserted"
@@ -175,7 +177,10 @@ def classified(error: BaseException) -> TrialOutcome:
     """What an exception of a test says of the mutant."""
     if isinstance(error, BaseExceptionGroup):
         kinds = {classified(each) for each in error.exceptions}
-        return next(kind for kind in (TrialOutcome.ASSERTED, TrialOutcome.RAISED, TrialOutcome.BROKEN) if kind in kinds)
+        found_first = (TrialOutcome.ASSERTED, TrialOutcome.RAISED, TrialOutcome.TIMED_OUT, TrialOutcome.BROKEN)
+        return next(kind for kind in found_first if kind in kinds)
     if isinstance(error, AssertionError) or type(error).__name__ == "Failed":  # pytest's: did not raise, or `fail()`
         return TrialOutcome.ASSERTED
+    if isinstance(error, TimeoutError | subprocess.TimeoutExpired):
+        return TrialOutcome.TIMED_OUT
     return TrialOutcome.BROKEN if isinstance(error, ImportError | SyntaxError) else TrialOutcome.RAISED

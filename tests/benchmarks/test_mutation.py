@@ -13,12 +13,13 @@ import msgspec
 import pytest
 
 from benchmarks.mutation import areas
+from benchmarks.mutation.__main__ import FAIL, INCONCLUSIVE, PASS, decided
 from benchmarks.mutation.areas import files_of_area, modules_of, wanted_score
 from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted
 from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
 from benchmarks.mutation.select import MOST_SECONDS, chosen_tests, statement_lines
 from benchmarks.mutation.swap import changed_functions, live_functions, swap
-from benchmarks.mutation.trial import Trial, TrialOutcome
+from benchmarks.mutation.trial import Trial, TrialOutcome, classified
 from benchmarks.mutation.warm import CollectedTests
 from reference_runs.errors import InputError
 from suite.paths import ROOT
@@ -147,6 +148,29 @@ def test_a_score_counts_what_tests_found_and_missed_and_nothing_else() -> None:
     # Wilson 1927 for 90 of 100 at 95 %
     assert (score.low, score.high) == pytest.approx((0.8256, 0.9448), abs=5e-5)
     assert problems(score) == []
+
+
+def test_an_area_that_no_time_was_left_for_leaves_the_gate_open() -> None:
+    good = scored("suite/metrics", [made(TrialOutcome.ASSERTED) for _ in range(3)], 3)
+    assert decided([good]) == PASS
+    assert decided([good], ["kernels"]) == decided([score_of(ASSERTED=3)]) == INCONCLUSIVE
+    assert decided([score_of(ASSERTED=3, SURVIVED=20)], ["kernels"]) == FAIL
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (AssertionError(), TrialOutcome.ASSERTED),
+        (ValueError(), TrialOutcome.RAISED),
+        (TimeoutError(), TrialOutcome.TIMED_OUT),
+        (subprocess.TimeoutExpired("ranks", 3), TrialOutcome.TIMED_OUT),
+        (ModuleNotFoundError(), TrialOutcome.BROKEN),
+        (ExceptionGroup("", [TimeoutError(), ImportError()]), TrialOutcome.TIMED_OUT),
+        (ExceptionGroup("", [TimeoutError(), AssertionError()]), TrialOutcome.ASSERTED),
+    ],
+)
+def test_a_test_that_waited_in_vain_has_found_nothing(error: Exception, outcome: TrialOutcome) -> None:
+    assert classified(error) is outcome
 
 
 def test_all_mutants_have_no_interval_and_known_equivalents_do_not_count() -> None:

@@ -6,11 +6,12 @@ import importlib
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ import torch.distributed as dist
 from suite.machine.processes import die_with_parent
 
 RANKS = 4
-SECONDS = 120
+SECONDS = float(os.environ.get("TESTS_RANK_SECONDS", "120"))
+OTHERS_SECONDS = 10.0  # for the others' answers, once one rank has failed: they may wait for it for ever
 HOW = "TESTS_START_RANKS"  # "fork" where this process has imported PyTorch and calculated nothing yet
 
 
@@ -45,20 +47,32 @@ class Pool:
         """What `function(group, *arguments)` returned on each of the first `ranks` ranks.
 
         Raises:
-            RuntimeError: it failed on one, or took too long.
+            RuntimeError: it failed on some.
+            TimeoutError: it failed on none, and some did not answer in time.
         """
         name = (function.__module__, function.__qualname__)
-        for end in self._ends[:ranks]:
+        waiting = {end: rank for rank, end in enumerate(self._ends[:ranks])}
+        for end in waiting:
             end.send((ranks, name, arguments))
-        answers = []
-        for rank, end in enumerate(self._ends[:ranks]):
-            if not end.poll(SECONDS):
-                raise RuntimeError(f"rank {rank} did not answer within {SECONDS} s")
-            answers.append(end.recv())
-        failures = [words for done, words in answers if not done]
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        limit = time.monotonic() + SECONDS
+        while waiting and (ready := wait([*waiting], max(0.0, limit - time.monotonic()))):
+            for end in ready:
+                assert isinstance(end, Connection)
+                rank = waiting.pop(end)
+                done, answer = end.recv()
+                (answers if done else failures)[rank] = answer
+                if not done:
+                    limit = min(limit, time.monotonic() + OTHERS_SECONDS)
+        late = f"rank {', '.join(map(str, waiting.values()))} did not answer in time" if waiting else ""
+        if waiting:  # whoever answers later would answer the next call
+            self.close()
         if failures:
-            raise RuntimeError("\n".join(failures))
-        return [value for _, value in answers]
+            raise RuntimeError("\n".join([*(failures[rank] for rank in sorted(failures)), late]))
+        if late:
+            raise TimeoutError(late)
+        return [answers[rank] for rank in range(ranks)]
 
     def close(self) -> None:
         """End the processes."""
@@ -72,7 +86,11 @@ def _serve(rank: int, port: int, end: Connection) -> None:
     warnings.resetwarnings()  # a fork has pytest's, which are errors
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=2 * SECONDS),
     )
     groups = {ranks: dist.new_group(list(range(ranks))) for ranks in range(1, RANKS + 1)}
     while True:
