@@ -44,6 +44,11 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Whether the parameter is free in the fit."""
         return self.spread > 1
 
+    @property
+    def at_bound(self) -> bool:
+        """Whether the value is one of its bounds, where the rows say nothing of its uncertainty."""
+        return not 1.001 * self.least < self.value < 0.999 * self.most
+
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Accelerators that share an efficiency surface.

@@ -337,6 +337,18 @@ def test_a_prediction_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFix
     assert len(text(capsys, "bloom-176b", "--all").splitlines()) > 100
 
 
+def test_what_shares_the_last_line_of_time_and_memory_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    (whole,) = objects(capsys, "bloom-176b")
+    step = next(r for r in whole["figures"] if r["quantity"] == "step_seconds" and r["left"] and r["term"] is None)
+    lines = text(capsys, "bloom-176b").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("where the time goes"))
+    (*_, last) = shown = lines[first + 1 : first + 4]
+    assert last.startswith("recomputation, bubble, ")
+    assert " more " in last
+    seconds = [float(line.split("%")[0].split()[-2]) for line in shown]
+    assert sum(seconds) == pytest.approx(step["left"], rel=1e-3)
+
+
 def test_differences_are_predicted_over_published(capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = objects(capsys, "bloom-176b")
     exact = next(r for r in entry["figures"] if r["quantity"] == "step_seconds" and r["right"] and r["left"])

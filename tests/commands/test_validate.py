@@ -181,7 +181,7 @@ def test_a_table_for_people_names_what_was_skipped_assumed_and_missed(capsys) ->
     out = " ".join(capsys.readouterr().out.split())
     for words in (
         "and 223 more: status is failed_or_oom",
-        "recompute = none (195)",
+        "assumed where blank, each in 195 rows: ",
         "predicted not to fit",
         "worst: line",
         "constant MFU",
@@ -202,6 +202,32 @@ def test_each_incomplete_row_of_an_own_table_is_named(capsys, tmp_path) -> None:
     ]
     assert main(["validate", path]) == 0
     assert "skipped line 5: layers, hidden, heads are blank" in capsys.readouterr().out
+
+
+def test_reasons_are_counted_without_their_rows_numbers_and_with_the_columns_range(capsys, tmp_path) -> None:
+    rows = [
+        OWN | {STEP: "1"} | cells for cells in ({"dp": "4"}, {"dp": "2"}, {"seq_len": "long"}, {"seq_len": "short"})
+    ]
+    (score,) = scores(capsys, written(tmp_path / "own.csv", rows), code=3)
+    assert score["skipped_reasons"] == {
+        "dp * tp * pp * cp = N, but gpus = N": 2,
+        "seq_len: expected a number from 0 to 1e+18": 2,
+    }
+
+
+def test_assumptions_are_grouped_by_rows_and_by_the_run_that_they_are_of(capsys, tmp_path) -> None:
+    shape = ("layers", "hidden", "heads", "seq_len", "vocab")
+    named = OWN | dict.fromkeys(shape, "") | {"model": "meta-llama/Llama-2-7b-hf", "dtype": "amp_bf16", STEP: "9"}
+    path = written(tmp_path / "own.csv", [named, named, OWN | {STEP: "1"}])
+    assert main(["validate", path]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    read, of_run = (
+        "read as, each in 2 rows: dtype amp_bf16 = bf16 ",
+        "each in 2 rows, as llama2-7b has it: layers = 32, ",
+    )
+    assert out.index(read) < out.index(of_run)
+    assert out.count("layers = 32") == 1
+    assert "each in 1 row: position = learned, " in out
 
 
 def test_a_long_list_of_reasons_ends_with_a_count(capsys, tmp_path) -> None:

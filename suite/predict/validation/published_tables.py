@@ -182,9 +182,12 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
 
 
 def reason_kind(reason: str) -> str:
-    """A reason without the texts and numbers of its row, so that rows skipped for the same one count together."""
+    """A reason without the texts and numbers of its row, so that rows skipped for the same one count together.
+
+    The numbers of a range, "from 0 to 1e+18", are those of the column and stay.
+    """
     short = re.sub(r"; (?:did you mean|allowed:|got ).*", "", reason)
-    return re.sub(r"(?<![\w.-])\d[\d.,]*(?![\w-])", "N", re.sub(r"'[^']*'", "...", short))
+    return re.sub(r"(?<![\w.+-])(?<!from )\d(?:[\d.,]*\d)?(?![\w-])", "N", re.sub(r"'[^']*'", "...", short))
 
 
 def _weighed(

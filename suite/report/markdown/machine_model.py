@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, Parameter
+from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel
 from reference_runs.published_tables import PublishedTables
 from suite.report.tables import MARKDOWN, table
 
@@ -122,7 +122,7 @@ def _fitted(model: MachineModel) -> str:
     rows = [
         [
             *(f"`{name}`", f"{parameter.value:.4g}", parameter.unit),
-            "at its bound" if _at_bound(parameter) else f"{parameter.uncertainty or 0:.0%}",
+            "at its bound" if parameter.at_bound else f"{parameter.uncertainty or 0:.0%}",
             *(parameter.rows or 0, len(parameter.tables), parameter.meaning),
         ]
         for name, parameter in model.parameters.items()
@@ -148,7 +148,3 @@ def _ablation(scores: FitScores) -> str:
     ]
     numbers = [str(number) for number in range(1, len(scores.tables) + 1)]
     return table(rows, ["without", "error", "more by", *numbers], style=MARKDOWN)
-
-
-def _at_bound(parameter: Parameter) -> bool:
-    return not 1.001 * parameter.least < parameter.value < 0.999 * parameter.most

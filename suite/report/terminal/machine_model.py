@@ -35,16 +35,19 @@ def _support(parameter: Parameter) -> list[object]:
     value = [f"{parameter.value:.4g}", parameter.unit]
     if not parameter.fitted:
         return [*value, "not fitted", "", ""]
-    return [*value, f"{parameter.uncertainty or 0:.0%}", parameter.rows, len(parameter.tables)]
+    uncertainty = "at its bound" if parameter.at_bound else f"{parameter.uncertainty or 0:.0%}"
+    return [*value, uncertainty, parameter.rows, len(parameter.tables)]
 
 
 def print_left_out(out: Console, scores: FitScores) -> None:
     """Print errors by table with the table, sizes and runs left out, and without each term."""
-    rows = []
+    rows, every = [], []
     for name, score in scores.tables.items():
         run = "" if score.run_left_out is None else f"{score.run_left_out:.1f}, at most {score.run_left_out_max:.1f}"
         errors = (score.fitted, score.table_left_out, score.cluster_left_out, score.size_left_out)
+        every.append(errors)
         rows.append([name, score.rows, *(f"{error:.1f}" for error in errors), run])
+    rows.append(["mean over the tables", "", *(f"{fmean(errors):.1f}" for errors in zip(*every, strict=True)), ""])
     titles = [
         "table",
         "rows",

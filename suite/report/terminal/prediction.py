@@ -17,7 +17,8 @@ from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, P
 from suite.report.terminal.tables import bar, percent, print_folded, print_table, row_name
 
 GIB = 2**30
-LARGEST_TERMS = 2
+LARGEST_TERMS = 2  # that have a line of their own
+NAMED_TERMS, NAMED_CHARACTERS = 2, 26  # at most, of all others, which share a line
 _MAIN = (
     Quantity.PARAMETERS,
     Quantity.PEAK_BYTES,
@@ -366,8 +367,13 @@ def print_largest_memory(out: Console, stages: Sequence[StageMemory]) -> None:
 
 
 def _largest(parts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The largest parts, and the sum of the others."""
+    """The largest parts, and the sum of the others, of which the larger are named."""
     ordered = sorted(((name, value) for name, value in parts.items() if value), key=lambda part: -part[1])
     rest = ordered[LARGEST_TERMS:]
-    more = [(f"{len(rest)} more", sum(value for _, value in rest))] if rest else []
+    named = [name for name, _ in rest[:NAMED_TERMS]]
+    while named and len(", ".join(named)) > NAMED_CHARACTERS:
+        named.pop()
+    if len(rest) > len(named):
+        named.append(f"{len(rest) - len(named)} more")
+    more = [(", ".join(named), sum(value for _, value in rest))] if rest else []
     return [*ordered[:LARGEST_TERMS], *more]

@@ -27,6 +27,7 @@ QUANTITY_NAMES = {
 }
 PIPE_WIDTH = 150  # columns where the output is no terminal and COLUMNS is not set
 BAR_CELLS = 20
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SHORT = 16  # characters of a reason that fit into its column
 _TERMS = frozenset(term.value for term in StepTerm)
@@ -70,12 +71,16 @@ def coloured(text: str, style: str) -> str:
 
 
 def print_folded(out: Console, line: str, style: str = "dim") -> None:
-    """Print a line folded between words; what is folded stands 4 characters further right than its beginning."""
+    """Print a line folded between words; what is folded stands 4 characters further right than its beginning.
+
+    A number and its "%" stay together.
+    """
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     room = out.width - len(indent)
     line = " ".join(word if len(word) <= room else word.replace(",", ", ") for word in line.split(" "))
+    line = line.replace(" %", f"{_NO_BREAK}%")
     folded = textwrap.fill(line, out.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    out.print(Text(folded, style), soft_wrap=True)
+    out.print(Text(folded.replace(_NO_BREAK, " "), style), soft_wrap=True)
 
 
 def whole_job(rows: Iterable[Row]) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -145,9 +145,8 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
         print_folded(out, f"  source: {facts.source}", "")
     for convention in facts.conventions:
         print_folded(out, f"  {convention}")
-    if score.assumed:
-        words = ", ".join(f"{what} ({rows})" for what, rows in score.assumed.items())
-        print_folded(out, f"  assumed where blank (rows): {words}")
+    for words in assumed_lines(score.assumed):
+        print_folded(out, f"  {words}")
     if score.skipped:
         reasons = "; ".join(
             f"{reason} ({rows})" for reason, rows in list(score.skipped_reasons.items())[:SHOWN_REASONS]
@@ -162,6 +161,24 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
     if score.worst_memory:
         print_table(out, _memory_rows(score.worst_memory), optional=("layout",))
     out.print()
+
+
+def assumed_lines(assumed: Mapping[str, int]) -> list[str]:
+    """What was assumed, a line for each number of rows: words that were read, a named run's values, all else.
+
+    "gpu H100 = h100-sxm" says how a cell's words were read, "layers = 32 as llama2-7b" whose value a blank one has.
+    """
+    groups: dict[str, list[str]] = {}
+    for what, rows in assumed.items():
+        column, _, value = what.partition(" = ")
+        value, _, run = value.partition(" as ")
+        counted = f"each in {rows} row{'s' if rows != 1 else ''}"
+        if " " in column:
+            groups.setdefault(f"read as, {counted}", []).append(what)
+        else:
+            of_run = f", as {run} has it" if run else ""
+            groups.setdefault(f"assumed where blank, {counted}{of_run}", []).append(f"{column} = {value}")
+    return [f"{head}: {', '.join(each)}" for head, each in sorted(groups.items(), key=lambda group: group[0][0] != "r")]
 
 
 def skipped_lines(skipped: Sequence[SkippedLine]) -> list[str]:

@@ -54,6 +54,16 @@ def test_a_folded_line_keeps_its_indent() -> None:
     assert rest
 
 
+@pytest.mark.parametrize("width", range(20, 60))
+def test_a_percentage_is_never_folded_before_its_sign(width: int) -> None:
+    out = Console(width=width, highlight=False)
+    with out.capture() as captured:
+        print_folded(out, "as pytorch: step time +14.1 %, as generic: step time -2.5 %")
+    text = captured.get()
+    assert text.count(".1 %") == text.count(".5 %") == 1
+    assert text.isascii()
+
+
 def test_colours_of_cells_are_for_terminals_alone(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(console(), [[coloured("fail", "bold red"), "1"]], ["verdict", "n"])
     assert capsys.readouterr().out == "verdict  n\nfail     1\n"
