@@ -5,7 +5,8 @@ are dealt to stages by cost, the head counted (see `balanced_stages`). What is p
 world rank 0, on the first stage: `log_memory` resets the other counter before the update, so it would not grow with the
 micro-batch. CUDA's and NCCL's own memory are left out.
 Source: nanotron 0.4 (PyPI): optim/gradient_accumulator.py, distributed.py, models/llama.py, parallel/, helpers.py.
-Not predicted: how far the host is ahead; of 453 rows with t > 1, 41 are more than 20 % away for it.
+Not predicted: how far the host is ahead, which neither a column nor the machine model tells; of 453 rows with t > 1,
+39 are more than 20 % away for it.
 
 Symbols: N parameters of the rank, n ranks over which ZeRO shards, L layers of the stage, F micro-batches in flight,
 T tokens of a micro-batch, h hidden, f feed-forward width, V vocabulary rows, t tensor-parallel ranks, p stages, m
@@ -43,10 +44,11 @@ KEPT_LOGIT_BYTES = 4
 # cuBLAS's workspaces, of Python's thread and of autograd's: 32 MiB each on Hopper, 8.1 MiB before it
 WORKSPACE_BYTES = 2 * cublas_workspace_bytes(H100)
 # Unsharded streams of a layer: in flight, and of the backward pass before. Counted in the rows, not in the source; an
-# explanation, not tested: what a collective reads and writes is its stream's until it has run, so a host that runs
-# ahead gets new memory for each. A layer gathers two inputs. At p = 1, where the host waits once a step, 105 rows with
-# t >= 4 and several micro-batches have 47 streams in the median where the formula has 48; 17 with one micro-batch have
-# 36 where it has 32; 23 with t = 2 have 16
+# explanation: what a collective reads and writes is its stream's until it has run, so a host that runs ahead gets new
+# memory for each. Replayed by the rules of the allocator, p = 1 and t = 16 have 51 with a host that is 1,024 launches
+# ahead, and none with one that waits. A layer gathers two inputs. At p = 1, where the host waits once a step, 105 rows
+# with t >= 4 and several micro-batches have 47 streams in the median where the formula has 48; 17 with one micro-batch
+# have 36 where it has 32; 23 with t = 2 have 16
 FORWARD_STREAMS, BACKWARD_STREAMS = 2, 1
 # Tokens of a micro-batch over t, from which on a pipeline's host is ahead. Fitted: 40 rows with p > 1 have as many or
 # more, and 1.1 times these streams in the median
