@@ -33,6 +33,7 @@ from suite.paths import ROOT
 
 AnyJob = Job | CalibrationJob | ProbeJob
 HERE = Hosts()
+LOOPBACK, ANY_PORT = "127.0.0.1", "0"  # where ranks of this machine meet
 POLL_SECONDS = 0.1
 EXIT_SECONDS = 20.0
 ANSWER_SECONDS = 3.0
@@ -117,10 +118,11 @@ def _command(job: AnyJob, hosts: Hosts, identity: str = "") -> list[str]:
         return [*start, *task, *kind, path]
     if hosts.names:
         return [sys.executable, "-m", "suite.launch.multi_host", hosts.access.value, *kind, path, *hosts.names]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
+    torchrun = [sys.executable, "-m", "suite.execute.torchrun", LOOPBACK, ANY_PORT]
     checkpoints = job.checkpoints if isinstance(job, Job) else None
     restarts = 0 if checkpoints is None else checkpoints.restarts
     options = [
+        f"--nproc-per-node={job.ranks}",
         f"--max-restarts={restarts}",
         f"--monitor-interval={POLL_SECONDS}",
         f"--log-dir={job.directory}/torchrun",

@@ -105,11 +105,17 @@ def main() -> int:
 
 
 def torchrun(module: list[str], *, number: int, hosts: int, master: str, ranks: int = 1, port: int = PORT) -> list[str]:
-    """The command that runs a module, with its arguments, as the ranks of host `number`: usually one."""
+    """The command that runs a module, with its arguments, as the ranks of host `number`: usually one.
+
+    The first host has the store where all meet, which listens on `master` alone.
+    """
+    if number == 0:
+        start = ["suite.execute.torchrun", master, str(port)]
+    else:
+        start = ["torch.distributed.run", f"--master-addr={master}", f"--master-port={port}"]
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *(sys.executable, "-m", *start),
         *(f"--nnodes={hosts}", f"--node-rank={number}", f"--nproc-per-node={ranks}", "--max-restarts=0"),
-        *(f"--master-addr={master}", f"--master-port={port}"),
         *("-m", *module),
     ]
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.skipif(sys.platform != "linux", rea
 
 def begun(log: Path, identity: str, *module: str, ranks: int) -> subprocess.Popen[bytes]:
     environment = os.environ | {LAUNCH_VARIABLE: identity, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "--monitor-interval=0.1"]
+    command = [sys.executable, "-m", TORCHRUN[0], "--standalone", f"--nproc-per-node={ranks}", "--monitor-interval=0.1"]
     command = warm([*command, "-m", *module], environment)
     assert Path(command[3]).name == "warm_ranks.py"
     with log.open("wb") as file:
@@ -64,7 +64,7 @@ def test_each_environment_has_a_process_and_those_used_last_are_kept(monkeypatch
     monkeypatch.setattr(warm_ranks, "_SERVERS", {})
     monkeypatch.setattr(warm_ranks, "_started", start)
     monkeypatch.setattr(warm_ranks, "_end", lambda server: ended.append(server.socket))
-    real = [sys.executable, "-m", TORCHRUN, "--nproc-per-node=1", "-m", "suite.execute"]
+    real = [sys.executable, "-m", TORCHRUN[0], "--nproc-per-node=1", "-m", "suite.execute"]
     assert warm(["torchrun", "suite"], {}) == ["torchrun", "suite"]
     for value, identity in [("1", "x"), ("1", "y"), ("2", "x"), ("1", "x"), ("3", "x"), ("4", "x"), ("1", "x")]:
         command = warm(real, {"A": value, LAUNCH_VARIABLE: identity})

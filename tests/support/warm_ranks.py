@@ -32,14 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MARK = "SUITE_LAUNCH"
 OWN = {MARK, "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS"}  # what differs between launches of one server
 MARK_BYTES = 200
-TORCHRUN = "torch.distributed.run"
+TORCHRUN = ("torch.distributed.run", "suite.execute.torchrun")
 MOST_SERVERS = 3  # of one process, each with the environment of some launches, and 0.2 GB
-PRELOADED = (
-    "torch.distributed.run",
-    "suite.execute.__main__",
-    "suite.execute.dry_run.rank",
-    "tests.end_to_end.layouts.worker",
-)
+PRELOADED = (*TORCHRUN, "suite.execute.__main__", "suite.execute.dry_run.rank", "tests.end_to_end.layouts.worker")
 
 
 def warm(command: list[str], environment: Mapping[str, str]) -> list[str]:
@@ -164,7 +159,7 @@ def _launch(connection: socket.socket, mark: int) -> None:
     ctypes.memmove(mark, identity.ljust(MARK_BYTES, b"\0"), MARK_BYTES)
     _replace_environment(environment)
     os.chdir(directory)
-    if module == TORCHRUN:
+    if module in TORCHRUN:
         _take_forks(arguments)
     code = _run(module, arguments)
     connection.sendall(bytes([code & 255]))
