@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands.options import exit_code, name_left_out, print_json
@@ -66,8 +67,16 @@ def report_command(  # the command's options
         print_outliers(console(), outliers)
         print_common(console(), common)
     else:
-        console(stderr=True).print("no verdict is meant: nothing is shown", soft_wrap=True)
+        console(stderr=True).print(escape(_why_nothing(known, wanted, place, results)), soft_wrap=True)
     raise typer.Exit(exit_code(any_record=bool(nodes or history), damaged=bool(left_out)))
+
+
+def _why_nothing(known: FleetStore, wanted: FleetSelection, store: Path, results: Path) -> str:
+    if not known.nodes(FleetSelection()):
+        return f"no verdicts in {store}: `accept` and `fleet accept` write them with --results {results}"
+    if wanted.node is not None and wanted == FleetSelection(node=wanted.node):
+        return f"no verdict of a node {wanted.node} in {store}; without --node all nodes are listed"
+    return f"no verdict in {store} has all that the options ask for"
 
 
 # Imported where they are needed: the history of a node by --stored needs none of them

@@ -17,7 +17,7 @@ from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.presets import effort
 from suite.fleet import fleet_record, judge, pairs, verdicts
-from suite.fleet.commands_at_once import EndedCommand, FleetCommand, run_all
+from suite.fleet.commands_at_once import EndedCommand, FleetCommand, public_output, run_all
 from suite.fleet.engines.engine import Engine, EngineNode
 from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult, NodeAnswer, PairResult
 from suite.fleet.judge import NodeFacts
@@ -122,6 +122,8 @@ def _opened(
     earlier = fleet_record.unfinished(settings.results, options) if settings.resume else None
     if earlier is not None:
         progress(f"resumed {earlier.name}")
+        for output in earlier.glob("*.log"):  # of commands that were killed
+            public_output(output)
         return earlier
     if settings.resume:
         kept, allowed = str(fleet_record.fleets(settings.results)), "a fleet with the same options that has no table"

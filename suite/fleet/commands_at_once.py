@@ -1,4 +1,7 @@
-"""Commands of a fleet, some at the same time: each bounded, its output in a file; all end with this process."""
+"""Commands of a fleet, some at the same time: each bounded, its output in a file; all end with this process.
+
+Output is kept as records are: without the paths of who runs it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from typing import NamedTuple
 
 from suite.launch.interruption import check_interrupted
 from suite.machine.processes import die_with_parent
-from suite.paths import ROOT
+from suite.paths import ROOT, whole_file
+from suite.records.private_paths import private_directories, without_private_paths
 
 POLL_SECONDS = 0.2
 ENDED_WITHIN_SECONDS = 20.0
@@ -93,7 +97,18 @@ def _end(command: FleetCommand, process: subprocess.Popen[bytes], cancel: Callab
         process.kill()
         process.wait()
     cancel(command.label)
+    public_output(command.output)
 
 
 def _words(command: FleetCommand) -> str:
-    return command.output.read_text(encoding="utf-8", errors="replace")[-WORDS_CHARACTERS:].strip()
+    return public_output(command.output)[-WORDS_CHARACTERS:].strip()
+
+
+def public_output(path: Path) -> str:
+    """What an ended command said, without private paths; from now on the file has none either."""
+    said = path.read_text(encoding="utf-8", errors="replace")
+    public = without_private_paths(said, private_directories())
+    if public != said:
+        with whole_file(path) as file:
+            file.write_text(public, encoding="utf-8")
+    return public

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(180)
 SSH = """#!/bin/sh
 for last; do :; done
 for word in "$@"; do
-    [ "$word" != dead ] || { echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255; }
+    [ "$word" != dead ] || { echo "ssh: No route to host: cannot read $HOME/.ssh/config" >&2; exit 255; }
 done
 exec sh -c "$last"
 """
@@ -64,12 +64,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fleet(place: Path, nodes: str, *options: str) -> subprocess.Popen[str]:
+def fleet(place: Path, nodes: str, *options: str, **variables: str) -> subprocess.Popen[str]:
     words = ["fleet", "accept", "--engine", "hosts", "--nodes", nodes, "--device", "cpu", "--json"]
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND.format(str(place / "python")), *words, "--results", str(place / "r"), *options],
         cwd=ROOT,
-        env=os.environ | {"PATH": f"{place}:/usr/bin:/bin"},
+        env=os.environ | {"PATH": f"{place}:/usr/bin:/bin"} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -101,6 +101,14 @@ def test_a_host_that_cannot_be_entered_has_its_own_verdict_and_the_others_have_t
     assert code == 1
     of_pairs = [words for words in asked(place) if words.startswith("pair_probe")]
     assert sorted(of_pairs) == [f"pair_probe pair.{names}.1.json" for names in ("a+c", "c+d", "d+a")]
+
+
+def test_what_commands_said_is_kept_without_the_paths_of_who_ran_them(place: Path) -> None:
+    (place / "r").mkdir()
+    first = fleet(place, "dead", HOME=f"{place}/home/ann")
+    assert ended(first)[1]["rows"][0]["evidence"].endswith("cannot read ~/.ssh/config")
+    (log,) = (place / "r" / "fleet").glob("*/node.dead.1.log")
+    assert log.read_text() == "ssh: No route to host: cannot read ~/.ssh/config\n"
 
 
 def test_a_host_that_is_late_does_not_answer(place: Path) -> None:

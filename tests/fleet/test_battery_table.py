@@ -220,7 +220,11 @@ def test_the_metrics_parse_whatever_a_record_says_and_name_no_node_twice():
 
 
 def test_a_damaged_store_is_refused_in_a_line_and_an_empty_directory_stays_empty(tmp_path, capsys):
-    assert report(capsys, tmp_path)[0] == 3
+    code, _, err = report(capsys, tmp_path)
+    assert code == 3
+    assert err == (
+        f"no verdicts in {tmp_path / STORE}: `accept` and `fleet accept` write them with --results {tmp_path}\n"
+    )
     assert list(tmp_path.iterdir()) == []
     (tmp_path / STORE).mkdir()
     (tmp_path / STORE / "batteries-1.parquet").write_bytes(b"junk")
@@ -265,7 +269,12 @@ def test_wrong_questions_are_refused_in_a_line(results, capsys):
         code, _, err = report(capsys, *arguments)
         assert code == 2
         assert len(err.strip().splitlines()) == 1
-    assert report(capsys, results, "--node", "n99")[0] == 3
+    code, _, err = report(capsys, results, "--node", "n99")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "no verdict of a node n99" in err
+    code, _, err = report(capsys, results, "--node", "n1", "--part", "flux")
+    assert code == 3
+    assert "has all that the options ask for" in err
 
 
 def test_no_torch_is_imported():
