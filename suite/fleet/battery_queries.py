@@ -96,6 +96,7 @@ class FleetSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BAD_WORDS = ", ".join(f"'{word}'" for word in BAD)
+_BATTERY_EVENTS = "SELECT node, finished AS time, verdict, part, evidence, id AS battery, firmware FROM {}"
 # A battery's id is TIME__NODE__ID
 _VIEWS = f"""
 CREATE TEMP TABLE fleet_rows AS
@@ -108,9 +109,7 @@ CREATE TEMP TABLE fleet_events AS
     SELECT coalesce(hashes.node, fleet_rows.name) AS node, finished AS time, verdict, part, evidence, battery,
         '' AS firmware
     FROM fleet_rows LEFT JOIN hashes USING (name) WHERE verdict <> '{NOT_RUN}';
-CREATE TEMP VIEW events AS
-    SELECT node, finished AS time, verdict, part, evidence, id AS battery, firmware FROM batteries
-    UNION ALL SELECT * FROM fleet_events;
+CREATE TEMP VIEW events AS {_BATTERY_EVENTS.format("batteries")} UNION ALL SELECT * FROM fleet_events;
 """
 _NEWEST = f"""
 WITH good AS (SELECT node, max(time) AS good FROM events WHERE verdict = '{ACCEPTED}' GROUP BY node),
@@ -197,14 +196,19 @@ class FleetStore:
         """Every verdict of the node that is meant, newest first."""
         with usable(self._store):
             found = self._connection.execute("SELECT node FROM names WHERE name = ?", [wanted.node]).fetchall()
-        nodes = [row[0] for row in found] or [wanted.node]  # first, so that only its row groups are read
+        nodes = [row[0] for row in found] or [str(wanted.node)]
+        files = parts(self._store, BATTERIES, nodes)  # few, of which few row groups are read
+        own = f"{_BATTERY_EVENTS.format('read_parquet(?)')} UNION ALL" if files else ""
         where, values = msgspec.structs.replace(wanted, node=None).conditions()
+        marks = ", ".join("?" * len(nodes))
         named = f"""
             SELECT DISTINCT events.node AS node, coalesce(name, '') AS name, coalesce(rack, '') AS rack, verdict, part,
                 evidence, time, battery, firmware, NULL AS since
-            FROM events LEFT JOIN names USING (node) WHERE events.node IN ({", ".join("?" * len(nodes))})
+            FROM ({own} SELECT * FROM fleet_events) AS events LEFT JOIN names USING (node)
+            WHERE events.node IN ({marks})
         """
-        return self._asked(f"SELECT * FROM ({named}) WHERE {where} ORDER BY time DESC", [*nodes, *values], NodeVerdict)
+        query = f"SELECT * FROM ({named}) WHERE {where} ORDER BY time DESC"
+        return self._asked(query, [*([files] if files else []), *nodes, *values], NodeVerdict)
 
     def batteries(self) -> int:
         """How many batteries the store has."""

@@ -6,7 +6,9 @@ Apart from what takes records in, which imports more: a question is answered in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+import secrets
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from suite.machine.packages import described, lacking
 
 STORE = "fleet-store"
 BATTERIES, FLEETS = "batteries", "fleets"
+_HASH = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
+_BETWEEN = re.compile(r"-([0-9a-f]+)\.\.([0-9a-f]+)-[0-9a-f]+\.parquet$")
 COLUMNS = {
     BATTERIES: {
         "file": "VARCHAR",
@@ -76,9 +80,21 @@ def usable(store: Path) -> Iterator[None]:
         raise InputError(f"cannot use the store: {words}", got=str(store), allowed=allowed, where="--store") from error
 
 
-def parts(store: Path, kind: str) -> list[str]:
-    """The Parquet files of a kind that are whole."""
-    return sorted(str(path) for path in store.glob(f"{kind}-*.parquet"))
+def parts(store: Path, kind: str, nodes: Collection[str] | None = None) -> list[str]:
+    """The Parquet files of a kind that are whole; with `nodes` those that may have one of them, by their names."""
+    found = sorted(str(path) for path in store.glob(f"{kind}-*.parquet"))
+    return found if nodes is None else [path for path in found if _may_have(path, nodes)]
+
+
+def part_name(kind: str, nodes: Collection[str]) -> str:
+    """A new name: KIND-FIRST..LAST-TOKEN.parquet with the least and greatest of the nodes, where all are hashes."""
+    between = f"{min(nodes)}..{max(nodes)}-" if nodes and all(_HASH.fullmatch(node) for node in nodes) else ""
+    return f"{kind}-{between}{secrets.token_hex(8)}.parquet"
+
+
+def _may_have(path: str, nodes: Collection[str]) -> bool:
+    named = _BETWEEN.search(path)
+    return named is None or any(named[1] <= node <= named[2] for node in nodes)
 
 
 def empty_columns(kind: str) -> str:

@@ -23,7 +23,7 @@ from reference_runs.regular_file import file_bytes
 from suite.acceptance.battery_record import SCHEMA
 from suite.acceptance.findings import Decision
 from suite.fleet import fleet_record
-from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, parts, usable
+from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, part_name, parts, usable
 from suite.machine.devices import usable_cores
 
 PART_RECORDS = 20_000
@@ -140,8 +140,9 @@ def _written(chunk: tuple[str, str, str, list[str]]) -> list[str]:
     """Write a Parquet file of some records; why some are left out."""
     results, store, kind, files = chunk
     left_out: list[str] = []
-    name = f"{kind}-{secrets.token_hex(8)}.parquet"
-    rows, half = Path(store, f".{name}.json"), Path(store, f".{name}")
+    half = Path(store, f".{kind}-{secrets.token_hex(8)}.parquet")
+    rows = half.with_suffix(".json")
+    nodes: set[str] = set()
     written = 0
     try:
         with rows.open("wb") as lines:
@@ -156,10 +157,11 @@ def _written(chunk: tuple[str, str, str, list[str]]) -> list[str]:
                     left_out.append(str(error))
                     continue
                 lines.writelines(encoded)
+                nodes |= {str(entry.get("node", "")) for entry in entries}
                 written += len(encoded)
         if written:
             _parquet(kind, rows, half)
-            half.rename(Path(store, name))
+            half.rename(Path(store, part_name(kind, nodes)))
     finally:
         for path in (rows, half):
             with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -86,6 +87,25 @@ def test_a_damaged_record_is_named_and_left_out_until_it_is_whole(results):
     assert any("'7.0'" in words for words in found.left_out)
     path.write_bytes(whole)
     assert ingest(results, results / STORE).new == 1
+
+
+def test_a_history_reads_the_files_that_have_the_node_and_no_others(results, monkeypatch):
+    monkeypatch.setattr(battery_table, "PART_RECORDS", NODES * EACH // 4)
+    monkeypatch.setattr(battery_table, "usable_cores", lambda: 1)
+    ingest(results, results / STORE)
+    known, every = store_of(results), parts(results / STORE, BATTERIES)
+    assert len(every) == 4
+    for node in (0, 15, 16, NODES - 1):
+        name = f"{node:08x}"
+        (own,) = parts(results / STORE, BATTERIES, [name])
+        expected = known.history(FleetSelection(node=name))
+        assert len(expected) >= EACH
+        Path(own).rename(results / "hidden")
+        assert len(store_of(results).history(FleetSelection(node=name))) == len(expected) - EACH
+        (results / "hidden").rename(own)
+    assert parts(results / STORE, BATTERIES, ["n1", "ffffffff"]) == []
+    Path(every[0]).rename(results / STORE / "batteries-0123456789abcdef.parquet")  # as they were called before
+    assert len(parts(results / STORE, BATTERIES, ["ffffffff"])) == 1
 
 
 def test_writers_at_the_same_time_count_nothing_twice(results):
