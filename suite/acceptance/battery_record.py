@@ -12,19 +12,24 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.regular_file import file_bytes, json_of
+from reference_runs.this_cpu import is_virtual_machine
 from suite.acceptance.evidence import Evidence
 from suite.acceptance.findings import CheckFinding, Decision
 from suite.machine.fingerprint import digest, fingerprint
 from suite.records import store
 
 # A major version measures or predicts in another way than those before: their values are not compared
-SCHEMA = "8.0"
+SCHEMA = "8.1"
 NO_GPUS = "none"  # in a record's hardware
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 
 
 class BatteryBegin(msgspec.Struct, frozen=True, kw_only=True):
-    """The first half, written before anything runs, so that a node that crashes leaves a record."""
+    """The first half, written before anything runs, so that a node that crashes leaves a record.
+
+    Args:
+        virtual: whether the node is a virtual machine; None in records before 8.1: not known.
+    """
 
     kind: str
     schema: str
@@ -36,6 +41,7 @@ class BatteryBegin(msgspec.Struct, frozen=True, kw_only=True):
     hardware: dict[str, str]
     software: dict[str, str]
     hashes: dict[str, str]
+    virtual: bool | None = None
 
 
 class PhaseEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +59,7 @@ class BatteryEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         options: see `BatteryBegin`; batteries with other ranks or another device are not compared.
+        virtual: see `BatteryBegin`.
     """
 
     kind: str
@@ -67,6 +74,12 @@ class BatteryEnd(msgspec.Struct, frozen=True, kw_only=True):
     hashes: dict[str, str]
     losses: dict[str, list[float]] = {}
     options: dict[str, str] = {}
+    virtual: bool | None = None
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether it multiplied on the CPU of a virtual machine, whose processors may be halves of cores."""
+        return self.virtual is True and self.options.get("device") == "cpu"
 
 
 Part = TypeVar("Part", BatteryBegin, PhaseEvidence, BatteryEnd)
@@ -164,6 +177,7 @@ class BatteryRecord:
             hashes=self.opening.hashes,
             losses=losses,
             options=self.opening.options,
+            virtual=self.opening.virtual,
         )
         with _writing("the verdict", self.end_path):
             store.write_over(self._reserve, self.end_path, encode(closed))
@@ -198,6 +212,7 @@ def opening(identity: str, profile: str, options: dict[str, str], started: float
         hardware=here.hardware,
         software=here.software,
         hashes={"hardware": digest(here.hardware), "software": digest(here.software)},
+        virtual=is_virtual_machine(),
     )
 
 

@@ -12,7 +12,7 @@ from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidenc
 from suite.fleet import pairs
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.pairs import NodePair
-from suite.fleet.siblings import battery_values, beside_siblings, sibling_failures
+from suite.fleet.siblings import battery_values, beside_siblings, check_of, sibling_failures, steady_values
 from suite.fleet.verdicts import ACCEPTED, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
 
 _BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 3: UNDECIDED, 4: FAILED}
@@ -48,9 +48,7 @@ class _Fault(NamedTuple):
 def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple[list[FleetRow], list[str]]:
     """The table, and the links that are at fault while both of their nodes are good, in words."""
     values = node_values(facts, results)
-    units = UNITS | {
-        name: CHECKS[int(name.split()[0])].unit for own in values.values() for name in own if name[0].isdigit()
-    }
+    units = UNITS | {name: check_of(name).unit for own in values.values() for name in own if name[0].isdigit()}
     faults, links = pair_faults(results)
     table = []
     for node, known in facts.items():
@@ -63,7 +61,7 @@ def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple
                 node=node,
                 verdict=verdict,
                 part="; ".join(dict.fromkeys(fault.part for fault in own)),
-                evidence=known.not_run or joined_evidence(*(fault.evidence for fault in own)),
+                evidence=known.not_run or joined_evidence(*(fault.evidence for fault in own), *remarks(node, facts)),
                 since=None if worst is None or worst.bad_since is None else worst.bad_since.finished,
                 switch=known.answers[-1].switch if known.answers else "",
                 battery=battery.id if battery else "",
@@ -116,16 +114,27 @@ def battery_faults(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[_Fault
 
 def failures_beside_siblings(node: str, facts: Mapping[str, NodeFacts], battery: BatteryEnd) -> dict[str, str]:
     """Of one battery, what no good sibling has: by figure, in words. Siblings have the same hardware and options."""
-    others = {
-        name: battery_values(known.batteries[0])
-        for name, known in facts.items()
-        if name != node
-        and known.batteries
-        and known.batteries[0].hashes.get("hardware") == battery.hashes.get("hardware")
-        and known.batteries[0].options == battery.options
-    }
-    failures = sibling_failures(battery_values(battery), others)
+    others = [steady_values(sibling) for sibling in _siblings(node, facts, battery)]
+    failures = sibling_failures(steady_values(battery), others)
     return {failed.figure: f"{failed.ratio:.2f} of the {failed.source}" for failed in failures}
+
+
+def remarks(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[str]:
+    """What its last battery has that no good sibling has, though nothing follows from it: products on shared cores."""
+    for battery in facts[node].batteries[-1:]:
+        steady = steady_values(battery)
+        others = [battery_values(sibling) for sibling in _siblings(node, facts, battery)]
+        for failed in sibling_failures(battery_values(battery), others):
+            if failed.figure not in steady:
+                why = "of a virtual machine, whose processors other guests may share"
+                yield f"remark: check {failed.figure}: {failed.ratio:.2f} of the {failed.source}: {why}"
+
+
+def _siblings(node: str, facts: Mapping[str, NodeFacts], battery: BatteryEnd) -> list[BatteryEnd]:
+    """First batteries of the other nodes with the same hardware and options."""
+    first = [known.batteries[0] for name, known in facts.items() if name != node and known.batteries]
+    same = battery.hashes.get("hardware"), battery.options
+    return [other for other in first if (other.hashes.get("hardware"), other.options) == same]
 
 
 def pair_faults(results: Sequence[PairResult]) -> tuple[dict[str, list[_Fault]], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from reference_runs.errors import InputError
 from reference_runs.regular_file import file_bytes
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
-from suite.acceptance.check_table import CHECKS
 from suite.acceptance.judge.expected_rates import SPREAD_FROM
 from suite.fleet.fleet_record import FleetEnd
-from suite.fleet.siblings import battery_values, least_failing
+from suite.fleet.siblings import check_of, sibling_limits, steady_values
 from suite.fleet.verdicts import ACCEPTED
 
 
@@ -42,9 +40,10 @@ class FleetReferences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> FleetReferences:
-    """Medians of a fleet's accepted nodes with the limits of `siblings.least_failing`; of `nodes` alone, if any.
+    """Medians of a fleet's accepted nodes with the limits of `siblings.sibling_limits`; of `nodes` alone, if any.
 
-    A figure that fewer than three nodes have, or that no value of makes a check fail, has no reference.
+    A figure that fewer than three nodes have, or that no value of makes a check fail, has no reference; nor have
+    products of a virtual machine's CPU.
 
     Raises:
         InputError: a node that the fleet has not, or too few nodes, or nodes of several kinds.
@@ -60,21 +59,17 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
     if len({battery.hashes.get("hardware") for battery in batteries.values()}) > 1:
         allowed = "--nodes of one kind"
         raise InputError("nodes of several kinds of hardware", got=", ".join(batteries), allowed=allowed, where=end.id)
-    values = {node: battery_values(battery) for node, battery in batteries.items()}
+    limits = sibling_limits([steady_values(battery) for battery in batteries.values()], nodes=len(batteries))
     figures = {}
-    for name in dict.fromkeys(name for own in values.values() for name in own):
-        check = CHECKS[int(name.split()[0])]
-        siblings = [own[name] for own in values.values() if name in own]
-        if len(siblings) < SPREAD_FROM or check.fail is None or not statistics.median(siblings):
-            continue
-        limit = least_failing(check, siblings, comparisons=len(values[chosen[0].node]) * len(values))
+    for name, limit in limits.items():
+        check = check_of(name)
         figures[name] = FleetReference(
-            value=statistics.median(siblings),
-            lower=-min(limit, 1.0) if check.bad_side < 0 else None,
-            upper=limit if check.bad_side > 0 else None,
+            value=limit.median,
+            lower=-min(limit.share, 1.0) if check.bad_side < 0 else None,
+            upper=limit.share if check.bad_side > 0 else None,
             unit=check.unit,
         )
-    return FleetReferences(fleet=end.id, nodes=list(values), figures=figures)
+    return FleetReferences(fleet=end.id, nodes=list(batteries), figures=figures)
 
 
 def _battery(path: Path) -> BatteryEnd:
