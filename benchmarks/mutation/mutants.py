@@ -16,6 +16,7 @@ _IDLE = re.compile(
     rf"BinaryOperator_(?!{_BITS})[A-Za-z]+_({_BITS})$|BinaryOperator_({_BITS})_(?!{_BITS})"
     r"|Operator_(Is|IsNot)_(?!Is)|Operator_[A-Za-z]+(?<!Is)(?<!IsNot)_(Is|IsNot)$|_(Invert|Not)$(?<!Delete_Not)|_Invert_"
 )
+_STAR_TO_SLASH = "ReplaceBinaryOperator_Mul_Div"
 _CACHES = {"cache", "functools.cache", "lru_cache", "cached_property"}
 TextSpan = tuple[tuple[int, int], tuple[int, int]]
 
@@ -69,7 +70,8 @@ def mutants(root: Path, module: str) -> list[Mutant]:
 def change(root: Path, mutant: Mutant) -> LineChange | None:
     """What the mutant changes; None where the operator does not apply after all, changes nothing, or leaves no Python.
 
-    The star before parameters that are named is an operator to it.
+    The star before parameters that are named is an operator to it. A slash in its place is Python, and lets callers
+    name them as before.
     """
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
@@ -78,9 +80,15 @@ def change(root: Path, mutant: Mutant) -> LineChange | None:
     mutated = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
     if mutated is None or mutated == text or not _is_python(mutated):
         return None
+    if mutant.operator.endswith(_STAR_TO_SLASH) and _products(mutated) == _products(text):
+        return None
     old, new = text.splitlines(), mutated.splitlines()
     first = next(index for index, (a, b) in enumerate(zip([*old, ""], [*new, ""], strict=False)) if a != b)
     return LineChange(old[first].strip(), new[first].strip() if first < len(new) else "", mutated)
+
+
+def _products(text: str) -> int:
+    return sum(isinstance(node, ast.Mult) for node in ast.walk(ast.parse(text)))
 
 
 def _is_python(text: str) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.mutation import areas
 from benchmarks.mutation.__main__ import FAIL, INCONCLUSIVE, PASS, decided
 from benchmarks.mutation.areas import files_of_area, modules_of, wanted_score
-from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted
+from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted, change
 from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
 from benchmarks.mutation.select import MOST_SECONDS, chosen_tests, statement_lines
 from benchmarks.mutation.swap import changed_functions, live_functions, swap
@@ -236,6 +236,13 @@ def test_of_two_modules_the_longer_name_has_the_tests() -> None:
 def test_a_path_that_is_not_there_is_refused() -> None:
     with pytest.raises(InputError, match="no module of this checkout"):
         modules_of(ROOT, ["suite/nothing.py"])
+
+
+def test_a_star_before_named_parameters_is_no_product(tmp_path: Path) -> None:
+    pytest.importorskip("cosmic_ray", reason="installed by `nox -s mutation`")
+    (tmp_path / "a.py").write_text("def f(x, *, y):\n    return x * y\n", encoding="utf-8")
+    all_of_it = [change(tmp_path, Mutant("a.py", "core/ReplaceBinaryOperator_Mul_Div", place, 1)) for place in (0, 1)]
+    assert [one.after for one in all_of_it if one is not None] == ["return x / y"]
 
 
 def test_annotations_asserts_and_caches_are_not_mutated() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from reference_runs.accelerator import known_gpu
 from suite.acceptance.evidence import Exchange
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import UpperLimit
@@ -130,6 +131,25 @@ def test_each_algorithm_has_a_finding_and_what_the_library_refused_says_why():
     assert found["busbw of 2 ranks, ring"].measured == 4e9
     none = found["busbw of 2 ranks, nvls"]
     assert (none.verdict, none.evidence, none.part) == (CheckVerdict.NOT_RUN, "no multicast", "")
+
+
+def test_what_the_library_refuses_on_a_good_gpu_was_measured_at_nothing():
+    refused = [exchange(rank, None, 0.0, algorithm="nvls", first="no multicast") for rank in range(8)]
+    found = exchange_findings(probing(exchanges=refused), NOTHING, known_gpu("NVIDIA H200"), 8)
+    (nvls,) = (one for one in found if "nvls" in one.subject)
+    assert (nvls.measured, nvls.verdict) == (0.0, CheckVerdict.WARN)
+
+
+def test_an_all_to_all_is_no_all_reduce():
+    all_to_all = [exchange(rank, None, 9.0, operation="all-to-all") for rank in (0, 1)]
+    found = exchanged(*all_to_all, *(exchange(rank, None, 4.0) for rank in (0, 1)))
+    assert found["busbw of 2 ranks"].measured == 4e9
+    assert found["all-to-all of 2 ranks"].measured == 9e9
+
+
+def test_products_of_each_rank_are_in_the_evidence():
+    (found,) = (one for one in micro_findings(micro(matrix=[9.04e10, 8.96e10]), NOTHING) if one.check == 2)
+    assert found.evidence == "Gflop/s: rank 0 90.4, rank 1 89.6"
 
 
 def test_an_all_to_all_is_of_its_slowest_rank_and_lists_all():
