@@ -189,6 +189,7 @@ def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
 
 def test_two_consecutive_samples_are_no_throttling():
     assert longest_run([True, True, False, True]) == 2
+    assert longest_run([False]) == longest_run([]) == 0
 
 
 def gpu(index=0, *, before=None, after=None, **changes):
