@@ -67,12 +67,14 @@ def report_command(  # the command's options
         print_outliers(console(), outliers)
         print_common(console(), common)
     else:
-        console(stderr=True).print(escape(_why_nothing(known, wanted, place, results)), soft_wrap=True)
+        console(stderr=True).print(escape(_why_nothing(known, wanted, place, results, stored=stored)), soft_wrap=True)
     raise typer.Exit(exit_code(any_record=bool(nodes or history), damaged=bool(left_out)))
 
 
-def _why_nothing(known: FleetStore, wanted: FleetSelection, store: Path, results: Path) -> str:
+def _why_nothing(known: FleetStore, wanted: FleetSelection, store: Path, results: Path, *, stored: bool) -> str:
     if not known.nodes(FleetSelection()):
+        if stored:
+            return f"no verdicts in {store}: without --stored the records below {results} are taken in"
         return f"no verdicts in {store}: `accept` and `fleet accept` write them with --results {results}"
     if wanted.node is not None and wanted == FleetSelection(node=wanted.node):
         return f"no verdict of a node {wanted.node} in {store}; without --node all nodes are listed"

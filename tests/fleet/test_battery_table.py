@@ -246,6 +246,7 @@ def test_a_damaged_store_is_refused_in_a_line_and_an_empty_directory_stays_empty
         f"no verdicts in {tmp_path / STORE}: `accept` and `fleet accept` write them with --results {tmp_path}\n"
     )
     assert list(tmp_path.iterdir()) == []
+    assert "without --stored" in report(capsys, tmp_path, "--stored")[2]
     (tmp_path / STORE).mkdir()
     (tmp_path / STORE / "batteries-1.parquet").write_bytes(b"junk")
     for options in ((), ("--stored",)):
