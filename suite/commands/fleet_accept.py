@@ -17,6 +17,7 @@ from suite.commands.options import Device, JsonWithProgress, print_json
 from suite.fleet.accept import FleetReport, FleetSettings, run_fleet, shared_results
 from suite.fleet.engines.engine import Engine
 from suite.fleet.engines.hosts_engine import HostsEngine
+from suite.fleet.engines.reframe_engine import ReframeEngine, reframe_program
 from suite.fleet.engines.slurm_engine import SlurmEngine
 from suite.fleet.fleet_record import FleetEnd, latest
 from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
@@ -27,13 +28,15 @@ from suite.paths import ROOT
 from suite.report.terminal.fleet import print_fleet
 from suite.report.terminal.tables import console, print_refusal
 
-ENGINES = ("slurm", "hosts")
+ENGINES = ("slurm", "reframe", "hosts")
 Results = Annotated[Path, typer.Option(help="A directory that all nodes share: batteries, records and the fleet's.")]
 
 
 def accept_command(  # noqa: PLR0913  # the command's options
     context: typer.Context,
-    engine: Annotated[str, typer.Option(help="slurm, or hosts: named ones, by ssh.")] = "slurm",
+    engine: Annotated[
+        str, typer.Option(help="slurm, reframe (batteries by ReFrame), or hosts: named ones, by ssh.")
+    ] = "slurm",
     partition: Annotated[str | None, typer.Option(help="Of Slurm: its nodes alone.")] = None,
     nodes: Annotated[str | None, typer.Option(help="These alone: n[1-4],n7 of Slurm; a,b,c of hosts.")] = None,
     profile: Annotated[
@@ -85,9 +88,9 @@ def accept_command(  # noqa: PLR0913  # the command's options
         drain=drain,
         battery_seconds=None if node_minutes is None else 60 * node_minutes,
     )
-    chosen = _engine(engine, partition, nodes)
-    if drain and engine != "slurm":
-        raise InputError("nothing drains hosts", got=engine, allowed="--engine slurm", where="--drain")
+    chosen = _engine(engine, partition, nodes, settings.results)
+    if drain and not chosen.drains:
+        raise InputError("nothing drains hosts", got=engine, allowed="nodes of Slurm", where="--drain")
     report = _run(settings, chosen)
     _print(report.end, json=json, where=str(report.directory))
 
@@ -106,12 +109,20 @@ def show_command(
     _print(latest(results, fleet), json=json, where=str(results))
 
 
-def _engine(name: str, partition: str | None, nodes: str | None) -> Engine:
+def _engine(name: str, partition: str | None, nodes: str | None, results: Path) -> Engine:
+    if name not in ENGINES:
+        raise InputError("unknown engine", got=repr(name), allowed=", ".join(ENGINES), where="--engine")
     if name == "slurm":
         slurm.check_usable()
         return SlurmEngine(partition, nodes)
-    if name != "hosts":
-        raise InputError("unknown engine", got=repr(name), allowed=", ".join(ENGINES), where="--engine")
+    if name == "hosts":
+        return _hosts(partition, nodes)
+    reframe_program()
+    base = SlurmEngine(partition, nodes) if slurm.why_not() is None else _hosts(partition, nodes)
+    return ReframeEngine(results, base)
+
+
+def _hosts(partition: str | None, nodes: str | None) -> HostsEngine:
     if partition is not None:
         raise InputError("hosts have no partitions", got=partition, allowed="--nodes", where="--partition")
     names = tuple(dict.fromkeys(word.strip() for word in (nodes or "").split(",") if word.strip()))

@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 
+from reference_runs.errors import InputError
 from suite.__main__ import main
+from suite.fleet.engines.hosts_engine import HostsEngine
+from suite.fleet.engines.reframe_engine import ReframeEngine
 from suite.fleet.engines.slurm_engine import SlurmEngine
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep, opened, unfinished
 from suite.paths import ROOT
@@ -163,6 +166,28 @@ def wait_for_one(parent: Path) -> list[Path]:
 )
 def test_a_node_that_slurm_does_not_give_is_not_run(words: str, got: bool) -> None:
     assert SlurmEngine().did_not_get(words) is not got
+
+
+def test_without_reframe_its_engine_is_refused_in_a_line_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert main(["fleet", "accept", "--engine", "reframe", "--nodes", "a", "--results", str(tmp_path / "r")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --engine: ReFrame is not installed; got reframe, allowed: pip install reframe-hpc")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_by_reframe_only_batteries_are_started_by_it(tmp_path: Path) -> None:
+    engine, hosts = ReframeEngine(tmp_path, HostsEngine(("a", "b"))), HostsEngine(("a", "b"))
+    assert engine.command_on("a", ["true"], "label")[1:3] == ["-m", "suite.fleet.reframe_command"]
+    assert (engine.nodes(), engine.hosts(["a", "b"])) == (hosts.nodes(), hosts.hosts(["a", "b"]))
+    assert engine.drains is False
+    assert ReframeEngine(tmp_path, SlurmEngine()).drains is True
+    with pytest.raises(InputError, match="nothing drains a"):
+        engine.drain("a", "why")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ class Engine(Protocol):
     def name(self) -> str:
         """As `--engine` names it."""
 
+    @property
+    def drains(self) -> bool:
+        """Whether `drain` can be asked of it."""
+
     def nodes(self) -> list[EngineNode]:
         """All nodes that are asked for."""
 

@@ -17,6 +17,7 @@ class HostsEngine(msgspec.Struct, frozen=True):
 
     names: tuple[str, ...]
     name: str = "hosts"
+    drains: bool = False
 
     def nodes(self) -> list[EngineNode]:
         """All that are named; whether one answers is known when it is asked."""

@@ -23,6 +23,7 @@ class SlurmEngine(msgspec.Struct, frozen=True):
     partition: str | None = None
     node_list: str | None = None
     name: str = "slurm"
+    drains: bool = True
 
     def nodes(self) -> list[EngineNode]:
         """All that Slurm knows; those that are busy, drained or down cannot be used."""
