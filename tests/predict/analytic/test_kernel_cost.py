@@ -119,6 +119,21 @@ SOFTMAX = (
     ["scale", "mask", "maximum", "difference", "exp", "sum", "quotient"],
     ["product", "sum", "difference", "product", "product"],
 )
+SIGMOID = ["scale", "exp", "sum", "quotient"]
+NORMAL = ["scale", "erf", "sum", "half"]  # its distribution function
+TANH = ["square", "scale", "sum", "product", "tanh", "sum", "half"]
+# u = x + bias, p(u), and y = u p(u); backward p + u p', times dy; the bias's own sum of dx is not counted
+ACTIVATIONS = {
+    "gelu": (["bias", *NORMAL, "u"], ["bias", *NORMAL, "square", "scale", "exp", "scale", "u", "sum", "dy"]),
+    "gelutanh": (
+        ["bias", *TANH, "u"],
+        ["bias", *TANH, "square", "difference", "scale", "sum", "product", "u", "sum", "dy"],
+    ),
+    # u / (1 + exp(-1.702 u)); s (1 + 1.702 u (1 - s))
+    "fastgelu": (["bias", *SIGMOID], ["bias", *SIGMOID, "difference", "product", "sum", "product", "dy"]),
+    "relu": (["bias", "maximum"], ["compare", "dy"]),
+    "relusquared": (["bias", "maximum", "square"], ["bias", "maximum", "twice", "dy"]),
+}
 R, C = 6, 10
 AREA = {"rows": R, "columns": C}
 ARITHMETIC: list[tuple[str, str, dict[str, int], float, float | None]] = [
@@ -129,8 +144,11 @@ ARITHMETIC: list[tuple[str, str, dict[str, int], float, float | None]] = [
     ("residual_rms_norm", "", AREA, R * C * (len(RMS_NORM[0]) + 1), R * C * (len(RMS_NORM[1]) + 1)),
     # a second weight and bias; their two gradients, of which each is a product and a sum or a sum, and a sum of both
     ("parallel_layer_norms", "", AREA, R * C * (len(LAYER_NORM[0]) + 2), R * C * (len(LAYER_NORM[1]) + 5)),
-    ("bias_activation", "", AREA, R * C * 6, R * C * 12),
-    ("bias_activation", "relu", AREA, R * C * 2, R * C * 2),
+    ("bias_activation", "", AREA, R * C * len(ACTIVATIONS["gelu"][0]), R * C * len(ACTIVATIONS["gelu"][1])),
+    *(
+        ("bias_activation", name, AREA, R * C * len(forward), R * C * len(backward))
+        for name, (forward, backward) in ACTIVATIONS.items()
+    ),
     ("geglu", "", AREA, R * C * 6, R * C * 14),
     ("swiglu", "", AREA, R * C * 5, R * C * 11),
     ("rotary", "", {"elements": 60}, 180, 180),  # two products and a sum

@@ -118,3 +118,12 @@ def test_arrays_equal_one_number_after_the_other(rows: list[tuple[int, int]]) ->
         assert sent[place] == compressed_all_reduce_sent_bytes(one, ranks=n)
         assert kept[place] == error_feedback_bytes(one, ranks=n)
         assert ratios[place] == compression_ratio(one, ranks=n, element_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "ranks", "messages"), [([1000], 1, 0), ([1000], 2, 1), ([1000, 7, 9], 4, 1), ([], 2, 0)]
+)
+def test_all_vectors_travel_in_one_message_of_each_phase(vectors: list[int], ranks: int, messages: int) -> None:
+    traffic = compressed_all_reduce_traffic(vectors, ranks=ranks)
+    assert [(each.operation, each.messages) for each in traffic] == [("all_to_all", messages), ("all_gather", messages)]
+    assert all((each.payload_bytes > 0) == (messages > 0) for each in traffic)

@@ -12,6 +12,7 @@ from reference_runs.run import Activation, Precision, ProductFormat, Residual, W
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.layer_products import layer_products
+from suite.predict.analytic.layer_time import product_times
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import layer_tensors
@@ -112,6 +113,18 @@ def test_without_a_format_nothing_changes_to_the_bit(case: Case, machine: Machin
     workload = Workload(*case[:3])
     assert layer_casts(workload) == (0, 0, 0, 0, 0)
     assert stage_memory(workload, stage=0, micro_batches=case.micro_batches).weight_copies == 0
+
+
+@pytest.mark.parametrize("product_format", FORMATS)
+def test_products_in_the_format_are_shown_beside_its_peak_and_others_beside_the_recipes(
+    product_format: ProductFormat,
+) -> None:
+    plain = Workload(BLOOM.architecture, BLOOM.recipe, Layout())
+    for workload, peak in ((plain, 1e15), (in_format(plain, product_format), 2e15)):
+        peaks = {part: time.peak_flop_per_second for part, time in product_times(workload, HOPPER).items()}
+        casts = products_in_format(workload)
+        assert {peaks[part] for part in peaks if part in casts or peak == 1e15} == {peak}
+        assert {peaks[part] for part in peaks if part not in casts} == {1e15}
 
 
 @pytest.mark.parametrize("product_format", FORMATS)
