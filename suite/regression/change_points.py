@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
-from suite.metrics.change_points import LEAST_STRETCH, change_points
+from suite.metrics.change_points import change_points
 from suite.records.summary import LaunchSummary
 from suite.regression.comparability import seconds, setup_of
 
@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         setup: its fingerprint; `example`: one of its launches, for its names.
         stretches: in order, without gaps; each boundary is a change point.
-        best: index of the stretch with the lowest median among those of 5 launches or more; of all where none has 5.
+        best: index of the stretch with the lowest median; all have 5 launches or more, or there is one.
         searched: of the newest points; older ones belong to the first stretch, unsearched.
     """
 
@@ -119,9 +119,7 @@ def _segment(setup: str, launches: list[LaunchSummary], changes: list[int]) -> S
         )
         for first, end in pairwise(edges)
     )
-    long = [index for index, stretch in enumerate(stretches) if stretch.launches >= LEAST_STRETCH]
-    long = long or [*range(len(stretches))]
-    best = min(long, key=lambda index: stretches[index].median)
+    best = min(range(len(stretches)), key=lambda index: stretches[index].median)
     return Segment(
         setup=setup, example=launches[-1], points=points, stretches=stretches, best=best, searched=len(points) - skipped
     )

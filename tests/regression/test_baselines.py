@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from reference_runs.errors import InputError
-from suite.regression.baselines import Baseline, accept, accepted, baseline, resolved
+from suite.regression.baselines import Baseline, accept, accepted, baseline, full_commit, resolved
 from suite.regression.comparability import setup_of
 from tests.support.histories import launch_of, normal_launches
 
@@ -56,7 +58,15 @@ def test_the_last_acceptance_counts_and_names_what_it_replaced(tmp_path, monkeyp
     assert (first.replaced, second.replaced) == ([], [launch.id for launch in HISTORY[:3]])
     assert (second.run, second.setup, second.suite) == ("bloom-mini", SETUP, NEW)
     assert second.median_seconds == Baseline(launches=tuple(HISTORY[3:6]), words="").median
-    assert baseline(None, "another", HISTORY, tmp_path) is None
+    for another in ("another", "zz"):  # that sort before and after all digests
+        assert baseline(None, another, HISTORY, tmp_path) is None
+    other = launches_of(2, 20, run="gpt2-mini")
+    monkeypatch.setattr("time.time", lambda: 3e9)
+    accept(tmp_path, setup_of(other[0]), other, None)
+    assert places(baseline(None, SETUP, [*HISTORY, *other], tmp_path)) == [3, 4, 5]
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    accept(tmp_path, SETUP, HISTORY[3:6], None)
+    assert baseline(None, setup_of(other[0]), [*HISTORY, *other], tmp_path).launches == tuple(other)
 
 
 def test_the_median_is_of_the_launches_that_have_seconds():
@@ -97,3 +107,15 @@ def test_a_commit_whose_hash_sorts_before_all_ids_is_a_commit(tmp_path):
     early = launches_of(2, suite="0.1.0 (111111111111)")
     found = baseline(40 * "1", setup_of(early[0]), early, tmp_path)
     assert (len(found.launches), found.words) == (2, "commit 111111111111")
+
+
+def test_a_commit_is_named_in_full_where_the_repository_has_it(tmp_path):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    for words in (("init", "-q"), (*identity, "commit", "-q", "--allow-empty", "-m", "one")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    commit = full_commit("HEAD", tmp_path)
+    assert commit is not None
+    assert len(commit) == 40
+    assert full_commit(commit[:12], tmp_path) == commit
+    assert full_commit("no-such-branch", tmp_path) is None
+    assert full_commit("HEAD", tmp_path / "elsewhere") is None

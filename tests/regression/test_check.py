@@ -8,6 +8,8 @@ import pytest
 
 from suite.regression import check
 from suite.regression.check import RegressionCheck
+from suite.regression.comparability import setup_of
+from tests.support.histories import launch_of, normal_launches
 
 
 def said(monkeypatch, *, launches, limit, floor="a floor", before=None, show=lambda count: 1 / count):
@@ -72,3 +74,16 @@ def test_every_run_is_foreseen_whatever_is_said_of_the_ones_before(monkeypatch):
     states = [SimpleNamespace(run=run, before=None) for run in runs]
     RegressionCheck([], None, None, lines.append, 0.1)._foresee(states, [], 5)
     assert [line.partition(":")[0] for line in lines] == ["new", "loud"]
+
+
+def test_of_the_best_stretch_two_suites_are_named():
+    suites = ["0.1.0 (aaaaaaaaaaaa)", "0.1.0 (bbbbbbbbbbbb)", "0.1.0 (cccccccccccc)"]
+    best = [launch_of(n, value, suite=suites[n // 2]) for n, value in enumerate(normal_launches(1, 6))]
+    slow = [launch_of(6 + n, 2 * value) for n, value in enumerate(normal_launches(2, 14))]
+    now = [launch_of(40 + n, 2 * value) for n, value in enumerate(normal_launches(3, 5))]
+    run = SimpleNamespace(setup=setup_of(best[0]), plan=SimpleNamespace(name="bloom-mini"))
+    state = SimpleNamespace(run=run, after=now, again=[])
+    shown = check._against_the_best(state, slow, [*best, *slow, *now])
+    assert shown.why == f"the best stretch of the history, {suites[0]}, {suites[1]}"
+    assert (shown.before_launches, shown.after_launches) == (6, 5)
+    assert check._against_the_best(state, best, [*best, *slow, *now]) is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from suite.regression.baseline_checkout import old_commit, software_changes
+from suite.regression.baseline_checkout import OldCodeError, checkout, old_commit, software_changes
 from suite.regression.comparability import commit_of, comparable_hardware, floor_of, is_modified, setup, setup_of
 from tests.support.histories import HARDWARE, launch_of, normal_launches
 
@@ -84,6 +87,15 @@ def test_the_same_code_is_launched_again_only_where_it_is_one_commit_on_the_same
         ([other], good, f"commit {12 * 'b'} is not in this repository"),
     ):
         assert old_commit(before, now, None) == (None, f"{words}: no re-run in turn")
+
+
+def test_of_what_git_says_the_last_line_is_told(monkeypatch):
+    said = "Preparing worktree (detached HEAD aaaa)\nfatal: no space left on device\n"
+    failed = subprocess.CompletedProcess([], 128, "", said)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)
+    words = f"^git cannot check out {12 * 'a'}: fatal: no space left on device$"
+    with pytest.raises(OldCodeError, match=words), checkout(40 * "a", Path("/repository")):
+        pass
 
 
 def test_changed_software_is_listed_by_name_with_all_versions_of_each_side():

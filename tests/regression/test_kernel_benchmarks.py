@@ -158,4 +158,5 @@ def test_software_that_changed_is_named_with_both_versions(tmp_path):
     store(tmp_path, 2, "b", 1.0, torch="2.14.0")
     runs, _ = kernel_runs(tmp_path)
     assert changed_software(runs[:1], runs[1:]) == "torch 2.13.0 -> 2.14.0"
+    assert changed_software(runs[::-1], runs) == "torch 2.13.0 -> 2.14.0"  # of the last on either side
     assert changed_software(runs[:1], runs[:1]) == ""

@@ -251,6 +251,13 @@ def test_a_slowdown_is_confirmed_by_a_rerun_that_meets_every_condition(ratio, in
         assert _confirmed(faster, difference_of(ratio, interval, p), BAND)[0] is ChangeVerdict.INCONCLUSIVE
 
 
+def test_a_speed_up_that_reaches_the_edge_of_the_band_is_not_beyond_it():
+    band = 0.25  # whose reciprocals are exact
+    faster = difference_of(0.7, (0.6, 0.75), 0.001)
+    for high, change in ((0.8, ChangeVerdict.INCONCLUSIVE), (0.799, ChangeVerdict.IMPROVED)):
+        assert _confirmed(faster, difference_of(0.7, (0.6, high), 0.01), band)[0] is change
+
+
 def test_a_rerun_counts_with_as_many_launches_as_its_smaller_side_has():
     sets = Sets(before=BEFORE, after=AGAIN, floor=FLOOR)
     plenty = judged([sets])[0].least_detectable
