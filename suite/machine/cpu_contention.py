@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,22 +29,31 @@ def competitors(seconds: float = WATCHED_SECONDS) -> tuple[list[Competitor], flo
 
     before = _process_seconds()
     share = psutil.cpu_percent(seconds) / 100  # sleeps
-    used = {process: (end - before.get(process, 0.0)) / seconds for process, end in _process_seconds().items()}
-    busiest = [
-        Competitor(pid=pid, name=name, cores=cores)
-        for (pid, name), cores in used.items()
-        if pid != os.getpid() and cores >= LEAST_CORES
-    ]
+    busiest = []
+    for process, (name, end) in _process_seconds().items():
+        _, begin = before.get(process, ("", 0.0))
+        if process.pid != os.getpid() and (cores := (end - begin) / seconds) >= LEAST_CORES:
+            busiest.append(Competitor(pid=process.pid, name=name, cores=cores))
     return sorted(busiest, key=lambda process: -process.cores), share
 
 
-def _process_seconds() -> dict[tuple[int, str], float]:
-    """Processor time of every visible process, by number and name."""
+class _Started(NamedTuple):
+    """A process by its number and when it started; its name may change, as those of the kernel's workers do."""
+
+    pid: int
+    started: float
+
+
+def _process_seconds() -> dict[_Started, tuple[str, float]]:
+    """Name and processor time of every visible process."""
     import psutil
 
-    processes = psutil.process_iter(["pid", "name", "cpu_times"])
+    processes = psutil.process_iter(["pid", "create_time", "name", "cpu_times"])
     return {
-        (process.info["pid"], process.info["name"]): sum(process.info["cpu_times"][:2])  # user and system
+        _Started(process.info["pid"], process.info["create_time"]): (
+            process.info["name"],
+            sum(process.info["cpu_times"][:2]),  # user and system
+        )
         for process in processes
         if process.info["cpu_times"] is not None  # of another user, where the system hides it
     }
