@@ -105,8 +105,8 @@ def battery_faults(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[_Fault
             check = CHECKS[worst.check].name
             part = worst.part or worst.subject or check
             yield _Fault(part, joined_evidence(f"check {worst.check} ({check})", worst.evidence), verdict)
-    attempts = [failures_beside_siblings(node, facts, battery) for battery in known.batteries]
-    if len(attempts) > 1:
+    if len(known.batteries) > 1:  # each is compared with all nodes: once is not worth it
+        attempts = [failures_beside_siblings(node, facts, battery) for battery in known.batteries]
         for name, words in attempts[-1].items():
             if all(name in attempt for attempt in attempts):
                 yield _Fault(name.partition(" ")[2] or name, f"check {name}: {words}, twice")
@@ -122,6 +122,8 @@ def failures_beside_siblings(node: str, facts: Mapping[str, NodeFacts], battery:
 def remarks(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[str]:
     """What its last battery has that no good sibling has, though nothing follows from it: products on shared cores."""
     for battery in facts[node].batteries[-1:]:
+        if not battery.shares_cores:
+            continue
         steady = steady_values(battery)
         others = [battery_values(sibling) for sibling in _siblings(node, facts, battery)]
         for failed in sibling_failures(battery_values(battery), others):
