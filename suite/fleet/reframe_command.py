@@ -93,12 +93,9 @@ def _ended(place: Path, node: str, label: str, command: list[str]) -> int:
 
 def _configuration() -> dict[str, str]:
     """The site's files from the directory of ReFrame's: they may be given from the one of this command."""
-    files = os.environ.get(CONFIGURATION, "")
-    return (
-        {CONFIGURATION: ":".join(str(Path(name).absolute()) if name else "" for name in files.split(":"))}
-        if files
-        else {}
-    )
+    if not (files := os.environ.get(CONFIGURATION)):
+        return {}
+    return {CONFIGURATION: ":".join(str(Path(name).absolute()) if name else "" for name in files.split(":"))}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -89,7 +89,7 @@ def test_the_same_code_is_launched_again_only_where_it_is_one_commit_on_the_same
         assert old_commit(before, now, None) == (None, f"{words}: no re-run in turn")
 
 
-def test_of_what_git_says_the_last_line_is_told(monkeypatch):
+def test_of_what_git_says_the_last_line_is_reported(monkeypatch):
     said = "Preparing worktree (detached HEAD aaaa)\nfatal: no space left on device\n"
     failed = subprocess.CompletedProcess([], 128, "", said)
     monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)

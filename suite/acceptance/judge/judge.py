@@ -142,7 +142,7 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
             return finding
         why = f"of a virtual machine; in launches rank {rank} is at {in_launches.over_best:.3f} of the best rank"
         if in_launches.over_best < (check.CHECKS[check.STRAGGLER].warn or 1.0):
-            why += ", not in all of them"
+            why += ", which may be chance"
     else:
         return finding
     evidence = joined_evidence(finding.evidence, why)

@@ -143,7 +143,7 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
         source=f"{best}, median of {len(known)} launches",
         evidence=evidence,
     )
-    if finding.verdict is CheckVerdict.FAIL and not _always_late(lateness):
+    if finding.verdict is CheckVerdict.FAIL and not _late_beyond_chance(lateness):
         turns = joined_evidence(evidence, "no rank is late in all launches: they take turns")
         finding = msgspec.structs.replace(finding, verdict=CheckVerdict.WARN, evidence=turns)
     return finding
@@ -159,7 +159,7 @@ class RankInLaunches(NamedTuple):
 
     Args:
         over_best: compute seconds of the best rank over its own, the median over launches.
-        is_late: whether that would warn, and no chance explains it: the rank is late in all launches.
+        is_late: whether that would warn, and chance does not explain it (Student's bound).
     """
 
     over_best: float
@@ -175,7 +175,7 @@ def rank_in_launches(launches: Sequence[MiniatureLaunch], rank: int) -> RankInLa
     others = [other for other in range(len(known[0])) if other != rank]
     over_best = _best_over(rank, range(len(known[0])), known)
     warns = over_best < (CHECKS[STRAGGLER].warn or 1.0)
-    return RankInLaunches(over_best, warns and _always_late(_lateness(rank, others, known)))
+    return RankInLaunches(over_best, warns and _late_beyond_chance(_lateness(rank, others, known)))
 
 
 def _lateness(rank: int, others: Sequence[int], known: Sequence[Sequence[float]]) -> list[float]:
@@ -183,7 +183,7 @@ def _lateness(rank: int, others: Sequence[int], known: Sequence[Sequence[float]]
     return [math.log(seconds[rank] / min(seconds[other] for other in others)) for seconds in known]
 
 
-def _always_late(lateness: Sequence[float]) -> bool:
+def _late_beyond_chance(lateness: Sequence[float]) -> bool:
     """Whether the mean of logarithms, one of each launch, is above 0 by Student's one-sided bound of 95 %.
 
     Fewer than 3 launches have no useful bound, and decide by themselves.

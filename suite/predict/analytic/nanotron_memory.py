@@ -5,7 +5,7 @@ are dealt to stages by cost, the head counted (see `balanced_stages`). What is p
 world rank 0, on the first stage: `log_memory` resets the other counter before the update, so it would not grow with the
 micro-batch. CUDA's and NCCL's own memory are left out.
 Source: nanotron 0.4 (PyPI): optim/gradient_accumulator.py, distributed.py, models/llama.py, parallel/, helpers.py.
-Not predicted: how far the host is ahead, which neither a column nor the machine model tells; of 453 rows with t > 1,
+Not predicted: how far the host is ahead: no column has it, nor does the machine model; of 453 rows with t > 1,
 39 are more than 20 % away for it.
 
 Symbols: N parameters of the rank, n ranks over which ZeRO shards, L layers of the stage, F micro-batches in flight,
