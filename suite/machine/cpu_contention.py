@@ -37,20 +37,20 @@ def competitors(seconds: float = WATCHED_SECONDS) -> tuple[list[Competitor], flo
     return sorted(busiest, key=lambda process: -process.cores), share
 
 
-class _Started(NamedTuple):
+class _Process(NamedTuple):
     """A process by its number and when it started; its name may change, as those of the kernel's workers do."""
 
     pid: int
     started: float
 
 
-def _process_seconds() -> dict[_Started, tuple[str, float]]:
+def _process_seconds() -> dict[_Process, tuple[str, float]]:
     """Name and processor time of every visible process."""
     import psutil
 
     processes = psutil.process_iter(["pid", "create_time", "name", "cpu_times"])
     return {
-        _Started(process.info["pid"], process.info["create_time"]): (
+        _Process(process.info["pid"], process.info["create_time"]): (
             process.info["name"],
             sum(process.info["cpu_times"][:2]),  # user and system
         )
