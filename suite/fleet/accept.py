@@ -21,6 +21,7 @@ from suite.fleet.commands_at_once import EndedCommand, FleetCommand, public_outp
 from suite.fleet.engines.engine import Engine, EngineNode
 from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult, NodeAnswer, PairResult
 from suite.fleet.judge import NodeFacts
+from suite.fleet.siblings import FirstBatteries
 from suite.launch.slurm import drain_reason
 
 PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
@@ -90,7 +91,8 @@ def run_fleet(settings: FleetSettings, engine: Engine, progress: Callable[[str],
     nodes = engine.nodes()
     running = _Running(_opened(settings, engine, nodes, progress), engine, settings, progress)
     facts = _batteries(running, nodes)
-    partners = [name for name, known in facts.items() if known.answers and not _is_bad(name, facts)]
+    compared = judge.first_batteries(facts)
+    partners = [name for name, known in facts.items() if known.answers and not _is_bad(name, known, compared)]
     measured = _pairs(running, partners)
     rows, links = judge.rows(facts, measured)
     groups = _groups(running, [row.node for row in rows if row.verdict == verdicts.ACCEPTED])
@@ -146,7 +148,8 @@ def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, Node
     names = [node.name for node in nodes]
     _attempt(running, [name for name in names if name not in refused], first, refused)
     facts = {name: refused.get(name) or _facts(running, name) for name in names}
-    again = [name for name, known in facts.items() if known.answers and _needs_second(name, facts)]
+    compared = judge.first_batteries(facts)
+    again = [name for name, known in facts.items() if known.answers and _needs_second(name, known, compared)]
     if again:
         running.progress(f"a second battery on {', '.join(again)}: a failure counts if it is seen twice")
         failed: dict[str, NodeFacts] = {}
@@ -155,10 +158,9 @@ def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, Node
     return facts
 
 
-def _needs_second(name: str, facts: dict[str, NodeFacts]) -> bool:
+def _needs_second(name: str, known: NodeFacts, compared: FirstBatteries) -> bool:
     """Whether the execution failed, or a figure stands out from the siblings'; `accept` repeats its own failures."""
-    known = facts[name]
-    stands_out = any(judge.failures_beside_siblings(name, facts, battery) for battery in known.batteries[:1])
+    stands_out = any(compared.failures(name, battery) for battery in known.batteries[:1])
     return known.answers[0].exit_code not in (0, 1, 3) or stands_out
 
 
@@ -210,8 +212,8 @@ def _facts(running: _Running, name: str) -> NodeFacts:
     return NodeFacts(answers, batteries)
 
 
-def _is_bad(name: str, facts: dict[str, NodeFacts]) -> bool:
-    return any(fault.verdict in verdicts.BAD for fault in judge.battery_faults(name, facts))
+def _is_bad(name: str, known: NodeFacts, compared: FirstBatteries) -> bool:
+    return any(fault.verdict in verdicts.BAD for fault in judge.battery_faults(name, known, compared))
 
 
 def _pairs(running: _Running, names: Sequence[str]) -> list[PairResult]:

@@ -12,7 +12,7 @@ from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidenc
 from suite.fleet import pairs
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.pairs import NodePair
-from suite.fleet.siblings import battery_values, beside_siblings, check_of, sibling_failures, steady_values
+from suite.fleet.siblings import FirstBatteries, Siblings, battery_values, check_of
 from suite.fleet.verdicts import ACCEPTED, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
 
 _BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 3: UNDECIDED, 4: FAILED}
@@ -48,24 +48,26 @@ class _Fault(NamedTuple):
 def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple[list[FleetRow], list[str]]:
     """The table, and the links that are at fault while both of their nodes are good, in words."""
     values = node_values(facts, results)
+    all_nodes, first = Siblings(values), first_batteries(facts)
     units = UNITS | {name: check_of(name).unit for own in values.values() for name in own if name[0].isdigit()}
     faults, links = pair_faults(results)
     table = []
     for node, known in facts.items():
-        own = [*battery_faults(node, facts), *faults.get(node, [])]
+        own = [*battery_faults(node, known, first), *faults.get(node, [])]
         verdict = _verdict(known, own)
         battery = known.batteries[-1] if known.batteries else None
+        remarks = first.remarks(node, battery) if battery else []
         worst = _worst(battery)
         table.append(
             FleetRow(
                 node=node,
                 verdict=verdict,
                 part="; ".join(dict.fromkeys(fault.part for fault in own)),
-                evidence=known.not_run or joined_evidence(*(fault.evidence for fault in own), *remarks(node, facts)),
+                evidence=known.not_run or joined_evidence(*(fault.evidence for fault in own), *remarks),
                 since=None if worst is None or worst.bad_since is None else worst.bad_since.finished,
                 switch=known.answers[-1].switch if known.answers else "",
                 battery=battery.id if battery else "",
-                figures=beside_siblings(node, values, units),
+                figures=all_nodes.beside(node, units),
             )
         )
     return table, links
@@ -87,9 +89,13 @@ def _worst(battery: BatteryEnd | None) -> CheckFinding | None:
     return next((finding for finding in worst_first(battery.findings) if finding.verdict in bad), None)
 
 
-def battery_faults(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[_Fault]:
+def first_batteries(facts: Mapping[str, NodeFacts]) -> FirstBatteries:
+    """Those that batteries of other nodes are compared with."""
+    return FirstBatteries({node: known.batteries[0] for node, known in facts.items() if known.batteries})
+
+
+def battery_faults(node: str, known: NodeFacts, first: FirstBatteries) -> Iterator[_Fault]:
     """What a node's own batteries say: of the last attempt, and beside its siblings where every attempt says so."""
-    known = facts[node]
     if known.why_none:
         yield _Fault("node", known.why_none, NO_ANSWER)
         return
@@ -106,37 +112,10 @@ def battery_faults(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[_Fault
             part = worst.part or worst.subject or check
             yield _Fault(part, joined_evidence(f"check {worst.check} ({check})", worst.evidence), verdict)
     if len(known.batteries) > 1:  # each is compared with all nodes: once is not worth it
-        attempts = [failures_beside_siblings(node, facts, battery) for battery in known.batteries]
+        attempts = [first.failures(node, battery) for battery in known.batteries]
         for name, words in attempts[-1].items():
             if all(name in attempt for attempt in attempts):
                 yield _Fault(name.partition(" ")[2] or name, f"check {name}: {words}, twice")
-
-
-def failures_beside_siblings(node: str, facts: Mapping[str, NodeFacts], battery: BatteryEnd) -> dict[str, str]:
-    """Of one battery, what no good sibling has: by figure, in words. Siblings have the same hardware and options."""
-    others = [steady_values(sibling) for sibling in _siblings(node, facts, battery)]
-    failures = sibling_failures(steady_values(battery), others)
-    return {failed.figure: f"{failed.ratio:.2f} of the {failed.source}" for failed in failures}
-
-
-def remarks(node: str, facts: Mapping[str, NodeFacts]) -> Iterator[str]:
-    """What its last battery has that no good sibling has, though nothing follows from it: products on shared cores."""
-    for battery in facts[node].batteries[-1:]:
-        if not battery.shares_cores:
-            continue
-        steady = steady_values(battery)
-        others = [battery_values(sibling) for sibling in _siblings(node, facts, battery)]
-        for failed in sibling_failures(battery_values(battery), others):
-            if failed.figure not in steady:
-                why = "of a virtual machine, whose processors other guests may share"
-                yield f"remark: check {failed.figure}: {failed.ratio:.2f} of the {failed.source}: {why}"
-
-
-def _siblings(node: str, facts: Mapping[str, NodeFacts], battery: BatteryEnd) -> list[BatteryEnd]:
-    """First batteries of the other nodes with the same hardware and options."""
-    first = [known.batteries[0] for name, known in facts.items() if name != node and known.batteries]
-    same = battery.hashes.get("hardware"), battery.options
-    return [other for other in first if (other.hashes.get("hardware"), other.options) == same]
 
 
 def pair_faults(results: Sequence[PairResult]) -> tuple[dict[str, list[_Fault]], list[str]]:

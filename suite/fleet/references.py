@@ -13,7 +13,7 @@ from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.judge.expected_rates import SPREAD_FROM
 from suite.fleet.fleet_record import FleetEnd
-from suite.fleet.siblings import check_of, sibling_limits, steady_values
+from suite.fleet.siblings import Siblings, check_of, steady_values
 from suite.fleet.verdicts import ACCEPTED
 
 
@@ -40,7 +40,7 @@ class FleetReferences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> FleetReferences:
-    """Medians of a fleet's accepted nodes with the limits of `siblings.sibling_limits`; of `nodes` alone, if any.
+    """Medians of a fleet's accepted nodes with the limits of `siblings.Siblings`; of `nodes` alone, if any.
 
     A figure that fewer than three nodes have, or that no value of makes a check fail, has no reference; nor have
     products of a virtual machine's CPU.
@@ -59,9 +59,9 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
     if len({battery.hashes.get("hardware") for battery in batteries.values()}) > 1:
         allowed = "--nodes of one kind"
         raise InputError("nodes of several kinds of hardware", got=", ".join(batteries), allowed=allowed, where=end.id)
-    limits = sibling_limits([steady_values(battery) for battery in batteries.values()], nodes=len(batteries))
+    siblings = Siblings({node: steady_values(battery) for node, battery in batteries.items()})
     figures = {}
-    for name, limit in limits.items():
+    for name, limit in siblings.limits().items():
         check = check_of(name)
         figures[name] = FleetReference(
             value=limit.median,

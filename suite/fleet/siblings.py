@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from suite.acceptance.battery_record import BatteryEnd
@@ -58,23 +59,6 @@ def check_of(figure: str) -> AcceptanceCheck:
     return CHECKS[int(figure.split()[0])]
 
 
-def beside_siblings(node: str, values: Mapping[str, Values], units: Mapping[str, str]) -> dict[str, FleetValue]:
-    """Each of a node's figures, with the median of the other nodes and its modified z among them.
-
-    z = 0.6745 (value - median) / MAD, from three siblings on that differ.
-    """
-    figures = {}
-    for name, value in values.get(node, {}).items():
-        others = [own[name] for other, own in values.items() if other != node and name in own]
-        median = statistics.median(others) if others else None
-        z = None
-        if median is not None and len(others) >= Z_FROM:
-            deviation = statistics.median(abs(other - median) for other in others)
-            z = MODIFIED_Z_FACTOR * (value - median) / deviation if deviation else None
-        figures[name] = FleetValue(value=value, unit=units.get(name, ""), median=median, z=z)
-    return figures
-
-
 def least_failing(check: AcceptanceCheck, siblings: int, *, spread: float, comparisons: int) -> float:
     """By what share of the siblings' median a value fails: that of the check, or more where they spread more.
 
@@ -90,51 +74,177 @@ def least_failing(check: AcceptanceCheck, siblings: int, *, spread: float, compa
     return max(abs(1 - (check.fail or 1.0)), min(rare, widest))
 
 
-def sibling_limits(siblings: Collection[Values], *, nodes: int) -> dict[str, SiblingLimit]:
-    """By figure that three siblings have and of which a value can fail: what no good one of so many nodes has.
+class SiblingFigure:
+    """A figure of several nodes, and its statistics without one of them: each node is compared with all others.
 
-    Few siblings may agree by chance: the spread of three normal values is below a quarter of the true one in 1 of 16
-    cases, and below a tenth in 1 of 100. Several figures of the same nodes rarely do so together. So the variance s^2
-    of a figure that spreads less than usual among k siblings is moderated by the usual one s0^2 of these nodes, which
-    counts as much as that of three siblings, and ever less among more of them:
-        s^2 -> max(s^2, (2 s0^2 + (k - 1) s^2) / (2 + k - 1))
-    s0 is the median of all figures' s; of an even number of figures the lower of both, so that a node whose link or
-    memory spoils two of four figures does not hide others. Figures need not spread alike: t keeps k - 1 degrees of
-    freedom, and a figure that spreads more than usual its own s.
-
-    Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3.
+    Args:
+        values: one of each node.
     """
-    figures = dict(_compared(siblings))
-    spreads = {name: statistics.stdev(values) / statistics.median(values) for name, values in figures.items()}
-    usual = statistics.median_low(spreads.values()) if spreads else 0.0
-    limits = {}
-    for name, values in figures.items():
-        seen, prior = len(values) - 1, SPREAD_FROM - 1
-        moderated = math.sqrt((prior * usual**2 + seen * spreads[name] ** 2) / (prior + seen))
-        spread = max(spreads[name], moderated)
-        share = least_failing(check_of(name), len(values), spread=spread, comparisons=len(figures) * nodes)
-        limits[name] = SiblingLimit(statistics.median(values), share, len(values))
-    return limits
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._ordered = sorted(values)
+        self._mean = statistics.fmean(values)
+        self._squares = math.fsum((value - self._mean) * (value - self._mean) for value in values)
+        self._deviations: dict[float, list[float]] = {}
+
+    def count(self, without: float | None) -> int:
+        """The number of values, but for the one that is left out."""
+        return len(self._ordered) - (without is not None)
+
+    def median(self, without: float | None) -> float:
+        """The median of the values, but for the one that is left out, if any."""
+        return _median(self._ordered, without)
+
+    def median_deviation(self, without: float | None) -> float:
+        """The median distance from the median; both of the values but for the one that is left out."""
+        median = self.median(without)
+        if median not in self._deviations:  # there are three medians at most, whatever is left out
+            self._deviations[median] = sorted(abs(value - median) for value in self._ordered)
+        return _median(self._deviations[median], None if without is None else abs(without - median))
+
+    def variation(self, without: float | None) -> float:
+        """The standard deviation (n - 1) as a share of the median, of the values but for the one that is left out."""
+        squares, count = self._squares, len(self._ordered)
+        if without is not None:
+            squares -= (without - self._mean) * (without - self._mean) * count / (count - 1)
+            count -= 1
+        return math.sqrt(max(0.0, squares) / (count - 1)) / self.median(without)
 
 
-def _compared(siblings: Collection[Values]) -> Iterator[tuple[str, Sequence[float]]]:
-    for name in dict.fromkeys(name for own in siblings for name in own):
-        values = [own[name] for own in siblings if name in own]
-        if len(values) >= SPREAD_FROM and check_of(name).fail is not None and statistics.median(values):
-            yield name, values
+def _median(ordered: Sequence[float], without: float | None) -> float:
+    """The median of sorted values, of which one may be left out."""
+    gone = len(ordered) if without is None else bisect_left(ordered, without)
+    count = len(ordered) - (without is not None)
+    lower, upper = ((count - 1) // 2, count // 2)
+    return (ordered[lower + (lower >= gone)] + ordered[upper + (upper >= gone)]) / 2
 
 
-def sibling_failures(own: Values, others: Collection[Values]) -> list[SiblingFailure]:
-    """The node's figures that fail against its siblings, three at least, on the bad side of their check.
+class Siblings:
+    """Nodes of one kind, each of which is compared with all others.
 
-    A node is rejected only where a second battery fails in the same figure.
+    Args:
+        values: their figures, by node.
     """
-    failures = []
-    for name, limit in sibling_limits(others, nodes=len(others) + 1).items():
-        if name not in own:
-            continue
-        check, ratio = check_of(name), own[name] / limit.median
-        if (ratio - 1) * check.bad_side > limit.share:
-            source = f"median of {limit.siblings} siblings, fails beyond {limit.share:.0%}"
-            failures.append(SiblingFailure(name, check.number, ratio, source))
-    return failures
+
+    def __init__(self, values: Mapping[str, Values]) -> None:
+        self._values = values
+        by_figure: dict[str, list[float]] = {}
+        for own in values.values():
+            for name, value in own.items():
+                by_figure.setdefault(name, []).append(value)
+        self._figures = {name: SiblingFigure(own) for name, own in by_figure.items()}
+
+    def beside(self, node: str, units: Mapping[str, str]) -> dict[str, FleetValue]:
+        """Each of a node's figures, with the median of the other nodes and its modified z among them.
+
+        z = 0.6745 (value - median) / MAD, from three siblings on that differ.
+        """
+        figures = {}
+        for name, value in self._values.get(node, {}).items():
+            of_all = self._figures[name]
+            others = of_all.count(value)
+            median = of_all.median(value) if others else None
+            z = None
+            if median is not None and others >= Z_FROM:
+                deviation = of_all.median_deviation(value)
+                z = MODIFIED_Z_FACTOR * (value - median) / deviation if deviation else None
+            figures[name] = FleetValue(value=value, unit=units.get(name, ""), median=median, z=z)
+        return figures
+
+    def limits(self, *, without: str | None = None) -> dict[str, SiblingLimit]:
+        """By figure that three nodes have and of which a value can fail: what no good node of their kind has.
+
+        Few siblings may agree by chance: the spread of three normal values is below a quarter of the true one in 1 of
+        16 cases, and below a tenth in 1 of 100. Several figures of the same nodes rarely do so together. So the
+        variance s^2 of a figure that spreads less than usual among k siblings is moderated by the usual one s0^2 of
+        these nodes, which counts as much as that of three siblings, and ever less among more of them:
+            s^2 -> max(s^2, (2 s0^2 + (k - 1) s^2) / (2 + k - 1))
+        s0 is the median of all figures' s; of an even number of figures the lower of both, so that a node whose link or
+        memory spoils two of four figures does not hide others. Figures need not spread alike: t keeps k - 1 degrees of
+        freedom, and a figure that spreads more than usual its own s.
+
+        Args:
+            without: a node that is not among the siblings, but compared with them.
+
+        Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3.
+        """
+        left_out = {} if without is None else self._values.get(without, {})
+        compared = {
+            name: figure
+            for name, figure in self._figures.items()
+            if check_of(name).fail is not None
+            and figure.count(left_out.get(name)) >= SPREAD_FROM
+            and figure.median(left_out.get(name))
+        }
+        spreads = {name: figure.variation(left_out.get(name)) for name, figure in compared.items()}
+        usual = statistics.median_low(spreads.values()) if spreads else 0.0
+        nodes = len(self._values) + (without is not None and without not in self._values)
+        limits = {}
+        for name, figure in compared.items():
+            count, prior = figure.count(left_out.get(name)), SPREAD_FROM - 1
+            seen = count - 1
+            moderated = math.sqrt((prior * usual**2 + seen * spreads[name] ** 2) / (prior + seen))
+            spread = max(spreads[name], moderated)
+            share = least_failing(check_of(name), count, spread=spread, comparisons=len(compared) * nodes)
+            limits[name] = SiblingLimit(figure.median(left_out.get(name)), share, count)
+        return limits
+
+    def failures(self, node: str, own: Values) -> list[SiblingFailure]:
+        """Figures of a battery of a node that fail against the others, three at least, on the bad side of their check.
+
+        A node is rejected only where a second battery fails in the same figure.
+        """
+        failures = []
+        for name, limit in self.limits(without=node).items():
+            if name not in own:
+                continue
+            check, ratio = check_of(name), own[name] / limit.median
+            if (ratio - 1) * check.bad_side > limit.share:
+                source = f"median of {limit.siblings} siblings, fails beyond {limit.share:.0%}"
+                failures.append(SiblingFailure(name, check.number, ratio, source))
+        return failures
+
+
+class FirstBatteries:
+    """The first batteries of a fleet's nodes; nodes with the same hardware and options are siblings.
+
+    Args:
+        batteries: by node.
+    """
+
+    def __init__(self, batteries: Mapping[str, BatteryEnd]) -> None:
+        kinds: dict[_Kind, dict[str, BatteryEnd]] = {}
+        for node, battery in batteries.items():
+            kinds.setdefault(_kind(battery), {})[node] = battery
+        self._all = {kind: _siblings(alike, battery_values) for kind, alike in kinds.items()}
+        self._steady = {kind: _siblings(alike, steady_values) for kind, alike in kinds.items()}
+
+    def failures(self, node: str, battery: BatteryEnd) -> dict[str, str]:
+        """Of a battery of a node, what no good sibling has: by figure, in words."""
+        siblings = self._steady.get(_kind(battery), Siblings({}))
+        return {failed.figure: _words(failed) for failed in siblings.failures(node, steady_values(battery))}
+
+    def remarks(self, node: str, battery: BatteryEnd) -> list[str]:
+        """What it has that no good sibling has, though nothing follows from it: products on shared cores."""
+        if not battery.shares_cores:
+            return []
+        steady = steady_values(battery)
+        siblings = self._all.get(_kind(battery), Siblings({}))
+        failures = siblings.failures(node, battery_values(battery))
+        why = "of a virtual machine, whose processors other guests may share"
+        return [f"remark: check {f.figure}: {_words(f)}: {why}" for f in failures if f.figure not in steady]
+
+
+_Kind = tuple[str | None, frozenset[tuple[str, str]]]
+
+
+def _kind(battery: BatteryEnd) -> _Kind:
+    return battery.hashes.get("hardware"), frozenset(battery.options.items())
+
+
+def _siblings(batteries: Mapping[str, BatteryEnd], values: Callable[[BatteryEnd], dict[str, float]]) -> Siblings:
+    return Siblings({node: values(battery) for node, battery in batteries.items()})
+
+
+def _words(failed: SiblingFailure) -> str:
+    return f"{failed.ratio:.2f} of the {failed.source}"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.fleet.accept import better, group_sizes, reason
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
-from suite.fleet.judge import NodeFacts, battery_faults, failures_beside_siblings, rows
+from suite.fleet.judge import NodeFacts, battery_faults, first_batteries, rows
 from suite.fleet.pairs import pairings
-from suite.fleet.siblings import battery_values, sibling_failures
+from suite.fleet.siblings import SiblingFigure, Siblings, battery_values
 from suite.fleet.verdicts import BAD
 from suite.machine.profile import read
 from suite.machine.timing_tables import Subject
@@ -134,9 +137,10 @@ def test_a_figure_stands_out_only_where_two_batteries_say_so() -> None:
     slow = battery({"1 product": 0.4})
     once = {"n1": facts(0, slow, battery({"1 product": 1.0})), **others}
     twice = {"n1": facts(0, slow, slow), **others}
-    assert failures_beside_siblings("n1", once, slow)
-    assert not list(battery_faults("n1", once))
-    (fault,) = battery_faults("n1", twice)
+    first = first_batteries(once)
+    assert first.failures("n1", slow)
+    assert not list(battery_faults("n1", once["n1"], first))
+    (fault,) = battery_faults("n1", twice["n1"], first)
     assert fault.part == "product"
 
 
@@ -153,7 +157,7 @@ def test_slow_products_of_a_virtual_machines_cpu_are_a_remark(virtual: bool | No
     row = next(row for row in rows(known, [])[0] if row.node == "n1")
     assert row.verdict == verdict
     assert ("remark: check 1 product: 0.40 of" in row.evidence) is (verdict == "accepted")
-    assert bool(failures_beside_siblings("n1", known, made(0.4))) is (verdict == "rejected")
+    assert bool(first_batteries(known).failures("n1", made(0.4))) is (verdict == "rejected")
 
 
 def test_of_a_virtual_machine_other_figures_still_count() -> None:
@@ -162,15 +166,36 @@ def test_of_a_virtual_machine_other_figures_still_count() -> None:
     assert {row.node for row in rows(known, [])[0] if row.verdict in BAD} == {"n1"}
 
 
+def failing(own: dict[str, float], others: Sequence[dict[str, float]]) -> list[str]:
+    siblings = Siblings({f"n{number}": values for number, values in enumerate(others)} | {"own": own})
+    return [failed.figure for failed in siblings.failures("own", own)]
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=3, max_size=12), st.data())
+def test_statistics_without_one_value_are_those_of_a_list_that_lacks_it(
+    values: list[float], data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(values) - 1))
+    others = values[:place] + values[place + 1 :]
+    figure = SiblingFigure(values)
+    for without, left in ((values[place], others), (None, values)):
+        median = statistics.median(left)
+        assert figure.count(without) == len(left)
+        assert figure.median(without) == pytest.approx(median, rel=1e-12)
+        distances = statistics.median(abs(value - median) for value in left)
+        assert figure.median_deviation(without) == pytest.approx(distances, rel=1e-9, abs=1e-12)
+        assert figure.variation(without) == pytest.approx(statistics.stdev(left) / median, rel=1e-6, abs=1e-6)
+
+
 def test_siblings_that_agree_by_chance_in_one_figure_are_not_held_to_it() -> None:
     """Three copies within 0.3 % of each other, while all else of these nodes spreads by a tenth."""
     siblings = [{"3 copy": 1.000, "5 link": 1.0}, {"3 copy": 0.997, "5 link": 0.9}, {"3 copy": 1.001, "5 link": 1.1}]
     alone = [{"3 copy": own["3 copy"]} for own in siblings]
     own = {"3 copy": 0.83}
-    assert [failed.figure for failed in sibling_failures(own, alone)] == ["3 copy"]
+    assert failing(own, alone) == ["3 copy"]
     spread = [own | {"6 busbw": 2 * own["5 link"]} for own in siblings]
-    assert sibling_failures(own, spread) == []
-    assert [failed.figure for failed in sibling_failures({"3 copy": 0.5}, spread)] == ["3 copy"]
+    assert failing(own, spread) == []
+    assert failing({"3 copy": 0.5}, spread) == ["3 copy"]
 
 
 def test_a_bad_sibling_does_not_hide_a_node_that_is_bad_in_something_else() -> None:
@@ -179,7 +204,7 @@ def test_a_bad_sibling_does_not_hide_a_node_that_is_bad_in_something_else() -> N
         {"3 copy": rate, "3 triad": rate, "5 link": rate, "6 busbw": rate} for rate in (1.0, 0.99, 1.01, 1.02, 0.98)
     ]
     with_bad = [*good, {"3 copy": 1.0, "3 triad": 1.0, "5 link": 0.1, "6 busbw": 0.1}]
-    assert [failed.figure for failed in sibling_failures(good[0] | {"3 copy": 0.8}, with_bad)] == ["3 copy"]
+    assert failing(good[0] | {"3 copy": 0.8}, with_bad) == ["3 copy"]
 
 
 def test_the_part_leads_the_reason_which_is_short_and_ascii() -> None:
@@ -235,8 +260,9 @@ def clean_fleets(recorded: Sequence[BatteryEnd], nodes: int) -> Iterator[dict[st
     for _ in range(FLEETS):
         drawn = generator.sample(recorded, nodes)
         known = {f"n{node}": facts(0, first) for node, first in enumerate(drawn)}
+        compared = first_batteries(known)
         for name, first in list(known.items()):
-            if failures_beside_siblings(name, known, first.batteries[0]):
+            if compared.failures(name, first.batteries[0]):
                 known[name] = facts(0, first.batteries[0], generator.choice(recorded))
         yield known
 
