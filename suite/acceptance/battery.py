@@ -219,8 +219,8 @@ def _profiled(battery: RunningBattery, phase: BatteryPhase, attempts: Sequence[s
 def _further_looks(battery: RunningBattery) -> None:
     """Launch again what the last look did not decide, as long as looks and time are left.
 
-    Time is reserved for the probe and for the shortest re-runs: of what failed so far, and of the miniature itself,
-    which the look may reject.
+    Time is reserved for the probe and for the shortest re-runs of what failed so far. None is for the miniature itself:
+    a look that rejects it without a re-run leaves open what is open without the look.
     """
     settings, looks = battery.settings, battery.settings.effort.looks
     if STEP_TIME not in settings.selected:
@@ -239,7 +239,7 @@ def _further_looks(battery: RunningBattery) -> None:
             missing = step_launches_missing(ratios, step_references(launches, battery.history), looks)
             phase = phases.launches_phase(battery, name, LaunchPurpose.TIMES, missing)
             as_before = missing * math.fsum(launch.seconds for launch in launches) / len(launches)
-            seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery, launches)
+            seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery)
             if not missing or seconds > battery.seconds_left:
                 break
             attempt = f"from launch {len(ratios) + 1}"
@@ -248,12 +248,8 @@ def _further_looks(battery: RunningBattery) -> None:
                 break
 
 
-def _reserved_seconds(battery: RunningBattery, launches: Sequence[MiniatureLaunch]) -> float:
-    """Seconds that must be left after a further look at these launches: for the probe, and for the shortest re-runs."""
+def _reserved_seconds(battery: RunningBattery) -> float:
+    """Seconds that must be left after a further look: for the probe, and for the shortest re-runs of what failed."""
     so_far = battery.findings(Health(gpus=[], why_none="still being read"))
     reruns = [rerun for _, rerun in repetition.planned_reruns(battery, so_far) if rerun.needed]
-    name = f"{launches[0].run} {LaunchPurpose.TIMES}"
-    if all(rerun.name != name for rerun in reruns):
-        seconds = math.fsum(launch.seconds for launch in launches)
-        reruns.append(repetition.Rerun(name=name, seconds=seconds, launches=len(launches), needed=True))
     return phases.probe_seconds(battery) + math.fsum(rerun.shortest_seconds for rerun in reruns)

@@ -37,6 +37,25 @@ def test_looks_and_re_runs_leave_the_probe_its_time(tmp_path, capsys, node, prof
     assert "confirmed by a re-run" in found[11, "gpt2-mini"]["evidence"]
 
 
+@pytest.mark.parametrize(
+    ("slow", "verdict", "words"),
+    [
+        ([0.85, 1.25, 0.95, 1.2, 1.0, 1.0, 1.0, 1.0], "PASS", "8 launches"),
+        ([1.3, 1.9, 1.5, 1.8, 1.35, 1.7, 1.7, 1.7], "INCONCLUSIVE", "no time was left for a re-run"),
+    ],
+)
+def test_a_further_look_needs_no_time_for_a_re_run_of_its_own(
+    tmp_path, capsys, node, monkeypatch, slow, verdict, words
+):
+    node.slow = {"bloom-mini": slow}
+    end = MICRO_SECONDS + len(slow) * LAUNCH_SECONDS
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: end - node.now))
+    found = accept(capsys, tmp_path, "--only", "8")[8, "bloom-mini"]
+    assert node.asked.count("bloom-mini") == len(slow)
+    assert found["verdict"] == verdict
+    assert words in found["evidence"]
+
+
 def test_after_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
     node.stragglers = {"gpt2-mini"}
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s

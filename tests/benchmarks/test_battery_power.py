@@ -82,7 +82,7 @@ def test_one_bad_measurement_of_three_is_a_warning():
 
     found = judged(once, known)
     links = [one for one in found if one.part.startswith("link")]
-    assert made == [10, 5, 5]
+    assert made == [battery_power.LOOKS[1], battery_power.LOOKS[0], battery_power.LOOKS[0]]
     assert links
     assert {one.verdict.value for one in links} == {"WARN"}
     assert all("not in two more" in one.evidence for one in links)
