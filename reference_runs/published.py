@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from reference_runs.published_run import (
     UnusableError,
     architecture_of,
     base_of,
+    complete_ranks,
     device_of,
     executed_layout,
     layout_of,
@@ -150,10 +152,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
         data = file_bytes(path, most=MOST_BYTES)
         with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=_delimiter(file))
-            header = [name.strip() for name in next(reader, [])]
-            # a model's name may say its shape, see `named_run`
-            needed = [column for column in NEEDED if column not in SHAPE] if "model" in header else NEEDED
-            if missing := [column for column in needed if column not in header]:
+            header = [_column(name) for name in next(reader, [])]
+            if missing := [column for column in _needed(header) if column not in header]:
                 allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
                 raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
             for name in header:
@@ -172,6 +172,18 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
         raise InputError(f"cannot read the table: {error.strerror}", where=where) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"not a table of comma-separated values: {error}", where=where) from error
+
+
+def _column(name: str) -> str:
+    """The column that a cell of the header names, in any case and whatever stands between words."""
+    folded = re.sub(r"[\s-]+", "_", name.strip().casefold())
+    return folded if folded in (*NEEDED, *OPTIONAL) else name.strip()
+
+
+def _needed(header: list[str]) -> list[str]:
+    """The columns that must be there: a model's name may say its shape (`named_run`), `gpus` and `dp` each other."""
+    needless = [*(SHAPE if "model" in header else ()), *(["dp"] if "gpus" in header else ["gpus"])]
+    return [column for column in NEEDED if column not in needless]
 
 
 def stated_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -239,6 +251,7 @@ def _row(
     if described and not is_plain(described):
         run_name = named
     cells = Cells(dict(stated), assumptions, stated_shape(described) if described else None, named or "")
+    complete_ranks(cells, base_of(run_name).layout.context_parallel if run_name else 1)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
         hint = f", and no recorded run is called {model!r}" if model and not named and set(blank) & set(SHAPE) else ""

@@ -152,6 +152,30 @@ class Cells:
             raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}") from error
 
 
+def complete_ranks(cells: Cells, context_parallel: int) -> None:
+    """Fill `gpus` or `dp`, whichever is blank, from the other: gpus = dp tp pp cp; nothing where tp or pp is blank.
+
+    Args:
+        context_parallel: where the row says nothing of `cp`.
+
+    Raises:
+        UnusableError: tp pp cp does not divide gpus.
+    """
+    stated = cells.stated.get
+    if bool(stated("gpus")) == bool(stated("dp")) or not (stated("tp") and stated("pp")):
+        return
+    inner = cells.count("tp") * cells.count("pp") * (cells.count("cp") if stated("cp") else context_parallel)
+    if stated("dp"):
+        cells.known["gpus"] = str(cells.count("dp") * inner)
+        cells.assumed.append(f"gpus = dp * tp * pp * cp = {cells.known['gpus']}")
+        return
+    accelerators = cells.count("gpus")
+    if accelerators % inner:
+        raise UnusableError(f"dp is blank, and tp * pp * cp = {inner} does not divide gpus = {accelerators}")
+    cells.known["dp"] = str(accelerators // inner)
+    cells.assumed.append(f"dp = gpus / (tp * pp * cp) = {cells.known['dp']}")
+
+
 def stack_reading(framework: str, facts: TableFacts, device: str = "", *, stages: bool = False) -> ReadStack:
     """The stack that the text of a table's column `framework` stands for; "generic" where it is not known.
 

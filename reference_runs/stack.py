@@ -264,6 +264,7 @@ class ReadStack(NamedTuple):
 
 _SEPARATORS = re.compile(r"[\s_\-/,;:()+&]+")
 _VERSION = re.compile(r"\d")
+_STAGE = re.compile(r"ZeRO(?: stage)?[- ]?\d")  # is no version
 
 
 def _folded(text: str) -> str:
@@ -311,7 +312,7 @@ def reading(framework: str | None, *, later: bool = False, stages: bool = False)
         return ReadStack(_recorded(GENERIC, STACKS), f"no stack is called {text!r}")
     _, _, name, words = found
     entry, how = entries[name], f"{words.strip('*').replace('*', ' ... ')!r}"
-    if later and "newer" in entry and not _VERSION.search(words):
+    if later and "newer" in entry and not _VERSION.search(_STAGE.sub("", words)):
         return ReadStack(_recorded(entry["newer"], STACKS), f"{how} on an accelerator of its time")
     if stages and "with_stages" in entry:
         return ReadStack(_recorded(entry["with_stages"], STACKS), f"{how} with pipeline stages")

@@ -329,6 +329,13 @@ def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(capsys: pytest
     assert "allowed: none, or another accelerator: " in refused(capsys, "megascale-175b", "--products", "fp8-delayed")
 
 
+def test_a_framework_without_a_version_is_of_the_time_of_the_accelerator(capsys: pytest.CaptureFixture[str]) -> None:
+    for on, expected in ((), "megatron-lm-2022"), (("--on", "h100"), "megatron-core"):
+        assert f"stack {expected} ('Megatron-LM'" in text(capsys, "gpt3-175b", *on, "--stack", "Megatron-LM")
+    named = text(capsys, "gpt3-175b", "--on", "h100", "--stack", "megatron-lm-2022")
+    assert "stack megatron-lm-2022 (by its own name)" in named
+
+
 def test_a_prediction_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     for name in run_names():
         lines = text(capsys, name, code=name in TOO_LARGE).splitlines()

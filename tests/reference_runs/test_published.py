@@ -387,7 +387,36 @@ def test_unknown_columns_are_ignored_and_the_needed_ones_suffice(tmp_path: Path)
     assert "network_bytes_per_second = 2e+11" in row.assumed
 
 
-@pytest.mark.parametrize("column", NEEDED)
+def test_a_column_is_found_in_any_case_and_whatever_stands_between_its_words(tmp_path: Path) -> None:
+    as_written = {"seq_len": " Seq Len", "gpu": "GPU", "global_batch": "Global-Batch", "micro_batch": "MICRO batch"}
+    renamed = {as_written.get(column, column): text for column, text in GOOD.items()}
+    (row,), (same,) = (load_table(written(tmp_path / "own.csv", each)).rows for each in (renamed, GOOD))
+    assert row == same
+    with pytest.raises(InputError, match="column given twice; got 'seq_len'"):
+        load_table(written(tmp_path / "own.csv", GOOD | {"Seq-Len": "1"}))
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("column", ["dp", "gpus"])
+def test_accelerators_and_data_parallelism_say_each_other(tmp_path: Path, column: str, *, absent: bool) -> None:
+    split = GOOD | {"gpus": "64", "dp": "4", "tp": "2", "pp": "2", "cp": "4"}
+    less = {name: text for name, text in (split | {column: ""}).items() if not absent or name != column}
+    (row,), (same,) = (load_table(written(tmp_path / "own.csv", each)).rows for each in (less, split))
+    (more,) = set(row.assumed) - set(same.assumed)
+    assert more == {"dp": "dp = gpus / (tp * pp * cp) = 4", "gpus": "gpus = dp * tp * pp * cp = 64"}[column]
+    assert row.layout == same.layout
+    assert row.layout.ranks == 64
+
+
+def test_axes_that_do_not_divide_the_accelerators_are_named(tmp_path: Path) -> None:
+    words = "dp is blank, and tp * pp * cp = 6 does not divide gpus = 32"
+    assert reason(tmp_path, dp="", tp="3", pp="2") == words
+    # nothing is said for an axis that is blank too
+    assert reason(tmp_path, dp="", tp="") == "dp, tp are blank"
+    assert reason(tmp_path, dp="", gpus="") == "gpus, dp are blank"
+
+
+@pytest.mark.parametrize("column", [column for column in NEEDED if column not in ("dp", "gpus")])
 def test_a_missing_column_is_refused_by_name(tmp_path: Path, column: str) -> None:
     path = written(tmp_path / "own.csv", {name: text for name, text in GOOD.items() if name not in (column, "model")})
     with pytest.raises(InputError, match=rf"own.csv: missing column {column}; allowed: layers, hidden, .* and source"):

@@ -138,6 +138,8 @@ def test_a_catalogued_run_trained_on_the_stack_that_its_software_names(run: str,
         ("PyTorch Lightning", "pytorch"),
         ("torch FSDP2", "pytorch"),
         ("metaseq, Megatron-LM 2.4", "metaseq"),
+        ("TransformerEngine", "megatron-core"),
+        ("llama-recipes", "pytorch"),
     ],
 )
 def test_a_framework_stands_for_the_most_specific_stack(framework: str, expected: str) -> None:
@@ -163,6 +165,9 @@ def test_pipeline_stages_and_later_accelerators_say_which_of_two_stacks_is_meant
     assert stack_of("Megatron-LM", later=True).name == "megatron-core"
     # whoever says a version means it
     assert stack_of("Megatron-LM v3.0", later=True).name == "megatron-lm-2022"
+    # a stage of ZeRO is no version
+    for words in ("DeepSpeed ZeRO-3", "deepspeed zero stage 3"):
+        assert stack_of(words, later=True).name == GENERIC
     assert reading("nonesuch").how == "no stack is called 'nonesuch'"
     assert reading(None).how == "no framework is named"
 

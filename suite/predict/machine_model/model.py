@@ -183,7 +183,7 @@ def run_machine(
     dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
     product_peak = product_peak_flop_per_second(device, product_format)
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
-    (recorded, how), libraries = _software(software, stack_name, elsewhere=elsewhere, stages=stages)
+    (recorded, how), libraries = _software(software, stack_name, device, elsewhere=elsewhere, stages=stages)
     notes: list[str] = []
     per_node = cluster.accelerators_per_node if cluster and accelerator_name is None else None
     if per_node is None:
@@ -235,11 +235,12 @@ def _accelerator_error(model: MachineModel, name: str) -> float:
 
 
 def _software(
-    software: Software | None, stack_name: str | None, *, elsewhere: bool, stages: bool
+    software: Software | None, stack_name: str | None, device: Accelerator, *, elsewhere: bool, stages: bool
 ) -> tuple[ReadStack, str]:
     """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`)."""
     if stack_name is not None:
-        return asked_stack(stack_name, stages=stages), ""
+        later = device.name not in machine_model().families["ampere"].accelerators
+        return asked_stack(stack_name, later=later, stages=stages), ""
     read = reading(software.stack if software else None, stages=stages)
     if not elsewhere or read.stack.switches.generation is Generation.CURRENT:
         return read, ""
@@ -247,14 +248,14 @@ def _software(
     return read._replace(stack=msgspec.structs.replace(read.stack, switches=current)), ", with current libraries"
 
 
-def asked_stack(name: str, *, stages: bool) -> ReadStack:
-    """The stack that an option names, as people write it.
+def asked_stack(name: str, *, later: bool = False, stages: bool) -> ReadStack:
+    """The stack that an option names, as people write it: see `reading`.
 
     Raises:
         InputError: no stack is called so.
     """
     stack(name)
-    return reading(name, stages=stages)
+    return reading(name, later=later, stages=stages)
 
 
 def expected_error(assumed: Sequence[float]) -> float:
