@@ -20,7 +20,9 @@ class OldCodeError(Exception):
     """The old code cannot be checked out or does not run here."""
 
 
-def old_commit(before: Sequence[LaunchSummary], now: LaunchSummary, repository: Path) -> tuple[str | None, str]:
+def old_commit(
+    before: Sequence[LaunchSummary], now: Sequence[LaunchSummary], repository: Path
+) -> tuple[str | None, str]:
     """The commit that a baseline ran, or why it cannot be launched again next to the new code.
 
     A re-run of the new code alone proves nothing: whatever slowed the machine down since the baseline is in it too.
@@ -32,7 +34,7 @@ def old_commit(before: Sequence[LaunchSummary], now: LaunchSummary, repository: 
     (commit,) = commits
     if not commit or any(is_modified(launch) for launch in before):
         return None, "the baseline's code is of no commit alone: no re-run in turn"
-    if differing := software_changes(before, [now]):
+    if differing := software_changes(before, now):
         return None, f"the baseline ran other software ({differing}): no re-run in turn"
     full = full_commit(commit, repository)
     return full, "" if full else f"commit {commit} is not in this repository: no re-run in turn"
@@ -79,10 +81,10 @@ def old_launch(tree: Path, arguments: Sequence[str]) -> str:
         OldCodeError: it did not end well; the text is its last line.
     """
     command = [sys.executable, "-m", "suite", "reproduce", *arguments, "--no-calibrate", "--json"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, errors="replace", check=False)
     try:
         result = msgspec.json.decode((done.stdout.splitlines() or [""])[0], type=_ReportedLaunch)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except msgspec.MsgspecError:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise OldCodeError(f"the old code does not run (exit code {done.returncode}): {last}") from None
     if result.status != "ok":

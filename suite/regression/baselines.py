@@ -59,7 +59,7 @@ def resolved(reference: str | None, launches: Sequence[LaunchSummary], results: 
     if reference is None:
         return None
     identity = Path(reference).name.removesuffix(".json").removesuffix(".begin").removesuffix(".end")
-    if reference == BEST or any(launch.id == identity for launch in launches):
+    if reference == BEST or identity in {launch.id for launch in launches}:
         return identity
     commit = full_commit(reference, repository)
     if commit is None:
@@ -75,7 +75,7 @@ def full_commit(reference: str, repository: Path) -> str | None:
         done = subprocess.run([*command, f"{reference}^{{commit}}"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return done.stdout.strip() or None
 
 
 def baseline(reference: str | None, setup: str, launches: Sequence[LaunchSummary], results: Path) -> Baseline | None:
@@ -90,12 +90,12 @@ def baseline(reference: str | None, setup: str, launches: Sequence[LaunchSummary
         kept = [launch for launch in of_setup if acceptances and launch.id in acceptances[-1].launches]
         words = f"accepted {time.strftime('%Y-%m-%d', time.gmtime(acceptances[-1].accepted))}" if acceptances else ""
     elif reference == BEST:
-        histories = segments(of_setup)
-        best = {point.id for point in histories[0].best_points} if histories else set()
+        best = {point.id for history in segments(of_setup) for point in history.best_points}
         kept, words = [launch for launch in of_setup if launch.id in best], "best stretch of the history"
-    elif any(launch.id == reference for launch in launches):
-        groups = [group for group in identical_groups(of_setup) if any(launch.id == reference for launch in group)]
-        kept = groups[0] if groups else [launch for launch in of_setup if launch.id == reference]
+    elif reference in {launch.id for launch in launches}:
+        alone = [launch for launch in of_setup if launch.id == reference]
+        groups = identical_groups(of_setup)
+        kept = next((group for group in groups if reference in {launch.id for launch in group}), alone)
         words = f"record {reference}"
     else:
         kept = [

@@ -86,7 +86,8 @@ def by_setup(launches: Iterable[LaunchSummary]) -> dict[str, list[LaunchSummary]
 
 def searched_times(setups: Mapping[str, Sequence[LaunchSummary]]) -> list[list[float]]:
     """Seconds of a step of each setup's launches, of those alone in which change points are searched."""
-    return [[seconds(launch) or 0.0 for launch in launches[-MOST_SEARCHED:]] for launches in setups.values()]
+    newest = (launches[-MOST_SEARCHED:] for launches in setups.values())
+    return [[value for launch in some if (value := seconds(launch)) is not None] for some in newest]
 
 
 def segments_of(setups: Mapping[str, list[LaunchSummary]], changes: Iterable[list[int]]) -> list[Segment]:
@@ -102,11 +103,12 @@ def _segment(setup: str, launches: list[LaunchSummary], changes: list[int]) -> S
             id=launch.id,
             started=launch.started,
             node=launch.node,
-            seconds=seconds(launch) or 0.0,
+            seconds=value,
             suite=launch.suite,
             software=launch.hashes.get("software", ""),
         )
         for launch in launches
+        if (value := seconds(launch)) is not None
     )
     skipped = max(0, len(points) - MOST_SEARCHED)
     edges = [0, *(skipped + index for index in changes), len(points)]

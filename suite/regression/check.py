@@ -139,7 +139,7 @@ class RegressionCheck:
         """
         with self._stack:
             known = all_launches(self._results)[0]
-            of_commit = reference not in (None, BEST) and not any(launch.id == reference for launch in known)
+            of_commit = reference not in (None, BEST, *(launch.id for launch in known))
             states = [_State(run, baseline(reference, run.setup, known, self._results)) for run in self._runs]
             for state in states:
                 if of_commit and (state.before is None or len(state.before.launches) < launches):
@@ -202,7 +202,7 @@ class RegressionCheck:
         confirmed: list[tuple[_State, str]] = []
         for state, verdict in zip(timed, self._verdicts(timed), strict=True):
             if verdict.to_confirm and state.before is not None and state.sets is not None:
-                commit, why = old_commit(state.before.launches, state.after[-1], ROOT)
+                commit, why = old_commit(state.before.launches, state.after, ROOT)
                 if commit is None:
                     state.sets = msgspec.structs.replace(state.sets, no_rerun=why)
                 else:
@@ -270,8 +270,8 @@ def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
         run=name,
         setup=state.run.setup,
         baseline=before.words if before else "",
-        baseline_suite=", ".join(dict.fromkeys(launch.suite for launch in before_launches)),
-        suite=after[-1].suite if after else "",
+        baseline_suite=_suites(before_launches),
+        suite=_suites(after),
         before=[launch.id for launch in before_launches],
         after=[launch.id for launch in after],
         again=[launch.id for launch in state.again],
@@ -283,20 +283,24 @@ def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
     )
 
 
+def _suites(launches: Sequence[LaunchSummary]) -> str:
+    return ", ".join(dict.fromkeys(launch.suite for launch in launches))
+
+
 def _against_the_best(
     state: _State, before: list[LaunchSummary], known: list[LaunchSummary]
 ) -> RegressionFinding | None:
     new_ids = {launch.id for launch in [*state.after, *state.again]}
-    segments_before = segments(launch for launch in known if launch.id not in new_ids)
-    histories = [segment for segment in segments_before if segment.setup == state.run.setup]
-    if not histories or not before:
+    earlier = segments(launch for launch in known if launch.id not in new_ids)
+    history = next((segment for segment in earlier if segment.setup == state.run.setup), None)
+    if history is None or not before:
         return None
-    best = histories[0].best_points
+    best = history.best_points
     if {point.id for point in best} == {launch.id for launch in before}:
         return None
     values, now = [point.seconds for point in best], _values(state.after)
     compared = difference(values, now)
-    stretch = histories[0].stretches[histories[0].best]
+    stretch = history.stretches[history.best]
     return RegressionFinding(
         run=state.run.plan.name,
         quantity=Quantity.STEP_SECONDS.value,

@@ -62,21 +62,29 @@ def is_modified(launch: LaunchSummary) -> bool:
 
 def identical_groups(launches: Iterable[LaunchSummary]) -> list[list[LaunchSummary]]:
     """Launches that ended well, of one setup, node and software; those of a modified checkout are left out."""
+    return list(_identical(launches).values())
+
+
+def _identical(launches: Iterable[LaunchSummary]) -> dict[tuple[str, str, str], list[LaunchSummary]]:
+    """The same by setup, node and software."""
     groups: dict[tuple[str, str, str], list[LaunchSummary]] = {}
     for launch in launches:
         if seconds(launch) is not None and not is_modified(launch):
             groups.setdefault((setup_of(launch), launch.node, launch.hashes.get("software", "")), []).append(launch)
-    return list(groups.values())
+    return groups
 
 
 def floor_of(setup: str, node: str, launches: Sequence[LaunchSummary]) -> tuple[Floor | None, str]:
     """The noise floor of a setup's step seconds on this node, or on others of the same hardware; and whose it is."""
-    groups = [group for group in identical_groups(launches) if setup_of(group[0]) == setup]
-    for where, on_this_node in (("this machine", True), ("other machines of the same hardware", False)):
-        of_nodes = [group for group in groups if (group[0].node == node) == on_this_node]
-        values = [[seconds(launch) or 0.0 for launch in group] for group in of_nodes]
-        floor = noise_floor(values)
+    here: list[list[float]] = []
+    elsewhere: list[list[float]] = []
+    for (of, at, _), group in _identical(launches).items():
+        if of == setup:
+            values = [value for launch in group if (value := seconds(launch)) is not None]
+            (here if at == node else elsewhere).append(values)
+    for where, groups in (("this machine", here), ("other machines of the same hardware", elsewhere)):
+        floor = noise_floor(groups)
         if floor is not None:
             return floor, f"{len(floor.deviations)} identical launches on {where}"
-    most = max((len(group) for group in groups), default=0)
+    most = max(map(len, [*here, *elsewhere]), default=0)
     return None, f"{most} identical launches are recorded, 10 are needed"

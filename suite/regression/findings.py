@@ -148,17 +148,18 @@ def _exact(
     before: list[int | float], after: list[int | float], counts: tuple[int, int]
 ) -> tuple[BeforeAfter, ChangeVerdict, str]:
     """By one launch, in either direction: what counts less may have been left out, until somebody accepts it."""
-    if not before or not after:
-        values = before[0] if before else None, after[0] if after else None
-        return values, ChangeVerdict.REGRESSION, "not counted in the baseline" if after else "no longer counted"
+    first, now = next(iter(before), None), next(iter(after), None)
+    if first is None or now is None:
+        why = "no longer counted" if now is None else "not counted in the baseline"
+        return (first, now), ChangeVerdict.REGRESSION, why
     if len({*before}) > 1 or len(before) < counts[0]:
-        return (before[0], after[0]), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
-    other = next((value for value in after if value != before[0]), None)
-    if other is None and len(after) == counts[1]:
-        return (before[0], after[0]), ChangeVerdict.SAME, "exact"
-    if other is None:
-        return (before[0], after[0]), ChangeVerdict.REGRESSION, "exact: some launches do not count it"
-    return (before[0], other), ChangeVerdict.REGRESSION, f"exact: {other - before[0]:+,}"
+        return (first, now), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
+    other = next((value for value in after if value != first), None)
+    if other is not None:
+        return (first, other), ChangeVerdict.REGRESSION, f"exact: {other - first:+,}"
+    if len(after) < counts[1]:
+        return (first, now), ChangeVerdict.REGRESSION, "exact: some launches do not count it"
+    return (first, now), ChangeVerdict.SAME, "exact"
 
 
 def _within(
@@ -166,12 +167,13 @@ def _within(
 ) -> tuple[BeforeAfter, ChangeVerdict, str]:
     """The largest of each side within the tolerance; the first loss of one stack by ==, on any side of its worst."""
     if quantity is Quantity.FIRST_LOSS and not why_not:
-        other = next((value for value in after if value != before[0]), after[0])
+        first = before[0]
+        other = next((value for value in after if value != first), None)
         if len({*before}) > 1:
-            return (before[0], other), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
-        if other == before[0]:
-            return (before[0], other), ChangeVerdict.SAME, "bit-equal"
-        return (before[0], other), ChangeVerdict.REGRESSION, "one stack and seed, but not bit-equal"
+            return (first, after[0]), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
+        if other is None:
+            return (first, first), ChangeVerdict.SAME, "bit-equal"
+        return (first, other), ChangeVerdict.REGRESSION, "one stack and seed, but not bit-equal"
     left, right = max(before), max(after)
     tolerance = TOLERANCE[quantity]
     if left == right:
@@ -202,14 +204,8 @@ def _why_losses_may_differ(before: Sequence[Record], after: Sequence[Record]) ->
 def _losses(run: str, before: Sequence[Record], after: Sequence[Record], why_not: str) -> RegressionFinding:
     """The losses of all steps, which are bit-equal with one stack and seed."""
     left, right = ([_curve(record) for record in side] for side in (before, after))
-    differing = [
-        next((step for step, (x, y) in enumerate(zip(left[0], curve, strict=False)) if x != y), None)
-        for curve in [*left, *right]
-    ]
-    first_before, first_after = (
-        min((step for step in steps if step is not None), default=None)
-        for steps in (differing[: len(left)], differing[len(left) :])
-    )
+    first, now = left[0], right[0]
+    first_before, first_after = (_first_difference(first, curves) for curves in (left, right))
     if why_not:
         change, why = ChangeVerdict.SHOWN, why_not
     elif first_before is not None:
@@ -217,17 +213,23 @@ def _losses(run: str, before: Sequence[Record], after: Sequence[Record], why_not
     elif first_after is not None:
         change, why = ChangeVerdict.REGRESSION, f"one stack and seed, but not bit-equal from step {first_after} on"
     else:
-        change, why = ChangeVerdict.SAME, f"bit-equal in {len(left[0])} steps"
+        change, why = ChangeVerdict.SAME, f"bit-equal in {len(first)} steps"
     return RegressionFinding(
         run=run,
         quantity=LOSSES,
-        before=left[0][-1] if left[0] else None,
-        after=right[0][-1] if right[0] else None,
+        before=first[-1] if first else None,
+        after=now[-1] if now else None,
         before_launches=len(before),
         after_launches=len(after),
         change=change,
         why=why,
     )
+
+
+def _first_difference(first: Sequence[float], curves: Sequence[Sequence[float]]) -> int | None:
+    """The first step in which any of the curves leaves the first one; None where none does."""
+    steps = (step for curve in curves for step, (x, y) in enumerate(zip(first, curve, strict=False)) if x != y)
+    return min(steps, default=None)
 
 
 def _curve(record: Record) -> list[float]:

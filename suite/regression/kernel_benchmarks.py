@@ -60,7 +60,7 @@ def kernel_findings(
     family = []
     for name in shared:
         left, right = (tuple(run.seconds[name] for run in side) for side in (before, after))
-        floor = noise_floor(_groups(name, runs, after[-1]))
+        floor = noise_floor(_groups(name, runs, after[0]))
         if turns:
             again = left[half:], right[half:]
             family.append(Sets(before=left[:half], after=right[:half], floor=floor, rerun=again))
@@ -74,7 +74,8 @@ def kernel_findings(
 
 def _in_turn(before: Sequence[KernelRun], after: Sequence[KernelRun]) -> bool:
     """Whether they were stored alternately, at least two of each."""
-    sides = [side for _, side in sorted([*((run.time, 0) for run in before), *((run.time, 1) for run in after)])]
+    all_runs = [*((run.time, "before") for run in before), *((run.time, "after") for run in after)]
+    sides = [side for _, side in sorted(all_runs)]
     return len(sides) >= 4 and all(side != following for side, following in pairwise(sides))
 
 

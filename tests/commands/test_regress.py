@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import re
+import shutil
 import subprocess
 import time
 from contextlib import contextmanager
@@ -371,6 +374,23 @@ def test_a_commit_that_is_recorded_is_not_launched_again(machine, capsys):
     assert (found[STEP]["before_launches"], machine.order) == (17, 7 * [NEW])
 
 
+def test_a_commit_of_which_too_few_launches_are_recorded_is_launched_in_turn(machine, capsys):
+    _, found = reported(capsys, machine, "--baseline", OLD, "--launches", "17", "--accept")
+    assert machine.order == 17 * [NEW]
+    assert found[STEP]["before_launches"] == 17
+    machine.order.clear()
+    machine.regress("--baseline", NEW, "--launches", "18", "--limit", "0.001")
+    assert machine.order == 18 * [NEW, NEW]
+
+
+def test_launches_are_said_beforehand_and_those_that_are_accepted_are_asked_for_no_limit(machine, capsys):
+    machine.regress("--baseline", "main", "--steps", "20", "--launches", "2")
+    said = [line for line in capsys.readouterr().err.splitlines() if ": launch " in line]
+    assert said == [f"gpt2-mini: launch {n} of 2{by}" for n in (1, 2) for by in (f" by {OLD}", "")]
+    machine.regress("--accept", "--launches", "2", "--limit", "0.001")
+    assert "asked for" not in capsys.readouterr().err
+
+
 def test_a_commit_that_is_not_recorded_is_launched_in_turn(machine, capsys):
     code, found = reported(capsys, machine, "--baseline", "main", "--steps", "20", "--launches", "10")
     assert machine.order == 10 * [OLD, NEW]
@@ -504,3 +524,47 @@ def test_the_old_code_is_checked_out_beside_this_one_and_gone_afterwards(reposit
 def test_a_commit_that_is_not_there_cannot_be_checked_out(repository):
     with pytest.raises(OldCodeError, match="git cannot check out 000000000000"), checkout("0" * 40, repository[0]):
         pass
+
+
+def test_a_checkout_goes_without_a_word_even_where_git_cannot_remove_it(
+    repository, tmp_path_factory, monkeypatch, capfd
+):
+    root, old, _ = repository
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("trees")))
+    with checkout(old, root) as tree:
+        shutil.rmtree(root / ".git")
+    assert not tree.exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_directory_that_a_process_still_writes_to_is_left(repository, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("trees")))
+
+    def refused(*_, **__):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as busy, checkout(repository[1], repository[0]):
+        busy.setattr("os.rmdir", refused)
+
+
+WELL = '{"status": "ok", "record": "r.begin.json"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (f"print('{WELL}'); print('a'); print('b')", "r.begin.json"),
+        ("import sys; sys.exit('one\\ntwo\\nthree')", r"the old code does not run (exit code 1): three"),
+        ("import sys; sys.exit(5)", "the old code does not run (exit code 5): no output"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff')", "the old code does not run (exit code 0): no output"),
+    ],
+)
+def test_the_first_line_of_old_code_is_its_result_and_its_last_word_why_there_is_none(text, outcome, tmp_path):
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "__init__.py").touch()
+    (tmp_path / "suite" / "__main__.py").write_text(text)
+    if outcome.startswith("r."):
+        assert old_launch(tmp_path, ["x"]) == outcome
+    else:
+        with pytest.raises(OldCodeError, match=f"^{re.escape(outcome)}$"):
+            old_launch(tmp_path, ["x"])

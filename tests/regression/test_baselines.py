@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -33,6 +34,12 @@ def test_a_record_stands_for_the_launches_identical_with_it(place, identical, tm
     assert (places(found), found.words) == (identical, f"record {reference}")
 
 
+def test_a_record_of_a_modified_checkout_stands_for_itself_alone(tmp_path):
+    modified = launches_of(3, suite="0.1.0 (aaaaaaaaaaaa, modified)")
+    found = baseline(modified[1].id, SETUP, modified, tmp_path)
+    assert found.launches == (modified[1],)
+
+
 def test_a_commit_stands_for_the_launches_of_its_unmodified_checkout(tmp_path):
     found = baseline(12 * "b" + 28 * "c", SETUP, HISTORY, tmp_path)
     assert (places(found), found.words) == ([3, 4, 5], "commit bbbbbbbbbbbb")
@@ -42,7 +49,10 @@ def test_a_commit_stands_for_the_launches_of_its_unmodified_checkout(tmp_path):
 
 def test_another_setup_and_launches_that_failed_are_no_baseline(tmp_path):
     assert baseline(40 * "a", "another", HISTORY, tmp_path) is None
-    assert baseline(40 * "a", SETUP, [launch_of(1, None)], tmp_path) is None
+    for setup in ("", "zz"):  # that come before and after all fingerprints
+        assert baseline(40 * "a", setup, HISTORY, tmp_path) is None
+    for failed in (launch_of(1, None), launch_of(1, 1.0, status="oom")):
+        assert baseline(40 * "a", SETUP, [failed], tmp_path) is None
     alone = launch_of(1, None)
     assert baseline(alone.id, SETUP, [alone], tmp_path) is None
 
@@ -87,7 +97,8 @@ def test_the_best_stretch_is_the_one_with_the_lowest_median(tmp_path):
 
 
 def test_a_reference_is_best_a_record_by_id_or_path_or_a_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("suite.regression.baselines.full_commit", lambda name, _: {"main": 40 * "a"}.get(name))
+    commits = dict.fromkeys(("main", "0f", "aaaa"), 40 * "a")  # before and after all ids, and before "best"
+    monkeypatch.setattr("suite.regression.baselines.full_commit", lambda name, _: commits.get(name))
     known = HISTORY[0].id
     for given, meant in (
         (None, None),
@@ -96,7 +107,7 @@ def test_a_reference_is_best_a_record_by_id_or_path_or_a_commit(tmp_path, monkey
         (f"/some/{known}.json", known),
         (f"/some/{known}.begin.json", known),
         (f"{known}.end.json", known),
-        ("main", 40 * "a"),
+        *commits.items(),
     ):
         assert resolved(given, HISTORY, tmp_path, tmp_path) == meant
     with pytest.raises(InputError, match="unknown baseline: 'nothing'|unknown baseline"):
@@ -119,3 +130,36 @@ def test_a_commit_is_named_in_full_where_the_repository_has_it(tmp_path):
     assert full_commit(commit[:12], tmp_path) == commit
     assert full_commit("no-such-branch", tmp_path) is None
     assert full_commit("HEAD", tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 30)], ids=str)
+def test_without_a_git_that_answers_no_commit_is_known(error, tmp_path, monkeypatch):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert full_commit("HEAD", tmp_path) is None
+
+
+def test_an_acceptance_is_a_readable_file_and_damaged_ones_end_no_list(tmp_path, monkeypatch):
+    monkeypatch.setattr("suite.records.store._RESERVED_BYTES", 0)
+    path = accept(tmp_path, SETUP, HISTORY[:3], None)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith('{\n "schema": "1.0",\n')
+    assert re.fullmatch(rf"\d{{8}}T\d{{6}}Z__{SETUP}__[0-9a-f]{{8}}\.json", path.name)
+    places = {name: path.with_name(f"{name}.json") for name in ("0_bytes", "1_cut", "2_old", "3_new", "4_minor")}
+    places["0_bytes"].write_bytes(b"\xff\xfe{")
+    places["1_cut"].write_text("{")
+    for name, schema in (("2_old", "0.9"), ("3_new", "2.0"), ("4_minor", "1.7")):
+        places[name].write_text(text.replace('"schema": "1.0"', f'"schema": "{schema}"'))
+    path.with_name("5_directory.json").mkdir()
+    good, bad = accepted(tmp_path)
+    assert sorted(acceptance.schema for acceptance in good) == ["1.0", "1.7"]
+    assert [error.where.rpartition("/")[2] for error in bad] == [
+        "0_bytes.json",
+        "1_cut.json",
+        "2_old.json",
+        "3_new.json",
+        "5_directory.json",
+    ]
+    assert {str(error).partition(";")[0].rpartition(": ")[2] for error in bad[2:4]} == {"unknown schema version"}

@@ -60,7 +60,8 @@ def test_a_segment_has_its_stretches_and_the_best_one():
     (segment,) = segments(history(SLOWER))
     assert [(one.first, one.last, one.launches) for one in segment.stretches] == [(0, 19, 20), (20, 31, 12)]
     assert segment.change_points == [20]
-    assert segment.best == 0
+    assert (segment.best, segment.searched) == (0, 32)
+    assert segment.example == launch_of(31, SLOWER[31])
     assert [point.seconds for point in segment.best_points] == SLOWER[:20]
     assert segment.stretches[1].median == pytest.approx(1.05, abs=0.01)
 
@@ -100,15 +101,15 @@ def test_other_software_another_node_and_another_boot_are_the_same_segment(other
 
 
 def test_launches_that_did_not_end_well_are_in_no_segment():
-    launches = [*history(SLOWER), launch_of(99, None), launch_of(98, 5.0, status="hang")]
-    assert len(segments(launches)[0].points) == 32
-    assert segments(launches[-2:]) == []
+    failed = [launch_of(99, None), *(launch_of(96 + n, 5.0, status=name) for n, name in enumerate(("hang", "oom")))]
+    assert len(segments([*history(SLOWER), *failed])[0].points) == 32
+    assert segments(failed) == []
 
 
 def test_a_long_history_is_searched_in_its_newest_launches():
     values = [*normal_launches(1, 600, median=0.5), *normal_launches(2, 900)]
     (segment,) = segments(history(values))
-    assert segment.searched == MOST_SEARCHED
+    assert segment.searched == MOST_SEARCHED == 1000
     assert segment.change_points == [600]
     assert LEAST_STRETCH <= 600 - (1500 - MOST_SEARCHED)
 

@@ -86,4 +86,11 @@ def test_of_the_best_stretch_two_suites_are_named():
     shown = check._against_the_best(state, slow, [*best, *slow, *now])
     assert shown.why == f"the best stretch of the history, {suites[0]}, {suites[1]}"
     assert (shown.before_launches, shown.after_launches) == (6, 5)
-    assert check._against_the_best(state, best, [*best, *slow, *now]) is None
+    known = [*best, *slow, *now]
+    assert check._against_the_best(state, best, known) is None
+    assert check._against_the_best(state, [], known) is None
+    for before in (best[1:], [*best, slow[0]]):  # less and more than the best stretch
+        assert check._against_the_best(state, before, known).before == shown.before
+    for setup in ("", "zz"):  # that come before and after all fingerprints
+        run.setup = setup
+        assert check._against_the_best(state, slow, known) is None

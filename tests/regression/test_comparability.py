@@ -20,6 +20,7 @@ from tests.support.histories import HARDWARE, launch_of, normal_launches
         (f"{8 * 2**20 - 2**19 + 1} kB", "8 GiB"),
         ("8 GB", "8 GB"),
         ("some kB", "some kB"),
+        ("8388608 zB", "8388608 zB"),
     ],
 )
 def test_memory_counts_in_gib_and_what_is_no_number_of_kb_stays(memory, rounded):
@@ -67,7 +68,8 @@ def test_a_floor_needs_ten_identical_launches_and_says_how_many_there_are():
         floor, words = floor_of(of, node, launches(10))
         assert floor is not None
         assert words == f"10 identical launches on {where}"
-    assert floor_of("another setup", "00000001", launches(10))[0] is None
+    for another in ("", "another setup", "zz"):  # that come before and after all fingerprints
+        assert floor_of(another, "00000001", launches(10)) == (None, "0 identical launches are recorded, 10 are needed")
 
 
 def test_the_same_code_is_launched_again_only_where_it_is_one_commit_on_the_same_software(monkeypatch):
@@ -75,7 +77,7 @@ def test_the_same_code_is_launched_again_only_where_it_is_one_commit_on_the_same
         "suite.regression.baseline_checkout.full_commit", lambda name, _: {12 * "a": 40 * "a"}.get(name)
     )
     good, other = (launch_of(n, 1.0, suite=f"0.1.0 ({12 * letter})") for n, letter in enumerate("ab"))
-    assert old_commit([good, good], other, None) == (40 * "a", "")
+    assert old_commit([good, good], [other], None) == (40 * "a", "")
     bare = launch_of(3, 1.0, suite="0.1.0 (no checkout)")
     modified = launch_of(4, 1.0, suite=f"0.1.0 ({12 * 'a'}, modified)")
     torch = launch_of(5, 1.0, suite=good.suite, software={"suite": good.suite, "torch": "2.14.0"})
@@ -86,7 +88,7 @@ def test_the_same_code_is_launched_again_only_where_it_is_one_commit_on_the_same
         ([good], torch, "the baseline ran other software (torch 2.13.0 -> 2.14.0)"),
         ([other], good, f"commit {12 * 'b'} is not in this repository"),
     ):
-        assert old_commit(before, now, None) == (None, f"{words}: no re-run in turn")
+        assert old_commit(before, [now], None) == (None, f"{words}: no re-run in turn")
 
 
 def test_of_what_git_says_the_last_line_is_reported(monkeypatch):
@@ -106,3 +108,4 @@ def test_changed_software_is_listed_by_name_with_all_versions_of_each_side():
     assert software_changes(before, [launch(torch="3", numpy="1")]) == "torch 2 or 3 -> 3"
     assert software_changes(before, before[::-1]) == ""
     assert software_changes([launch(b="1", a="1")], [launch(b="2")]) == "a 1 -> unknown, b 1 -> 2"
+    assert software_changes([launch(b="2")], [launch(b="1")]) == "b 2 -> 1"

@@ -12,15 +12,15 @@ from suite.regression.verdicts import ChangeVerdict
 
 
 def record(*figures, losses=(), corpus="c", policy=None, **software):
-    """One that ended well, as far as findings read it."""
-    steps = [SimpleNamespace(loss=loss) for loss in losses]
+    """One that ended well, as far as findings read it; its second rank's losses are all 0."""
+    ranks = [SimpleNamespace(steps=[SimpleNamespace(loss=loss) for loss in one]) for one in (losses, [0.0])]
     return SimpleNamespace(
         begin=SimpleNamespace(
             corpus=SimpleNamespace(sha256=corpus),
             software={"suite": "0", "torch": "2", **software},
             policy={"deterministic": "True"} if policy is None else policy,
         ),
-        end=SimpleNamespace(figures=list(figures), ranks=[SimpleNamespace(steps=steps)]),
+        end=SimpleNamespace(figures=list(figures), ranks=ranks),
     )
 
 
@@ -55,6 +55,11 @@ REGRESSION, SAME, INCONCLUSIVE = ChangeVerdict.REGRESSION, ChangeVerdict.SAME, C
         ([7], [7, None], (7, 7), REGRESSION, "exact: some launches do not count it"),
         ([None], [7], (None, 7), REGRESSION, "not counted in the baseline"),
         ([7], [None], (7, None), REGRESSION, "no longer counted"),
+        ([7, 8], [None], (7, None), REGRESSION, "no longer counted"),
+        ([None], [7, 8], (None, 7), REGRESSION, "not counted in the baseline"),
+        ([7, 8], [9, 6], (7, 9), INCONCLUSIVE, "the baseline's launches disagree"),
+        ([7, 7], [7, 8, 9], (7, 8), REGRESSION, "exact: +1"),
+        ([1], [0], (1, 0), REGRESSION, "exact: -1"),
     ],
 )
 def test_an_exact_figure_is_decided_by_one_launch_in_either_direction(before, after, values, change, why):
@@ -70,11 +75,12 @@ def test_bytes_are_the_same_up_to_their_tolerance_by_the_largest_launch_of_each_
     within, beyond = round(100_000 * (1 + tolerance)), round(100_000 * (1 + tolerance)) + 1
     said = [
         (of(quantity, [100_000, 50_000], [after, 40_000]).change, of(quantity, [100_000], [after]).why)
-        for after in (100_000, within, beyond, 200_000 - within, 200_000 - beyond)
+        for after in (100_000, 100_001, within, beyond, 200_000 - within, 200_000 - beyond)
     ]
     words = f"{100 * tolerance:.0f}%"
     assert said == [
         (SAME, "equal"),
+        (SAME, f"within {words}"),
         (SAME, f"within {words}"),
         (REGRESSION, f"beyond {words}"),
         (SAME, f"within {words}"),
@@ -87,7 +93,8 @@ def test_bytes_are_the_same_up_to_their_tolerance_by_the_largest_launch_of_each_
     [
         ([9.5], [9.5, 9.5], {}, (9.5, 9.5), SAME, "bit-equal"),
         ([9.5], [9.5, 9.25], {}, (9.5, 9.25), REGRESSION, "one stack and seed, but not bit-equal"),
-        ([9.5, 9.25], [9.5], {}, (9.5, 9.5), INCONCLUSIVE, "the baseline's launches disagree"),
+        ([9.5, 9.5], [9.5, 9.75, 9.25], {}, (9.5, 9.75), REGRESSION, "one stack and seed, but not bit-equal"),
+        ([9.5, 9.25], [9.5, 9.0], {}, (9.5, 9.5), INCONCLUSIVE, "the baseline's launches disagree"),
         ([100.0], [102.0], {"policy": {}}, (100.0, 102.0), SAME, "within 2%"),
         ([100.0], [102.5], {"policy": {}}, (100.0, 102.5), REGRESSION, "beyond 2%; not deterministic"),
         ([100.0], [97.5], {"policy": {}}, (100.0, 97.5), REGRESSION, "beyond 2%; not deterministic"),
@@ -113,6 +120,12 @@ def test_losses_name_the_first_step_of_any_launch_that_leaves_the_first_ones():
     assert left.why == "one stack and seed, but not bit-equal from step 1 on"
     apart = losses([record(losses=one), record(losses=late)], [record(losses=one)])
     assert (apart.change, apart.why) == (INCONCLUSIVE, "the baseline's launches disagree")
+    assert (apart.before, apart.after) == (1.0, 1.0)
+    without = record()
+    without.end.ranks = []
+    for other in (without, SimpleNamespace(begin=without.begin, end=None)):
+        lone = losses([other], [record(losses=one)])
+        assert (lone.before, lone.after) == (None, 1.0)
     none = losses([record()], [record()])
     assert (none.before, none.after, none.before_launches, none.after_launches) == (None, None, 1, 1)
 
@@ -123,6 +136,7 @@ def test_losses_name_the_first_step_of_any_launch_that_leaves_the_first_ones():
         ({"corpus": "d"}, "another corpus"),
         ({"corpus": "d", "torch": "3"}, "another corpus"),
         ({"torch": "3"}, "another software stack"),
+        ({"numpy": "3"}, "another software stack"),
         ({"policy": {}}, "not deterministic"),
         ({"policy": {"deterministic": "False"}}, "not deterministic"),
         ({"suite": "1"}, ""),
@@ -162,3 +176,15 @@ def test_everything_but_the_seconds_of_the_step_is_found_in_the_order_of_the_voc
 def test_what_is_only_shown_is_the_median_of_the_launches():
     found = of(Quantity.TOKENS_PER_SECOND, [1.0, 2.0, 9.0], [4.0, 6.0])
     assert (found.before, found.after, found.ratio) == (2.0, 5.0, 2.5)
+
+
+@pytest.mark.parametrize(("before", "after"), [([None], [7]), ([7], [None])])
+def test_memory_of_one_side_alone_is_shown(before, after):
+    found = of(Quantity.PEAK_BYTES, before, after)
+    assert (found.before, found.after) == (before[0], after[0])
+    assert (found.change, found.why, found.ratio) == (ChangeVerdict.SHOWN, "of one side alone", None)
+
+
+def test_of_nothing_there_is_no_ratio():
+    found = of(Quantity.PARAMETERS, [0], [5])
+    assert (found.change, found.why, found.ratio) == (REGRESSION, "exact: +5", None)

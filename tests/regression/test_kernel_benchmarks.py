@@ -85,22 +85,24 @@ def test_runs_stored_in_turn_confirm_themselves(tmp_path):
     found = kernel_findings(*compared_sides(runs, None), runs)
     assert {one.change for one in found} == {ChangeVerdict.REGRESSION}
     assert {(one.before_launches, one.after_launches) for one in found} == {(7, 7)}
+    assert all(one.rerun is not None and 1.15 < one.rerun < 1.25 for one in found)
 
 
 def test_runs_stored_one_after_the_other_leave_a_change_inconclusive(tmp_path):
     runs = series(tmp_path, 14 * "a" + 7 * "b", b=1.2)
     found = kernel_findings(*compared_sides(runs, None), runs)
-    assert {(one.change, one.why) for one in found} == {(ChangeVerdict.INCONCLUSIVE, NO_RERUN)}
+    assert {(one.change, one.why, one.rerun) for one in found} == {(ChangeVerdict.INCONCLUSIVE, NO_RERUN, None)}
 
 
 def test_other_hardware_and_modified_checkouts_are_not_mixed(tmp_path):
     store(tmp_path, 1, "a", 1.0)
     store(tmp_path, 2, "a", 1.0, cpu="another")
     store(tmp_path, 3, "a", 1.0, dirty=True)
-    store(tmp_path, 4, "b", 1.0)
+    store(tmp_path, 4, "a", 1.0, cpu="another")
+    store(tmp_path, 5, "b", 1.0)
     runs, _ = kernel_runs(tmp_path)
     before, after = compared_sides(runs, None)
-    assert ([run.number for run in before], [run.number for run in after]) == (["0003"], ["0004"])
+    assert ([run.number for run in before], [run.number for run in after]) == (["0003"], ["0005"])
     assert [run.number for run in compared_sides(runs, "0001")[0]] == ["0001"]
     assert compared_sides(runs[1:2], None) == ([], [runs[1]])
 
@@ -141,6 +143,7 @@ def test_the_baseline_is_the_commit_before_the_newest_on_the_newest_ones_hardwar
     assert [run.commit[0] for run in [*before, *after]] == list("bbcc")
     assert [run.commit[0] for run in compared_sides(runs, "a")[0]] == list("aa")
     assert [run.commit[0] for run in compared_sides(runs, "0004")[0]] == list("bb")
+    assert [run.commit[0] for run in compared_sides(runs, "0002")[0]] == list("aa")
     assert compared_sides([], None) == ([], [])
 
 
@@ -153,10 +156,46 @@ def test_runs_are_in_turn_from_two_of_each_on_that_alternate(order, turns, tmp_p
     assert {(one.before_launches, one.after_launches) for one in found} == {expected}
 
 
+def test_a_commit_whose_hash_comes_first_can_be_the_newest(tmp_path):
+    runs = series(tmp_path, "bbbaa")
+    before, after = compared_sides(runs, None)
+    assert [run.number for run in [*before, *after]] == ["0000", "0001", "0002", "0003", "0004"]
+    assert {one.before_launches for one in kernel_findings(before, after, runs)} == {3}
+
+
+def test_of_uneven_runs_in_turn_half_of_the_fewer_is_compared_first(tmp_path):
+    runs = series(tmp_path, "ababa")
+    found = kernel_findings(runs[::2], runs[1::2], runs)
+    assert {(one.before_launches, one.after_launches) for one in found} == {(1, 1)}
+
+
+@pytest.mark.parametrize(("others", "calibrated"), [({}, True), ({"cpu": "x"}, False), ({"dirty": True}, False)])
+def test_the_floor_is_of_ten_runs_of_one_commit_on_the_newest_ones_hardware(others, calibrated, tmp_path):
+    for number, seconds in enumerate(normal_launches(6, 10)):
+        store(tmp_path, number, "a", seconds, **(others if number == 4 else {}))
+    store(tmp_path, 10, "b", 1.0)
+    runs, _ = kernel_runs(tmp_path)
+    found = kernel_findings(runs[:3], runs[10:], runs)
+    assert {one.change is ChangeVerdict.UNCALIBRATED for one in found} == {not calibrated}
+    assert {one.run for one in found} == {"kernels"}
+
+
+def test_a_kernel_that_one_run_lacks_is_not_compared(tmp_path):
+    for number, commit in enumerate("aab"):
+        store(tmp_path, number, commit, 1.0)
+    path = sorted(tmp_path.rglob("*.json"))[1]
+    facts = json.loads(path.read_text())
+    facts["benchmarks"] = facts["benchmarks"][1:]
+    path.write_text(json.dumps(facts))
+    runs, _ = kernel_runs(tmp_path)
+    assert [one.quantity for one in kernel_findings(runs[:2], runs[2:], runs)] == [KERNELS[1]]
+
+
 def test_software_that_changed_is_named_with_both_versions(tmp_path):
     store(tmp_path, 1, "a", 1.0, torch="2.13.0")
     store(tmp_path, 2, "b", 1.0, torch="2.14.0")
     runs, _ = kernel_runs(tmp_path)
     assert changed_software(runs[:1], runs[1:]) == "torch 2.13.0 -> 2.14.0"
+    assert changed_software(runs[1:], runs[:1]) == "torch 2.14.0 -> 2.13.0"
     assert changed_software(runs[::-1], runs) == "torch 2.13.0 -> 2.14.0"  # of the last on either side
     assert changed_software(runs[:1], runs[:1]) == ""

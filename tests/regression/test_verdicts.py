@@ -276,5 +276,11 @@ def test_too_few_launches_say_how_many_quantities_they_could_tell_apart():
     # least p of 5 and 5: 2 / 252; 6 of them are below 0.05, 7 are not
     for family, words in ((6, "no difference"), (7, "5 and 5 launches show one change among 6 quantities at most")):
         assert words in judged([five] * family, limit=9.0)[0].why
+    # least p of 3 and 7: 2 / 120; the q of one change among three is 0.05, which is not below it
+    apart = Sets(before=(1.0, 1.01, 1.02), after=tuple(2 + n / 100 for n in range(7)), floor=FLOOR)
+    mixed = Sets(before=(1.0, 1.03, 1.06), after=(1.01, 1.02, 1.025, 1.035, 1.04, 1.045, 1.07), floor=FLOOR)
+    first = judged([apart, mixed, mixed])[0]
+    assert first.q == 0.05
+    assert first.why == "3 and 7 launches show one change among 2 quantities at most, here are 3"
     four = Sets(before=(1.0, 1.01, 1.02, 1.03), after=(1.0, 1.02, 1.01, 1.03), floor=FLOOR)  # least p 2 / 70
     assert judged([four] * 2)[0].why == "4 and 4 launches show one change among 1 quantities at most, here are 2"
