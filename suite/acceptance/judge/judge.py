@@ -141,7 +141,7 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
         if in_launches is None or in_launches.is_late:
             return finding
         why = f"of a virtual machine; in launches rank {rank} is at {in_launches.over_best:.3f} of the best rank"
-        if in_launches.over_best < (check.CHECKS[check.STRAGGLER].warn or 1.0):
+        if in_launches.warns:
             why += ", which may be chance"
     else:
         return finding

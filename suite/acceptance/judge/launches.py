@@ -119,11 +119,14 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     if not known:
         return not_run(STRAGGLER, "one rank, or no profiled step", run)
     ranks = range(len(known[0]))
-    stages = launches[0].stages or [0] * len(ranks)
-    ranks_of = {stage: [rank for rank in ranks if stages[rank] == stage] for stage in sorted(set(stages))}
+    stages = dict(enumerate(launches[0].stages))
+    ranks_of: dict[int | None, list[int]] = {}
+    for rank in ranks:
+        ranks_of.setdefault(stages.get(rank), []).append(rank)
+    staged = len(ranks_of) > 1
     medians = [f"rank {rank} {statistics.median(seconds[rank] for seconds in known):.4g} s" for rank in ranks]
     evidence = ", ".join(medians)
-    if len(ranks_of) > 1:
+    if staged:
         evidence = "; ".join(
             f"stage {stage}: {', '.join(medians[rank] for rank in of_stage)}" for stage, of_stage in ranks_of.items()
         )
@@ -134,7 +137,7 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     ratios = {rank: _best_over(rank, others, known) for rank, others in same_work.items()}
     slowest = min(ratios, key=lambda rank: ratios[rank])
     lateness = _lateness(slowest, [other for other in same_work[slowest] if other != slowest], known)
-    best = "best rank" if len(ranks_of) == 1 else "best rank of its stage"
+    best = "best rank of its stage" if staged else "best rank"
     finding = limited(
         CHECKS[STRAGGLER],
         run,
@@ -159,10 +162,12 @@ class RankInLaunches(NamedTuple):
 
     Args:
         over_best: compute seconds of the best rank over its own, the median over launches.
-        is_late: whether that would warn, and chance does not explain it (Student's bound).
+        warns: whether that would warn.
+        is_late: whether chance does not explain it besides (Student's bound).
     """
 
     over_best: float
+    warns: bool
     is_late: bool
 
 
@@ -173,9 +178,10 @@ def rank_in_launches(launches: Sequence[MiniatureLaunch], rank: int) -> RankInLa
     if not known:
         return None
     others = [other for other in range(len(known[0])) if other != rank]
-    over_best = _best_over(rank, range(len(known[0])), known)
-    warns = over_best < (CHECKS[STRAGGLER].warn or 1.0)
-    return RankInLaunches(over_best, warns and _late_beyond_chance(_lateness(rank, others, known)))
+    over_best, warn = _best_over(rank, range(len(known[0])), known), CHECKS[STRAGGLER].warn
+    assert warn is not None
+    warns = over_best < warn
+    return RankInLaunches(over_best, warns, warns and _late_beyond_chance(_lateness(rank, others, known)))
 
 
 def _lateness(rank: int, others: Sequence[int], known: Sequence[Sequence[float]]) -> list[float]:
@@ -235,13 +241,13 @@ def _by_run(launches: Sequence[MiniatureLaunch]) -> dict[str, list[MiniatureLaun
 def loss_findings(launches: Sequence[MiniatureLaunch], history: History) -> list[CheckFinding]:
     """Check 16, one finding for each stack of a miniature."""
     findings = []
-    for (run, _), of_stack in _by_stack(launches).items():
+    for (run, stack), of_stack in _by_stack(launches).items():
         nan = [launch for launch in of_stack if launch.status is Status.NAN]
         ended_well = [launch for launch in of_stack if launch.status is Status.OK and launch.losses]
         if nan:
             findings.append(failed_measurement(LOSS_CURVE, nan[0]))
         elif ended_well:
-            verdict, source, part, evidence = _losses(ended_well, history.losses.get(ended_well[0].stack))
+            verdict, source, part, evidence = _losses(ended_well, history.losses.get(stack))
             findings.append(
                 CheckFinding(
                     check=LOSS_CURVE, subject=run, verdict=verdict, source=source, part=part, evidence=evidence
@@ -279,9 +285,11 @@ def _losses(launches: Sequence[MiniatureLaunch], accepted: list[float] | None) -
 
 
 def _difference(launch: MiniatureLaunch, expected: Sequence[float]) -> str:
-    """The first step with another loss than expected."""
+    """The first step with another loss than expected; or another number of steps."""
     pairs = enumerate(zip(expected, launch.losses, strict=False))
-    step = next((number for number, (loss, other) in pairs if loss != other), 0)
+    step = next((number for number, (loss, other) in pairs if loss != other), None)
+    if step is None:
+        return f"{len(launch.losses)} steps, not {len(expected)} ({launch.record})"
     return f"step {step}: {launch.losses[step]!r}, not {expected[step]!r} ({launch.record})"
 
 

@@ -200,7 +200,7 @@ def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | 
         rates = [exchange.bytes_per_second * factor for exchange in of_algorithm]
         name = f"busbw of {ranks} ranks" + (f", {algorithm}" if algorithm else "")
         if not all(rates):
-            findings.append(_refused(name, of_algorithm, expected))
+            findings.append(_refused(name, algorithm, of_algorithm, next(iter(expected), None)))
             continue
         findings.append(
             rate_finding(
@@ -217,20 +217,22 @@ def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | 
     return findings
 
 
-def _refused(name: str, of_algorithm: Sequence[Exchange], expected: Sequence[ExpectedRate]) -> CheckFinding:
+def _refused(
+    name: str, algorithm: str, of_algorithm: Sequence[Exchange], expected: ExpectedRate | None
+) -> CheckFinding:
     """An algorithm that the library refused warns where good nodes have it."""
     why = next(exchange.first for exchange in of_algorithm if not exchange.bytes_per_second)
-    if not expected:
+    if expected is None:
         return not_run(ALL_REDUCE, why, name)
     return CheckFinding(
         check=ALL_REDUCE,
         subject=name,
         verdict=CheckVerdict.WARN,
         measured=0.0,
-        expected=expected[0].value,
+        expected=expected.value,
         unit=CHECKS[ALL_REDUCE].unit,
-        source=expected[0].source,
-        part=f"all-reduce, {of_algorithm[0].algorithm}: fabric manager, multicast, or driver",
+        source=expected.source,
+        part=f"all-reduce, {algorithm}: fabric manager, multicast, or driver",
         evidence=why,
     )
 

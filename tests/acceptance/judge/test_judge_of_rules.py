@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from suite.acceptance.check_table import CHECKS, STRAGGLER
 from suite.acceptance.evidence import Exchange, PhaseTiming, SoakResult
 from suite.acceptance.findings import CheckVerdict, Decision, decision
 from suite.acceptance.judge.judge import JudgedBattery, battery_findings
@@ -62,6 +63,8 @@ def test_slow_memory_of_a_virtual_machine_fails_though_no_rank_is_late() -> None
         ([[1.0, 1.1, 1.0]] * 5, CheckVerdict.FAIL),
         ([[1.0, 1.1, 1.1]] * 5, CheckVerdict.FAIL),
         ([[1.1, 1.0, 1.1]] * 5, CheckVerdict.WARN),
+        ([[1.2, 1.1, 1.0]] * 5, CheckVerdict.FAIL),  # later than one of both others
+        ([[1.0, 1.1, 1.2]] * 5, CheckVerdict.FAIL),
     ],
 )
 def test_launches_of_any_number_of_ranks_bear_a_slow_rank_out(
@@ -77,6 +80,21 @@ def test_of_one_rank_in_launches_nothing_is_known_of_rank_0() -> None:
     own = micro(matrix=[7e10, 9e10], peak=None, virtual=True)
     found = battery_findings([own, *[launched(compute_seconds=[1.0])] * 5], NOTHING, others=1.0, selected={2})
     assert {one.verdict for one in found} == {CheckVerdict.FAIL}
+
+
+def test_of_fewer_ranks_in_launches_nothing_is_known_of_the_last_one() -> None:
+    own = micro(matrix=[9e10, 9e10, 9e10, 7e10], copy=[1e10] * 4, triad=[1e10] * 4, peak=None, virtual=True)
+    for ranks in (2, 3):
+        found = battery_findings([own, *[launched(compute_seconds=[1.0] * ranks)] * 5], NOTHING, others=1.0)
+        assert by_check(found)[2].verdict is CheckVerdict.FAIL
+
+
+def test_a_rank_at_the_threshold_itself_is_not_late() -> None:
+    warn = CHECKS[STRAGGLER].warn
+    assert warn is not None
+    own = micro(matrix=[9e10, 7e10], peak=None, virtual=True)
+    (found,) = battery_findings([own, *[launched(compute_seconds=[warn, 1.0])] * 5], NOTHING, others=1.0, selected={2})
+    assert found.evidence.endswith(f"rank 1 is at {warn:.3f} of the best rank")
 
 
 @pytest.mark.parametrize(("standard_errors", "verdict"), [(2.6, CheckVerdict.WARN), (3.2, CheckVerdict.FAIL)])
@@ -113,6 +131,19 @@ def test_bit_errors_of_a_soak_that_nobody_asked_for_reject() -> None:
         found = battery_findings([micro(), probing(soaks=[soak(wrong)])], NOTHING, others=1.0, selected={1})
         assert {one.check for one in found} == checks
         assert decision(found) is verdict
+
+
+def test_another_amount_of_work_that_nobody_asked_about_is_not_reported() -> None:
+    found = battery_findings([micro(), launched(unequal=["x"])], NOTHING, others=1.0, selected={1})
+    assert {one.check for one in found} == {1}
+
+
+@pytest.mark.parametrize(("others", "verdict"), [(0.25, CheckVerdict.FAIL), (0.24, CheckVerdict.INVALID)])
+def test_as_much_as_other_processes_may_use_makes_no_rate_invalid(others: float, verdict: CheckVerdict) -> None:
+    past = history_of(past={"5:link 0-1, messages of 16 byte": [9e9] * 3})
+    busy = probing(exchanges=[message()], others_share=0.25)
+    found = battery_findings([busy], past, others=others, selected={5})
+    assert {one.verdict for one in found if one.subject == "link 0-1"} == {verdict}
 
 
 def test_a_probe_that_failed_is_reported_once_as_a_soak_where_no_check_of_it_was_selected() -> None:

@@ -46,7 +46,7 @@ def tailed(tail, spread=0.0, late=5):
 
 
 def test_a_tail_warns_above_1_05_and_fails_above_1_15_and_then_names_the_part():
-    verdicts = [tailed(tail).verdict for tail in (1.0499, 1.0501, 1.1499, 1.1501)]
+    verdicts = [tailed(tail).verdict for tail in (1.05, 1.0501, 1.15, 1.1501)]
     assert verdicts == [CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.WARN, CheckVerdict.FAIL]
     assert tailed(1.1, late=4).verdict is CheckVerdict.PASS  # the quantile is the last of the others
     assert [tailed(tail).part for tail in (1.04, 1.06)] == ["", "host, clocks, or other processes"]
@@ -138,6 +138,10 @@ def test_the_first_step_with_another_loss_is_named_with_both_losses():
     (found,) = loss_findings([launched(), *others], NOTHING)
     assert (found.verdict, found.source) == (CheckVerdict.FAIL, "the first launch")
     assert found.evidence == "step 1: 8.75, not 8.8 (second)"
+    (twice,) = loss_findings([launched(), others[0], others[0]], NOTHING)
+    assert twice == found
+    (shorter,) = loss_findings([launched(), launched(losses=[8.9, 8.8], record="second")], NOTHING)
+    assert (shorter.verdict, shorter.evidence) == (CheckVerdict.FAIL, "2 steps, not 3 (second)")
     (equal,) = loss_findings([launched()] * 3, NOTHING)
     assert (equal.verdict, equal.evidence) == (CheckVerdict.PASS, "3 launches, 3 steps equal to the bit")
     (once,) = loss_findings([launched()], NOTHING)
@@ -151,10 +155,10 @@ def test_the_first_step_with_another_loss_is_named_with_both_losses():
 
 
 def test_a_loss_that_does_not_fall_by_half_a_nat_is_named_with_the_mean_of_its_last_three():
-    flat = [9.0] * 20 + [8.6, 8.5, 8.7]
+    flat = [9.05] + [9.0] * 19 + [8.6, 8.5, 8.7]
     (found,) = loss_findings([launched(losses=flat)] * 2, NOTHING)
     assert (found.verdict, found.part) == (CheckVerdict.FAIL, "training")
-    assert found.evidence == "from 9.000 to 8.600, 0.5 less expected"
+    assert found.evidence == "from 9.050 to 8.600, 0.5 less expected"
     assert loss_findings([launched(losses=flat, learns=False)] * 2, NOTHING)[0].verdict is CheckVerdict.PASS
 
 
@@ -165,6 +169,25 @@ def test_exact_figures_count_their_launches_and_name_at_most_three():
     assert exact_findings([launched(exact=0)])[0].verdict is CheckVerdict.NOT_RUN
     (unequal,) = exact_findings([launched(unequal=["a", "b"]), launched(unequal=["c", "d"])])
     assert (unequal.verdict, unequal.evidence) == (CheckVerdict.FAIL, "4 differ: a; b; c")
+
+
+def test_of_launches_that_failed_the_first_is_named_and_other_miniatures_are_judged():
+    failed = [
+        launched(run="opt-mini", status=Status.NAN, message=message, losses=[], stack="") for message in ("one", "two")
+    ]
+    found = [*exact_findings(failed), *time_findings(failed, NOTHING), *loss_findings(failed, NOTHING)]
+    assert [one.check for one in found] == [7, 8, 9, 11, 16]
+    assert {(one.subject, one.evidence, one.verdict) for one in found} == {
+        ("opt-mini", "nan: one; record r", CheckVerdict.FAIL)
+    }
+    others = time_findings([*failed, *[launched()] * 5], NOTHING, looks=(5,))
+    assert {one.subject for one in others if one.verdict is CheckVerdict.PASS} == {"bloom-mini"}
+
+
+def test_a_launch_that_became_nan_belongs_to_the_first_stack_of_its_miniature():
+    launches = [launched(stack="s"), launched(stack="t"), launched(status=Status.NAN, stack="", losses=[])]
+    verdicts = [one.verdict for one in loss_findings(launches, NOTHING)]
+    assert verdicts == [CheckVerdict.FAIL, CheckVerdict.NOT_RUN]
 
 
 def test_what_is_in_no_term_is_told_in_seconds_whatever_the_step_takes():

@@ -138,6 +138,26 @@ def test_what_the_library_refuses_on_a_good_gpu_was_measured_at_nothing():
     found = exchange_findings(probing(exchanges=refused), NOTHING, known_gpu("NVIDIA H200"), 8)
     (nvls,) = (one for one in found if "nvls" in one.subject)
     assert (nvls.measured, nvls.verdict) == (0.0, CheckVerdict.WARN)
+    assert (nvls.check, nvls.part) == (6, "all-reduce, nvls: fabric manager, multicast, or driver")
+    usual = [exchange(rank, None, 1.0, algorithm="nvls") for rank in range(8)]
+    (slow,) = (
+        one
+        for one in exchange_findings(probing(exchanges=usual), NOTHING, known_gpu("NVIDIA H200"), 8)
+        if "nvls" in one.subject
+    )
+    assert (nvls.expected, nvls.source, nvls.unit) == (slow.expected, slow.source, slow.unit)
+
+
+@pytest.mark.parametrize(("algorithm", "invalid"), [("", False), ("nvls", False), ("ring", True)])
+def test_a_switch_can_sum_faster_than_a_ring_and_the_library_may_have_chosen_it(algorithm, invalid):
+    """350 GB/s of 8 ranks are a bus bandwidth of 612: a link of 450 sends no more in a ring, a switch up to 788."""
+    sums = [exchange(rank, None, 350.0, algorithm=algorithm) for rank in range(8)]
+    (found,) = (
+        one
+        for one in exchange_findings(probing(exchanges=sums), NOTHING, known_gpu("NVIDIA H200"), 8)
+        if one.subject.startswith("busbw")
+    )
+    assert (found.verdict is CheckVerdict.INVALID) == invalid
 
 
 def test_an_all_to_all_is_no_all_reduce():
@@ -150,6 +170,8 @@ def test_an_all_to_all_is_no_all_reduce():
 def test_products_of_each_rank_are_in_the_evidence():
     (found,) = (one for one in micro_findings(micro(matrix=[9.04e10, 8.96e10]), NOTHING) if one.check == 2)
     assert found.evidence == "Gflop/s: rank 0 90.4, rank 1 89.6"
+    (found,) = (one for one in micro_findings(micro(matrix=[2e18, 2e18]), NOTHING) if one.check == 2)
+    assert found.evidence == "Gflop/s: rank 0 2,000,000,000.0, rank 1 2,000,000,000.0"
 
 
 def test_an_all_to_all_is_of_its_slowest_rank_and_lists_all():
