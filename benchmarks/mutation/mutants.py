@@ -104,9 +104,10 @@ def _is_python(text: str) -> bool:
 def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
     """Places where a change means nothing: annotations, asserts, caches, and what only a type checker reads.
 
-    Annotations are never evaluated but by msgspec, which reads no operator but `|` in them. An assert says what types
-    cannot, and so does zip's `strict`; `frozen` and `kw_only` of a struct let mypy refuse code that is not there. A
-    cache changes how often a function is computed, not what it returns.
+    Annotations are never evaluated but by msgspec, which reads no operator but `|` in them, and types that have a name
+    (`Pair = tuple[int, int]`) only where a module is imported. An assert says what types cannot, and so does zip's
+    `strict`; `frozen` and `kw_only` of a struct let mypy refuse code that is not there. A cache changes how often a
+    function is computed, not what it returns.
     """
     for node in ast.walk(tree):
         match node:
@@ -120,10 +121,16 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
                         yield (first, max(column - 1, 0)), (last[0] + 1, 0)
             case ast.Assert() | ast.keyword(arg="strict" | "frozen" | "kw_only"):
                 yield _span(node)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp()) if _of_type(name):
+                yield _span(node)
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 yield _span(node)
             case _:
                 pass
+
+
+def _of_type(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper() and not name.isupper()
 
 
 def _span(node: ast.expr | ast.stmt | ast.keyword) -> TextSpan:

@@ -252,3 +252,5 @@ def test_annotations_asserts_and_caches_are_not_mutated() -> None:
     covered = {lines[first[0] - 1][first[1] : last[1]] for first, last in spans if first[0] == last[0]}
     assert {"int | None", "assert x > 1", "int | str"} <= covered
     assert not any("x | 1" in each for each in covered)
+    named = "_Pair = tuple[int, int | None]\nLIMIT = X[1]\nx = y[1]\n"
+    assert list(_not_counted(ast.parse(named))) == [((1, 0), (1, 30))]
