@@ -129,7 +129,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("imported")
     record(root, measured=MEASURED, started=1000.0)
     (root / "records" / "small" / "x.begin.json").write_bytes(b"")
-    for command in (["results", "list"], ["results", "check"], ["report"]):
+    for command in (["results", "list"], ["results", "check"], ["report", "--no-page"]):
         assert main([*command, "--results", str(root)]) == 2
 
 
@@ -180,7 +180,7 @@ def test_damage_is_named_and_the_other_records_are_used(
     assert [json.loads(entry)["id"] for entry in out.splitlines()] == [launch.id for launch in found]
     assert f"left out: {line}" in err
 
-    assert main(["report", "--results", str(results)]) == 2
+    assert main(["report", "--no-page", "--results", str(results)]) == 2
     assert f"left out: {line}" in capsys.readouterr().err
     tables = (results / "TABLES.md").read_text(encoding="utf-8")
     ok = sum(launch.run == "small" and launch.status == "ok" for launch in found)

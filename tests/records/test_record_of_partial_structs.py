@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.job.events import Finished, Phase, Step, StepKind
+from suite.job.events import Failed, Finished, Phase, Status, Step, StepKind
 from suite.records.record import End, RankOutcome, partial, rank_outcome, shared_fields
 
 
@@ -66,4 +66,9 @@ def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
 
 def test_a_rank_that_did_not_finish_leaves_its_last_words() -> None:
     assert rank_outcome(0, [Phase("imports", 1.0)]).last == "imports"
+    assert rank_outcome(0, [Phase("imports", 1.0), Phase("warm-up", 2.0)]).last == "warm-up"
     assert rank_outcome(0, []).last == "not started"
+    steps = [Step(number, StepKind.TIMED, 1.0, 0.5, 9.0) for number in (4, 5)]
+    failed = Failed(Status.OUT_OF_MEMORY, "out of memory", True, "Traceback: out of memory", 1.0)
+    outcome = rank_outcome(0, [Phase("warm-up", 1.0), *steps, failed])
+    assert (outcome.last, outcome.steps, outcome.failure) == ("step 5 done", steps, failed.traceback)

@@ -170,9 +170,10 @@ def test_a_later_minor_schema_with_more_fields_is_read():
     assert decode(data, End, "here") == first
 
 
-def test_the_room_that_is_kept_holds_the_end_of_a_long_run(tmp_path):
-    """Steps of every rank with the longest numbers that occur, and 64 KiB of log and tracebacks."""
-    steps, ranks = 3000, 2
+@pytest.mark.parametrize(("steps", "failure"), [(3000, 0), (1, 65536)])
+def test_the_room_that_is_kept_holds_the_end_of_any_run(steps, failure, tmp_path):
+    """Steps of every rank with the longest numbers that occur, and 64 KiB of log and of each traceback."""
+    ranks = 2
     directory = store.records_directory(tmp_path, "small")
     first = begin(steps=steps)
     store.Opened(directory, first)
@@ -180,7 +181,8 @@ def test_the_room_that_is_kept_holds_the_end_of_a_long_run(tmp_path):
     step = [
         Step(n, StepKind.WARM_UP, 12.345678901234567, 0.12345678901234567, 1700000000.1234567) for n in range(steps)
     ]
-    outcomes = [RankOutcome(rank=n, steps=step, last=f"step {steps} done", environment={}) for n in range(ranks)]
+    last = {"last": f"step {steps} done", "failure": "x" * failure}
+    outcomes = [RankOutcome(rank=n, steps=step, environment={}, **last) for n in range(ranks)]
     assert len(encode(end(first.id, ranks=outcomes, log_tail="x" * 65536))) <= reserve.stat().st_size
 
 
