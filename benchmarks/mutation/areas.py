@@ -28,7 +28,7 @@ AREAS = {
     "suite/acceptance/judge": Area(0.95, ("tests/acceptance/judge",)),
     "suite/records": Area(0.90, ("tests/records", "tests/commands/test_results.py")),
     "suite/execute/parallel/one_bit": Area(0.90, starts_ranks=True),
-    "kernels": Area(0.90),
+    "kernels": Area(0.90, ("tests/kernels/test_memory.py",)),
 }
 ELSEWHERE = Area(0.90)
 FEW = 6  # modules, whose own tests are run to see what they run: all of an area take minutes
@@ -62,6 +62,7 @@ ALSO = {
     "suite/records/prune.py": ("tests/commands/test_results.py",),
     "suite/records/query.py": ("tests/commands/test_results.py",),
     "suite/records/summary.py": ("tests/records/test_index.py", "tests/records/test_index_of_damaged_records.py"),
+    "suite/execute/parallel/one_bit/all_reduce.py": ("tests/execute/parallel/one_bit/test_adam.py",),
     "suite/execute/parallel/one_bit/buckets.py": ("tests/execute/parallel/one_bit/test_adam.py",),
     "suite/execute/parallel/one_bit/schedule.py": ("tests/execute/parallel/one_bit/test_adam.py",),
     "kernels/gated_activation.py": ("tests/kernels/test_swiglu.py", "tests/kernels/test_geglu.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.execute.parallel.one_bit import Renewal, Settled
+from suite.execute.parallel.one_bit import OneBitAdam, Renewal, Settled
 from suite.predict.analytic.one_bit_compression import compressed_all_reduce_sent_bytes, compressed_elements
 from tests.execute.parallel.one_bit import work
 from tests.execute.parallel.one_bit.pool import Pool
@@ -81,6 +82,10 @@ def test_gradients_that_are_averaged_after_the_warm_up_are_warned_of_once(
         assert all("average_gradients_of" in words for words in seen)
 
 
+def test_gradients_of_nothing_are_not_said_to_be_averaged(pool: Pool) -> None:
+    assert pool(2, work.warned_without_gradients) == [0, 0]
+
+
 def test_rows_that_no_batch_has_touched_stay(pool: Pool) -> None:
     ours, _, _, _, _ = pool(2, work.with_a_model, 8)[0]
     before, after = (weights[: 20 * 16].view(20, 16) for weights in (ours[work.WARM_UP - 1], ours[-1]))
@@ -91,11 +96,30 @@ def test_rows_that_no_batch_has_touched_stay(pool: Pool) -> None:
 
 def test_a_parameter_that_starts_late_is_corrected_from_its_own_first_step(pool: Pool) -> None:
     """A gradient that never changes makes every step of Adam the learning rate, once m and v are corrected."""
-    seen, never = pool(2, work.late, 48, 50, 60)[0]
-    for ours, theirs in seen:
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    decayed = 2 * (1 - 0.1 * 0.1) ** 10  # a missing gradient counts as 0 after the warm-up
-    torch.testing.assert_close(never, torch.full((4, 4), decayed))
+    # a missing gradient counts as 0 after the warm-up; of the 20 steps 1 to 5, 11 and 12 are exact
+    for settings, compressed in (((48, 50, 60), 10), ((4, 5, 20, Renewal(steps=2)), 13)):
+        seen, never, counted = pool(2, work.late, *settings)[0]
+        for ours, theirs in seen:
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(never, torch.full((4, 4), 2 * (1 - 0.1 * 0.1) ** compressed))
+        assert counted == compressed
+
+
+def test_the_first_group_says_how_long_the_second_moment_remembers(pool: Pool) -> None:
+    renewed = pool(2, work.exact_steps, 60, {"warmup_steps": 20, "renewal": Renewal()})
+    assert renewed == [[*range(1, 21), *range(41, 51)]] * 2
+
+    def norm(step: int) -> float:
+        return 2 - 0.9**step - 0.5**step
+
+    ended = next(step for step in range(11, 100) if norm(step - 10) >= 0.96 * norm(step))
+    assert pool(2, work.exact_steps, 60, {"warmup_steps": Settled()}) == [[*range(1, ended + 1)]] * 2
+
+
+def test_settings_that_are_not_given_are_those_of_adam() -> None:
+    ours, theirs = (inspect.signature(optimizer).parameters for optimizer in (OneBitAdam, torch.optim.Adam))
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        assert ours[name].default == theirs[name].default
 
 
 def test_frozen_parameters_stay_as_they_are(pool: Pool) -> None:
@@ -237,15 +261,18 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     (ended, norms), (ended_there, norms_there) = seen
     assert ended == ended_there
 
-    def is_settled(step: int, of: list[float]) -> bool:
-        return step > 10 and of[step - 11] >= 0.96 * of[step - 1]
+    def is_settled(step: int, of: list[float], window: int = 10) -> bool:
+        return step > window and of[step - window - 1] >= 0.96 * of[step - 1]
 
     expected = next((step for step in range(1, 61) if is_settled(step, norms) and is_settled(step, norms_there)), None)
     assert ended == expected
+    soon, norms = pool(2, work.settled, 60, 5, 0, 0)[0]  # a tenth of a window is less than a step
+    assert soon == next(step for step in range(1, 61) if is_settled(step, norms, 5))
     later, _ = pool(2, work.settled, 60, 10, 57, 2)[0]
     assert later == 57
     assert pool(2, work.settled, 60, None, 0, 2) == seen  # 1 / (1 - beta2) is 10
     assert pool(2, work.settled, 60, 10, 0, 2, ended - 3) == seen
+    assert pool(2, work.settled, 60, 10, 0, 0, None, True)[0][0] == 11  # nothing is compressed, so that nothing moves
     (rarely, norms), _ = pool(2, work.settled, 120, 40, 0, 0)
     first = next(step for step in range(41, 121) if norms[step - 41] >= 0.96 * norms[step - 1])
     assert first % 4
@@ -267,6 +294,15 @@ def test_a_renewal_begins_whenever_the_steps_have_grown_by_its_factor(
 def test_a_renewal_is_as_long_as_the_second_moment_remembers() -> None:
     exact = [step for step in range(1, 100) if Renewal().is_exact(step, warm_up=20, beta2=0.9)]
     assert exact == [*range(41, 51), *range(81, 91)]
+
+
+def test_a_renewal_that_lasts_until_the_next_one_goes_over_into_it() -> None:
+    exact = [step for step in range(1, 160) if Renewal(2.0, 60).is_exact(step, warm_up=20, beta2=0.9)]
+    assert exact == [*range(41, 141)]
+
+
+def test_the_least_and_the_largest_settings_are_taken() -> None:
+    assert (Settled(share=1.0, window=1), Renewal(steps=1)) == (Settled(1.0, 1), Renewal(2.0, 1))
 
 
 @pytest.mark.parametrize(
@@ -322,6 +358,11 @@ def test_parameters_that_are_sharded_over_the_ranks_are_refused(pool: Pool) -> N
     with pytest.raises(RuntimeError, match=r"parameter 0 of group 0: allowed whole .*, got sharded over ranks \[0, 1,"):
         pool(4, work.sharded, True)
     pool(4, work.sharded, False)
+
+
+def test_parameters_that_are_sharded_over_other_ranks_are_averaged_part_by_part(pool: Pool) -> None:
+    for part in pool(4, work.sharded_beside):
+        torch.testing.assert_close(part, torch.full((2, 8), 0.6))
 
 
 def test_a_model_that_averages_over_other_ranks_is_refused(pool: Pool) -> None:

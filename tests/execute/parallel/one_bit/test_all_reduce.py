@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from suite.execute.parallel.one_bit import all_reduce
 from suite.predict.analytic.one_bit_compression import compressed_elements
 from tests.execute.parallel.one_bit import work
 from tests.execute.parallel.one_bit.pool import Pool
@@ -172,6 +173,11 @@ def test_no_vector_at_all_is_averaged(pool: Pool) -> None:
         ([torch.zeros(4).half()], [(4, 8)], r"vectors\[0\].dtype: allowed torch.float32, got torch.float16"),
         ([torch.zeros(2, 2)], [(4, 8)], r"vectors\[0\].shape: allowed \(4,\), got \(2, 2\)"),
         ([torch.zeros(4)], [(5, 8)], r"worker error of vectors\[0\]: allowed \(4,\), got \(5,\)"),
+        (
+            [torch.zeros(4), torch.zeros(4)],
+            [(4, 8), (5, 8)],
+            r"worker error of vectors\[1\]: allowed \(4,\), got \(5,\)",
+        ),
         ([torch.zeros(4)], [(4, 4)], r"server error of vectors\[0\]: allowed \(8,\), got \(4,\)"),
     ],
 )
@@ -180,3 +186,59 @@ def test_other_vectors_are_refused(
 ) -> None:
     with pytest.raises(RuntimeError, match=words):
         pool(2, work.average_wrongly, vectors, [(torch.zeros(a), torch.zeros(b)) for a, b in errors])
+
+
+class OnGpu(Tensor):
+    """A tensor of the CPU that says it is one of a GPU, whose kernels are interpreted."""
+
+    is_cuda = True
+
+
+def on_gpu(values: Tensor) -> Tensor:
+    return values.as_subclass(OnGpu)
+
+
+@pytest.mark.parametrize("elements", [8, 13, 2000])
+def test_kernels_of_a_gpu_compress_as_pytorchs_operators_do(elements: int) -> None:
+    value, error = work.gradient(3, 0, 0, elements), work.gradient(3, 1, 0, elements)
+    value[:2], error[:2] = -0.0, -0.0  # the sign of their sum is +
+    before = value.clone(), error.clone()
+    signs, scale, missed = vars(all_reduce._compressed(on_gpu(value), error, None)).values()
+    signs_there, scale_there, missed_there = vars(all_reduce._compressed(value, error, None)).values()
+    assert torch.equal(signs, signs_there)
+    torch.testing.assert_close(scale, scale_there)  # sums in another order
+    torch.testing.assert_close(missed, missed_there)
+    assert torch.equal(value, before[0])
+    assert torch.equal(error, before[1])
+    packed, scales = torch.stack([signs, ~signs, signs]), torch.tensor([1.0, 2.0, 4.0])
+    mean = all_reduce._mean(on_gpu(packed), scales, elements)
+    torch.testing.assert_close(mean, all_reduce._mean(packed, scales, elements))
+    assert mean.shape == (elements,)
+
+
+def test_a_masked_vector_of_a_gpu_is_compressed_by_pytorchs_operators() -> None:
+    """The kernel knows no mask."""
+    value, active = work.gradient(3, 0, 0, 100), torch.arange(100) % 3 != 0
+    ours, theirs = (all_reduce._compressed(each, torch.zeros(100), active) for each in (on_gpu(value), value))
+    for one, other in zip(vars(ours).values(), vars(theirs).values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "backend", "through_host"), [(True, "gloo", True), (True, "nccl", False), (False, "gloo", False)]
+)
+def test_messages_of_a_gpu_go_through_the_host_where_the_backend_cannot_read_its_memory(
+    gpu: bool, backend: str, through_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda _: backend)
+    outgoing = on_gpu(torch.arange(8)) if gpu else torch.arange(8)
+    incoming = torch.zeros_like(outgoing)
+    received = []
+
+    def collective(into: Tensor, given: Tensor, *, group: object) -> None:
+        received.append(into)
+        into.copy_(given)
+
+    all_reduce._run(collective, incoming, outgoing, None)
+    assert torch.equal(incoming, outgoing)
+    assert (received[0] is not incoming) is through_host

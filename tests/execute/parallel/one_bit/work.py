@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.measure.counters import CollectiveCounter
-from suite.execute.parallel.one_bit import ErrorFeedback, OneBitAdam, Settled, compressed_all_reduce
+from suite.execute.parallel.one_bit import ErrorFeedback, OneBitAdam, Renewal, Settled, compressed_all_reduce
 from tests.execute.parallel.one_bit.simulation import mean
 
 WARM_UP = 4
@@ -50,11 +50,10 @@ def gradient(seed: int, rank: int, step: int, elements: int) -> Tensor:
 
 
 def gradients(ranks: int, step: int, elements: int, *, zeros: int) -> list[Tensor]:
-    """Of every rank in one step; the first `zeros` elements are 0 in the first 20 steps."""
+    """Of every rank in one step; the first `zeros` elements are 0 in the first 20 steps, half of them in 49."""
     own = [gradient(7, rank, step, elements) for rank in range(ranks)]
-    if step < 20:
-        for each in own:
-            each[:zeros] = 0
+    for each in own:
+        each[: zeros if step < 20 else zeros // 2 if step < 49 else 0] = 0
     return own
 
 
@@ -131,6 +130,18 @@ def warned(group: dist.ProcessGroup, wrapped: bool, hooked: bool) -> list[str]:
         for step in range(4):
             _step(model, optimizer, tokens(dist.get_rank(group), step))
     return [str(each.message) for each in caught if each.category is UserWarning]
+
+
+def warned_without_gradients(group: dist.ProcessGroup) -> int:
+    """How often OneBitAdam warns in three steps after the warm-up whose gradients are 0 on all ranks."""
+    weight = nn.Parameter(torch.ones(2, 4))
+    optimizer = OneBitAdam([weight], warmup_steps=1, process_group=group)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            weight.grad = torch.ones_like(weight) if step == 0 else torch.zeros_like(weight)
+            optimizer.step()
+    return sum(each.category is UserWarning for each in caught)
 
 
 def with_a_model(group: dist.ProcessGroup, steps: int) -> Any:
@@ -261,14 +272,20 @@ def unscaled(group: dist.ProcessGroup) -> Any:
 
 
 def settled(
-    group: dist.ProcessGroup, steps: int, window: int | None, at_least: int, lag: int, resumed: int | None = None
+    group: dist.ProcessGroup,
+    steps: int,
+    window: int | None,
+    at_least: int,
+    lag: int,
+    resumed: int | None = None,
+    vector: bool = False,
 ) -> Any:
     """When the warm-up ended, and the norms of v; a gradient grows for 20 steps, that of rank 1 `lag` steps behind.
-    After step `resumed` another optimizer goes on."""
+    After step `resumed` another optimizer goes on. A vector is not compressed."""
     rank = dist.get_rank(group)
-    weight = nn.Parameter(torch.ones(2, 8))
+    weight = nn.Parameter(torch.ones(16) if vector else torch.ones(2, 8))
     rule = Settled(window=window, at_least=at_least)
-    optimizer = OneBitAdam([weight], betas=(0.9, 0.9), warmup_steps=rule, process_group=group)
+    optimizer = OneBitAdam([weight], betas=(0.5, 0.9), warmup_steps=rule, process_group=group)
     norms = []
     for step in range(steps):
         weight.grad = torch.full_like(weight, 1 + min(20, max(0, step - lag * rank)))
@@ -283,11 +300,30 @@ def settled(
     return optimizer.frozen_at, norms
 
 
-def late(group: dist.ProcessGroup, first: int, warm_up: int, steps: int) -> Any:
+def exact_steps(group: dist.ProcessGroup, steps: int, settings: dict[str, Any]) -> list[int]:
+    """Numbers of the steps that are exact; v of the first group remembers 10 steps, that of the second one 2."""
+    weights = [nn.Parameter(torch.ones(2, 4)) for _ in range(2)]
+    groups = [
+        {"params": [weight], "betas": betas} for weight, betas in zip(weights, [(0.5, 0.9), (0.9, 0.5)], strict=True)
+    ]
+    optimizer = OneBitAdam(groups, process_group=group, **settings)
+    exact = []
+    for step in range(1, steps + 1):
+        if not optimizer.compresses:
+            exact.append(step)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return exact
+
+
+def late(group: dist.ProcessGroup, first: int, warm_up: int, steps: int, renewal: Renewal | None = None) -> Any:
     """Weights after each step of one that has gradients of 1 from step `first` on, of ours and of AdamW; beside it one
-    that has them always, and one that has them never. A gradient that all have is not changed by compressing."""
+    that has them always, and one that has them never, whose steps are counted too. A gradient that all have is not
+    changed by compressing."""
     weights = [nn.Parameter(torch.full((4, 4), 2.0)) for _ in range(4)]
-    ours = OneBitAdam(weights[:3], lr=0.1, weight_decay=0.1, warmup_steps=warm_up, process_group=group)
+    settings: dict[str, Any] = {"warmup_steps": warm_up, "renewal": renewal}
+    ours = OneBitAdam(weights[:3], lr=0.1, weight_decay=0.1, process_group=group, **settings)
     exact = torch.optim.AdamW(weights[3:], lr=0.1, weight_decay=0.1)
     reported = []
     for step in range(steps):
@@ -296,7 +332,7 @@ def late(group: dist.ProcessGroup, first: int, warm_up: int, steps: int) -> Any:
         ours.step()
         exact.step()
         reported.append((weights[1].detach().clone(), weights[3].detach().clone()))
-    return reported, weights[2].detach()
+    return reported, weights[2].detach(), int(ours.state[weights[2]]["step"])
 
 
 def frozen(group: dist.ProcessGroup, thaw: bool) -> Any:
@@ -340,7 +376,7 @@ def in_groups(group: dist.ProcessGroup, steps: int) -> Any:
     """Sizes of what is compressed and what is not, and weights after `steps` with gradients of 1 and rates of 0.1 to
     0.4; then a group is added."""
     names = ("layers.0.first", "layers.0.second", "norm", "embedding")
-    weights = [nn.Parameter(torch.zeros(size)) for size in ((2, 4), (3, 4), (7,), (5, 4))]
+    weights = [nn.Parameter(torch.zeros(size)) for size in ((2, 4), (3, 2, 2), (7,), (5, 4))]
     compressed = (None, None, True, False)
     groups = [
         {"params": [(name, weight)], "lr": 0.1 * (number + 1), "compressed": chosen}
@@ -417,6 +453,18 @@ def sharded(group: dist.ProcessGroup, over_ours: bool) -> None:
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
     weight = distribute_tensor(torch.zeros(8, 8), mesh, [Shard(0) if over_ours else Replicate()])
     OneBitAdam([nn.Parameter(weight)], warmup_steps=1, process_group=group)
+
+
+def sharded_beside(group: dist.ProcessGroup) -> Tensor:
+    """This rank's part of a tensor that two ranks share and two others have again, after 4 steps of the latter pairs,
+    two of them compressed, with gradients of 1."""
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]])
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 8), mesh, [Replicate(), Shard(0)]))
+    optimizer = OneBitAdam([weight], lr=0.1, warmup_steps=2, process_group=mesh.get_group(0))
+    for _ in range(4):
+        weight.grad = distribute_tensor(torch.ones(4, 8), mesh, [Replicate(), Shard(0)])
+        optimizer.step()
+    return weight.detach().to_local()
 
 
 def another_group(group: dist.ProcessGroup) -> None:
