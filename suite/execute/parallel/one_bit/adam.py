@@ -237,7 +237,7 @@ class OneBitAdam(torch.optim.Adam):
         if not self._own_gradients:
             self._own_gradients = True
             if has_equal_gradients([p for bucket in self._buckets for p in bucket.parameters], self.process_group):
-                warnings.warn(AVERAGED, stacklevel=2)
+                warnings.warn(AVERAGED, stacklevel=5)  # who called `step`, which PyTorch wraps twice
         if not average_exactly(self._exact, self.process_group):
             return False
         momenta = [self._momentum(bucket) for bucket in self._buckets]

@@ -80,6 +80,7 @@ def test_gradients_that_are_averaged_after_the_warm_up_are_warned_of_once(
     for seen in pool(ranks, work.warned, wrapped, hooked):
         assert len(seen) == warnings
         assert all("average_gradients_of" in words for words in seen)
+        assert all(words.startswith("work.py: ") for words in seen)  # who called `step`
 
 
 def test_gradients_of_nothing_are_not_said_to_be_averaged(pool: Pool) -> None:
@@ -106,14 +107,12 @@ def test_a_parameter_that_starts_late_is_corrected_from_its_own_first_step(pool:
 
 
 def test_the_first_group_says_how_long_the_second_moment_remembers(pool: Pool) -> None:
-    renewed = pool(2, work.exact_steps, 60, {"warmup_steps": 20, "renewal": Renewal()})
+    renewed = pool(2, work.exact_steps, 60, {"warmup_steps": 20, "renewal": Renewal()}, [0.9, 0.5])
     assert renewed == [[*range(1, 21), *range(41, 51)]] * 2
-
-    def norm(step: int) -> float:
-        return 2 - 0.9**step - 0.5**step
-
-    ended = next(step for step in range(11, 100) if norm(step - 10) >= 0.96 * norm(step))
-    assert pool(2, work.exact_steps, 60, {"warmup_steps": Settled()}) == [[*range(1, ended + 1)]] * 2
+    for beta2, window in (([0.9, 0.5], 10), ([0.3, 0.9], 1)):
+        norms = [sum(1 - beta**step for beta in beta2) for step in range(100)]
+        ended = next(step for step in range(window + 1, 100) if norms[step - window] >= 0.96 * norms[step])
+        assert pool(2, work.exact_steps, 60, {"warmup_steps": Settled()}, beta2) == [[*range(1, ended + 1)]] * 2
 
 
 def test_settings_that_are_not_given_are_those_of_adam() -> None:

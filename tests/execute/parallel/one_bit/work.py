@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,7 +120,8 @@ def _weights(model: nn.Module) -> Tensor:
 
 
 def warned(group: dist.ProcessGroup, wrapped: bool, hooked: bool) -> list[str]:
-    """What OneBitAdam warns of in three steps behind the warm-up, with or without DistributedDataParallel."""
+    """File and words of what OneBitAdam warns of in three steps behind the warm-up, with or without
+    DistributedDataParallel."""
     network = _network()
     model = DistributedDataParallel(network, process_group=group) if wrapped else network
     optimizer = OneBitAdam(network.named_parameters(), warmup_steps=1, process_group=group)
@@ -129,7 +131,7 @@ def warned(group: dist.ProcessGroup, wrapped: bool, hooked: bool) -> list[str]:
         warnings.simplefilter("always")
         for step in range(4):
             _step(model, optimizer, tokens(dist.get_rank(group), step))
-    return [str(each.message) for each in caught if each.category is UserWarning]
+    return [f"{Path(each.filename).name}: {each.message}" for each in caught if each.category is UserWarning]
 
 
 def warned_without_gradients(group: dist.ProcessGroup) -> int:
@@ -300,12 +302,10 @@ def settled(
     return optimizer.frozen_at, norms
 
 
-def exact_steps(group: dist.ProcessGroup, steps: int, settings: dict[str, Any]) -> list[int]:
-    """Numbers of the steps that are exact; v of the first group remembers 10 steps, that of the second one 2."""
-    weights = [nn.Parameter(torch.ones(2, 4)) for _ in range(2)]
-    groups = [
-        {"params": [weight], "betas": betas} for weight, betas in zip(weights, [(0.5, 0.9), (0.9, 0.5)], strict=True)
-    ]
+def exact_steps(group: dist.ProcessGroup, steps: int, settings: dict[str, Any], beta2: list[float]) -> list[int]:
+    """Numbers of the steps that are exact, with a group of parameters for each beta2 and gradients of 1."""
+    weights = [nn.Parameter(torch.ones(2, 4)) for _ in beta2]
+    groups = [{"params": [weight], "betas": (0.6, beta)} for weight, beta in zip(weights, beta2, strict=True)]
     optimizer = OneBitAdam(groups, process_group=group, **settings)
     exact = []
     for step in range(1, steps + 1):
