@@ -213,6 +213,13 @@ def test_records_that_cannot_be_looked_into_are_named(results: Path) -> None:
     ]
 
 
+def test_a_file_in_place_of_all_records_is_named(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("no directory", encoding="utf-8")
+    found, bad = launches(tmp_path)
+    assert not found
+    assert [str(error) for error in bad] == [f"{tmp_path / 'records'}: cannot read the record: Not a directory"]
+
+
 def test_damaged_records_go_on_request_and_then_all_is_well(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, _ = damage(results, "truncated", "end")
     before = sorted(results.rglob("*.json"))
