@@ -107,8 +107,8 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
     Annotations are never evaluated but by msgspec, which reads no operator but `|` in them, and types that have a name
     (`Pair = tuple[int, int]`) only where a module is imported. An assert says what types cannot, and so does zip's
     `strict`; `frozen` and `kw_only` of a struct let mypy refuse code that is not there. A cache changes how often a
-    function is computed, not what it returns. A path and a text have no operator but `/`, and two texts none but `+`:
-    every other one raises TypeError, which a test finds without looking.
+    function is computed, not what it returns. A path and a text have no operator but `/`, two texts none but `+`, two
+    dicts none but `|`: every other one raises TypeError, which a test finds without looking.
     """
     for node in ast.walk(tree):
         match node:
@@ -124,7 +124,7 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
                 yield _span(node)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp()) if _of_type(name):
                 yield _span(node)
-            case ast.BinOp(left=left, right=right) if _joins_texts(node):
+            case ast.BinOp(left=left, right=right) if _joins(node):
                 yield _span(left)[1], _span(right)[0]
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 yield _span(node)
@@ -136,13 +136,15 @@ def _of_type(name: str) -> bool:
     return name.lstrip("_")[:1].isupper() and not name.isupper()
 
 
-def _joins_texts(node: ast.expr) -> bool:
-    """Whether it is `path / "text"`, goes on with `/ name`, or is a sum with a text."""
+def _joins(node: ast.expr) -> bool:
+    """Whether it is `path / "text"`, goes on with `/ name`, or joins a text or a dict to another."""
     match node:
         case ast.BinOp(op=ast.Div(), left=left, right=right):
-            return _is_text(right) or _joins_texts(left)
+            return _is_text(right) or _joins(left)
         case ast.BinOp(op=ast.Add(), left=left, right=right):
             return _is_text(left) or _is_text(right)
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return any(isinstance(each, ast.Dict | ast.DictComp) for each in (left, right))
         case _:
             return False
 

@@ -180,13 +180,14 @@ def test_merging_brings_the_end_of_a_launch_that_was_merged_while_it_ran(
     assert everything(here) == everything(results)
 
 
+@pytest.mark.parametrize("minor", [1, 9])
 @pytest.mark.parametrize("half", ["begin", "end"])
 def test_merging_names_an_id_of_two_contents_and_keeps_both(
-    half: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    half: str, minor: int, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = Path(shutil.copytree(results, tmp_path / "here"))
     path = next((here / "records" / "small").glob(f"*.{half}.json"))
-    path.write_bytes(path.read_bytes().replace(f'"schema": "{SCHEMA}"'.encode(), b'"schema": "1.1"'))
+    path.write_bytes(path.read_bytes().replace(f'"schema": "{SCHEMA}"'.encode(), f'"schema": "1.{minor}"'.encode()))
     before, there = everything(here), everything(results)
     code, out, err = run(capsys, "merge", results, "--results", here, "--json")
     assert (code, len(json.loads(out)["conflicts"]), json.loads(out)["same"]) == (1, 1, 2)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,27 @@ def test_reading_is_done_alone_where_no_process_starts(results: Path, monkeypatc
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr("multiprocessing.spawn._python_exe", b"/bin/false")
     assert len(launches(results)[0]) == 300
+
+
+def test_what_processes_had_not_read_when_one_was_killed_is_read_alone(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledAfterTwoBlocks:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def map(self, function: Any, blocks: list[Any]) -> Any:
+            yield from map(function, blocks[:2])
+            raise BrokenProcessPool
+
+        def shutdown(self, **_: object) -> None:
+            pass
+
+    monkeypatch.setattr(reading, "_LEAST_SHARED", 100)
+    monkeypatch.setattr(reading, "_BLOCK", 50)
+    monkeypatch.setattr(reading, "ProcessPoolExecutor", KilledAfterTwoBlocks)
+    found, bad = launches(results)
+    assert (len(found), bad) == (300, [])
 
 
 def test_a_launch_that_ends_while_its_directory_is_listed_has_its_status(

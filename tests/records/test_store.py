@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ import msgspec
 import pytest
 
 from suite.job.events import Step, StepKind
+from suite.machine.fingerprint import node_identity
 from suite.records import store
 from suite.records.index import launches
-from suite.records.record import SCHEMA, End, Launcher, RankOutcome, decode, encode
+from suite.records.record import SCHEMA, End, Launcher, RankOutcome, decode, encode, status_without_end
 from tests.support.record_halves import begin, contents, end, stored_records
 
 
@@ -131,6 +133,13 @@ def test_another_process_with_the_launchers_number_does_not_make_a_record_runnin
     assert isinstance(launcher, Launcher)
     store.Opened(store.records_directory(tmp_path, "small"), msgspec.structs.replace(first, launcher=launcher))
     assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["crashed"]
+
+
+def test_a_launcher_whose_start_is_not_known_and_that_is_gone_has_crashed():
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    gone = msgspec.structs.replace(begin().launcher, pid=child.pid, started_ticks=-1)  # as of a process that is gone
+    assert status_without_end(node_identity(), gone) == "crashed"
 
 
 @pytest.mark.parametrize("half", ["begin", "end"])
@@ -254,6 +263,26 @@ def test_a_file_system_without_links_takes_records_and_overwrites_none(tmp_path,
         store.Opened(directory, msgspec.structs.replace(first, started=0.0))
     assert contents(directory) == before
     assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["ok"]
+
+
+@pytest.mark.parametrize(("number", "kept"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_directory_that_cannot_be_flushed_takes_records_but_one_that_fails_to_does_not(
+    number, kept, tmp_path, monkeypatch
+):
+    flush = os.fsync
+
+    def of_files_alone(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    if kept:
+        first = recorded(tmp_path)
+        assert [record.begin for record in stored_records(tmp_path, "small")[0]] == [first]
+    else:
+        with pytest.raises(store.StoreFullError, match="cannot write a record: Input/output error"):
+            recorded(tmp_path)
 
 
 def test_a_link_whose_answer_was_lost_on_the_way_is_no_error(tmp_path, monkeypatch):
