@@ -148,3 +148,8 @@ def test_arrays_of_layouts_reserve_each_layouts_bytes() -> None:
     rows = [(1, 1, 1, 1), (2, 4, 7, 8), (4, 2, 12, 128), (8, 1, 72, 1)]
     together = reserved(*(np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)))
     assert list(together) == [reserved(*row) for row in rows]  # type: ignore[call-overload]  # an array
+
+
+def test_segments_of_whole_tensors_are_whole() -> None:
+    for size in (1, MIB, 5 * MIB, 30 * MIB):
+        assert type(reserved_bytes([(size, 3)])) is int

@@ -95,3 +95,10 @@ def test_cudnns_workspace_is_a_sum_of_each_element_and_a_product_a_row() -> None
     sums, products = torch.empty(6, 11, 48), torch.empty(6, 11)
     expected = sums.nbytes + products.nbytes
     assert attention_workspace_bytes(SdpaBackend.CUDNN, heads=6, length=11, head_dim=48) == expected
+
+
+@pytest.mark.parametrize(("processors", "shares"), [(1, False), (3, False), (4, True)])
+def test_blocks_share_an_output_only_where_all_are_at_work_at_once(processors: int, shares: bool) -> None:
+    """64 blocks of columns, 16 of them on each processor."""
+    sums, semaphores = column_sum_buffer_bytes(16384, 8192, H100._replace(processors=processors))
+    assert (sums > 0, semaphores) == (shares, 4 * 64 * shares)

@@ -179,3 +179,16 @@ def test_autocast_keeps_fp32_weights_and_casts_of_them() -> None:
 @pytest.mark.parametrize("fields", [{}, {"data_parallel": 4}, {"tensor_parallel": 2}, {"pipeline_stages": 2}])
 def test_a_script_splits_over_data_parallel_ranks_alone(fields: dict[str, int]) -> None:
     assert is_script(Layout(**fields)) == (not {"tensor_parallel", "pipeline_stages"} & fields.keys())
+
+
+@pytest.mark.parametrize(("weights_32", "stream", "cast"), [(Weights32.NEVER, 2, 0), (Weights32.AUTOCAST, 4, 2)])
+def test_the_head_of_a_script_keeps_norm_input_cast_and_logits(weights_32: Weights32, stream: int, cast: int) -> None:
+    keeping = Keeping(eager=True, weights_32=weights_32)
+    hidden = TOKENS * WIDTH
+    kept = head_of_modules(workload_of(Precision.BF16, fused=True), {}, keeping, tokens=TOKENS, everywhere=hidden)
+    assert kept == {
+        "final norm input": (4 + stream) * hidden + 4 * TOKENS,
+        "head input": 2 * hidden,
+        "logits": (4 + 4 + 2 + 2) * TOKENS * VOCABULARY,
+        "head's cast": cast * VOCABULARY * WIDTH,
+    }

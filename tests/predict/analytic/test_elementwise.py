@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.predict.analytic.elementwise import ceil_division, chosen, larger, smaller
+from suite.predict.analytic.elementwise import by_row, ceil_division, chosen, larger, smaller
 
 NUMBERS = st.integers(-(10**25), 10**25) | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -28,3 +30,16 @@ def test_arrays_give_what_each_number_gives(pairs: list[tuple[float, float]]) ->
 def test_ceil_division_is_the_least_integer_not_below_the_quotient(a: int, b: int) -> None:
     quotient = ceil_division(a, b)
     assert quotient * b >= a > (quotient - 1) * b
+
+
+def test_rows_of_columns_are_counted_one_by_one_and_equal_ones_once() -> None:
+    counted = []
+
+    def product(a: float, b: float) -> int:
+        counted.append((a, b))
+        return int(a * b)
+
+    assert by_row(product, 2, 3) == 6
+    found: Any = by_row(product, numpy.array([[1.0, 2.0], [1.0, 4.0]]), 5)
+    assert found.tolist() == [[5.0, 10.0], [5.0, 20.0]]
+    assert sorted(counted[1:]) == [(1.0, 5), (2.0, 5), (4.0, 5)]

@@ -308,3 +308,49 @@ def test_the_active_parameters_are_whole_and_less_by_the_experts_that_a_token_pa
         if tensor.spread is Spread.EXPERTS
     )
     assert active == parameter_count(shape) - passed_by
+
+
+def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
+    """6 tokens of 8 columns, 2 of 4 experts of width 10 each and a shared one, over 2 ranks of either kind."""
+    shape = msgspec.structs.replace(
+        BLOOM.architecture,
+        hidden=8,
+        sequence=6,
+        experts=4,
+        experts_per_token=2,
+        expert_ffn_hidden=10,
+        shared_experts=1,
+        shared_gate=True,
+        activation=Activation.SWIGLU,
+    )
+    kept = expert_activation_bytes(shape, tokens=6, element=2, tensor_parallel=2, sequence_shards=2)
+    assert kept == {
+        "gates": 4 * 6 * 4 // 2,
+        "expert input": 2 * 12 * 8,
+        "expert output": 2 * 12 * 8 // 2,
+        "expert contraction input": 2 * 12 * 5,
+        "expert activation input": 2 * 12 * 10,
+        "expert activated half": 2 * 12 * 5,
+        "shared expert contraction input": 2 * 6 * 5,
+        "shared expert activation input": 2 * 6 * 10,
+        "shared expert activated half": 2 * 6 * 5,
+        "shared expert output": 2 * 6 * (8 + 1) // 2,
+    }
+    workload = Workload(shape, BLOOM.recipe, Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True))
+    assert expert_operator_bytes(workload, tokens=6, element=2) == {
+        "activation": 3 * 2 * (12 + 6) * 5,
+        "dispatch": 2 * 2 * 12 * 8 // 2,
+        "combine": 2 * (12 + 6) * 8 // 2,
+        "router": 8 * 6 * 4 // 2,
+        "shared gate": 2 * 2 * 6 * 8 // 2,
+    }
+    assert expert_products(workload, tokens=6) == {
+        "router": (1, 3, 4, 8),
+        "expansion": (2, 6, 10, 8),  # 6 tokens of either rank go to 4 experts, twice each
+        "contraction": (2, 6, 8, 5),
+        "shared expansion": (1, 6, 10, 8),
+        "shared contraction": (1, 6, 8, 5),
+        "shared gate": (1, 3, 1, 8),
+    }
+    flop = expert_forward_flop(shape, tokens=6)
+    assert flop == {"router": 2 * 6 * 8 * 4, "shared gate": 2 * 6 * 8, "feed-forward": 2 * 3 * 6 * 8 * 10 * 3}

@@ -9,16 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.layout import Layout
 from reference_runs.placement import head_stage
 from reference_runs.run import ProductFormat, Residual, Workload
 from reference_runs.stack import stack
-from suite.predict.analytic.exposed_messages import exposed_tensor_parallel_shares, narrow_gathers_share
+from suite.predict.analytic.exposed_messages import (
+    exposed_context_parallel_seconds,
+    exposed_tensor_parallel_shares,
+    narrow_gathers_share,
+    tensor_parallel_factors,
+)
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.layer_time import LayerTime
+from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.traffic import step_traffic
-from tests.support.machines import Case, cases, machines
+from tests.support.machines import A100, Case, cases, machines
 from tests.support.steps import changed
+from tests.support.strategies import BLOOM
 
 BULK = Fraction(16, 132)
 # Transformer Engine, initialize_ub: layer and pass -> method; dgrad's collective is next to the product of the weights'
@@ -102,3 +110,41 @@ def test_gathers_are_as_narrow_as_the_products_that_read_them(product_format: Pr
     narrow = {"none": wide, "fp8-blockwise": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
     expected = narrow.get(product_format, 1) / wide
     assert narrow_gathers_share(workload, stack("megatron-core").switches) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fused", "seconds", "exposed"),
+    [(True, 200.0, 200 - 183.75), (False, 200.0, 200 - 157.5), (True, 100.0, 0.0), (False, 157.5, 0.0)],
+)
+def test_blocks_of_a_ring_hide_behind_attention_but_for_one(fused: bool, seconds: float, exposed: float) -> None:
+    """70 layers of 0.5 s, 3 micro-batches, half of the blocks on their way; both passes are 3.5 or 3 forward ones."""
+    layout = Layout(context_parallel=2, fused_attention=fused)
+    workload = Workload(BLOOM.architecture, BLOOM.recipe, layout)
+    kinds = [LayerTime(9.0, 9.0, 0.5, 9.0, 9.0)]
+    found = {
+        overlaps: exposed_context_parallel_seconds(
+            workload,
+            msgspec.structs.replace(A100, stack=msgspec.structs.replace(PLAIN, overlaps_context_parallel=overlaps)),
+            seconds,
+            stage=0,
+            kinds=kinds,
+            micro_batches=3,
+        )
+        for overlaps in (True, False)
+    }
+    assert found == {True: exposed, False: seconds}
+
+
+@given(cases(), machines(), st.integers(2, 8), st.sampled_from(ProductFormat))
+def test_only_gathers_are_narrower(case: Case, machine: Machine, pieces: int, product_format: ProductFormat) -> None:
+    recipe = msgspec.structs.replace(case.recipe, product_format=product_format)
+    workload, machine = (
+        Workload(case.architecture, recipe, case.layout),
+        of_core(machine, tensor_parallel_chunks=pieces),
+    )
+    shares = exposed_tensor_parallel_shares(workload, machine, stage=0)
+    assert tensor_parallel_factors(workload, machine, stage=0) == {
+        "all_gather": shares.gathers * narrow_gathers_share(workload, machine.stack),
+        "reduce_scatter": shares.scatters,
+        "all_reduce": shares.sums,
+    }

@@ -17,14 +17,17 @@ from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.flop import (
     executed_flop,
     executed_model_flop,
+    forward_flop,
     groups_stopped_early,
     hardware_flop,
     layer_forward_flop,
     model_flop,
     rank_executed_flop,
     rank_model_flop,
+    recomputation_from_input_ratio,
     recomputed_flop,
     recomputed_layers_from_input,
+    redundant_flop,
 )
 from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.stage_layers import stage_layers
@@ -412,3 +415,20 @@ def test_bloom_flop_equal_the_rate_and_step_time_that_the_log_prints() -> None:
     predicted = hardware_flop(BLOOM.architecture, BLOOM.layout, samples=BLOOM.recipe.global_batch)
     # both are printed to two decimals, so half a unit of the last place each: 0.005 / 149.02 + 0.005 / 105.22 = 8.1e-5
     assert predicted == pytest.approx(logged, rel=0.005 / 149.02 + 0.005 / 105.22)
+
+
+def test_a_step_is_three_forward_passes_of_all_parts_and_restarting_repeats_half_of_the_layers_and_one() -> None:
+    parts = forward_flop(BLOOM.architecture, samples=2)
+    assert 3 * sum(parts.values()) == model_flop(BLOOM.architecture, samples=2)
+    assert parts["head"] == 2 * 2 * 2048 * 14336 * BLOOM.architecture.padded_vocabulary
+    assert recomputation_from_input_ratio(80) == 40.5
+
+
+def test_empty_places_of_experts_cost_as_much_for_each_sample() -> None:
+    shape = msgspec.structs.replace(
+        BLOOM.architecture, experts=4, experts_per_token=2, expert_ffn_hidden=64, capacity_factor=1.5
+    )
+    once = redundant_flop(shape, Layout(), samples=1, at_once=1)
+    # each of 4 experts has 1.5 times the 2048 * 2 / 4 places of an equal share; half as many again as rows stay empty
+    assert once == 2 * shape.hidden * 2 * 64 * (2048 * 2 // 2)
+    assert redundant_flop(shape, Layout(), samples=6, at_once=1) == 6 * once

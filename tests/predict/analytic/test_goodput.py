@@ -13,6 +13,7 @@ from suite.predict.analytic.goodput import (
     FAILURES_PER_ACCELERATOR_HOUR,
     daly_interval_seconds,
     expected_seconds,
+    expected_share,
     seconds_between_failures,
     young_interval_seconds,
 )
@@ -124,3 +125,12 @@ def test_a_checkpoint_as_long_as_two_means_is_made_once_a_mean() -> None:
     assert daly_interval_seconds(checkpoint_seconds=2 * HOUR, between_failures_seconds=HOUR) == HOUR
     just_below = daly_interval_seconds(checkpoint_seconds=1.999 * HOUR, between_failures_seconds=HOUR)
     assert just_below == pytest.approx(HOUR * (2 * (1 + 1 / 3 + 1 / 9) - 2), rel=1e-3)
+
+
+def test_the_expected_share_of_a_worked_example() -> None:
+    """1000 s in steps of 2 s: ten checkpoints of 3 s, and two restarts of 30 s that each lose 25 steps on average."""
+    given = {"training_seconds": 1000.0, "step_seconds": 2.0, "restarts": 2, "restart_seconds": 30.0}
+    found = expected_share(**given, every=50, checkpoint_seconds=3.0, checkpoints=10)  # type: ignore[arg-type]
+    assert found == 1000 / (1000 + 10 * 3 + 2 * (30 + 50))
+    without = expected_share(**given, every=None, checkpoint_seconds=3.0, checkpoints=0)  # type: ignore[arg-type]
+    assert without == 1000 / (1000 + 2 * (30 + 500))

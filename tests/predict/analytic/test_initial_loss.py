@@ -426,3 +426,10 @@ def test_scores_are_the_product_of_both_variances_or_one_where_both_are_normed()
     normed = msgspec.structs.replace(plain, query_key_norm=next(e for e in QueryKeyNorm if e is not QueryKeyNorm.NONE))
     assert _attention_variances(plain, BLOOM.recipe, 0.5) == (0.25, 0.5)
     assert _attention_variances(normed, BLOOM.recipe, 0.5) == (1.0, 0.5)
+
+
+def test_a_first_token_sees_itself_however_long_documents_are() -> None:
+    alone = msgspec.structs.replace(GPT2, sequence=1)
+    recipe = msgspec.structs.replace(BLOOM.recipe, init_std=0.02)
+    in_documents = msgspec.structs.replace(alone, mean_document=4)
+    assert first_loss(in_documents, recipe) == pytest.approx(first_loss(alone, recipe), rel=1e-12)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.flop import layer_forward_flop, redundant_flop
+from suite.predict.analytic.latent_attention import latent_activation_bytes, latent_products, more_attention_inputs
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.strategies import BLOOM, routed_architectures
@@ -80,3 +81,18 @@ def test_ranks_sum_narrow_states_before_the_heads(query_rank: int | None, by_seq
     if by_sequence:  # forward, and for the weights' gradients
         assert here["all_gather"].payload_bytes - there["all_gather"].payload_bytes == 2 * passes * each * columns
         assert here["all_gather"].messages - there["all_gather"].messages == 4 * passes
+
+
+def test_a_worked_example_of_matrices_inputs_and_what_is_kept() -> None:
+    """4 heads of 12 columns, 4 of them rotated, and values of 6; from 96 columns over 10, on two ranks."""
+    shared = {"key, value compression": (10 + 4, 96), "key, value expansion": (4 * (12 - 4 + 6) // 2, 10)}
+    assert latent_products(LATENT, tensor_parallel=2) == {"query": (24, 96), **shared}
+    assert more_attention_inputs(LATENT) == (96 + 10 + 4 - 96, 2)
+    kept = latent_activation_bytes(LATENT, tokens=6, element=2, shards=3)
+    assert kept == {"compressed states": 40, "normed compressed states": 40}
+    compressed = msgspec.structs.replace(LATENT, query_rank=20)
+    queries = {"query compression": (20, 96), "query expansion": (24, 20)}
+    assert latent_products(compressed, tensor_parallel=2) == {**queries, **shared}
+    assert more_attention_inputs(compressed) == (20 + 10 + 4 - 96, 2)
+    assert latent_activation_bytes(compressed, tokens=6, element=2, shards=3)["compressed states"] == 2 * 6 * 30 // 3
+    assert more_attention_inputs(BLOOM.architecture) == (0, 0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.run import Architecture, Precision
 from suite.predict.analytic.limits import (
+    even_stage_bytes,
     fits,
     fitting,
     fp16_spacing,
@@ -270,3 +271,8 @@ def test_arrays_give_what_each_number_gives() -> None:
         each = [function(total_bytes=total, memory_bytes=80e9) for total in totals.tolist()]
         found: Any = function(total_bytes=totals, memory_bytes=80e9)
         assert list(found) == each
+
+
+def test_even_stages_share_state_and_what_is_in_flight() -> None:
+    assert even_stage_bytes(state_bytes=100, activation_bytes=20) == 120
+    assert even_stage_bytes(state_bytes=100, activation_bytes=20, pipeline_stages=4, micro_batches_in_flight=3) == 40

@@ -30,7 +30,14 @@ from suite.predict.analytic.memory import (
 from suite.predict.analytic.parameters import layer_tensors, outer_tensors, parameter_count, rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.stage_memory import StageMemory, buffer_bytes, memory_by_stage, peak_bytes, stage_memory
+from suite.predict.analytic.stage_memory import (
+    StageMemory,
+    buffer_bytes,
+    exceeds,
+    memory_by_stage,
+    peak_bytes,
+    stage_memory,
+)
 from tests.support.strategies import (
     BLOOM,
     architectures,
@@ -655,3 +662,9 @@ def test_zero_1_that_scatters_in_place_has_no_bucket() -> None:
     sizes = {"stage": 0, "parameters": 1000, "layers": 1, "layer_parameters": 1000, "stream": 5}
     assert buffer_bytes(BLOOM.recipe, layout, **sizes) == 0
     assert buffer_bytes(BLOOM.recipe, msgspec.structs.replace(layout, zero_stage=0), **sizes) == 900
+
+
+def test_a_stage_exceeds_a_memory_that_is_smaller_than_its_peak() -> None:
+    memory = state_of(BLOOM.architecture, BLOOM.recipe, Layout())
+    small = memory._replace(after_forward=1.0, after_backward=2.0, at_update=3.0)
+    assert [exceeds([small, small._replace(at_update=5.0)], size) for size in (None, 5.0, 4.9)] == [False, False, True]

@@ -22,6 +22,7 @@ from suite.predict.analytic.parameters import (
     chunk_tensors,
     layer_tensors,
     outer_tensors,
+    padding_parameters,
     parameter_count,
     parameter_counts,
     rank_parameters,
@@ -287,3 +288,14 @@ def test_the_published_closed_form_holds_for_blooms_kind(architecture: Architect
 
 def test_bloom_has_its_published_count() -> None:
     assert parameter_count(BLOOM.architecture) == BLOOM.reported.parameters == 176_247_271_424
+
+
+def test_padding_is_of_every_table_and_of_the_heads_bias() -> None:
+    """GPT-2 124M has 47 rows of 768 more than tokens: 124,475,904 parameters, and 124,439,808 without."""
+    shape = {"vocabulary": 50257, "padded_vocabulary": 50304, "hidden": 768}
+    tied, untied = (
+        msgspec.structs.replace(BLOOM.architecture, **shape, tied_embeddings=tied) for tied in (True, False)
+    )
+    assert padding_parameters(tied) == 124_475_904 - 124_439_808 == 47 * 768
+    assert padding_parameters(untied) == 2 * 47 * 768
+    assert padding_parameters(msgspec.structs.replace(untied, head_bias=True)) == 47 * (2 * 768 + 1)

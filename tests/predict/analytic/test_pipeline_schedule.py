@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.layout import Layout, Schedule, usual_virtual_stages
+from reference_runs.layout import Layout, Recomputation, Schedule, usual_virtual_stages
 from suite.job.pipeline_passes import PassKind
 from suite.predict.analytic.pipeline_schedule import (
     NO_FLUSH,
     bubble_fraction,
     chunks_in_flight,
+    halves_backward,
     least_micro_batches,
     micro_batches_in_flight,
+    stages_ahead,
+    waits_of_a_pass,
     weight_versions,
 )
 from suite.predict.simulation.pipeline_order import passes
@@ -234,3 +237,52 @@ def test_arrays_of_stages_give_what_each_stage_gives(schedule: Schedule, stages:
         assert many[stage] == micro_batches_in_flight(layout, micro_batches=9, stage=stage)
         assert versions[stage] == weight_versions(layout, stage=stage)
     assert not math.isnan(bubble_fraction(layout, micro_batches=9))
+
+
+HALVES = {Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV}
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_backward_passes_have_halves_where_a_bubble_can_be_filled_with_one(schedule: Schedule) -> None:
+    assert [halves_backward(Layout(schedule=schedule, pipeline_stages=stages)) for stages in (1, 2, 3)] == [
+        False,
+        schedule in HALVES,
+        schedule in HALVES,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kept", "again"), [(Schedule.ZERO_BUBBLE, 3, 2), (Schedule.ZBV, 3, 2), (Schedule.DUALPIPEV, 1.5, 1)]
+)
+def test_a_pass_is_as_long_as_so_many_waits(schedule: Schedule, kept: float, again: float) -> None:
+    for recomputation, waits in (
+        (Recomputation.NONE, kept),
+        (Recomputation.SELECTIVE, kept),
+        (Recomputation.FULL, again),
+        (Recomputation.FROM_INPUT, again),
+    ):
+        assert waits_of_a_pass(Layout(schedule=schedule, recomputation=recomputation)) == waits
+        assert waits_of_a_pass(Layout(schedule=Schedule.ONE_F_ONE_B, recomputation=recomputation)) == 1
+
+
+def test_a_stage_with_fewer_replicas_than_those_after_it_has_more_in_flight() -> None:
+    uneven = Layout(pipeline_stages=3, stage_replicas=(1, 3, 2))
+    assert [stages_ahead(uneven, stage) for stage in range(3)] == [6, 2, 1]
+    assert [stages_ahead(Layout(pipeline_stages=3), stage) for stage in range(3)] == [3, 2, 1]
+    bound = msgspec.structs.replace(uneven, schedule=Schedule.PIPEDREAM_2BW)
+    assert least_micro_batches(bound) == 5  # of 1 (6 - 1), 3 (2 - 1) and 2 (1 - 1)
+
+
+def test_with_vertical_sync_replicas_of_a_stage_share_the_versions_that_the_first_one_is_ahead() -> None:
+    uneven = Layout(pipeline_stages=3, stage_replicas=(2, 6, 4), schedule=Schedule.PIPEDREAM_VERTICAL_SYNC)
+    assert stages_ahead(uneven, 0) == 6
+    # 5 micro-batches ahead, over 2, 6 and 4 an update on each replica
+    versions = [weight_versions(uneven, stage=stage, micro_batches=2) for stage in range(3)]
+    assert versions == [3 + 1, 1 + 1, 2 + 1]
+
+
+@pytest.mark.parametrize(("micro_batches", "kept"), [(2, 2.0), (4, 4.0), (5, 4.5), (40, 4.5)])
+def test_dualpipev_keeps_a_micro_batch_a_stage_and_a_half(micro_batches: int, kept: float) -> None:
+    layout = Layout(pipeline_stages=4, virtual_stages=2, schedule=Schedule.DUALPIPEV)
+    for stage in range(4):
+        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage) == kept

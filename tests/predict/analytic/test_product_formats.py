@@ -18,6 +18,7 @@ from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import layer_tensors
 from suite.predict.analytic.product_formats import (
     cast_bytes,
+    cast_kernels,
     factor_element_bytes,
     format_bytes,
     layer_casts,
@@ -331,3 +332,16 @@ def test_every_tensor_parallel_rank_keeps_half_of_what_it_keeps_in_16_bit(archit
     assert sharded
     for kind in sharded:
         assert narrow[kind] in (wide[kind] // 2 + 4, wide[kind] + wide[kind] // 2 + 4)
+
+
+@pytest.mark.parametrize("product_format", ProductFormat)
+def test_a_cast_reads_first_where_its_scale_is_of_the_whole_tensor(product_format: ProductFormat) -> None:
+    first = product_format in (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
+    assert cast_kernels(product_format) == (2 if first else 1)
+
+
+@pytest.mark.parametrize("product_format", FORMATS)
+def test_what_is_kept_in_a_format_is_of_whole_bytes(product_format: ProductFormat) -> None:
+    layout = Layout(tensor_parallel=4, sequence_parallel=True)
+    workload = in_format(Workload(BLOOM.architecture, BLOOM.recipe, layout), product_format)
+    assert {type(size) for size in layer_activation_bytes(workload).values()} == {int}

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import layout_mistakes
-from reference_runs.layout import Layout, StageAssignment
+from reference_runs.layout import Layout, Schedule, StageAssignment
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Workload
-from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
+from suite.predict.analytic.stage_layers import chunk_layer_kinds, layer_kinds, stage_layer_kinds, stage_layers
 from tests.support.strategies import BLOOM, routed_architectures
 
 SIXTEEN = Layout(pipeline_stages=16, virtual_stages=8, stage_assignment=StageAssignment.LAYERS_AND_TABLES)
@@ -74,3 +74,19 @@ def test_more_chunks_than_layers_and_tables_are_refused() -> None:
     )
     assert allowed == []
     assert "more pipeline stages than layers; got 32" in str(refused[0])
+
+
+def test_a_chunk_has_the_kinds_of_its_layers_alone() -> None:
+    mixed = msgspec.structs.replace(BLOOM.architecture, layers=7, experts=4, experts_per_token=2, dense_layers=2)
+    dense, sparse = layer_kinds(mixed)
+    assert (dense.layers, sparse.layers) == (2, 5)
+    for layers, of_dense, of_sparse in ((range(2), 2, 0), (range(1, 4), 1, 2), (range(2, 4), 0, 2), (range(7), 2, 5)):
+        expected = [kind._replace(layers=count) for kind, count in ((dense, of_dense), (sparse, of_sparse)) if count]
+        assert chunk_layer_kinds(mixed, layers) == expected
+
+
+@pytest.mark.parametrize(("layers", "on_stages"), [(4, [2, 2]), (5, [3, 2]), (6, [3, 3]), (7, [3, 4]), (8, [4, 4])])
+def test_in_a_v_the_first_chunks_have_one_more_layer_and_turn_back(layers: int, on_stages: list[int]) -> None:
+    """Chunks 0 and 3 stand on the first of two stages, 1 and 2 on the other."""
+    layout = Layout(pipeline_stages=2, virtual_stages=2, schedule=Schedule.ZBV)
+    assert [stage_layers(shape(layers), layout, stage=stage) for stage in range(2)] == on_stages

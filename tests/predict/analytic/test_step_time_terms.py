@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers, head_stage
-from reference_runs.run import Position, Precision, Workload
+from reference_runs.run import Mask, Position, Precision, ProductFormat, Workload
 from reference_runs.stack import Accumulation
 from suite.predict.analytic.axis_links import axis_groups
 from suite.predict.analytic.collective_time import collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable, gemm_seconds, product_seconds
 from suite.predict.analytic.layer_products import layer_products
-from suite.predict.analytic.layer_time import head_seconds, layer_time, product_times
+from suite.predict.analytic.layer_time import (
+    attention_work,
+    fused_attention_seconds,
+    head_seconds,
+    layer_time,
+    product_times,
+)
 from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
@@ -31,11 +37,13 @@ from suite.predict.analytic.memory_bound_operators import (
 )
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
+from suite.predict.analytic.product_formats import layer_casts
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
 from tests.support.steps import ROUNDING, bloom, changed, pass_seconds, stage_times, time_of, waiting_stages
+from tests.support.strategies import BLOOM
 
 SWITCHES = st.fixed_dictionaries(
     {
@@ -627,3 +635,60 @@ def test_products_read_both_factors_and_write_their_result(case: Case, machine: 
             tensors = [torch.empty(size, dtype=dtype, device="meta") for size in ((M, K), (K, N), (M, N))]
             assert time.least_bytes == time.products * sum(tensor.nbytes for tensor in tensors)
             assert time.flop == time.products * 2 * M * N * K
+
+
+def test_casts_take_inputs_and_gradients_of_every_micro_batch_and_weights_once() -> None:
+    recipe = msgspec.structs.replace(BLOOM.recipe, product_format=ProductFormat.FP8_CURRENT)
+    layout = Layout(recomputation=Recomputation.NONE, micro_batch=2)
+    workload = Workload(BLOOM.architecture, recipe, layout)
+    casts = layer_casts(workload)
+    assert min(casts.inputs, casts.gradients, casts.weights) > 0
+    moved = BLOOM.architecture.layers * (7 * (casts.inputs + casts.gradients) + casts.weights)
+    machine = msgspec.structs.replace(A100, product_peak_flop_per_second=A100.peak_flop_per_second)
+    seconds = time_of(Case(*workload, 7), machine).cast_seconds
+    assert seconds == pytest.approx(moved / A100.achievable_memory_bytes_per_second, rel=ROUNDING)
+
+
+def test_recomputation_repeats_attention_or_whole_layers() -> None:
+    shape = msgspec.structs.replace(BLOOM.architecture, layers=5)
+    kept, selective, full = (
+        Workload(shape, BLOOM.recipe, Layout(recomputation=one))
+        for one in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+    )
+    layer, plain = layer_time(kept, A100), time_of(Case(*kept, 3), A100)
+    assert 0 < layer.attention_operator_seconds < layer.operator_seconds
+    for workload, products, operators in (
+        (selective, layer.attention_seconds, layer.attention_operator_seconds),
+        (full, layer.forward_seconds, layer.operator_seconds),
+    ):
+        time = time_of(Case(*workload, 3), A100)
+        assert time.recomputation_seconds == pytest.approx(3 * 5 * products, rel=ROUNDING)
+        assert time.operator_seconds - plain.operator_seconds == pytest.approx(3 * 5 * operators, rel=1e-9)
+        assert (time.forward_seconds, time.backward_seconds) == (plain.forward_seconds, plain.backward_seconds)
+
+
+def test_experts_that_are_unequally_busy_slow_down_what_a_router_shares_out() -> None:
+    slow = having(A100, expert_slowdown=1.5)
+    mixed = msgspec.structs.replace(BLOOM.architecture, experts=4, experts_per_token=2, shared_experts=1)
+    for shape, slowed in ((BLOOM.architecture, set()), (mixed, {"expansion", "contraction"})):
+        workload = Workload(shape, BLOOM.recipe, Layout())
+        before, after = product_times(workload, A100), product_times(workload, slow)
+        for part, time in before.items():
+            factor = 1.5 if part in slowed else 1.0
+            assert after[part].forward_seconds == pytest.approx(factor * time.forward_seconds, rel=ROUNDING)
+            assert after[part].backward_seconds == pytest.approx(factor * time.backward_seconds, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("mask", "share"), [(Mask.CAUSAL, 0.5), (Mask.PREFIX, 1.0)])
+def test_fused_attention_of_a_rank_in_flop_and_bytes(mask: Mask, share: float) -> None:
+    """3 samples of 2048 positions over 2 context- and 4 tensor-parallel ranks; 112 heads of 128, in 16 bits."""
+    shape = msgspec.structs.replace(BLOOM.architecture, mask=mask)
+    layout = Layout(micro_batch=3, tensor_parallel=4, context_parallel=2, fused_attention=True)
+    workload = Workload(shape, BLOOM.recipe, layout)
+    work = attention_work(workload)
+    tokens, width = 3 * 1024, 28 * 128
+    assert work.flop == share * 2 * 2 * tokens * 2048 * width
+    # queries and output of the rank's positions, keys and values of all
+    assert work.least_bytes == 2 * (2 * tokens * width + 2 * 3 * 2048 * width)
+    passes = fused_attention_seconds(workload, at_peak(A100))
+    assert passes == pytest.approx((work.flop / 312e12, 2.5 * work.flop / 312e12), rel=ROUNDING)

@@ -16,7 +16,12 @@ from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import coordinates, stage_chunks
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual, Workload
-from suite.predict.analytic.gradient_buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
+from suite.predict.analytic.gradient_buckets import (
+    filled_buckets,
+    fused_messages,
+    gradient_bucket_count,
+    stage_gradient_buckets,
+)
 from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, total_elements
 from suite.predict.analytic.process_groups import (
     Traffic,
@@ -885,3 +890,10 @@ def test_fused_messages_equal_buffers_that_are_filled_byte_for_byte(
             tensor -= taken
     fused = fused_messages(sum(tensors), bucket_bytes=bucket, copies=copies)
     assert fused == (len(sizes), sizes[0], sizes[-1], moved)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "buckets"), [([], []), ([3, 4, 5, 6], [7, 11]), ([3, 4, 5], [7, 5]), ([9, 1], [9, 1]), ([6, 7], [13])]
+)
+def test_a_bucket_is_closed_by_the_tensor_that_fills_it(tensors: list[int], buckets: list[int]) -> None:
+    assert filled_buckets(tensors, 7) == buckets

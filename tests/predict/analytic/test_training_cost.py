@@ -13,6 +13,7 @@ from suite.predict.analytic.training_cost import (
     accelerator_seconds,
     energy_cost,
     energy_joules,
+    implausible_share,
     six_n_seconds,
     training_seconds,
     training_steps,
@@ -91,3 +92,12 @@ def test_arrays_give_what_each_number_gives() -> None:
         training_seconds(tokens=366 * 10**9, global_batch=n, sequence=2048, step_seconds=1.5) for n in (7, 512, 2048)
     ]
     assert list(found) == each
+
+
+def test_a_share_of_the_peak_that_no_training_reaches_is_said_in_words() -> None:
+    given = {"step_seconds": 2.0, "accelerators": 4, "peak": 100.0}
+    assert implausible_share(flop=600.0, **given) is None  # type: ignore[arg-type]
+    words = implausible_share(flop=608.0, **given)  # type: ignore[arg-type]
+    assert words is not None
+    assert words.startswith("76% of the peak, with that half of attention alone")
+    assert "; above 75% some of step time" in words
