@@ -120,7 +120,7 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
                     if ast.unparse(each).partition("(")[0] in _CACHES:
                         (first, column), last = _span(each)
                         yield (first, max(column - 1, 0)), (last[0] + 1, 0)
-            case ast.Assert() | ast.keyword(arg="strict" | "frozen" | "kw_only"):
+            case ast.Assert() | ast.keyword(arg="strict" | "frozen" | "kw_only" | "maxsize"):
                 yield _span(node)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp()) if _of_type(name):
                 yield _span(node)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.mutation.warm import CollectedTests
 
-MOST_SECONDS = 20.0  # of the tests of one mutant; those of its module's own files are not left out
+MOST_SECONDS = 20.0  # of a processor, of the tests of one mutant; those of its module's own files are not left out
 
 
 def statement_lines(text: str, line: int) -> range:
@@ -44,14 +44,15 @@ def chosen_tests(
     running -= {*collected.failed}  # they say nothing
     own = {index for index, name in enumerate(collected.names) if name.partition("::")[0] in own_files}
     own -= {*collected.failed}
+    work = collected.work or collected.seconds
     if own_all:
-        first = sorted(own, key=lambda test: collected.seconds[test])
+        first = sorted(own, key=lambda test: work[test])
     else:
         first = sorted(own & running if running else own)
-    left = MOST_SECONDS - sum(collected.seconds[test] for test in first)
+    left = MOST_SECONDS - sum(work[test] for test in first)
     chosen = list(first)
-    for test in sorted(running - set(first), key=lambda test: collected.seconds[test]):
-        left -= collected.seconds[test]
+    for test in sorted(running - set(first), key=lambda test: work[test]):
+        left -= work[test]
         if left < 0:
             break
         chosen.append(test)

@@ -25,7 +25,7 @@ class CollectedTests(msgspec.Struct, frozen=True):
     """The tests of an area, unmutated.
 
     Args:
-        names, seconds: of each test.
+        names, seconds: of each test, `work` its seconds of a processor, which others on the machine lengthen less.
         lines: of each module, the tests that run each line.
         at_import: of each module, the lines that run while tests are collected.
         failures: what fails without any mutant; `failed` its tests, by index.
@@ -37,6 +37,7 @@ class CollectedTests(msgspec.Struct, frozen=True):
     at_import: dict[str, list[int]]
     failures: list[str]
     failed: list[int] = []
+    work: list[float] = []
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
@@ -150,15 +151,16 @@ class _Served:
     def _unmutated(self, items: Sequence[object], at_import: dict[str, list[int]]) -> CollectedTests:
         self._coverage.erase()
         self._coverage.start()
-        seconds, failed, following = list[float](), list[int](), sys.gettrace()
+        seconds, work, failed, following = list[float](), list[float](), list[int](), sys.gettrace()
         for index, item in enumerate(items):
             if sys.gettrace() is not following:  # a test took it away
                 print("lines were no longer followed before", getattr(item, "nodeid", ""), flush=True)
                 sys.settrace(following)
             self._coverage.switch_context(str(index))
-            began, noted = time.monotonic(), Noted()
+            began, worked, noted = time.monotonic(), sum(os.times()[:4]), Noted()
             _run(item, items[index + 1] if index + 1 < len(items) else None, noted)
             seconds.append(time.monotonic() - began)
+            work.append(sum(os.times()[:4]) - worked)
             if noted.trial is not None:
                 failed.append(index)
                 self._failures.append(f"{noted.trial.test}: {noted.trial.error}")
@@ -168,7 +170,7 @@ class _Served:
             contexts = data.contexts_by_lineno(str(self._root / module))
             lines[module] = {line: sorted(int(name) for name in names if name) for line, names in contexts.items()}
         names = [str(getattr(item, "nodeid", "")) for item in items]
-        return CollectedTests(names, seconds, lines, at_import, self._failures, failed)
+        return CollectedTests(names, seconds, lines, at_import, self._failures, failed, work)
 
     def _tried(self, request: TrialRequest, items: Sequence[object], live: LiveFunctions) -> Trial | None:
         path = self._root / request.module
