@@ -45,10 +45,7 @@ def chosen_tests(
     own = {index for index, name in enumerate(collected.names) if name.partition("::")[0] in own_files}
     own -= {*collected.failed}
     work = collected.work or collected.seconds
-    if own_all:
-        first = sorted(own, key=lambda test: work[test])
-    else:
-        first = sorted(own & running if running else own)
+    first = sorted(own, key=lambda test: work[test]) if own_all else sorted(own & running if running else own)
     left = MOST_SECONDS - sum(work[test] for test in first)
     chosen = list(first)
     for test in sorted(running - set(first), key=lambda test: work[test]):
