@@ -28,7 +28,7 @@ AREAS = {
     "suite/acceptance/judge": Area(0.95, ("tests/acceptance/judge",)),
     "suite/records": Area(0.90, ("tests/records", "tests/commands/test_results.py")),
     "suite/execute/parallel/one_bit": Area(0.90, starts_ranks=True),
-    "kernels": Area(0.90, ("tests/kernels/test_memory.py",)),
+    "kernels": Area(0.90, ("tests/kernels/test_memory.py", "tests/kernels/test_operator.py")),
 }
 ELSEWHERE = Area(0.90)
 FEW = 6  # modules, whose own tests are run to see what they run: all of an area take minutes
@@ -68,7 +68,12 @@ ALSO = {
     "kernels/gated_activation.py": ("tests/kernels/test_swiglu.py", "tests/kernels/test_geglu.py"),
     "kernels/interpreter.py": ("tests/kernels/test_bias_activation.py",),
     "kernels/operator.py": ("tests/kernels/test_bias_activation.py",),
-    "kernels/row_norm.py": ("tests/kernels/test_layer_norm.py", "tests/kernels/test_rms_norm.py"),
+    "kernels/row_norm.py": (
+        "tests/kernels/test_layer_norm.py",
+        "tests/kernels/test_rms_norm.py",
+        "tests/kernels/test_residual_layer_norm.py",
+        "tests/kernels/test_memory.py",
+    ),
     "kernels/tensor_table.py": ("tests/kernels/test_adamw.py",),
     "kernels/tiles.py": ("tests/kernels/test_cross_entropy.py",),
 }

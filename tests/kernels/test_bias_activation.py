@@ -11,7 +11,9 @@ from torch.nn import functional
 from kernels import bias_activation as module
 from kernels.bias_activation import Activation, bias_activation, reference
 from kernels.operator import UnsupportedInputError
+from kernels.tiles import stages_of, warps_of
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, assert_same, normal
+from tests.kernels.launches import recorded_launches
 
 # half of those in fp32 to the largest gradients: x + bias, e's exponent, e, 1 + e, r, the slope, its sum, that with dy
 ROUNDINGS = 4
@@ -197,3 +199,17 @@ def test_the_operators_keep_pytorchs_rules(has_bias: bool) -> None:
 def test_other_input_is_refused_in_one_line(x: Tensor, bias: Tensor | None, activation: Activation, named: str) -> None:
     with pytest.raises(UnsupportedInputError, match=f"^bias_activation: {named}: allowed .*, got .*$"):
         bias_activation(x, bias, activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [16, 600, 5000])
+def test_a_backward_pass_loads_ahead_as_much_as_2_tensors_need(
+    columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = recorded_launches(module, monkeypatch)
+    x = torch.zeros(100, columns, dtype=dtype).requires_grad_()
+    bias_activation(x, None, "gelu").sum().backward()
+    _, (_, settings) = launches
+    loaded = settings["ROWS"] * settings["BLOCK"]
+    assert settings["STAGES"] == stages_of(2 * loaded * dtype.itemsize)
+    assert settings["num_warps"] == warps_of(loaded)

@@ -227,6 +227,7 @@ FOUR, TARGETS = torch.ones(3, 4, device=DEVICE), torch.zeros(3, dtype=torch.int6
     [
         (FOUR.double(), TARGETS, {}, "dtype of logits"),
         (FOUR[None], TARGETS, {}, "shape of logits"),
+        (FOUR[0], TARGETS, {}, "shape of logits"),
         (FOUR[:, :0], TARGETS, {}, "columns"),
         (FOUR, TARGETS.int(), {}, "dtype of targets"),
         (FOUR, TARGETS.to("meta"), {}, "device of targets"),

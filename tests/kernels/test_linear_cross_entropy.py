@@ -315,6 +315,8 @@ HIDDEN, WEIGHT, TARGETS = torch.ones(3, 2), torch.ones(4, 2), torch.zeros(3, dty
         (HIDDEN, WEIGHT.half(), TARGETS, {}, "dtype of weight"),
         (HIDDEN, WEIGHT.to("meta"), TARGETS, {}, "device of weight"),
         (HIDDEN[None], WEIGHT, TARGETS, {}, "shape of hidden"),
+        (HIDDEN[0], WEIGHT, TARGETS, {}, "shape of hidden"),
+        (HIDDEN, WEIGHT[None], TARGETS, {}, "shape of weight"),
         (HIDDEN, WEIGHT[:, :1], TARGETS, {}, "shape of weight"),
         (HIDDEN, WEIGHT[0], TARGETS, {}, "shape of weight"),
         (HIDDEN, WEIGHT[:0], TARGETS, {}, "columns"),

@@ -264,6 +264,7 @@ SIX = torch.ones(2, 3, 6, 6)
     [
         (SIX.double(), {}, "dtype of scores"),
         (SIX[0], {}, "shape of scores"),
+        (SIX[None], {}, "shape of scores"),
         (SIX[..., :0], {}, "columns"),
         (torch.ones(1, 1, 1, 65_537), {}, "columns"),
         (SIX[:, :, :5], {"causal": True}, "positions of a causal mask"),

@@ -197,3 +197,10 @@ def test_other_input_is_refused_in_one_line(value: Tensor, error: Tensor, named:
 def test_other_packed_signs_are_refused_in_one_line(packed: Tensor, scales: Tensor, elements: int, named: str) -> None:
     with pytest.raises(UnsupportedInputError, match=f"^sign_unpack: {named}: allowed .*, got .*$"):
         sign_unpack(packed, scales, elements)
+
+
+def test_elements_that_do_not_fit_packed_signs_are_refused_with_those_that_do() -> None:
+    for size, allowed in ((2, "9 to 16"), (0, "0 to 0")):
+        packed = torch.ones(2, size, dtype=torch.uint8)
+        with pytest.raises(UnsupportedInputError, match=f"^sign_unpack: elements: allowed {allowed}, got 17$"):
+            sign_unpack(packed, torch.ones(2), 17)

@@ -5,10 +5,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import gated_activation
 from kernels import swiglu as module
 from kernels.operator import UnsupportedInputError
 from kernels.swiglu import reference, swiglu
+from kernels.tiles import stages_of, warps_of
 from tests.kernels.agreement import DEVICE, DTYPES, Function, assert_as_exact_as_torch, normal
+from tests.kernels.launches import recorded_launches
 
 # half of those in fp32 to the largest gradients: x + bias, e's exponent, e, 1 + e, r, the slope, its sum, that with dy
 ROUNDINGS = 4
@@ -100,3 +103,17 @@ def test_the_operators_keep_pytorchs_rules() -> None:
 def test_other_input_is_refused_in_one_line(x: Tensor, bias: Tensor | None, named: str) -> None:
     with pytest.raises(UnsupportedInputError, match=f"^swiglu: {named}: allowed .*, got .*$"):
         swiglu(x, bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [16, 600, 5000])
+def test_a_backward_pass_loads_ahead_as_much_as_3_tensors_need(
+    columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = recorded_launches(gated_activation, monkeypatch)
+    x = torch.zeros(100, columns, dtype=dtype).requires_grad_()
+    swiglu(x, None).sum().backward()
+    _, (_, settings) = launches
+    loaded = settings["ROWS"] * settings["BLOCK"]
+    assert settings["STAGES"] == stages_of(3 * loaded * dtype.itemsize)
+    assert settings["num_warps"] == warps_of(4 * loaded)
