@@ -161,6 +161,7 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}
 
 
+@pytest.mark.rare
 @pytest.mark.timing
 def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take_their_factor_times_as_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -219,6 +220,7 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     assert [timed.timing.repetitions for timed in found.profile.reference_steps] == [REFERENCE_ROUNDS * STEPS] * 2
 
 
+@pytest.mark.rare
 @pytest.mark.timing
 def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
     measured: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

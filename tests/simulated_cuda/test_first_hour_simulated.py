@@ -35,6 +35,7 @@ def first_hour(results: Path, *options: str, **simulated: object) -> tuple[int, 
 
 
 @pytest.mark.ranks
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_gpu_s_parts_run_are_kept_and_not_run_again(tmp_path: Path) -> None:
     code, entry = first_hour(tmp_path, "--parts", FEW, "--no-page")
