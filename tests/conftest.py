@@ -18,7 +18,6 @@ if not has_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU
 
 LONGEST_FIRST = (  # of launches
-    "test_clean_checkout.py",
     "test_chosen_layouts.py",
     "test_comparison.py",
     "test_mixtures.py",

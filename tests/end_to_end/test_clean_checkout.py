@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.paths import ROOT
-
-pytestmark = pytest.mark.ranks
+from suite.paths import RESULTS, ROOT
 
 # one process for all commands, whose ranks are forks; it calibrates a few points of everything: all take 90 s
 RUN = """
@@ -77,6 +75,17 @@ def clone(tmp_path: Path) -> Path:
     return tree
 
 
+def test_git_ignores_all_results_but_those_of_the_project() -> None:
+    written = ["records/gpt2-mini/x.end.json", "machines/x.json", "acceptance/x.end.json", "ladder/x", "launches.csv"]
+    recorded = ["recorded/records/x.json", "recorded_h100/x.json"]
+    names = {str(RESULTS / name): name for name in (*written, *recorded)}
+    git = ["git", "-C", str(ROOT), "check-ignore", *names]
+    ignored = subprocess.run(git, capture_output=True, check=True, text=True).stdout.splitlines()
+    assert [names[path] for path in ignored] == written
+
+
+@pytest.mark.rare
+@pytest.mark.ranks
 @pytest.mark.timeout(900)
 def test_every_command_leaves_git_status_clean_and_the_projects_own_results_as_they_were(clone: Path) -> None:
     begin = next((clone / "results" / "recorded" / "records" / "gpt2-mini").glob("*.begin.json"))

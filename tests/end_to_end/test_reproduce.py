@@ -92,6 +92,7 @@ def test_compiled_blocks_equal_the_prediction_exactly(tmp_path: Path) -> None:
     assert failed_rows(result) == set()
 
 
+@pytest.mark.rare
 def test_compiled_blocks_take_an_embedding_that_tensor_parallel_ranks_add_up(tmp_path: Path) -> None:
     """Nothing stands between embedding and blocks here, as in GPT-NeoX: no positions, no norm, no dropout."""
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout={"tensor_parallel": 2}, compiled=True)

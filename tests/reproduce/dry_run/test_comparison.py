@@ -140,6 +140,7 @@ def test_the_line_through_two_steps_gives_what_the_whole_step_counts(layout: str
     assert [row.right for row in line.rows] == [row.right for row in whole.rows]
 
 
+@pytest.mark.rare
 def test_the_line_through_few_layers_gives_what_all_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depth_line, "WORTH_IT", 6)
     plan = with_more(plan_of("gpt2-mini", "dp5,tp2,zero3,micro1"), samples=5, layers=6)
