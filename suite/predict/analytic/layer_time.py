@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from reference_runs.run import Mask, Workload
@@ -17,6 +18,7 @@ from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
     MASK_BYTES,
     RESIDUAL_OPERATORS,
+    backward_operator_bytes,
     layer_operator_bytes,
     score_operator_bytes,
 )
@@ -37,8 +39,7 @@ UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one
 class LayerTime(NamedTuple):
     """Seconds of one micro-batch in one layer on one rank; of attention, what selective recomputation repeats.
 
-    Operators are those of the forward pass; their backward pass takes twice as long. Casts are those of
-    `layer_casts`: of inputs in each forward pass, of gradients in the backward pass, of weights.
+    Casts are those of `layer_casts`: of inputs in each forward pass, of gradients in the backward pass, of weights.
     """
 
     forward_seconds: float
@@ -46,6 +47,7 @@ class LayerTime(NamedTuple):
     attention_seconds: float
     operator_seconds: float
     attention_operator_seconds: float
+    operator_backward_seconds: float
     input_cast_seconds: float = 0.0
     gradient_cast_seconds: float = 0.0
     weight_cast_seconds: float = 0.0
@@ -213,49 +215,66 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
             backward = backward + products * twice
     if layout.fused_attention:
         attention_forward, attention_backward = fused_attention_seconds(workload, machine)
-    residual, inner, scores = _operator_bytes(workload, machine.stack)
-    score_seconds = machine.score_passes * scores / bandwidth
-    moved = machine.residual_passes * residual + machine.inner_passes * inner
+    least_forward, least_backward = _operator_bytes(workload, machine.stack)
+    score_seconds = machine.score_passes * least_forward.scores / bandwidth
     casts = layer_casts(workload, transformer_engine=machine.stack.transformer_engine)
     return LayerTime(
         forward + attention_forward,
         backward + attention_backward,
         attention_forward,
-        moved / bandwidth + score_seconds,
+        _moved(machine, least_forward) / bandwidth,
         score_seconds,
+        _moved(machine, least_backward) / bandwidth,
         casts.inputs / bandwidth,
         casts.gradients / bandwidth,
         casts.weights / bandwidth,
     )
 
 
-def _operator_bytes(workload: Workload, stack: Stack) -> tuple[float, float, float]:
-    """Least bytes of a layer's operators forward: on hidden states, inside the layer's two parts, on stored scores.
+class _OperatorBytes(NamedTuple):
+    """Of a layer's operators: on hidden states, inside the layer's two parts, on stored scores."""
+
+    residual: float
+    inner: float
+    scores: float
+
+
+def _moved(machine: Machine, least: _OperatorBytes) -> float:
+    moved = machine.residual_passes * least.residual + machine.inner_passes * least.inner
+    return moved + machine.score_passes * least.scores
+
+
+def _operator_bytes(workload: Workload, stack: Stack) -> tuple[_OperatorBytes, _OperatorBytes]:
+    """Least bytes of a layer's operators, forward and backward.
 
     With T tokens, t tensor-parallel ranks, w bytes an element, those of `layer_operator_bytes`, but
-        fused dropout       1 / (2 w + 1) of dropout's: the mask; the rest is read and written anyway
+        fused dropout       1 / (2 w + 1) of dropout's forward: the mask; the rest is read and written anyway
         separate bias       2 w T g f / t more: the expansion's bias in a kernel of its own, g = 2 where it is gated
         separate rotation   5 times rotary's, and 2 w T (a + k) d / t more: whole heads are put together again
     """
     architecture, recipe, layout = workload
     w, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = micro_batch_tokens(workload)
-    scores: dict[str, float] = {**score_operator_bytes(workload)}
-    others: dict[str, float] = {**layer_operator_bytes(workload)}
-    for name in scores:
-        del others[name]
-    if stack.fused_dropout:
-        for operators, name in ((others, "dropout"), (scores, "attention dropout")):
-            if name in operators:
-                operators[name] = operators[name] * MASK_BYTES / (2 * w + MASK_BYTES)
+    operators: dict[str, float] = {**layer_operator_bytes(workload)}
     if not stack.fused_bias and architecture.bias.feed_forward:
         width = (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
-        others["bias"] = others["bias"] + 2 * w * tokens * width / t
-    if not stack.fused_rotary and "rotary" in others:
+        operators["bias"] = operators["bias"] + 2 * w * tokens * width / t
+    if not stack.fused_rotary and "rotary" in operators:
         columns = architecture.query_width / t + key_width(architecture, tensor_parallel=t)
-        others["rotary"] = UNFUSED_ROTARY * others["rotary"] + 2 * w * tokens * columns
-    inner = sum(moved for name, moved in others.items() if name not in RESIDUAL_OPERATORS)
-    return sum(others.values()) - inner, inner, sum(scores.values())
+        operators["rotary"] = UNFUSED_ROTARY * operators["rotary"] + 2 * w * tokens * columns
+    backward = backward_operator_bytes(workload, operators)
+    if stack.fused_dropout:
+        for name in ("dropout", "attention dropout"):
+            if name in operators:
+                operators[name] = operators[name] * MASK_BYTES / (2 * w + MASK_BYTES)
+    return _by_place(operators, workload), _by_place(backward, workload)
+
+
+def _by_place(operators: Mapping[str, float], workload: Workload) -> _OperatorBytes:
+    scores = score_operator_bytes(workload)
+    of_scores = sum(moved for name, moved in operators.items() if name in scores)
+    residual = sum(moved for name, moved in operators.items() if name in RESIDUAL_OPERATORS)
+    return _OperatorBytes(residual, sum(operators.values()) - residual - of_scores, of_scores)
 
 
 def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:

@@ -1,21 +1,42 @@
 """Least bytes of the operators that memory bandwidth limits: each input read once, each output written once.
 
-The backward pass of each moves twice the bytes of its forward pass: it reads the output's gradient and what was kept,
-and writes the input's gradient.
+Those of a layer have their own counts for the backward pass, `backward_operator_bytes`. Embedding and loss move twice
+the bytes of their forward pass there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from reference_runs.run import Moments, Position, Precision, QueryKeyNorm, Residual, Workload
 from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
-from suite.predict.analytic.experts import expert_operator_bytes
+from suite.predict.analytic.experts import chosen_experts, expert_operator_bytes
 from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import compressed_width
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, MOMENT_BYTES, WEIGHT_ELEMENT_BYTES
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
 RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
-BACKWARD = 2  # bytes of a backward pass over those of the forward pass, see the module's first lines
+BACKWARD = 2  # bytes of a backward pass over those of the forward pass, of embedding and loss
+
+# Tensors that the backward pass moves over those of the forward pass. Norm: x, dy, dx over x, y. Residual add: the
+# gradients of both ways, and their sum. Dropout and what moves rows: as forward. Activation: x, dy, dx over x, y; of a
+# gated one both halves, dy and two gradients over both halves and y. Softmax: y, dy, dx over x, y.
+BACKWARD_SHARES = {
+    "norm": 3 / 2,
+    "residual add": 1.0,
+    "dropout": 1.0,
+    "activation": 3 / 2,
+    "bias": 1.0,
+    "query, key norm": 3 / 2,
+    "rotary": 1.0,
+    "compression norm": 3 / 2,
+    "dispatch": 1.0,
+    "router": 3 / 2,
+    "shared gate": 3 / 2,
+    "softmax": 3 / 2,
+    "attention dropout": 1.0,
+}
 
 
 def layer_operator_bytes(workload: Workload) -> dict[str, int]:
@@ -80,6 +101,23 @@ def score_operator_bytes(workload: Workload) -> dict[str, int]:
     if recipe.attention_dropout > 0:
         bytes_by_operator["attention dropout"] = (2 * w + MASK_BYTES) * scores
     return bytes_by_operator
+
+
+def backward_operator_bytes(workload: Workload, forward: Mapping[str, float]) -> dict[str, float]:
+    """Least bytes of the same operators' backward pass, from those of the forward pass.
+
+    As many tensors as `BACKWARD_SHARES` says; 5 in place of 3 of a gated activation; of k experts' outputs, weighed and
+    added up, 2 k + 1 in place of k + 1: both factors of k products, and the sum's gradient.
+    Source: counted here from the derivatives; as kernel_cost.py counts these kernels.
+    """
+    architecture = workload.architecture
+    shares = dict(BACKWARD_SHARES)
+    if architecture.activation.gated:
+        shares["activation"] = 5 / 3
+    if architecture.experts is not None:
+        chosen = float(chosen_experts(architecture))
+        shares["combine"] = (2 * chosen + 1) / (chosen + 1)
+    return {name: shares[name] * moved for name, moved in forward.items()}
 
 
 def embedding_bytes(workload: Workload) -> int:

@@ -124,8 +124,11 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False) -> Laye
                                            element is left out)
         gradients of outputs that are summed over ranks    (e + 1) M N / t before they are gathered, and transposed
                                            then: 2 M N; where nothing is gathered one kernel does both
+    With `transformer_engine`, in any format, experts besides copy their input to pad the tokens of each to a multiple
+    of 16, and their output without the padding: 2 e S h each for S tokens, and as much in the backward pass.
     Source: Transformer Engine, pytorch/module/layernorm_linear.py, linear.py, and base.py, grad_output_preprocess
     (known code). Scales of the other formats need the whole norm's output, or its blocks along both directions.
+    Experts: Megatron-Core 0.11, core/transformer/moe/experts.py, TEGroupedMLP (fp8_padding, fp8_unpadding).
     """
     product_format, element = workload.recipe.product_format, WEIGHT_ELEMENT_BYTES[workload.recipe.precision]
     parts, a = products_in_format(workload), workload.architecture
@@ -149,6 +152,10 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False) -> Laye
         weights = weights + count * cast_bytes(
             product_format, rows=columns, columns=depth, element=element, is_weight=True
         )
+    if transformer_engine and a.experts is not None and parts:
+        count, rows, _, hidden = parts["expansion"]
+        padded = 2 * 2 * element * count * rows * hidden
+        inputs, gradients = inputs + padded, gradients + padded
     return LayerCasts(inputs, gradients, weights, matrices, len(parts))
 
 

@@ -22,7 +22,7 @@ HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above e
 
 
 class StageComputation(NamedTuple):
-    """Seconds of one micro-batch on a stage: products of both passes, operators, and what is computed again.
+    """Seconds of one micro-batch on a stage: products and operators of both passes, and what is computed again.
 
     Args:
         casts: of inputs in the forward pass.
@@ -34,6 +34,7 @@ class StageComputation(NamedTuple):
     forward: float
     backward: float
     operators: float
+    operators_backward: float
     again: float
     operators_again: float
     casts: float
@@ -45,7 +46,7 @@ class StageComputation(NamedTuple):
     def backward_pass(self) -> float:
         """Seconds of the backward pass, with what it repeats."""
         casts = self.gradient_casts + self.casts_again
-        return self.backward + self.again + BACKWARD * self.operators + self.operators_again + casts
+        return self.backward + self.again + self.operators_backward + self.operators_again + casts
 
     @property
     def both_passes(self) -> float:
@@ -68,11 +69,14 @@ def stage_computation(
     first, last = stage == 0, stage == head_stage(workload.layout)
     embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
     loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
+    ends = first * embedding + last * loss
     repeated = [_recomputed(workload.layout.recomputation, layer, layers) for layer, layers in of_kinds]
     return StageComputation(
         forward=sum(layers * layer.forward_seconds for layer, layers in of_kinds) + last * head[0],
         backward=sum(layers * layer.backward_seconds for layer, layers in of_kinds) + last * head[1],
-        operators=sum(layers * layer.operator_seconds for layer, layers in of_kinds) + first * embedding + last * loss,
+        operators=sum(layers * layer.operator_seconds for layer, layers in of_kinds) + ends,
+        operators_backward=sum(layers * layer.operator_backward_seconds for layer, layers in of_kinds)
+        + BACKWARD * ends,
         again=sum(again for again, _, _ in repeated),
         operators_again=sum(operators for _, operators, _ in repeated),
         casts=sum(layers * layer.input_cast_seconds for layer, layers in of_kinds),

@@ -31,7 +31,7 @@ from suite.predict.analytic.measured_parts import (
     stage_parts,
 )
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
-from suite.predict.analytic.memory_bound_operators import BACKWARD, update_element_bytes
+from suite.predict.analytic.memory_bound_operators import update_element_bytes
 from suite.predict.analytic.offload import has_time, offloaded_update_seconds
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
@@ -258,7 +258,8 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         forward_seconds=micro_batches * computation.forward,
         backward_seconds=micro_batches * computation.backward,
         recomputation_seconds=micro_batches * computation.again,
-        operator_seconds=micro_batches * ((1 + BACKWARD) * computation.operators + computation.operators_again),
+        operator_seconds=micro_batches
+        * (computation.operators + computation.operators_backward + computation.operators_again),
         tensor_parallel_seconds=seconds["tp"],
         context_parallel_seconds=seconds["cp"],
         pipeline_seconds=sent,

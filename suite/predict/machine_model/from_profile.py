@@ -21,6 +21,7 @@ from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import (
     BACKWARD,
+    BACKWARD_SHARES,
     MASK_BYTES,
     RESIDUAL_OPERATORS,
     layer_operator_bytes,
@@ -305,19 +306,22 @@ def _attention_rate(profile: Profile, dtype: str) -> float:
     return 3.5 * 2 * batch * sequence**2 * width / sum(table.timings[-1].seconds for table in passes)
 
 
-def _table_element_seconds(profile: Profile, operation: str, dtype: str) -> float:
-    """Seconds an element of an operator's largest point, the mean over three passes: the backward one counts twice."""
+def _table_element_seconds(profile: Profile, operation: str, dtype: str, share: float) -> float:
+    """Seconds an element of an operator's largest point in the forward pass, if `share` times that are the backward's.
+
+    That share of both passes' seconds: a mean of the two by their bytes.
+    """
     seconds = 0.0
     for variant in ("forward", "backward"):
         table = _tables(profile, operation, variant, dtype)[0]
         seconds += table.timings[-1].seconds / math.prod(axis.points[-1] for axis in table.axes)
-    return seconds / (1 + BACKWARD)
+    return seconds / (1 + share)
 
 
-def _line_element_seconds(profile: Profile, operation: str, dtype: str) -> float:
+def _line_element_seconds(profile: Profile, operation: str, dtype: str, share: float) -> float:
     """The same of an operator that was measured as a line."""
     lines = [_line(profile, operation, variant, dtype) for variant in ("forward", "backward")]
-    return sum(line.seconds_per_unit for line in lines) / (1 + BACKWARD)
+    return sum(line.seconds_per_unit for line in lines) / (1 + share)
 
 
 def _passes(
@@ -340,16 +344,18 @@ def _passes(
         total = sum(moved[name] for name in known)
         return sum(passes[name] * moved[name] for name in known) / total if total else 1.0
 
-    dropout = times(_line_element_seconds(profile, "dropout", dtype), 2 * width + MASK_BYTES)
+    shares = BACKWARD_SHARES
+    dropout = times(_line_element_seconds(profile, "dropout", dtype, shares["dropout"]), 2 * width + MASK_BYTES)
     passes = {
-        "norm": times(_table_element_seconds(profile, "layer_norm", dtype), 2 * width),
+        "norm": times(_table_element_seconds(profile, "layer_norm", dtype, shares["norm"]), 2 * width),
         "residual add": times(_line(profile, "add", "forward", dtype).seconds_per_unit, 3 * width),
         "dropout": dropout,
-        "softmax": times(_table_element_seconds(profile, "softmax", "fp32"), 2 * width),
+        "softmax": times(_table_element_seconds(profile, "softmax", "fp32", shares["softmax"]), 2 * width),
         "attention dropout": dropout,
     }
-    activation = _line_element_seconds(profile, MEASURED_ACTIVATION[run.architecture.activation], dtype)
-    loss = times(_table_element_seconds(profile, "cross_entropy", "fp32"), width)
+    measured = MEASURED_ACTIVATION[run.architecture.activation]
+    activation = _line_element_seconds(profile, measured, dtype, shares["activation"])
+    loss = times(_table_element_seconds(profile, "cross_entropy", "fp32", BACKWARD), width)
     return {
         "residual_passes": mean(RESIDUAL_OPERATORS),
         "inner_passes": times(activation, 2 * width),

@@ -218,7 +218,7 @@ def _pipeline(workload: Workload, machine: Machine) -> Iterator[Choice]:
     topic = "pipeline"
     layer = layer_time(workload, machine)
     head = sum(head_seconds(workload, machine))
-    each = layer.forward_seconds + layer.backward_seconds + 3 * layer.operator_seconds
+    each = layer.forward_seconds + layer.backward_seconds + layer.operator_seconds + layer.operator_backward_seconds
     costs = [each] * (architecture.layers - 1) + [each + head]
     stages = balanced_partition(costs, stages=layout.pipeline_stages)
     layers = iter(costs)

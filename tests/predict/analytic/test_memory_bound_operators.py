@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import pytest
@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Moments, Position, Precision, QueryKeyNorm, Recipe, Residual, Workload
 from suite.predict.analytic.memory_bound_operators import (
+    BACKWARD_SHARES,
+    backward_operator_bytes,
     embedding_bytes,
     layer_operator_bytes,
     loss_bytes,
@@ -91,6 +93,55 @@ def test_a_layers_bytes_are_those_of_the_tensors_that_its_operators_read_and_wri
     assert layer_operator_bytes(Workload(architecture, recipe, layout)) == expected
     on_scores = {name: size for name, size in expected.items() if name in ("softmax", "attention dropout")}
     assert score_operator_bytes(Workload(architecture, recipe, layout)) == on_scores
+
+
+def executed_backward_bytes(*leaves: torch.Tensor, of: Callable[..., torch.Tensor], keeps: int) -> int:
+    """Bytes of what a derivative reads and writes: `keeps` tensors as large as the output, its gradient, the inputs'."""
+    found = of(*leaves)
+    gradients = torch.autograd.grad(found, leaves, torch.empty_like(found))
+    return moved(*[found] * keeps, found, *gradients)
+
+
+@pytest.mark.parametrize(
+    ("operator", "of", "inputs", "keeps"),
+    [
+        ("norm", lambda x: functional.layer_norm(x, x.shape[-1:]), 1, 1),  # x
+        ("activation", functional.gelu, 1, 1),  # x
+        ("softmax", lambda x: x.softmax(-1), 1, 1),  # y
+        ("rotary", lambda x: 2 * x, 1, 0),
+        ("dispatch", lambda x: x[torch.randperm(4)], 1, 0),
+        ("gated", lambda x, gate: functional.silu(gate) * x, 2, 2),  # both
+    ],
+)
+def test_a_backward_pass_moves_what_its_derivative_reads_and_writes(
+    operator: str, of: Callable[..., torch.Tensor], inputs: int, keeps: int
+) -> None:
+    leaves = [torch.empty(4, 8, requires_grad=True) for _ in range(inputs)]
+    forward = moved(*leaves, of(*leaves))
+    share = 5 / 3 if operator == "gated" else BACKWARD_SHARES[operator]
+    assert executed_backward_bytes(*leaves, of=of, keeps=keeps) == pytest.approx(share * forward)
+
+
+@given(cases())
+def test_backward_bytes_are_those_of_the_forward_pass_by_operator(case: Case) -> None:
+    workload = Workload(*case[:3])
+    forward = layer_operator_bytes(workload)
+    backward = backward_operator_bytes(workload, forward)
+    assert set(backward) == set(forward)
+    for name, size in backward.items():
+        gated = name == "activation" and workload.architecture.activation.gated
+        assert size == pytest.approx((5 / 3 if gated else BACKWARD_SHARES[name]) * forward[name])
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 8])
+def test_the_sum_of_experts_outputs_reads_each_and_writes_each_gradient(chosen: int) -> None:
+    architecture = msgspec.structs.replace(BLOOM.architecture, experts=8, experts_per_token=chosen)
+    workload = Workload(architecture, BLOOM.recipe, Layout())
+    forward = layer_operator_bytes(workload)
+    tokens = moved(empty(BLOOM.recipe.precision, architecture.sequence, architecture.hidden))
+    assert forward["combine"] == (chosen + 1) * tokens
+    # of a router that learns: each output and the gradient of the sum are read, each output's gradient is written
+    assert backward_operator_bytes(workload, forward)["combine"] == pytest.approx((2 * chosen + 1) * tokens)
 
 
 @given(cases())

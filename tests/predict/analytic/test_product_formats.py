@@ -321,6 +321,20 @@ def test_norms_cast_what_they_put_out_where_layers_are_transformer_engines(
     assert (fused.inputs, fused.gradients) == (inputs, gradients)
 
 
+@given(routed_architectures(), st.sampled_from([each for each in FORMATS if each is not ProductFormat.FP8_DELAYED]))
+def test_transformer_engines_experts_pad_what_they_read_and_write(
+    architecture: object, product_format: ProductFormat
+) -> None:
+    wide = Workload(architecture, BLOOM.recipe, Layout(micro_batch=2))  # type: ignore[arg-type]
+    workload = in_format(wide, product_format)
+    plain, padded = layer_casts(workload), layer_casts(workload, transformer_engine=True)
+    experts, tokens, _, hidden = layer_products(workload)["expansion"]
+    copied = 2 * 2 * experts * tokens * hidden  # 16 bit, read and written
+    assert padded.inputs - plain.inputs == padded.gradients - plain.gradients == 2 * copied
+    assert (padded.weights, *padded[3:]) == (plain.weights, *plain[3:])
+    assert layer_casts(wide, transformer_engine=True) == (0, 0, 0, 0, 0)
+
+
 @given(routed_architectures(), st.sampled_from([1, 2]))
 def test_every_tensor_parallel_rank_keeps_half_of_what_it_keeps_in_16_bit(architecture: object, t: int) -> None:
     layout = Layout(micro_batch=2, tensor_parallel=t)

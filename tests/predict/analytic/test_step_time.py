@@ -23,6 +23,7 @@ from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.layer_time import fused_attention_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory_bound_operators import (
+    backward_operator_bytes,
     embedding_bytes,
     layer_operator_bytes,
     loss_bytes,
@@ -220,15 +221,17 @@ def test_no_stage_that_waits_for_every_other_takes_longer_than_the_one_that_deci
 
 
 @given(cases(), machines())
-def test_operators_take_their_bytes_three_times_and_once_more_where_they_are_recomputed(
+def test_operators_take_the_bytes_of_both_passes_and_once_more_where_they_are_recomputed(
     case: Case, machine: Machine
 ) -> None:
     architecture, recipe, layout, micro_batches = case
-    layer = sum(layer_operator_bytes(Workload(architecture, recipe, layout)).values())
+    forward = layer_operator_bytes(Workload(architecture, recipe, layout))
+    layer = sum(forward.values())
+    backward = sum(backward_operator_bytes(Workload(architecture, recipe, layout), forward).values())
     scores = sum(score_operator_bytes(Workload(architecture, recipe, layout)).values())
     for stage, time in enumerate(stage_times(case, machine)):
         layers = stage_layers(architecture, layout, stage=stage)
-        moved = 3 * layers * layer
+        moved = layers * (layer + backward)
         if stage == 0:
             moved += 3 * embedding_bytes(Workload(architecture, recipe, layout))
         if stage == head_stage(layout):
