@@ -96,7 +96,7 @@ def test_a_layers_bytes_are_those_of_the_tensors_that_its_operators_read_and_wri
 
 
 def executed_backward_bytes(*leaves: torch.Tensor, of: Callable[..., torch.Tensor], keeps: int) -> int:
-    """Bytes of what a derivative reads and writes: `keeps` tensors as large as the output, its gradient, the inputs'."""
+    """Bytes of what a derivative reads (`keeps` tensors as large as the output, the output's gradient) and writes."""
     found = of(*leaves)
     gradients = torch.autograd.grad(found, leaves, torch.empty_like(found))
     return moved(*[found] * keeps, found, *gradients)
