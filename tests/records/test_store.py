@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from suite.job.events import Step, StepKind
+from suite.job.pipeline_passes import MOST_PASSES, MeasuredPass, PassKind, PipelineTimes
 from suite.machine.fingerprint import node_identity
 from suite.records import store
 from suite.records.index import launches
@@ -193,6 +194,20 @@ def test_the_room_that_is_kept_holds_the_end_of_any_run(steps, failure, tmp_path
     last = {"last": f"step {steps} done", "failure": "x" * failure}
     outcomes = [RankOutcome(rank=n, steps=step, environment={}, **last) for n in range(ranks)]
     assert len(encode(end(first.id, ranks=outcomes, log_tail="x" * 65536))) <= reserve.stat().st_size
+
+
+def test_the_room_that_is_kept_holds_the_passes_of_a_pipeline(tmp_path):
+    first = begin(steps=1)
+    layout = msgspec.structs.replace(first.job.layout, pipeline_stages=8, data_parallel=1, micro_batch=1)
+    recipe = msgspec.structs.replace(first.job.recipe, global_batch=MOST_PASSES)
+    first = msgspec.structs.replace(first, job=msgspec.structs.replace(first.job, layout=layout, recipe=recipe))
+    directory = store.records_directory(tmp_path, "small")
+    store.Opened(directory, first)
+    (reserve,) = directory.glob(".*.reserve")
+    passes = [MeasuredPass(PassKind.FORWARD, 0, number, 10**8, 10**8 + 1) for number in range(MOST_PASSES)]
+    times = PipelineTimes(medians=[], step=6, passes=passes)
+    ranks = [RankOutcome(rank=rank, steps=[], last="finished", pipeline_times=times) for rank in range(8)]
+    assert len(encode(end(first.id, ranks=ranks, log_tail="x" * 65536))) <= reserve.stat().st_size
 
 
 GRAB = """
