@@ -70,6 +70,12 @@ def test_a_model_is_trained_by_exact_adam_and_then_in_one_bit(ranks: int, pool: 
     assert sent == 2 * (ranks - 1) * payload // ranks
 
 
+def test_one_rank_alone_sends_nothing_after_the_warm_up(pool: Pool) -> None:
+    _, _, collectives, _, _ = pool(1, work.with_a_model, work.WARM_UP + 2)[0]
+    assert all(collectives[: work.WARM_UP])
+    assert not any(collectives[work.WARM_UP :])
+
+
 @pytest.mark.parametrize(
     ("ranks", "wrapped", "hooked", "warnings"),
     [(2, True, False, 1), (2, True, True, 0), (2, False, False, 0), (1, True, False, 0)],
