@@ -213,7 +213,7 @@ class FirstBatteries:
     """
 
     def __init__(self, batteries: Mapping[str, BatteryEnd]) -> None:
-        kinds: dict[_Kind, dict[str, BatteryEnd]] = {}
+        kinds: dict[_NodeKind, dict[str, BatteryEnd]] = {}
         for node, battery in batteries.items():
             kinds.setdefault(_kind(battery), {})[node] = battery
         self._all = {kind: _siblings(alike, battery_values) for kind, alike in kinds.items()}
@@ -235,10 +235,10 @@ class FirstBatteries:
         return [f"remark: check {f.figure}: {_words(f)}: {why}" for f in failures if f.figure not in steady]
 
 
-_Kind = tuple[str | None, frozenset[tuple[str, str]]]
+_NodeKind = tuple[str | None, frozenset[tuple[str, str]]]
 
 
-def _kind(battery: BatteryEnd) -> _Kind:
+def _kind(battery: BatteryEnd) -> _NodeKind:
     return battery.hashes.get("hardware"), frozenset(battery.options.items())
 
 
