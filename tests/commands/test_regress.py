@@ -384,8 +384,10 @@ def test_a_commit_of_which_too_few_launches_are_recorded_is_launched_in_turn(mac
 
 
 def test_launches_are_said_beforehand_and_those_that_are_accepted_are_asked_for_no_limit(machine, capsys):
-    machine.regress("--baseline", "main", "--steps", "20", "--launches", "2")
-    said = [line for line in capsys.readouterr().err.splitlines() if ": launch " in line]
+    machine.regress("--baseline", "main", "--steps", "20", "--launches", "2", "--json")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["comparisons"][0]["baseline"] == f"commit {OLD}, launched in turn"
+    said = [line for line in err.splitlines() if ": launch " in line]
     assert said == [f"gpt2-mini: launch {n} of 2{by}" for n in (1, 2) for by in (f" by {OLD}", "")]
     machine.regress("--accept", "--launches", "2", "--limit", "0.001")
     assert "asked for" not in capsys.readouterr().err

@@ -284,3 +284,11 @@ def test_too_few_launches_say_how_many_quantities_they_could_tell_apart():
     assert first.why == "3 and 7 launches show one change among 2 quantities at most, here are 3"
     four = Sets(before=(1.0, 1.01, 1.02, 1.03), after=(1.0, 1.02, 1.01, 1.03), floor=FLOOR)  # least p 2 / 70
     assert judged([four] * 2)[0].why == "4 and 4 launches show one change among 1 quantities at most, here are 2"
+
+
+def test_where_a_rerun_of_so_few_launches_can_confirm_nothing_noise_is_inconclusive():
+    """30 and 3 launches can differ, and 3 and 3 of a re-run never do."""
+    sets = Sets(before=tuple(normal_launches(5, 30)), after=tuple(normal_launches(6, 3)), floor=FLOOR)
+    (found,) = judged([sets])
+    assert (found.change, found.least_detectable, found.to_confirm) == (ChangeVerdict.INCONCLUSIVE, None, False)
+    assert found.why.endswith("; no slow-down at all is found in 9 of 10 checks, asked for 10%")
