@@ -202,3 +202,27 @@ def test_fused_attention_stores_no_scores(case: Case) -> None:
     assert score_operator_bytes(Workload(case.architecture, case.recipe, fused)) == {}
     plain = msgspec.structs.replace(case.layout, fused_attention=False)
     assert sum(score_operator_bytes(Workload(case.architecture, case.recipe, plain)).values()) > 0
+
+
+@pytest.mark.parametrize(("sequence_parallel", "shards"), [(False, 1), (True, 2)])
+def test_latent_attention_norms_compressed_states_and_turns_keys_that_heads_share(
+    sequence_parallel: bool, shards: int
+) -> None:
+    """24 tokens over 2 ranks: 20 + 10 compressed columns; 2 of 4 heads of 12, and the keys of one, a third turned."""
+    shape = msgspec.structs.replace(
+        BLOOM.architecture,
+        hidden=96,
+        heads=4,
+        kv_heads=4,
+        head_dim=12,
+        position=Position.ROTARY,
+        rotary_dim=4,
+        query_rank=20,
+        key_value_rank=10,
+        value_head_dim=6,
+        sequence=8,
+    )
+    layout = Layout(micro_batch=3, tensor_parallel=2, sequence_parallel=sequence_parallel)
+    moved = layer_operator_bytes(Workload(shape, BLOOM.recipe, layout))
+    assert moved["compression norm"] == 2 * 2 * 24 * (20 + 10) // shards
+    assert moved["rotary"] == 2 * 2 * 24 * (2 * 12 + 12) // 3
