@@ -133,15 +133,16 @@ def accept(results: Path, setup: str, now: Sequence[LaunchSummary], before: Base
         InputError: the results directory cannot be written.
         StoreFullError: there is no room.
     """
-    directory = writable(results / "baselines" / now[0].run, results)
+    one, *_ = now  # all are of one run and one version
+    directory = writable(results / "baselines" / one.run, results)
     moment = time.time()
     acceptance = Accepted(
         schema=SCHEMA,
         accepted=moment,
-        run=now[0].run,
+        run=one.run,
         setup=setup,
         launches=[launch.id for launch in now],
-        suite=now[0].suite,
+        suite=one.suite,
         median_seconds=Baseline(launches=tuple(now), words="").median,
         replaced=[launch.id for launch in before.launches] if before else [],
     )
