@@ -57,6 +57,7 @@ def test_what_is_unusual_is_named_with_its_part(changes, verdict, part, words):
     [
         {"governors": {"powersave": 2}, "governor_driver": "intel_pstate"},
         {"governors": {"ondemand": 2}},
+        {"governors": {}},  # of a virtual machine
         {"clock_share": 0.98},
         {"siblings_share": 0.05},
         {"huge_pages": "always"},
