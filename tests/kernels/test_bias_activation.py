@@ -207,7 +207,7 @@ def test_a_backward_pass_loads_ahead_as_much_as_2_tensors_need(
     columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = recorded_launches(module, monkeypatch)
-    x = torch.zeros(100, columns, dtype=dtype).requires_grad_()
+    x = torch.zeros(100, columns, dtype=dtype, device=DEVICE).requires_grad_()
     bias_activation(x, None, "gelu").sum().backward()
     _, (_, settings) = launches
     loaded = settings["ROWS"] * settings["BLOCK"]

@@ -111,7 +111,7 @@ def test_a_backward_pass_loads_ahead_as_much_as_3_tensors_need(
     columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = recorded_launches(gated_activation, monkeypatch)
-    x = torch.zeros(100, columns, dtype=dtype).requires_grad_()
+    x = torch.zeros(100, columns, dtype=dtype, device=DEVICE).requires_grad_()
     swiglu(x, None).sum().backward()
     _, (_, settings) = launches
     loaded = settings["ROWS"] * settings["BLOCK"]
