@@ -157,6 +157,9 @@ def test_an_outlier_is_one_on_the_bad_side_beyond_3_5_among_ten():
         )
         assert outlier_words(check, 99.5 + sign * (edge - 0.01), nodes) == ""
         assert outlier_words(check, 99.5 - sign * 10 * edge, nodes) == ""
+    around = [-0.6745, 0.6745] * 5  # median 0; a value of 3.5 is at the limit itself
+    assert modified_z(-3.5, around) == -3.5
+    assert outlier_words(higher, -3.5, around) == outlier_words(lower, 3.5, around) == ""
     assert outlier_words(higher, 1.0, nodes[:9]) == ""
     assert outlier_words(higher, 1.0, [2.0] * 10) == ""
 

@@ -133,6 +133,12 @@ def test_bit_errors_of_a_soak_that_nobody_asked_for_reject() -> None:
         assert decision(found) is verdict
 
 
+def test_a_launch_that_failed_is_reported_once_after_what_was_selected() -> None:
+    crashed = launched(status=Status.CRASHED, message="gone")
+    found = battery_findings([micro(), crashed], NOTHING, others=1.0, selected={1})
+    assert [one.check for one in found if one.status is Status.CRASHED] == [7]
+
+
 def test_another_amount_of_work_that_nobody_asked_about_is_not_reported() -> None:
     found = battery_findings([micro(), launched(unequal=["x"])], NOTHING, others=1.0, selected={1})
     assert {one.check for one in found} == {1}

@@ -131,6 +131,7 @@ def test_a_rank_is_late_beyond_chance_where_the_t_test_of_scipy_says_so(launches
 def test_two_launches_decide_by_themselves():
     assert _late_beyond_chance([0.1, -0.2])
     assert not _late_beyond_chance([0.1, -0.2, 0.1])
+    assert not _late_beyond_chance([0.0, 0.0, 0.0])
 
 
 def test_the_first_step_with_another_loss_is_named_with_both_losses():

@@ -189,6 +189,7 @@ def test_wrong_contents_name_the_link_they_came_over_or_the_rank_of_the_sum():
     found = exchanged(*messages, *sums)
     bits, exact = found["messages to the bit"], found["sums to the bit"]
     assert (bits.check, bits.verdict, bits.part) == (5, CheckVerdict.FAIL, "link 0-1")
+    assert bits.expected == exact.expected == 0
     assert (bits.measured, bits.evidence, bits.source) == (1.0, "rank 1: 1 wrong, element 7", "what was sent")
     assert (exact.check, exact.part, exact.source) == (6, "rank 0, rank 1, rank 2, rank 4, rank 5", "the exact sum")
     assert exact.evidence.count("; ") == 3  # the first four
