@@ -179,6 +179,13 @@ def test_the_worst_expectation_is_reported_and_the_others_are_told_of():
     assert late.ratio == pytest.approx(95 / 98)
 
 
+def test_of_rates_that_pass_that_with_the_least_distance_to_its_threshold_is_reported():
+    close, far = rate(source="close"), rate(value=200.0, warn=0.4, fail=0.3, source="far")
+    for both in ([close, far], [far, close]):
+        found = rated(check_of(), "x", 95.0, both, part="p")
+        assert (found.verdict, found.source) == (CheckVerdict.PASS, "close")
+
+
 def test_an_outlier_does_not_soften_a_failure():
     nodes = [float(value) for value in range(95, 105)]
     found = rated(check_of(), "x", 70.0, [rate()], part="p", fleet=nodes)

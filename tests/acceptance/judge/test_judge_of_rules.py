@@ -139,6 +139,11 @@ def test_a_launch_that_failed_is_reported_once_after_what_was_selected() -> None
     assert [one.check for one in found if one.status is Status.CRASHED] == [7]
 
 
+def test_a_probe_of_two_ranks_without_exchanges_says_nothing_of_links() -> None:
+    (found,) = battery_findings([surroundings(ranks=2), probing(replays=replays())], NOTHING, others=1.0, selected={5})
+    assert found.evidence == "nothing in this battery measures it"
+
+
 def test_another_amount_of_work_that_nobody_asked_about_is_not_reported() -> None:
     found = battery_findings([micro(), launched(unequal=["x"])], NOTHING, others=1.0, selected={1})
     assert {one.check for one in found} == {1}

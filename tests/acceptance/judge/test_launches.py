@@ -189,6 +189,7 @@ def test_a_launch_that_became_nan_belongs_to_the_first_stack_of_its_miniature():
     launches = [launched(stack="s"), launched(stack="t"), launched(status=Status.NAN, stack="", losses=[])]
     verdicts = [one.verdict for one in loss_findings(launches, NOTHING)]
     assert verdicts == [CheckVerdict.FAIL, CheckVerdict.NOT_RUN]
+    assert loss_findings([launched(status=Status.CRASHED)], NOTHING) == []
 
 
 def test_what_is_in_no_term_is_told_in_seconds_whatever_the_step_takes():

@@ -175,11 +175,11 @@ def test_products_of_each_rank_are_in_the_evidence():
 
 
 def test_an_all_to_all_is_of_its_slowest_rank_and_lists_all():
-    at_once = [exchange(rank, None, rate, operation="all-to-all") for rank, rate in enumerate((5.0, 3.0, 4.0))]
+    at_once = [exchange(rank, None, rate, operation="all-to-all") for rank, rate in enumerate((5.5, 3.0, 4.0))]
     past = history_of(past={"5:all-to-all of 3 ranks, messages of 1048576 byte": [6e9] * 3})
     found = exchanged(*at_once, history=past)["all-to-all of 3 ranks"]
     assert (found.check, found.measured, found.part) == (5, 3e9, "links of rank 1")
-    assert found.evidence.startswith("rank 0 5 GB/s, rank 1 3 GB/s, rank 2 4 GB/s")
+    assert found.evidence.startswith("rank 0 5.5 GB/s, rank 1 3 GB/s, rank 2 4 GB/s")
     assert "all-to-all" not in " ".join(exchanged(exchange(0, 1, 1.0)))
 
 
@@ -255,3 +255,4 @@ def test_the_rank_that_is_judged_is_the_slowest_or_one_that_is_faster_than_can_b
     assert judged_rank([3.0, 1.0, 2.0], None) == 1
     assert judged_rank([3.0, 1.0, 2.0], UpperLimit(3.0, "s")) == 1
     assert judged_rank([3.0, 1.0, 3.5], UpperLimit(3.0, "s")) == 2
+    assert judged_rank([3.0, 1.0, 2.0], UpperLimit(9.0, "s")) == 1
