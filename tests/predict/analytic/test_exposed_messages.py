@@ -120,7 +120,7 @@ def test_blocks_of_a_ring_hide_behind_attention_but_for_one(fused: bool, seconds
     """70 layers of 0.5 s, 3 micro-batches, half of the blocks on their way; both passes are 3.5 or 3 forward ones."""
     layout = Layout(context_parallel=2, fused_attention=fused)
     workload = Workload(BLOOM.architecture, BLOOM.recipe, layout)
-    kinds = [LayerTime(9.0, 9.0, 0.5, 9.0, 9.0)]
+    kinds = [LayerTime(9.0, 9.0, 0.5, 9.0, 9.0, 9.0)]
     found = {
         overlaps: exposed_context_parallel_seconds(
             workload,
