@@ -225,6 +225,7 @@ def _command(*arguments: str, interpreted: bool = False) -> subprocess.Completed
     )
 
 
+@pytest.mark.rare  # tests/kernels/test_compilation.py compiles them too
 def test_rows_of_the_committed_table_are_what_the_command_writes() -> None:
     page = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     compiler = page.partition("Triton ")[2].partition(";")[0]

@@ -160,7 +160,8 @@ def test_a_killed_rank_ends_the_launch_as_crashed_and_is_named_with_its_signal(l
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize("layout", ["replicas2-1,pipedream", pytest.param("dp2,pp2,pipedream", marks=pytest.mark.rare)])
+@pytest.mark.rare
+@pytest.mark.parametrize("layout", ["replicas2-1,pipedream", "dp2,pp2,pipedream"])
 def test_a_killed_stage_of_a_pipeline_without_flush_ends_the_launch_too(layout, launches):
     launch = launches(options=("--layout", layout))
     os.kill(launch.rank_pids()[0], signal.SIGKILL)

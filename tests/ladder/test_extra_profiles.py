@@ -158,13 +158,11 @@ def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pyte
     assert found.profile_for(FOUR) == (None, "4 ranks at once could not be timed: No space left on device")
 
 
+@pytest.mark.rare
 @pytest.mark.ranks
 @pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("cores", "had", "computing"),
-    [pytest.param(2, 2, set(), marks=pytest.mark.rare), pytest.param(4, 2, {3}, marks=pytest.mark.rare), (2, 1, {2})],
-)
+@pytest.mark.parametrize(("cores", "had", "computing"), [(2, 2, set()), (4, 2, {3}), (2, 1, {2})])
 def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, had: int, computing: set[int]
 ) -> None:

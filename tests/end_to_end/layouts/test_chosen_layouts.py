@@ -15,6 +15,9 @@ pytestmark = pytest.mark.ranks
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 PIPELINED = Case("codegeex-mini", "fp32", "pp2,1f1b")
 RARE = [
+    Case("opt-mini", "fp32", "dp1,recompute-full,every3"),
+    Case("bloom-mini", "dropout", "tp2,recompute-full"),
+    Case("llama2-mini", "16bit", "cp2,tp2"),
     Case("llama2-mini", "16bit", "tp2,sp"),
     Case("llama3-mini", "fp8", "dp1,fused"),
     Case("gpt-neox-mini", "fp8", "cp2"),
@@ -78,8 +81,6 @@ IN_8_BITS = [Case("gpt2-mini", "fp8", "dp1"), Case("llama2-mini", "fp8", "pp2,1f
 CHOSEN = [
     Case("opt-mini", "fp32", "cp2"),
     Case("llama3-mini", "fp32", "cp2,dp2,zero3"),
-    Case("llama2-mini", "16bit", "cp2,tp2"),
-    Case("opt-mini", "fp32", "dp1,recompute-full,every3"),
     Case("gpt2-mini", "16bit", "dp2,zero1"),
     Case("llama3-mini", "16bit", "dp2,zero1,reduce-scatter"),
     Case("opt-mini", "fp32", "dp2,tp2,sp,zero1,reduce-scatter"),
@@ -87,7 +88,6 @@ CHOSEN = [
     Case("llama2-mini", "16bit", "dp4,zero3,shard2,micro1"),
     Case("opt-mini", "16bit", "dp2,zero3"),
     Case("glm-mini", "dropout", "dp2,zero3,recompute-full"),
-    Case("bloom-mini", "dropout", "tp2,recompute-full"),
     SEQUENCE_PARALLEL,
     Case("glm-mini", "fp32", "tp2,sp,recompute-full,every2"),
     Case("mt-nlg-mini", "fp32", "pp2,gpipe"),
