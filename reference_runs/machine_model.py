@@ -111,6 +111,10 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Parameter]
     families: dict[str, Family]
 
+    def is_later(self, accelerator: str) -> bool:
+        """Whether it is later than those of the family "ampere", which V100 and A100 belong to."""
+        return accelerator not in self.families["ampere"].accelerators
+
     def values(self) -> dict[str, float]:
         """The parameters' values by name."""
         return {name: parameter.value for name, parameter in self.parameters.items()}

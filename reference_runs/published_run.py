@@ -187,8 +187,7 @@ def stack_reading(framework: str, facts: TableFacts, device: str = "", *, stages
             return ReadStack(
                 stack(name), f"{pattern.strip('*')!r} in this table" if pattern.strip("*") else "the table's"
             )
-    older = machine_model().families["ampere"].accelerators
-    return reading(framework, later=bool(device) and device not in older, stages=stages)
+    return reading(framework, later=bool(device) and machine_model().is_later(device), stages=stages)
 
 
 def stack_name(framework: str, facts: TableFacts, device: str = "", *, stages: bool = False) -> str:

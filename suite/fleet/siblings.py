@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from suite.acceptance.battery_record import BatteryEnd
@@ -13,6 +12,7 @@ from suite.acceptance.check_table import CHECKS, MATRIX, AcceptanceCheck
 from suite.acceptance.judge.expected_rates import DEVIATIONS, MODIFIED_Z_FACTOR, SPREAD_FROM, UNKNOWN_MODEL
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.fleet.fleet_record import FleetValue
+from suite.fleet.sibling_figure import SiblingFigure
 from suite.metrics.launch_statistics import t_quantile
 
 Values = Mapping[str, float]
@@ -25,6 +25,14 @@ class SiblingLimit(NamedTuple):
     median: float
     share: float
     siblings: int
+
+
+class SiblingSpread(NamedTuple):
+    """Of a figure of the siblings: how many have it, their median, and their standard deviation as a share of it."""
+
+    siblings: int
+    median: float
+    variation: float
 
 
 class SiblingFailure(NamedTuple):
@@ -72,51 +80,6 @@ def least_failing(check: AcceptanceCheck, siblings: int, *, spread: float, compa
     rare = max(DEVIATIONS, t_quantile(1 - FALSE_REJECTION / comparisons, siblings - 1)) * deviation
     widest = max(1 - UNKNOWN_MODEL, DEVIATIONS * deviation)
     return max(abs(1 - (check.fail or 1.0)), min(rare, widest))
-
-
-class SiblingFigure:
-    """A figure of several nodes, and its statistics without one of them: each node is compared with all others.
-
-    Args:
-        values: one of each node.
-    """
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self._ordered = sorted(values)
-        self._mean = statistics.fmean(values)
-        self._squares = math.fsum((value - self._mean) * (value - self._mean) for value in values)
-        self._deviations: dict[float, list[float]] = {}
-
-    def count(self, without: float | None) -> int:
-        """The number of values, but for the one that is left out."""
-        return len(self._ordered) - (without is not None)
-
-    def median(self, without: float | None) -> float:
-        """The median of the values, but for the one that is left out, if any."""
-        return _median(self._ordered, without)
-
-    def median_deviation(self, without: float | None) -> float:
-        """The median distance from the median; both of the values but for the one that is left out."""
-        median = self.median(without)
-        if median not in self._deviations:  # there are three medians at most, whatever is left out
-            self._deviations[median] = sorted(abs(value - median) for value in self._ordered)
-        return _median(self._deviations[median], None if without is None else abs(without - median))
-
-    def variation(self, without: float | None) -> float:
-        """The standard deviation (n - 1) as a share of the median, of the values but for the one that is left out."""
-        squares, count = self._squares, len(self._ordered)
-        if without is not None:
-            squares -= (without - self._mean) * (without - self._mean) * count / (count - 1)
-            count -= 1
-        return math.sqrt(max(0.0, squares) / (count - 1)) / self.median(without)
-
-
-def _median(ordered: Sequence[float], without: float | None) -> float:
-    """The median of sorted values, of which one may be left out."""
-    gone = len(ordered) if without is None else bisect_left(ordered, without)
-    count = len(ordered) - (without is not None)
-    lower, upper = ((count - 1) // 2, count // 2)
-    return (ordered[lower + (lower >= gone)] + ordered[upper + (upper >= gone)]) / 2
 
 
 class Siblings:
@@ -168,26 +131,27 @@ class Siblings:
 
         Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3.
         """
-        left_out = {} if without is None else self._values.get(without, {})
-        compared = {
-            name: figure
-            for name, figure in self._figures.items()
-            if check_of(name).fail is not None
-            and figure.count(left_out.get(name)) >= SPREAD_FROM
-            and figure.median(left_out.get(name))
-        }
-        spreads = {name: figure.variation(left_out.get(name)) for name, figure in compared.items()}
-        usual = statistics.median_low(spreads.values()) if spreads else 0.0
+        compared = self._spreads({} if without is None else self._values.get(without, {}))
+        usual = statistics.median_low(one.variation for one in compared.values()) if compared else 0.0
         nodes = len(self._values) + (without is not None and without not in self._values)
+        prior = SPREAD_FROM - 1
         limits = {}
-        for name, figure in compared.items():
-            count, prior = figure.count(left_out.get(name)), SPREAD_FROM - 1
+        for name, (count, median, own_spread) in compared.items():
             seen = count - 1
-            moderated = math.sqrt((prior * usual**2 + seen * spreads[name] ** 2) / (prior + seen))
-            spread = max(spreads[name], moderated)
+            moderated = math.sqrt((prior * usual**2 + seen * own_spread**2) / (prior + seen))
+            spread = max(own_spread, moderated)
             share = least_failing(check_of(name), count, spread=spread, comparisons=len(compared) * nodes)
-            limits[name] = SiblingLimit(figure.median(left_out.get(name)), share, count)
+            limits[name] = SiblingLimit(median, share, count)
         return limits
+
+    def _spreads(self, left_out: Values) -> dict[str, SiblingSpread]:
+        """Those of figures that three nodes have, but for the one whose values these are."""
+        spreads = {}
+        for name, figure in self._figures.items():
+            own = left_out.get(name)
+            if check_of(name).fail is not None and figure.count(own) >= SPREAD_FROM and (median := figure.median(own)):
+                spreads[name] = SiblingSpread(figure.count(own), median, figure.variation(own))
+        return spreads
 
     def failures(self, node: str, own: Values) -> list[SiblingFailure]:
         """Figures of a battery of a node that fail against the others, three at least, on the bad side of their check.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
@@ -18,7 +15,7 @@ from suite.fleet.accept import better, group_sizes, reason
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.judge import NodeFacts, battery_faults, first_batteries, rows
 from suite.fleet.pairs import pairings
-from suite.fleet.siblings import SiblingFigure, Siblings, battery_values
+from suite.fleet.siblings import Siblings, battery_values
 from suite.fleet.verdicts import BAD
 from suite.machine.profile import read
 from suite.machine.timing_tables import Subject
@@ -169,22 +166,6 @@ def test_of_a_virtual_machine_other_figures_still_count() -> None:
 def failing(own: dict[str, float], others: Sequence[dict[str, float]]) -> list[str]:
     siblings = Siblings({f"n{number}": values for number, values in enumerate(others)} | {"own": own})
     return [failed.figure for failed in siblings.failures("own", own)]
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=3, max_size=12), st.data())
-def test_statistics_without_one_value_are_those_of_a_list_that_lacks_it(
-    values: list[float], data: st.DataObject
-) -> None:
-    place = data.draw(st.integers(0, len(values) - 1))
-    others = values[:place] + values[place + 1 :]
-    figure = SiblingFigure(values)
-    for without, left in ((values[place], others), (None, values)):
-        median = statistics.median(left)
-        assert figure.count(without) == len(left)
-        assert figure.median(without) == pytest.approx(median, rel=1e-12)
-        distances = statistics.median(abs(value - median) for value in left)
-        assert figure.median_deviation(without) == pytest.approx(distances, rel=1e-9, abs=1e-12)
-        assert figure.variation(without) == pytest.approx(statistics.stdev(left) / median, rel=1e-6, abs=1e-6)
 
 
 def test_siblings_that_agree_by_chance_in_one_figure_are_not_held_to_it() -> None:

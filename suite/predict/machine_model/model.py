@@ -239,8 +239,7 @@ def _software(
 ) -> tuple[ReadStack, str]:
     """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`)."""
     if stack_name is not None:
-        later = device.name not in machine_model().families["ampere"].accelerators
-        return asked_stack(stack_name, later=later, stages=stages), ""
+        return asked_stack(stack_name, later=machine_model().is_later(device.name), stages=stages), ""
     read = reading(software.stack if software else None, stages=stages)
     if not elsewhere or read.stack.switches.generation is Generation.CURRENT:
         return read, ""

@@ -20,8 +20,8 @@ def executes(software: RecordedStack, layout: Layout) -> bool:
 
 def rival_stacks(chosen: str, accelerator: str, layout: Layout) -> Iterator[str]:
     """Names of the other stacks that execute the layout; on later accelerators than the A100 none of 2021."""
-    older = accelerator in machine_model().families["ampere"].accelerators
+    later = machine_model().is_later(accelerator)
     for name, other in stacks().items():
         current = other.switches.generation is Generation.CURRENT
-        if name != chosen and (older or current) and executes(other, layout):
+        if name != chosen and (current or not later) and executes(other, layout):
             yield name

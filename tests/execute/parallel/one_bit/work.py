@@ -120,7 +120,7 @@ def _weights(model: nn.Module) -> Tensor:
 
 
 def warned(group: dist.ProcessGroup, wrapped: bool, hooked: bool) -> list[str]:
-    """File and words of what OneBitAdam warns of in three steps behind the warm-up, with or without
+    """File and words of what OneBitAdam warns of in three steps after the warm-up, with or without
     DistributedDataParallel."""
     network = _network()
     model = DistributedDataParallel(network, process_group=group) if wrapped else network
