@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from suite.fleet.engines.reframe_engine import NOT_STARTED, reframe_program
+from suite.launch import slurm
 from suite.launch.interruption import check_interrupted, end_as_interrupted, held, interrupted_by
 from suite.machine.processes import die_with_parent
 from suite.paths import ROOT
@@ -79,7 +80,7 @@ def _ended(place: Path, node: str, label: str, command: list[str]) -> int:
             check_interrupted()
             time.sleep(POLL_SECONDS)
     finally:
-        _end(process)
+        _end(process, label)
     if not said.exists():
         print(f"{NOT_STARTED}: {_reason(report, output)}")
         return 1
@@ -98,8 +99,8 @@ def _configuration() -> dict[str, str]:
     return {CONFIGURATION: ":".join(str(Path(name).absolute()) if name else "" for name in files.split(":"))}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """ReFrame cancels its job when it is asked to end."""
+def _end(process: subprocess.Popen[bytes], label: str) -> None:
+    """ReFrame cancels its job when it is asked to end; not one whose number Slurm has not answered yet."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -108,6 +109,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        slurm.cancel(label)
 
 
 def _reason(report: Path, output: Path) -> str:

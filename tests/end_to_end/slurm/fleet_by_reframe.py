@@ -47,7 +47,9 @@ def begun_here(place: Path, node: str, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, str(place / "r"), node, "label", *command],
         cwd=place,
-        env=os.environ | {"RFM_CONFIG_FILES": "here.py", "HOME": str(place), "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"RFM_CONFIG_FILES": "here.py", "HOME": str(place), "PYTHONPATH": str(ROOT)}
+        | {"PATH": f"{place}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -91,6 +93,17 @@ def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path) -> No
     assert process.returncode == 128 + signal.SIGTERM
     wait_until(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())), 20)
     assert left(tmp_path) == []
+
+
+def test_a_job_that_reframe_does_not_know_yet_is_cancelled_by_its_name(tmp_path: Path) -> None:
+    scancel = tmp_path / "scancel"
+    scancel.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/cancelled\n')
+    scancel.chmod(0o755)
+    process = begun_here(tmp_path, "localhost", "sh", "-c", f"touch {tmp_path}/alive; exec sleep 600")
+    wait_until((tmp_path / "alive").exists)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (tmp_path / "cancelled").read_text().split() == ["--quiet", "--name=label"]
 
 
 def by_reframe(cluster: SlurmCluster, place: Path, node: str, *command: str) -> subprocess.Popen[str]:
