@@ -221,6 +221,7 @@ def _report(seed: int, scores: Sequence[MutationScore], done: Sequence[Tried]) -
                 "after": each.change.after,
                 "outcome": each.trial.outcome,
                 "test": each.trial.test,
+                "error": each.trial.error,
                 "why": each.why,
             }
             for each in done

@@ -32,7 +32,10 @@ def statement_lines(text: str, line: int) -> range:
 def chosen_tests(
     collected: CollectedTests, module: str, lines: Iterable[int] | None, own_files: Sequence[str], *, own_all: bool
 ) -> list[int]:
-    """Tests that run any of the lines, or of the module where `lines` is None, in the order in which to run them.
+    """Tests that run any of the lines, in the order in which to run them.
+
+    None of the lines: of the module, and all of its own files, as a test may read what an import made without running
+    any of its functions.
 
     Args:
         own_files: of the module, whose tests come first.
@@ -45,7 +48,10 @@ def chosen_tests(
     own = {index for index, name in enumerate(collected.names) if name.partition("::")[0] in own_files}
     own -= {*collected.failed}
     work = collected.work or collected.seconds
-    first = sorted(own, key=lambda test: work[test]) if own_all else sorted(own & running if running else own)
+    if own_all:
+        first = sorted(own, key=lambda test: work[test])
+    else:
+        first = sorted(own & running if running and lines is not None else own)
     left = MOST_SECONDS - sum(work[test] for test in first)
     chosen = list(first)
     for test in sorted(running - set(first), key=lambda test: work[test]):

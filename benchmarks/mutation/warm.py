@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import linecache
 import os
@@ -156,6 +157,7 @@ class _Served:
             if sys.gettrace() is not following:  # a test took it away
                 print("lines were no longer followed before", getattr(item, "nodeid", ""), flush=True)
                 sys.settrace(following)
+            forget_results()
             self._coverage.switch_context(str(index))
             began, worked, noted = time.monotonic(), sum(os.times()[:4]), Noted()
             _run(item, items[index + 1] if index + 1 < len(items) else None, noted)
@@ -197,6 +199,15 @@ class _Served:
         finally:
             path.write_text(old, encoding="utf-8")
         return Trial.of(said, spent, request.limit_seconds)
+
+
+def forget_results() -> None:
+    """Empty the caches of the suite's functions: what one test has cached, another one would not run."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("suite", "kernels"):
+            for value in list(vars(module).values()):
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
 
 
 def _run(item: object, following: object, noted: Noted) -> None:

@@ -15,12 +15,12 @@ import pytest
 from benchmarks.mutation import areas
 from benchmarks.mutation.__main__ import FAIL, INCONCLUSIVE, PASS, decided
 from benchmarks.mutation.areas import files_of_area, modules_of, wanted_score
-from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted, change
+from benchmarks.mutation.mutants import LineChange, Mutant, _not_counted, change, mutants
 from benchmarks.mutation.score import MutationScore, Tried, equivalents, problems, scored, unused
 from benchmarks.mutation.select import MOST_SECONDS, chosen_tests, statement_lines
 from benchmarks.mutation.swap import changed_functions, live_functions, swap
 from benchmarks.mutation.trial import Trial, TrialOutcome, classified
-from benchmarks.mutation.warm import CollectedTests
+from benchmarks.mutation.warm import CollectedTests, forget_results
 from reference_runs.errors import InputError
 from suite.paths import ROOT
 
@@ -131,7 +131,16 @@ def test_a_mutant_gets_the_tests_that_run_its_statement_those_of_its_module_firs
     assert chosen_tests(failing, "a.py", range(4, 6), own, own_all=True) == [2, 0]
     imported = msgspec.structs.replace(collected, at_import={"a.py": [1, 4, 5, 6]})  # tests run them again
     for either in (collected, imported):
-        assert chosen_tests(either, "a.py", None, own, own_all=False) == [1, 0]
+        # test 2 runs no function of the module, but may read a constant of it
+        assert chosen_tests(either, "a.py", None, own, own_all=False) == [1, 2, 0]
+
+
+def test_what_one_test_has_cached_runs_again_in_the_next_one() -> None:
+    from suite.metrics.change_points import penalty
+
+    penalty(12)
+    forget_results()
+    assert penalty.cache_info().currsize == 0
 
 
 def made(outcome: TrialOutcome, number: int = 0, why: str = "") -> Tried:
@@ -245,6 +254,18 @@ def test_a_star_before_named_parameters_is_no_product(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f(x, *, y):\n    return x * y\n", encoding="utf-8")
     all_of_it = [change(tmp_path, Mutant("a.py", "core/ReplaceBinaryOperator_Mul_Div", place, 1)) for place in (0, 1)]
     assert [one.after for one in all_of_it if one is not None] == ["return x / y"]
+
+
+def test_an_exception_whose_name_has_a_dot_is_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("cosmic_ray", reason="installed by `nox -s mutation`")
+    text = "try:\n    f()\nexcept (OSError, zlib.error, ValueError):\n    g()\n"
+    (tmp_path / "a.py").write_text(text, encoding="utf-8")
+    found = [one for one in mutants(tmp_path, "a.py") if one.operator == "core/ExceptionReplacer"]
+    changes = [change(tmp_path, one) for one in found]
+    assert [one.after for one in changes if one is not None] == [
+        "except (CosmicRayTestingException, zlib.error, ValueError):",
+        "except (OSError, zlib.error, CosmicRayTestingException):",
+    ]
 
 
 def test_annotations_asserts_and_caches_are_not_mutated() -> None:
