@@ -131,13 +131,13 @@ def _needed(chance: Any, machines: Any, width: float, before: int, after: int, p
 
     known = machines.shape[1]
     x, y = (
-        numpy.take_along_axis(machines, chance.integers(0, known, (PAIRS, size)), axis=1) for size in (before, after)
+        numpy.take_along_axis(machines, chance.integers(known, size=(PAIRS, size)), axis=1) for size in (before, after)
     )
     apart = numpy.sort((x[:, :, None] - y[:, None, :]).reshape(PAIRS, -1), axis=1)
     drawn = []
     for values in (x, y):
         size = values.shape[1]
-        drawn.append(numpy.median(values[:, chance.integers(0, size, (RESAMPLES, size))], axis=2))
+        drawn.append(numpy.median(values[:, chance.integers(size, size=(RESAMPLES, size))], axis=2))
     lower = numpy.quantile(drawn[1] - drawn[0], (1 - CONFIDENCE) / 2, axis=1)
     effect = numpy.median(y, axis=1) - numpy.median(x, axis=1)
     beyond = math.log1p(width)

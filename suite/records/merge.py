@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.records.index import launches
-from suite.records.record import BEGIN, contents
+from suite.records.record import contents
 from suite.records.store import end_of, read, records_directory, write_new
 
 
@@ -69,7 +69,7 @@ def merged(source: Path, results: Path) -> Merged:
         records_directory(results, launch.run)
         for there, here in missing:
             write_new(here, contents(str(there)))
-        if missing[0][1].name.endswith(BEGIN):
+        if halves[0] in missing:
             added += 1
         else:
             ended += 1

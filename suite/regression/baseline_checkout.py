@@ -81,7 +81,7 @@ def old_launch(tree: Path, arguments: Sequence[str]) -> str:
         OldCodeError: it did not end well; the text is its last line.
     """
     command = [sys.executable, "-m", "suite", "reproduce", *arguments, "--no-calibrate", "--json"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, cwd=tree, capture_output=True, errors="replace", check=False)
     try:
         result = msgspec.json.decode((done.stdout.splitlines() or [""])[0], type=_ReportedLaunch)
     except msgspec.MsgspecError:

@@ -23,6 +23,7 @@ def test_a_step_is_found_where_it_is() -> None:
 def test_two_steps_are_found_and_a_far_third_level_hides_none() -> None:
     assert change_points(noisy([(1.0, 15), (1.1, 15), (1.0, 15)])) == [15, 30]
     assert change_points(noisy([(1.0, 20), (1.1, 20), (50.0, 20)])) == [20, 40]
+    assert change_points(noisy([(1.0, 5), (1.1, 5), (50.0, 20)])) == [5, 10]  # the first two need all of their ten
 
 
 def test_one_launch_that_lies_far_out_is_no_level() -> None:

@@ -137,6 +137,15 @@ def test_a_battery_is_a_row_of_any_version_ended_or_not(tmp_path: Path) -> None:
     assert [*frame.battery_findings(tmp_path).verdict] == ["PASS", "FAIL"]
 
 
+def test_batteries_whose_file_cannot_be_read_are_named_and_the_others_are_rows(tmp_path: Path) -> None:
+    battery(tmp_path, 1, "aaaa", "accepted")
+    lost = tmp_path / "acceptance" / "2__aaaa.begin.json"
+    lost.symlink_to("gone")
+    good, bad = frame._batteries(tmp_path)
+    assert [battery.id for battery in good] == ["1__aaaa"]
+    assert [error.where for error in bad] == [str(lost)]
+
+
 def test_the_fleet_has_a_row_a_node_with_its_newest_battery(results: Path) -> None:
     battery(results, 1, "aaaa", "rejected")
     battery(results, 2, "aaaa", "accepted")

@@ -176,6 +176,20 @@ def test_a_record_that_came_or_went_since_it_was_kept_is_noticed(results: Path) 
     assert launches(results)[0][0].status == "running"
 
 
+def test_a_launch_that_ended_after_its_directory_was_listed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begin()
+    written = store.Opened(store.records_directory(tmp_path, first.run), first)
+
+    def meanwhile(*_: object) -> str:
+        written.close(end(first.id))
+        return "crashed"  # its launcher is gone
+
+    monkeypatch.setattr(reading, "status_without_end", meanwhile)
+    assert [launch.status for launch in launches(tmp_path)[0]] == ["ok"]
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "one-bit", "other-code", "directory"])
 def test_damaged_keepings_are_rebuilt_in_silence(damage: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold, _ = launches(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,21 @@ DIRECTORIES = {
 def test_a_path_is_shown_from_the_innermost_private_directory_on(text: str, public: str) -> None:
     assert without_private_paths(text, DIRECTORIES) == public
     assert without_private_paths(public, DIRECTORIES) == public
+
+
+def test_the_module_as_a_command_rewrites_each_directory_and_says_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b" / "1.json").write_text(f'"{ROOT}/results/1.json"', encoding="utf-8")
+    places = [str(tmp_path / name) for name in ("a", "b")]
+    monkeypatch.setattr("sys.argv", ["private_paths.py", *places])
+    runpy.run_path(str(ROOT / "suite" / "records" / "private_paths.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{number} files without private paths in {place}" for number, place in enumerate(places)
+    ]
+    assert (tmp_path / "b" / "1.json").read_text(encoding="utf-8") == '"results/1.json"'
 
 
 def test_a_record_without_private_paths_is_read_and_shown(

@@ -21,7 +21,8 @@ def latent_products(architecture: Architecture, *, tensor_parallel: int = 1) -> 
     key, value expansion     a (d - r + w) / t x c
     """
     a, t = architecture, tensor_parallel
-    compressed, rotated = a.key_value_rank or 0, a.rotary_dim or 0
+    assert a.key_value_rank is not None
+    compressed, rotated = a.key_value_rank, a.rotary_dim or 0
     products = {"query": (a.query_width // t, a.hidden)}
     if a.query_rank is not None:
         products = {

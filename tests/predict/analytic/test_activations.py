@@ -541,6 +541,16 @@ def test_scores_are_kinds_of_the_layer(architecture: Architecture, recipe: Recip
     assert kinds.keys() - scores.keys() == fused.keys() - {"log-sum-exp"}
 
 
+def test_of_groups_that_need_the_same_the_one_next_to_the_best_real_number_is_taken() -> None:
+    """57 in flight, whose inputs are as large as a layer: groups of 2, 3 and 4 of 8 layers are equal.
+
+    sqrt(8) = 2.83 partitions would be best: 8 / 3 is next to it.
+    """
+    architecture = msgspec.structs.replace(BLOOM.architecture, layers=2 * 8)
+    layout = Layout(pipeline_stages=2, schedule=Schedule.GPIPE)
+    assert best_checkpoint_layers(Workload(architecture, BLOOM.recipe, layout), stage=0, micro_batches=57) == 3
+
+
 @pytest.mark.parametrize(("micro_batches", "group"), [(1, 1), (400, 2)])
 def test_many_micro_batches_in_flight_want_one_group_of_all_layers(micro_batches: int, group: int) -> None:
     architecture = msgspec.structs.replace(BLOOM.architecture, layers=2 * 2)

@@ -39,6 +39,7 @@ from suite.predict.analytic.memory_bound_operators import (
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 from suite.predict.analytic.product_formats import layer_casts
+from suite.predict.analytic.stage_computation import stage_kernels
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.traffic import step_traffic
@@ -657,6 +658,20 @@ def test_casts_take_inputs_and_gradients_of_every_micro_batch_and_weights_once()
     machine = msgspec.structs.replace(A100, product_peak_flop_per_second=A100.peak_flop_per_second)
     seconds = time_of(Case(*workload, 7), machine).cast_seconds
     assert seconds == pytest.approx(moved / A100.achievable_memory_bytes_per_second, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("recomputation", "forwards"), [("none", 1), ("selective", 1), ("full", 2)])
+@pytest.mark.parametrize(("product_format", "each"), [("fp8-delayed", 1), ("fp8-current", 2)])
+def test_kernels_of_casts_are_of_four_inputs_a_forward_pass_and_four_gradients(
+    recomputation: str, forwards: int, product_format: str, each: int
+) -> None:
+    layout = Layout(recomputation=Recomputation(recomputation))
+    in_8_bit = msgspec.structs.replace(BLOOM.recipe, product_format=ProductFormat(product_format))
+    plain, casting = (
+        stage_kernels(Workload(BLOOM.architecture, recipe, layout), A100, stage=0)
+        for recipe in (BLOOM.recipe, in_8_bit)
+    )
+    assert casting - plain == each * BLOOM.architecture.layers * (4 * forwards + 4)
 
 
 def test_recomputation_repeats_attention_or_whole_layers() -> None:

@@ -581,6 +581,15 @@ def test_gpt_neox_reduces_a_layers_output_once_and_both_its_input_gradients(
     assert sequence == {"all_reduce": 1, "all_gather": 11 * gathers, "reduce_scatter": 11 * scatters}
 
 
+@pytest.mark.parametrize(("recomputation", "passes"), [("none", 3), ("selective", 4), ("full", 4)])
+def test_keys_and_values_go_round_again_where_attention_is_repeated(recomputation: str, passes: int) -> None:
+    """Forward, backward, gradients, and once more before the backward pass; two blocks come from other ranks."""
+    layout = Layout(context_parallel=3, recomputation=Recomputation(recomputation))
+    traffic = step_traffic(Workload(BLOOM.architecture, BLOOM.recipe, layout), stage=0, micro_batches=5)
+    (ring,) = (entry for entry in traffic if entry.axis == "cp")
+    assert ring.messages == 5 * 2 * passes * BLOOM.architecture.layers
+
+
 def by_key(traffic: list[Traffic]) -> dict[tuple[str, str], Traffic]:
     return {(entry.axis, entry.operation): entry for entry in traffic}
 
