@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.support.covering import make_others_rare
 from tests.support.examples import register
 from tests.support.warm_ranks import launch_warm_ranks
 
+gc.disable()  # until all files are imported, which leaves no garbage
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from, or set by their workers
 os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machine unless it says so
@@ -44,6 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     make_others_rare(items)
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is looked for from now on, less often, and not among the half a million objects of what is imported."""
+    gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -43,6 +43,7 @@ from suite.job.options import KernelChoice
 from suite.job.probe_job import ProbeJob
 from suite.job.training_job import Job
 
+gc.freeze()  # collections look at what comes after
 gc.enable()
 
 

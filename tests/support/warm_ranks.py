@@ -117,10 +117,12 @@ def serve(path: str) -> None:
     libc.getenv.restype = ctypes.c_void_p
     mark = libc.getenv(MARK.encode())  # what /proc shows of the environment lies there
     del os.environ[MARK]
+    gc.disable()
     for module in PRELOADED:
         __import__(module)
-    gc.collect()
+        gc.disable()  # one of them ends by enabling it
     gc.freeze()
+    gc.enable()
     assert len([*Path("/proc/self/task").iterdir()]) == 1, "a fork has no other threads"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + path)

@@ -5,6 +5,7 @@ A line of its input is an `AskedRank`, a line of its output the answer.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -19,11 +20,16 @@ from suite.execute import rank as life
 
 life.die_with_parent()
 
+gc.disable()  # the imports below leave no garbage
+
 from torch.utils._python_dispatch import TorchDispatchMode  # after die_with_parent: it takes seconds
 
 from suite.execute.dry_run.rank import count
 from suite.job.dry_run_job import Answer, AskedRank, CountedRank, NotCounted
 from suite.job.training_job import Job
+
+gc.freeze()  # each step begins with a collection, which looks at what comes after
+gc.enable()
 
 
 def call_modes_directly() -> None:
