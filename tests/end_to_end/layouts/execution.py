@@ -148,7 +148,7 @@ def short_texts(directory: Path) -> Path:
 def _launched(directory: Path, first: int, jobs: list[Job], base: Mapping[str, str]) -> str:
     """Execute the jobs from number `first` on; returns the end of the log."""
     identity = store.new_identity()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+    command = [sys.executable, "-m", "suite.execute.torchrun", "127.0.0.1", "0", "--max-restarts=0"]
     command += [f"--nproc-per-node={jobs[0].layout.ranks}", "--monitor-interval=0.1"]
     environment = {
         "GLOO_SOCKET_IFNAME": "lo",
