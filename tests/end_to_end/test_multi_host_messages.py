@@ -22,7 +22,7 @@ from suite.machine.reference_step import TimedReferenceStep, reference_step
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import StepCorrection
 from tests.support.ladder_machine import CORPUS, CPU, TEXTS
-from tests.support.profiles import profile
+from tests.support.profiles import SPARSE, profile
 from tests.support.profiles import timing as timing_of
 
 ALL_REDUCE = Subject(operation="all_reduce", ranks=2)
@@ -83,6 +83,7 @@ def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[Cali
 def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     if (why := network_namespaces.why_not()) is not None:
         pytest.skip(f"NOT RUN: {why}")
+    monkeypatch.setattr(calibrate, "DENSITIES", {"cpu": SPARSE})
     bits = 1.6e9
     timed = TimedReferenceStep(step=reference_step(2, compiled=False, threads=1), timing=timing_of(3.0))
     here = msgspec.structs.replace(profile(), reference_steps=[timed])
