@@ -31,6 +31,7 @@ from tests.support.warm_ranks import warm
 
 START_SECONDS = 120
 CASE_SECONDS = 180
+SIMULATED = "SIMULATED_CUDA_DEVICES"  # a GPU's own library, once begun, is of no use in a fork
 
 
 class Executed(NamedTuple):
@@ -161,7 +162,7 @@ def _launched(directory: Path, first: int, jobs: list[Job], base: Mapping[str, s
     log_path = directory / f"{first}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            warm(command, environment) if jobs[0].device == "cpu" else command,
+            warm(command, environment) if jobs[0].device == "cpu" or SIMULATED in environment else command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
