@@ -120,8 +120,9 @@ def test_room_of_a_killed_launcher_is_freed_by_the_next_launch_and_no_other(tmp_
     assert (directory / f".{elsewhere.id}.reserve").exists()
 
 
-def test_a_record_of_another_machine_without_end_is_unknown(tmp_path):
-    elsewhere = msgspec.structs.replace(begin(), node="00000000")
+@pytest.mark.parametrize("node", ["00000000", "zzzzzzzz"])
+def test_a_record_of_another_machine_without_end_is_unknown(node, tmp_path):
+    elsewhere = msgspec.structs.replace(begin(), node=node)
     store.Opened(store.records_directory(tmp_path, "small"), elsewhere)
     assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["unknown"]
 

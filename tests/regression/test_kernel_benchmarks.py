@@ -68,6 +68,9 @@ def test_what_a_benchmark_does_not_say_is_not_known(tmp_path):
     assert {case.kernel, case.variant, case.dtype, case.direction} == {""}
     assert case.form == "kernel"
     assert len(run.seconds) == 1
+    facts["benchmarks"][0]["stats"]["median"] = 0.0  # no ratio to it
+    path.write_text(json.dumps(facts))
+    assert kernel_runs(tmp_path)[0][0].seconds == {}
 
 
 def test_a_run_is_one_launch_of_every_kernel_of_ours(tmp_path):
