@@ -16,6 +16,7 @@ from suite.job.events import Status
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
 TIME_LIMIT = "time limit"  # the part of what the battery's limit left unmeasured
+NOT_HUNG = "slow, not hung"  # the part of a phase that took too long
 PRODUCTS = "verified products"  # how the subjects begin whose clocks are judged, in the check of the soak's contents
 
 
@@ -283,7 +284,7 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
                     check=HANG_GUARD,
                     subject=phase.phase,
                     verdict=CheckVerdict.INCONCLUSIVE if disturbed else CheckVerdict.FAIL,
-                    part="slow, not hung",
+                    part=NOT_HUNG,
                     evidence=f"still making progress after {phase.seconds:.0f} s, budget {phase.budget_seconds:.0f} s",
                 )
             )

@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, worst_first
+from suite.acceptance.findings import NOT_HUNG, TIME_LIMIT, CheckFinding, CheckVerdict, joined_evidence, worst_first
 from suite.fleet import pairs
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.pairs import NodePair
 from suite.fleet.siblings import FirstBatteries, Siblings, battery_values, check_of
 from suite.fleet.verdicts import ACCEPTED, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
 
+_DECIDING = (NO_ANSWER, REJECTED, FAILED, UNDECIDED)  # of several verdicts on a node, the first of these
 _BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 3: UNDECIDED, 4: FAILED}
 LINK, PRODUCTS, CLOCK = "link", "products with a partner", "clock ahead"  # figures of pairs
+CONSEQUENCES = (TIME_LIMIT, NOT_HUNG)  # parts of a battery that took too long: what is slow is another part
 UNITS = {LINK: "byte/s", PRODUCTS: "flop/s", CLOCK: "s"}
 
 
@@ -53,7 +55,7 @@ def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple
     faults, links = pair_faults(results)
     table = []
     for node, known in facts.items():
-        own = [*battery_faults(node, known, first), *faults.get(node, [])]
+        own = sorted([*battery_faults(node, known, first), *faults.get(node, [])], key=_causes_first)
         verdict = _verdict(known, own)
         battery = known.batteries[-1] if known.batteries else None
         remarks = first.remarks(node, battery) if battery else []
@@ -73,10 +75,15 @@ def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple
     return table, links
 
 
+def _causes_first(fault: _Fault) -> tuple[int, bool]:
+    """What decides the node's verdict comes first, and causes before what follows from them."""
+    return _DECIDING.index(fault.verdict), fault.part in CONSEQUENCES
+
+
 def _verdict(known: NodeFacts, faults: Sequence[_Fault]) -> str:
     if known.not_run:
         return NOT_RUN
-    for verdict in (NO_ANSWER, REJECTED, FAILED, UNDECIDED):
+    for verdict in _DECIDING:
         if any(fault.verdict == verdict for fault in faults):
             return verdict
     return ACCEPTED

@@ -17,6 +17,7 @@ from suite.fleet.judge import NodeFacts, battery_faults, first_batteries, rows
 from suite.fleet.pairs import pairings
 from suite.fleet.siblings import Siblings, battery_values
 from suite.fleet.verdicts import BAD
+from suite.job.events import Status
 from suite.machine.profile import read
 from suite.machine.timing_tables import Subject
 from suite.paths import RECORDED
@@ -96,6 +97,35 @@ def test_a_fault_is_named_by_node_and_part_and_the_others_are_accepted(
     assert [(row.node, row.part) for row in table if row.verdict != "accepted"] == [(node, part)]
     assert [row.verdict for row in table].count("rejected") == 1
     assert links == []
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "part", "check"),
+    [(3, CheckVerdict.INCONCLUSIVE, "time limit", 14), (1, CheckVerdict.FAIL, "slow, not hung", 17)],
+)
+def test_of_a_slow_node_the_cause_comes_before_its_battery_that_took_too_long(
+    code: int, verdict: CheckVerdict, part: str, check: int
+) -> None:
+    late = battery({}, [CheckFinding(check=check, subject="probe", verdict=verdict, part=part, evidence="after 60 s")])
+    known = {name: facts() for name in NAMES} | {"n1": facts(code, late)}
+    (row,) = [row for row in rows(known, all_pairs(n1={"products": 0.2}))[0] if row.verdict != "accepted"]
+    assert (row.node, row.verdict, row.part) == ("n1", "rejected", f"products (processor); {part}")
+    cause, consequence = row.evidence.split("; ")[:2]
+    assert cause.startswith("0.20, 0.20")
+    assert consequence.startswith(f"check {check}")
+    assert reason(row).startswith(f"suite: products (processor); {part}: rejected: 0.20")
+    (alone,) = [row for row in rows(known, all_pairs())[0] if row.verdict != "accepted"]
+    assert alone.part == part
+
+
+def test_what_decides_the_verdict_comes_first() -> None:
+    """A battery that failed to run, beside products that reject."""
+    crashed = CheckFinding(
+        check=14, subject="", verdict=CheckVerdict.FAIL, part="rank 1", evidence="crashed", status=Status.CRASHED
+    )
+    known = {name: facts() for name in NAMES} | {"n1": facts(4, battery({}, [crashed]))}
+    (row,) = [row for row in rows(known, all_pairs(n1={"products": 0.2}))[0] if row.verdict != "accepted"]
+    assert (row.verdict, row.part) == ("rejected", "products (processor); rank 1")
 
 
 def test_one_bad_link_rejects_no_node_and_is_named() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.fleet.judge import CONSEQUENCES
 from tests.support.slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.timeout(3600)  # a fleet of six on two cores
@@ -53,8 +54,11 @@ def judged(cluster: SlurmCluster, place: Path) -> tuple[int, dict]:
 def test_each_bad_node_is_found_by_name_and_part(judged: tuple[int, dict]) -> None:
     code, end = judged
     found = {row["node"]: (row["verdict"], row["part"]) for row in end["rows"]}
+    verdict, slow = found[SLOW][0], found[SLOW][1].split("; ")
+    assert (verdict, slow[0]) == ("rejected", "products (processor)")
+    assert {*slow[1:]} <= {*CONSEQUENCES}  # at 12 % of a busy machine a battery may not end in time either
     assert found == {
-        SLOW: ("rejected", "products (processor)"),
+        SLOW: found[SLOW],
         LINK: ("rejected", "link of the node"),
         "n3": ("accepted", ""),
         CLOCK: ("rejected", "clock"),
