@@ -153,6 +153,7 @@ def measured(
             reference_steps=tuple(calibration.reference_steps),
             blocks=REFERENCE_ROUNDS if calibration.reference_steps else 0,
             reference_seconds=calibration.reference_seconds if calibration.reference_steps else 0.0,
+            moments=calibration.moments,
             interface=interface,
         )
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))

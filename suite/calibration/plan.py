@@ -44,6 +44,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         budget_seconds: of all rounds; `reference_seconds` of them are reserved for reference steps.
+        moments: in the first round, at which ranks are compared; besides the budget.
         partial: whether it measures only what one run needs; `extends` is a profile that has the rest.
     """
 
@@ -55,6 +56,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     budget_seconds: float = BUDGET_SECONDS
     reference_seconds: float = REFERENCE_SECONDS
+    moments: int = 0
     partial: bool = False
     extends: Profile | None = None
 

@@ -41,6 +41,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
         reference_steps: trained between the tasks.
         blocks: of a round; in each, every reference step is trained for a few steps.
         reference_seconds: of `budget_seconds`, reserved for the blocks; it limits the blocks of later rounds.
+        moments: in the first round, at which ranks are compared; besides the budget.
         interface: network interface of hosts that have a rank each; None: whichever the library chooses.
     """
 
@@ -55,6 +56,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     reference_steps: tuple[ReferenceStep, ...] = ()
     blocks: int = 0
     reference_seconds: float = 0.0
+    moments: int = 0
     interface: str | None = None
 
 
@@ -65,6 +67,22 @@ class TimedTask(msgspec.Struct, frozen=True, tag="measured"):
     round: int
     points: tuple[Repetitions, ...]
     time: float
+
+
+class RankMoments(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank measured at the moments of a calibration at which ranks are compared.
+
+    Args:
+        turns: in which this rank computed while the others waited.
+        fastest, middle: of each reference kernel, the 10 and 50 % quantile over turns of its fastest call in a turn.
+        copy, triad: byte/s at each moment, while all ranks did the same; the median of the moment's calls.
+    """
+
+    turns: int
+    fastest: SpeedSample
+    middle: SpeedSample
+    copy: tuple[Positive, ...] = ()
+    triad: tuple[Positive, ...] = ()
 
 
 class ReferenceSteps(msgspec.Struct, frozen=True, tag="trial-steps"):
@@ -84,6 +102,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
         environment: device, libraries, and what is known of clocks and governor, as texts.
         gpus: samples of this rank's GPU.
         cpu_speed: of this rank, by the number of ranks that measured at once; empty on a GPU.
+        moments: None where the job has none.
     """
 
     seconds: float
@@ -92,6 +111,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     gpus: list[dict[str, float | str]]
     time: float
     cpu_speed: dict[int, SpeedSample] = msgspec.field(default_factory=dict, name="pace")
+    moments: RankMoments | None = None
 
 
 CalibrationEvent = TimedTask | ReferenceSteps | Calibrated

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from suite.execute.calibrate import host_calls, operators
 from suite.execute.calibrate.collectives import TimedCollective, collective, collective_repetitions
+from suite.execute.calibrate.moments import RankComparison
 from suite.execute.calibrate.operators import DTYPES, Inputs
 from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPERATORS_BYTES, Stopwatch
@@ -97,6 +98,10 @@ class Bench:
         self._seconds[subject, sizes] = min(repetitions.seconds)
         return repetitions
 
+    def largest(self, task: Task) -> Call:
+        """The call of the last size of an operator's task."""
+        return TIMED[task.subject.operation](task.subject, task.sizes[-1], self._inputs)
+
     def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Call | TimedCollective:
         """The call with its inputs; a compiled call is that of the previous round."""
         if subject.operation in COLLECTIVES:
@@ -123,17 +128,20 @@ def calibrate(
     facts, gpu, processors = _prepared(device), GpuLog(device), SharedProcessors()
     rank, bench = dist.get_rank(), Bench(job, device)
     samplers = {ranks: SpeedSampler(device) for ranks in bench.control}
+    moments = RankComparison(job, bench.everyone, bench.largest)
     gc.collect()
     gc.disable()  # its pauses belong to no point
     processors.start()
     start, cpu_seconds_before = time.perf_counter(), own_seconds()
     due, done, hurried, first_round_seconds = due_shares(job), 0, 0, 0.0
-    blocks_before = block_positions(due, job.blocks)
+    blocks_before, moments_before = block_positions(due, job.blocks), block_positions(due, job.moments)
     for repeat, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
         report(Phase(str(task.subject), time.time()))
+        if repeat == 0 and number in moments_before:
+            moments.measure()
         # the same numbers on all ranks, which wait here for each other
         spent, block_seconds, next_block_seconds = slowest(
-            bench.everyone, time.perf_counter() - start, blocks.seconds, blocks.next_seconds
+            bench.everyone, time.perf_counter() - start - moments.seconds, blocks.seconds, blocks.next_seconds
         )
         if repeat > 0 and spent > job.budget_seconds:
             break
@@ -156,7 +164,7 @@ def calibrate(
             report(TimedTask(number, repeat, points, time.time()))
         done += 1
         if done == len(job.tasks):
-            (first_round_seconds,) = slowest(bench.everyone, time.perf_counter() - start)
+            (first_round_seconds,) = slowest(bench.everyone, time.perf_counter() - start - moments.seconds)
     dist.barrier(group=bench.everyone)
     gpu.sample()
     processors.update()
@@ -171,6 +179,7 @@ def calibrate(
         | _budget_facts(job, hurried=hurried, first_round_seconds=first_round_seconds),
         gpus=gpu.samples,
         cpu_speed={ranks: sampler.median for ranks, sampler in samplers.items() if sampler.median is not None},
+        moments=moments.of_rank,
         time=time.time(),
     )
 

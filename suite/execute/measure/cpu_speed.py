@@ -60,11 +60,11 @@ class SpeedSampler:
         """Run the reference kernels for the time of a sample."""
         if not self.takes_samples:
             return
-        self._kernels = kernels = self._kernels or _reference_kernels()
+        self._kernels = kernels = self._kernels or reference_kernels()
         end = time.perf_counter() + SAMPLE_SECONDS
         rounds: list[tuple[float, ...]] = []
         while len(rounds) < 2 or time.perf_counter() < end:
-            rounds.append(tuple(map(_seconds, kernels)))
+            rounds.append(tuple(map(seconds_of, kernels)))
         host, product, elementwise, memory = (statistics.fmean(seconds) for seconds in zip(*rounds[1:], strict=True))
         self._samples.append(SpeedSample(host=host, product=product, elementwise=elementwise, memory=memory))
 
@@ -73,7 +73,7 @@ class SpeedSampler:
         return middle(self._samples)
 
 
-def _reference_kernels() -> tuple[Call, ...]:
+def reference_kernels() -> tuple[Call, ...]:
     """Host calls, product, element-wise, memory. None draws random numbers, allocates memory or records gradients."""
     tiny = torch.zeros(8)
     x_NN = torch.linspace(-1, 1, PRODUCT_SIZE * PRODUCT_SIZE).view(PRODUCT_SIZE, PRODUCT_SIZE)
@@ -99,7 +99,8 @@ def _parts() -> tuple[Tensor, ...]:
     return torch.ones(max(2, math.ceil(size / (STREAMED * torch.float32.itemsize))), STREAMED).unbind()
 
 
-def _seconds(work: Call) -> float:
+def seconds_of(work: Call) -> float:
+    """Seconds of one call, by the clock."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
