@@ -31,10 +31,12 @@ from suite.acceptance.check_table import ALL_REDUCE, ATTRIBUTION, MATRIX, MEMORY
 from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, MicroMeasurements, MiniatureLaunch, ProbeResult
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
 from suite.acceptance.judge.judge import battery_findings
+from suite.acceptance.judge.rates import BY_TURNS
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import EXCHANGES, MEASURED_BY_TIMES, NEEDS_MICRO
 from suite.acceptance.presets import EFFORTS
 from suite.commands import exit_codes
+from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.paths import ROOT
 
@@ -163,14 +165,35 @@ def slow_rank(battery: DrawnBattery) -> DrawnBattery:
         longer = max(compute, default=0.0) - max(launch.compute_seconds, default=0.0)
         whole = None if launch.step_seconds is None else launch.step_seconds + max(0.0, longer)
         launches.append(msgspec.structs.replace(launch, compute_seconds=compute, step_seconds=whole))
-    micro = msgspec.structs.replace(battery.micro, matrix=matrix)
+    moments = [_slower(of_rank) if rank == RANK else of_rank for rank, of_rank in enumerate(battery.micro.moments)]
+    micro = msgspec.structs.replace(battery.micro, matrix=matrix, moments=moments)
     return battery._replace(micro=micro, launches=launches)
+
+
+def _slower(of_rank: RankMoments) -> RankMoments:
+    """Its turns, with arithmetic that takes longer; waiting for memory does not."""
+    fastest, middle = (
+        msgspec.structs.replace(
+            sample,
+            host=sample.host * SLOWER_RANK,
+            product=sample.product * SLOWER_RANK,
+            elementwise=sample.elementwise * SLOWER_RANK,
+        )
+        for sample in (of_rank.fastest, of_rank.middle)
+    )
+    return msgspec.structs.replace(of_rank, fastest=fastest, middle=middle)
 
 
 def slow_memory(battery: DrawnBattery) -> DrawnBattery:
     """Copies and triads at 0.8 of their rate; steps as they were, which makes it harder to find."""
     rates = {name: [SLOWER_MEMORY * rate for rate in getattr(battery.micro, name)] for name in ("copy", "triad")}
-    return battery._replace(micro=msgspec.structs.replace(battery.micro, **rates))
+    moments = [
+        msgspec.structs.replace(
+            of_rank, **{name: tuple(SLOWER_MEMORY * rate for rate in getattr(of_rank, name)) for name in rates}
+        )
+        for of_rank in battery.micro.moments
+    ]
+    return battery._replace(micro=msgspec.structs.replace(battery.micro, **rates, moments=moments))
 
 
 def slow_link(battery: DrawnBattery) -> DrawnBattery:
@@ -210,14 +233,16 @@ def judged(draw: Callable[[int], DrawnBattery], history: History) -> list[CheckF
             rounds and not any(one.key in failed and one.verdict is CheckVerdict.INCONCLUSIVE for one in found)
         ):
             break
-        repeated = _findings(_again(battery, draw(LOOKS[0]), {check for check, _ in failed}), history, LOOKS[:1])
+        repeated = _findings(_again(battery, draw(LOOKS[0]), failed), history, LOOKS[:1])
         rounds.append([one for one in repeated if one.key in failed])
     return confirmed(first, *rounds)
 
 
-def _again(battery: DrawnBattery, anew: DrawnBattery, failed: Set[int]) -> DrawnBattery:
-    """The battery with what its re-run measures anew where these checks failed, as `repetition.planned_reruns` says."""
-    of_launches = failed & MEASURED_BY_TIMES or (battery.micro.virtual and SPREAD in failed)
+def _again(battery: DrawnBattery, anew: DrawnBattery, keys: Set[tuple[int, str]]) -> DrawnBattery:
+    """The battery with what its re-run measures anew for findings that failed: see `repetition.planned_reruns`."""
+    failed = {check for check, _ in keys}
+    of_products = any(check == SPREAD and subject != BY_TURNS for check, subject in keys)
+    of_launches = failed & MEASURED_BY_TIMES or (battery.micro.virtual and of_products)
     return DrawnBattery(
         micro=anew.micro if failed & NEEDS_MICRO else battery.micro,
         launches=anew.launches if of_launches else battery.launches,

@@ -19,7 +19,7 @@ from suite.machine.fingerprint import digest, fingerprint
 from suite.records import store
 
 # A major version measures or predicts in another way than those before: their values are not compared
-SCHEMA = "8.1"
+SCHEMA = "8.2"
 NO_GPUS = "none"  # in a record's hardware
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 

@@ -75,10 +75,14 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
         "2 M N K / t of the fastest 16-bit product, all ranks at once, the slowest rank",
         _GPU + "what good ones reach; other GPUs and CPUs: 0.70 of the dense peak; " + _PAST,
     ),
-    SPREAD: ("spread over ranks", "slowest rank / median rank of check 1", "the ranks themselves"),
+    SPREAD: (
+        "spread over ranks",
+        "slowest rank / median rank of check 1; on a CPU also each rank alone, by turns, over the median of the others",
+        "the ranks themselves",
+    ),
     MEMORY: (
         "memory copy and triad",
-        "2 S / t and 3 S / t beyond every cache, all ranks at once, the slowest rank",
+        "2 S / t and 3 S / t beyond every cache, all ranks at once, the slowest rank; on a CPU also the mean of all",
         _GPU + "0.85 and 0.80 of the data sheet; " + _PAST,
     ),
     HOST_DEVICE: (

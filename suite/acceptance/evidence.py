@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
 from suite.machine.host_state import HostState
@@ -59,6 +60,8 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
         wrong_products: verified products that were not as they must be, in words.
         numa_nodes: by rank, the one that it was bound to, or why to none; empty on a CPU.
+        moments: by rank, what it measured at the moments at which ranks are compared; empty on a GPU, and in records
+            before 8.2.
         set_aside: not judged: other processes disturbed them, and they were repeated.
         stacks: Python stacks and log of a calibration that did not end well.
     """
@@ -77,6 +80,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     points: int = 0
     wrong_products: list[str] = []
     numa_nodes: list[str] = []
+    moments: list[RankMoments] = []
     others_share: float | None = None
     steal_share: float | None = None
     set_aside: bool = False

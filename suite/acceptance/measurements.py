@@ -29,7 +29,7 @@ from suite.acceptance.machine_rates import host_device_rates, part_rates, peak_o
 from suite.acceptance.presets import Effort
 from suite.calibration.calibrate import CalibrationResult, calibrate, measured_profile, planned_calibration
 from suite.calibration.plan import Calibration
-from suite.job.calibration_job import Calibrated, TimedTask
+from suite.job.calibration_job import Calibrated, RankMoments, TimedTask
 from suite.job.events import Event, Status, StepKind
 from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.launch.launcher import launch
@@ -48,6 +48,7 @@ from suite.reproduce.step_time import predicted_times
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 CALIBRATION_START_SECONDS = 8.0  # of a calibration until its first task, and after its last one
+MOMENTS, MOMENT_SECONDS = 8, 1.2  # at which ranks are compared, and how long one takes, memory to allocate included
 SEED = 20261122
 REPLAYED_RUN = "bloom-176b"  # whose miniature the replays train
 COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
@@ -76,9 +77,11 @@ def rates_again(device: str, ranks: int, effort: Effort, on_event: OnEvent) -> M
 def _calibration(device: str, ranks: int, effort: Effort, results: Path) -> Calibration:
     """A calibration that takes as long as the effort says: slow machines repeat less."""
     planned = planned_calibration(results, device=device, ranks=ranks, density=effort.densities[device])
-    budget = min(planned.budget_seconds, effort.micro_seconds[device] - CALIBRATION_START_SECONDS)
+    moments = MOMENTS if device == "cpu" else 0  # ranks on GPUs share no processor that computes
+    left = effort.micro_seconds[device] - CALIBRATION_START_SECONDS - moments * MOMENT_SECONDS
+    budget = min(planned.budget_seconds, left)
     reference = planned.reference_seconds * budget / planned.budget_seconds
-    return msgspec.structs.replace(planned, budget_seconds=budget, reference_seconds=reference)
+    return msgspec.structs.replace(planned, budget_seconds=budget, reference_seconds=reference, moments=moments)
 
 
 def _micro(
@@ -87,12 +90,16 @@ def _micro(
     start, ranks = time.monotonic(), planned.ranks
     points: dict[tuple[int, int], list[TimedTask]] = {}
     numa_nodes: dict[int, str] = {}
+    moments: dict[int, RankMoments] = {}
 
     def collect(rank: int, event: Event) -> None:
         if isinstance(event, TimedTask):
             points.setdefault((rank, event.task), []).append(event)
-        elif isinstance(event, Calibrated) and "numa_node" in event.environment:
-            numa_nodes[rank] = event.environment["numa_node"]
+        elif isinstance(event, Calibrated):
+            if "numa_node" in event.environment:
+                numa_nodes[rank] = event.environment["numa_node"]
+            if event.moments is not None:
+                moments[rank] = event.moments
         on_event(rank, event)
 
     result = measure(planned, collect)
@@ -120,6 +127,7 @@ def _micro(
         profile=result.path,
         points=product_points(profile),
         numa_nodes=[numa_nodes[rank] for rank in sorted(numa_nodes)],
+        moments=[moments[rank] for rank in sorted(moments)],
         others_share=profile.conditions.others_share,
         steal_share=profile.conditions.steal_share,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from suite.acceptance import phases
-from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD, SPREAD
+from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
 from suite.acceptance.evidence import (
     Evidence,
@@ -29,6 +29,7 @@ from suite.acceptance.findings import TIME_LIMIT, CheckFinding, CheckVerdict, co
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.noninferiority import FEWEST
+from suite.acceptance.judge.rates import needs_launches
 from suite.job.events import Status
 
 REPEATED, REPEATED_TWICE = "repeated", "repeated twice"  # attempts at what others disturbed
@@ -271,7 +272,7 @@ def _bears_out(battery: RunningBattery, phase: BatteryPhase, finding: CheckFindi
     They are made again with its products: the same launches would bear out each of these in the same way.
     """
     virtual = any(isinstance(item, MicroMeasurements) and item.virtual for item in battery.evidence())
-    return virtual and finding.check == SPREAD and phase.serves >= phases.MEASURED_BY_TIMES
+    return needs_launches(finding, virtual=virtual) and phase.serves >= phases.MEASURED_BY_TIMES
 
 
 def _is_about(finding: CheckFinding, phase: BatteryPhase) -> bool:

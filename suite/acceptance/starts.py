@@ -53,7 +53,7 @@ STATED = {
         replayed_step=0.15,
         exchange_start=1.0,
         factors=0.0,
-        rates=23.0,  # 21 and 23 s on 2 cores of a Xeon, beside tests (2026-11-27)
+        rates=33.0,  # 21 and 23 s on 2 cores of a Xeon, beside tests (2026-11-27), and 10 s to compare ranks
     ),
     # Assumed of a node with 8 GPUs and 12 cores for each; none was measured. A launch: torchrun 3 s, imports 4 s, the
     # context of CUDA 1 s, NCCL's communicators 3 s, the end 1 s. Two matrices of 8192 x 8192 and the check of two

@@ -77,6 +77,7 @@ def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_pat
 @pytest.mark.ranks
 def test_rates_again_are_of_the_products_and_copies_of_all_ranks_and_store_no_profile(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measurements, "MOMENTS", 2)
     effort = msgspec.structs.replace(EFFORTS["quick"], densities={"cpu": SPARSE._replace(dtypes=("bf16",))})
     planned = planned_calibration(tmp_path, device="cpu", ranks=2, density=effort.densities["cpu"]).planned
     products = [entry.task for entry in planned if (entry.kind, entry.task.subject.operation) == (TABLE, "product")]
@@ -87,6 +88,11 @@ def test_rates_again_are_of_the_products_and_copies_of_all_ranks_and_store_no_pr
     for rates in (again.matrix, again.copy, again.triad):
         assert len(rates) == 2
         assert min(rates) > 0
+    assert [(len(rank.copy), len(rank.triad)) for rank in again.moments] == [(2, 2)] * 2
+    assert len({rank.turns for rank in again.moments}) == 1  # one after another
+    for rank in again.moments:
+        kernels = zip(msgspec.structs.astuple(rank.fastest), msgspec.structs.astuple(rank.middle), strict=True)
+        assert all(0 < fastest <= middle for fastest, middle in kernels)
     timed = {event.task for _, event in asked if isinstance(event, TimedTask)}
     assert len(timed) < len(planned) / 2  # nothing that only predictions need
     assert (again.profile, list(tmp_path.rglob("*"))) == ("", [])

@@ -12,8 +12,9 @@ from benchmarks.battery_power import FAULTS, DrawnNode, RecordedBattery, interva
 from suite.acceptance.battery_record import BatteryRecord
 from suite.acceptance.evidence import Exchange, LaunchPurpose
 from suite.acceptance.findings import Decision
+from suite.acceptance.judge.rates import BY_TURNS
 from suite.commands import exit_codes
-from tests.support.batteries import launched, micro, probing
+from tests.support.batteries import launched, micro, moments, probing
 
 
 def exchanges(rate):
@@ -88,6 +89,30 @@ def test_one_bad_measurement_of_three_is_a_warning():
     assert all("not in two more" in one.evidence for one in links)
 
 
+def test_by_turns_a_slow_rank_is_found_where_launches_and_products_say_nothing():
+    """On a virtual machine whose ranks disturb each other by a third."""
+    batteries = [
+        battery._replace(
+            micro=[msgspec.structs.replace(one, virtual=True, moments=[moments(), moments()]) for one in battery.micro]
+        )
+        for battery in recorded(10, 1 / 3)
+    ]
+    found = judged(DrawnNode(random.Random(2), batteries, battery_power.slow_rank), past(random.Random(1), batteries))
+    (finding,) = [one for one in found if one.subject == BY_TURNS]
+    assert (finding.verdict.value, finding.part) == ("FAIL", "processor of rank 1")
+    assert finding.ratio == pytest.approx(1 / 1.1)
+    good = judged(DrawnNode(random.Random(2), batteries), past(random.Random(1), batteries))
+    assert [one.verdict.value for one in good if one.subject == BY_TURNS] == ["PASS"]
+
+
+def test_slower_memory_is_slower_at_every_moment():
+    battery = DrawnNode(random.Random(1), recorded(3, 0.01))(5)
+    battery = battery._replace(micro=msgspec.structs.replace(battery.micro, moments=[moments(), moments()]))
+    slower = battery_power.slow_memory(battery).micro.moments
+    assert [rank.copy for rank in slower] == [(0.8e10, 0.8e10)] * 2
+    assert [rank.fastest for rank in slower] == [moments().fastest] * 2
+
+
 def slow_products(battery):
     micro = msgspec.structs.replace(battery.micro, matrix=[9e10, 6e10], virtual=True)
     launches = [msgspec.structs.replace(launch, compute_seconds=[1.0, 1.05]) for launch in battery.launches]
@@ -114,13 +139,14 @@ def test_what_did_not_fail_is_not_measured_again():
     first, again = (DrawnNode(random.Random(seed), batteries)(5) for seed in (1, 2))
     virtual = first._replace(micro=msgspec.structs.replace(first.micro, virtual=True))
     for battery, failed, anew in (
-        (first, {battery_power.MEMORY}, {"micro"}),
-        (first, {battery_power.SPREAD}, {"micro"}),
-        (virtual, {battery_power.SPREAD}, {"micro", "launches"}),
-        (first, {battery_power.STRAGGLER}, {"launches"}),
-        (first, {battery_power.STEP_TIME}, {"micro", "launches"}),
-        (first, {battery_power.PEER}, {"probe"}),
-        (first, {battery_power.ALL_REDUCE, battery_power.MATRIX}, {"probe", "micro"}),
+        (first, {(battery_power.MEMORY, "")}, {"micro"}),
+        (first, {(battery_power.SPREAD, "matrix rate")}, {"micro"}),
+        (virtual, {(battery_power.SPREAD, "matrix rate")}, {"micro", "launches"}),
+        (virtual, {(battery_power.SPREAD, BY_TURNS)}, {"micro"}),
+        (first, {(battery_power.STRAGGLER, "")}, {"launches"}),
+        (first, {(battery_power.STEP_TIME, "")}, {"micro", "launches"}),
+        (first, {(battery_power.PEER, "")}, {"probe"}),
+        (first, {(battery_power.ALL_REDUCE, ""), (battery_power.MATRIX, "")}, {"probe", "micro"}),
     ):
         made = battery_power._again(battery, again, failed)
         assert {part for part in made._fields if getattr(made, part) is getattr(again, part)} == anew

@@ -12,7 +12,9 @@ from suite.acceptance.evidence import (
 )
 from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.past_batteries import History
+from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
+from suite.machine.cpu_speed import SpeedSample
 
 NOTHING = History()
 
@@ -21,6 +23,14 @@ def micro(**changes):
     """Two equal ranks at 90 % of their peak."""
     usual = {"matrix": [9e10, 9e10], "copy": [1e10, 1e10], "triad": [1e10, 1e10], "peak": 1e11, "peak_source": "clock"}
     return MicroMeasurements(**({"status": Status.OK, "message": "", "seconds": 1.0} | usual | changes))
+
+
+def moments(*, slower=1.0, memory=1.0, **changes):
+    """Of a rank whose turns took `slower` times as long as usual, and those of the memory kernel `memory` times."""
+    kernels = {"host": 5e-5, "product": 1e-4, "elementwise": 3e-5}
+    sample = SpeedSample(**{name: slower * seconds for name, seconds in kernels.items()}, memory=memory * 1e-4)
+    usual = {"turns": 40, "fastest": sample, "middle": sample, "copy": (1e10, 1e10), "triad": (1e10, 1e10)}
+    return RankMoments(**(usual | changes))
 
 
 def probing(**parts):

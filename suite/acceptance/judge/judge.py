@@ -41,7 +41,7 @@ from suite.acceptance.judge.launches import (
 )
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.rates import exchange_findings, micro_findings
+from suite.acceptance.judge.rates import exchange_findings, micro_findings, needs_launches
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -135,7 +135,7 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
         return finding
     if finding.check == check.MATRIX:
         why = "of a virtual machine, whose processors other guests may share"
-    elif finding.check == check.SPREAD:
+    elif needs_launches(finding, virtual=micro.virtual):
         rank = micro.matrix.index(min(micro.matrix))
         in_launches = rank_in_launches(launches, rank)
         if in_launches is None or in_launches.is_late:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import msgspec
+
 from reference_runs.accelerator import Accelerator
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
@@ -12,10 +14,15 @@ from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, fa
 from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, from_values, limited, rated
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
+from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
+from suite.machine.cpu_speed import ELEMENTWISE, PRODUCT
 
 PAIRS_FOR_A_MEDIAN = 3
 ALL_TO_ALL = "all-to-all"
+COMPUTING = ("host", PRODUCT, ELEMENTWISE)  # reference kernels that do not wait for memory
+BY_TURNS = "each rank alone, by turns"
+OF_ALL = "copy and triad of all ranks"
 BY_SWITCH = "nvls"
 
 
@@ -27,13 +34,15 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     """
     if micro.status is not Status.OK:
         return [failed_measurement(number, micro) for number in (MATRIX, SPREAD, MEMORY)]
-    findings = [_slowest_rank(micro, history, gpu), *_wrong_products(micro), _spread(micro.matrix)]
+    findings = [_slowest_rank(micro, history, gpu), *_wrong_products(micro), _spread(micro.matrix), *_by_turns(micro)]
     for operation, rates in (("copy", micro.copy), ("triad", micro.triad)):
         most = data_sheet.upper_limit(gpu, operation)
         rank = judged_rank(rates, most)
         part = f"memory bandwidth (rank {rank} slowest)"
         expected = data_sheet.expected(gpu, operation)
         findings.append(rate_finding(CHECKS[MEMORY], operation, rates[rank], history, part, expected, most=most))
+    if gpu is None and not micro.host_device:
+        findings.append(_memory_of_all(micro, history))
     if not micro.host_device:
         findings.append(not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
@@ -94,6 +103,14 @@ def _wrong_products(micro: MicroMeasurements) -> list[CheckFinding]:
     ]
 
 
+def needs_launches(finding: CheckFinding, *, virtual: bool) -> bool:
+    """Whether launches say if the rank of a failed finding counts as slow: products of a virtual machine's ranks.
+
+    Ranks that take turns need none.
+    """
+    return virtual and finding.check == SPREAD and finding.subject != BY_TURNS
+
+
 def _spread(rates: Sequence[float]) -> CheckFinding:
     if len(rates) < 2:
         return not_run(SPREAD, "one rank has nothing to be compared with")
@@ -106,6 +123,51 @@ def _spread(rates: Sequence[float]) -> CheckFinding:
         source="median of the ranks",
         evidence="Gflop/s: " + ", ".join(f"rank {rank} {rate / 1e9:,.1f}" for rank, rate in enumerate(rates)),
     )
+
+
+def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
+    """Check 2 of a CPU's ranks that took turns: none where they did not, or where there is one rank.
+
+    Speed of a rank: others' median seconds of a reference kernel over its own, the median over the three that compute:
+    a slow processor slows all of them down. Ranks that compute at once disturb each other, and not always equally: here
+    the others wait.
+    """
+    if len(micro.moments) < 2:
+        return []
+    speeds = [_speeds_of_kernels(micro.moments, rank) for rank in range(len(micro.moments))]
+    middle = [statistics.median(speed[name] for name in COMPUTING) for speed in speeds]
+    slowest = middle.index(min(middle))
+    kernels = ", ".join(f"{name} {speed:.3f}" for name, speed in speeds[slowest].items())
+    finding = limited(
+        CHECKS[SPREAD],
+        BY_TURNS,
+        middle[slowest],
+        part=f"processor of rank {slowest}",
+        source="median of the other ranks",
+        evidence=f"rank {slowest}: {kernels}; {micro.moments[slowest].turns} turns",
+    )
+    return [finding]
+
+
+def _speeds_of_kernels(moments: Sequence[RankMoments], rank: int) -> dict[str, float]:
+    """By reference kernel, the speed of a rank: 1 is that of the others."""
+    fastest = [msgspec.structs.asdict(of_rank.fastest) for of_rank in moments]
+    own = fastest.pop(rank)
+    return {name: statistics.median(other[name] for other in fastest) / seconds for name, seconds in own.items()}
+
+
+def _memory_of_all(micro: MicroMeasurements, history: History) -> CheckFinding:
+    """The memory of a CPU, which all ranks share: the geometric mean over ranks, copies and triads.
+
+    Each of these has a spread of its own; their mean has less, so that less is found. At several moments it has least.
+    """
+    rates = [*micro.copy, *micro.triad]
+    at = ""
+    if micro.moments and all(rank.copy and rank.triad for rank in micro.moments):
+        rates = [statistics.median(moments) for rank in micro.moments for moments in (rank.copy, rank.triad)]
+        at = ", at several moments"
+    mean = statistics.geometric_mean(rates)
+    return rate_finding(CHECKS[MEMORY], OF_ALL, mean, history, "memory bandwidth", [], compared_as=OF_ALL + at)
 
 
 def exchange_findings(

@@ -9,7 +9,7 @@ from reference_runs.accelerator import known_gpu
 from suite.acceptance.evidence import Exchange
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import UpperLimit
-from suite.acceptance.judge.rates import exchange_findings, judged_rank, micro_findings
+from suite.acceptance.judge.rates import BY_TURNS, OF_ALL, exchange_findings, judged_rank, micro_findings
 from suite.acceptance.machine_rates import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.density import Scope
@@ -18,7 +18,7 @@ from suite.job.calibration_job import Task, TimedTask
 from suite.job.events import Status
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
-from tests.support.batteries import NOTHING, history_of, micro, probing
+from tests.support.batteries import NOTHING, history_of, micro, moments, probing
 from tests.support.profiles import profile as machine
 
 
@@ -216,6 +216,45 @@ def test_the_spread_is_of_the_slowest_rank_to_the_median():
     assert (found.evidence, found.source) == ("Gflop/s: rank 0 90.0, rank 1 80.0, rank 2 95.0", "median of the ranks")
     alone = measured(matrix=[9e10])
     assert alone[2, ""].verdict is CheckVerdict.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("slower", "verdict"), [(1.02, CheckVerdict.PASS), (1.05, CheckVerdict.WARN), (1.1, CheckVerdict.FAIL)]
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_by_turns_a_rank_is_compared_with_the_others_alone(ranks, slower, verdict):
+    """Of two ranks the other one is the reference: a median of both would hide half of it."""
+    of_ranks = [moments() for _ in range(ranks - 1)]
+    of_ranks.insert(1, moments(slower=slower))
+    found = measured(moments=of_ranks)[2, BY_TURNS]
+    assert (found.verdict, found.ratio) == (verdict, pytest.approx(1 / slower))
+    assert found.part == ("" if verdict is CheckVerdict.PASS else "processor of rank 1")
+    speed = f"{1 / slower:.3f}"
+    assert found.evidence == f"rank 1: host {speed}, product {speed}, elementwise {speed}, memory 1.000; 40 turns"
+
+
+def test_by_turns_one_odd_kernel_and_waiting_for_memory_make_no_rank_slow():
+    usual, odd = moments(), moments(memory=1.5)
+    odd = msgspec.structs.replace(odd, fastest=msgspec.structs.replace(odd.fastest, elementwise=4e-5))
+    found = measured(moments=[usual, odd])[2, BY_TURNS]
+    assert (found.verdict, found.ratio) == (CheckVerdict.PASS, 1.0)
+
+
+def test_without_turns_and_of_one_rank_nothing_is_said_of_them():
+    assert (2, BY_TURNS) not in measured()
+    assert (2, BY_TURNS) not in measured(moments=[moments()])
+
+
+def test_memory_of_all_ranks_is_one_mean_of_moments_where_there_are_some():
+    first = measured(copy=[1e10, 4e10], triad=[1e10, 4e10])[3, OF_ALL]
+    assert (first.measured, first.compared_as) == (pytest.approx(2e10), OF_ALL)
+    rates = [moments(copy=(1e10, 2e10, 9e10), triad=(2e10,)), moments(copy=(8e10,), triad=(8e10,))]
+    at_moments = measured(moments=rates)[3, OF_ALL]
+    assert (at_moments.measured, at_moments.compared_as) == (pytest.approx(4e10), f"{OF_ALL}, at several moments")
+    past = history_of(past={f"3:{OF_ALL}, at several moments": [6e10] * 3})
+    slow = {(one.check, one.subject): one for one in micro_findings(micro(moments=rates), past)}[3, OF_ALL]
+    assert (slow.verdict, slow.part) == (CheckVerdict.FAIL, "memory bandwidth")
+    assert (3, OF_ALL) not in measured(host_device={"to device": 1e10})  # each GPU has its own
 
 
 def test_each_rate_is_of_its_slowest_rank_and_named():
