@@ -3,7 +3,7 @@
 Each injection is one `python -m suite accept`, whose exit code, finding and record must be as expected.
 `--clean 5` first runs 5 quick batteries without a fault, which must be accepted; each has the earlier ones as its past.
 Exit codes: 0 all caught, and all clean ones accepted; 1 one was not; 2 bad usage; 3 some did not run
-(`--allow-not-run`: none did).
+(`--allow-not-run`: none did); 130 interrupted: the battery that ran has ended.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.accept_selftest.child import child
 from benchmarks.accept_selftest.faults import INJECTIONS
 from benchmarks.accept_selftest.injection import AcceptedBefore, Injection, InjectionDirectories
 from suite.acceptance import battery_record
@@ -29,7 +30,7 @@ from suite.acceptance.evidence import PhaseTiming
 from suite.acceptance.findings import CheckVerdict, Decision
 from suite.acceptance.presets import EFFORTS
 from suite.commands import exit_codes
-from suite.paths import ROOT
+from suite.launch.interruption import end_as_interrupted
 
 LIMIT_SECONDS = 1800.0
 START_SECONDS = 10.0  # of the command, before its battery begins and after it ended
@@ -169,16 +170,10 @@ def _baseline(results: Path, past: AcceptedBefore) -> str | None:
 
 def _accept(arguments: list[str], environment: dict[str, str], prefix: list[str]) -> Answer:
     start = time.monotonic()
-    done = subprocess.run(
-        [*prefix, sys.executable, "-m", "suite", "accept", *arguments],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+    command = [*prefix, sys.executable, "-m", "suite", "accept", *arguments]
+    with child(command, os.environ | environment, out=subprocess.PIPE, err=subprocess.PIPE) as battery:
+        out, err = (printed.decode() for printed in battery.communicate(timeout=LIMIT_SECONDS))
+    return Answer(battery.returncode, out, err, time.monotonic() - start)
 
 
 def _injected(injection: Injection, directories: InjectionDirectories) -> tuple[list[str], Answer]:
@@ -240,4 +235,9 @@ def _missing_stacks(record: Path, ranks: Sequence[int]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_as_interrupted()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # the battery and what was injected have ended
+        code = exit_codes.INTERRUPTED
+    sys.exit(code)

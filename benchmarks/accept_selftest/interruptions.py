@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.accept_selftest.child import child
 from benchmarks.accept_selftest.injection import Injection, InjectionDirectories, Prepare, Prepared
 from suite.acceptance import battery_record
-from suite.paths import ROOT
 
 LIMIT_SECONDS = 300.0
 AGONY_SECONDS = 10.0  # until the kernel has ended all processes of a battery that is gone
@@ -49,15 +49,12 @@ def _killed(moment: KillMoment, options: list[str], environment: dict[str, str] 
         results = places.scratch / "results"
         output = places.scratch / "first.err"
         arguments = [*options, "--others", "1", "--results", str(results), "--json"]
-        with output.open("wb") as errors:
-            battery = subprocess.Popen(
-                [sys.executable, "-m", "suite", "accept", *arguments],
-                cwd=ROOT,
-                env=os.environ | (environment or {}),
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
-        orphans = _end(battery, lambda: moment(output.read_text(), battery_record.directory(results)))
+        command = [sys.executable, "-m", "suite", "accept", *arguments]
+        with (
+            output.open("wb") as errors,
+            child(command, os.environ | (environment or {}), out=subprocess.DEVNULL, err=errors) as battery,
+        ):
+            orphans = _end(battery, lambda: moment(output.read_text(), battery_record.directory(results)))
         prefix = ["sh", "-c", f"echo '{orphans}' >&2; exit 9"] if orphans else []
         yield Prepared(["--results", str(results), "--resume"], {}, prefix)
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 
 import msgspec
+import psutil
 import pytest
 
 from benchmarks.accept_selftest import __main__ as selftest
+from benchmarks.accept_selftest import child
 from benchmarks.accept_selftest.__main__ import Answer
 from benchmarks.accept_selftest.faults import INJECTIONS
 from suite.acceptance.battery_record import BatteryRecord
@@ -16,6 +22,7 @@ from suite.acceptance.evidence import PhaseTiming
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.commands import exit_codes
 from suite.machine.devices import cuda_devices, usable_cores
+from suite.paths import ROOT
 
 
 @pytest.fixture
@@ -123,6 +130,44 @@ def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_r
     assert problems(both, CheckVerdict.PASS) == []
     assert problems(frames + "no answer", CheckVerdict.PASS) == ["no stacks of rank 1 in the record"]
     assert problems(both, CheckVerdict.NOT_RUN) == ["check 14 did not pass: ['NOT RUN']"]
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_battery_that_does_not_end_when_it_is_asked_to_is_killed_with_its_children(monkeypatch):
+    monkeypatch.setattr(child, "ASKED_SECONDS", 0.2)
+    command = [sys.executable, "-S", "-c", STUBBORN]
+    with child.child(command, os.environ, out=subprocess.PIPE, err=subprocess.DEVNULL) as started:
+        assert started.stdout.readline() == b"begun\n"
+        children = psutil.Process(started.pid).children()
+        assert len(children) == 1
+    assert started.returncode == -signal.SIGKILL
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in children)
+
+
+def test_the_battery_of_a_self_test_that_is_asked_to_end_ends_too(tmp_path):
+    """The self-test itself waits for that."""
+    words = ["--clean", "1", "--only", "none", "--keep", str(tmp_path / "kept")]
+    own = subprocess.Popen([sys.executable, "-m", "benchmarks.accept_selftest", *words], cwd=ROOT)
+    try:
+        while not list(tmp_path.glob("kept/acceptance/*.begin.json")):
+            assert own.poll() is None
+            time.sleep(0.05)
+        below = psutil.Process(own.pid).children(recursive=True)
+        assert any("accept" in process.cmdline() for process in below)
+        own.send_signal(signal.SIGTERM)
+        assert own.wait(timeout=child.ASKED_SECONDS + child.GONE_SECONDS + 60) == exit_codes.INTERRUPTED
+        assert not [process for process in below if process.is_running()]
+    finally:
+        own.kill()
+        own.wait()
 
 
 def test_no_injection_asks_for_a_number_of_cores_that_this_machine_has():
