@@ -33,6 +33,7 @@ from suite.acceptance.judge.environment import environment_findings, share_of_ot
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.launches import (
+    RankInLaunches,
     exact_findings,
     jitter_findings,
     loss_findings,
@@ -41,7 +42,7 @@ from suite.acceptance.judge.launches import (
 )
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.rates import exchange_findings, micro_findings, needs_launches
+from suite.acceptance.judge.rates import exchange_findings, micro_findings, needs_launches, speed_by_turns
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -129,7 +130,7 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
     """Slow products of a virtual machine only warn: its processors may be halves of cores, which other guests use.
 
     A rank whose products are slower than the others' fails where launches bear it out: it is late in them too, and not
-    by chance. Without launches it fails.
+    by chance. Without launches it fails unless it is as fast as the others by turns.
     """
     if finding.verdict is not CheckVerdict.FAIL or not micro.virtual or not rests_on_clocks(finding):
         return finding
@@ -138,15 +139,26 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
     elif needs_launches(finding, virtual=micro.virtual):
         rank = micro.matrix.index(min(micro.matrix))
         in_launches = rank_in_launches(launches, rank)
-        if in_launches is None or in_launches.is_late:
+        why = _why_not_slow(rank, in_launches, micro)
+        if not why:
             return finding
-        why = f"of a virtual machine; in launches rank {rank} is at {in_launches.over_best:.3f} of the best rank"
-        if in_launches.warns:
-            why += ", which may be chance"
     else:
         return finding
     evidence = joined_evidence(finding.evidence, why)
     return msgspec.structs.replace(finding, verdict=CheckVerdict.WARN, evidence=evidence)
+
+
+def _why_not_slow(rank: int, in_launches: RankInLaunches | None, micro: MicroMeasurements) -> str:
+    """Why a virtual machine's rank with slow products does not count as slow; empty where it does."""
+    if in_launches is None:
+        speed = speed_by_turns(micro.moments, rank) if len(micro.moments) > 1 else 0.0
+        warn = check.CHECKS[check.SPREAD].warn
+        assert warn is not None
+        return f"of a virtual machine; alone, by turns, rank {rank} is at {speed:.3f} of the others" * (speed >= warn)
+    if in_launches.is_late:
+        return ""
+    chance = ", which may be chance" if in_launches.warns else ""
+    return f"of a virtual machine; in launches rank {rank} is at {in_launches.over_best:.3f} of the best rank{chance}"
 
 
 def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:

@@ -134,10 +134,9 @@ def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
     """
     if len(micro.moments) < 2:
         return []
-    speeds = [_speeds_of_kernels(micro.moments, rank) for rank in range(len(micro.moments))]
-    middle = [statistics.median(speed[name] for name in COMPUTING) for speed in speeds]
+    middle = [speed_by_turns(micro.moments, rank) for rank in range(len(micro.moments))]
     slowest = middle.index(min(middle))
-    kernels = ", ".join(f"{name} {speed:.3f}" for name, speed in speeds[slowest].items())
+    kernels = ", ".join(f"{name} {speed:.3f}" for name, speed in _speeds_of_kernels(micro.moments, slowest).items())
     finding = limited(
         CHECKS[SPREAD],
         BY_TURNS,
@@ -147,6 +146,12 @@ def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
         evidence=f"rank {slowest}: {kernels}; {micro.moments[slowest].turns} turns",
     )
     return [finding]
+
+
+def speed_by_turns(moments: Sequence[RankMoments], rank: int) -> float:
+    """Of a rank beside the others: the median over the reference kernels that compute."""
+    speeds = _speeds_of_kernels(moments, rank)
+    return statistics.median(speeds[name] for name in COMPUTING)
 
 
 def _speeds_of_kernels(moments: Sequence[RankMoments], rank: int) -> dict[str, float]:

@@ -26,6 +26,7 @@ from tests.support.batteries import (
     history_of,
     launched,
     micro,
+    moments,
     probing,
     replays,
     surroundings,
@@ -273,6 +274,27 @@ def test_a_virtual_machine_s_rank_with_slow_products_fails_where_launches_bear_i
 ) -> None:
     own = micro(matrix=[9e10, 7e10], peak=None, virtual=virtual)
     assert verdicts(own, [launched(compute_seconds=[1.0, seconds]) for seconds in late])[2] is verdict
+
+
+@pytest.mark.parametrize(
+    ("slower", "virtual", "launches", "verdict"),
+    [
+        (1.02, True, [], CheckVerdict.WARN),
+        (1.05, True, [], CheckVerdict.FAIL),  # which warns by turns too
+        (1.02, False, [], CheckVerdict.FAIL),
+        (1.02, True, [1.1] * 5, CheckVerdict.FAIL),  # launches decide where there are some
+    ],
+)
+def test_without_launches_turns_say_whether_slow_products_of_a_virtual_machine_are_a_slow_rank(
+    slower: float, virtual: bool, launches: list[float], verdict: CheckVerdict
+) -> None:
+    own = micro(matrix=[9e10, 7e10], peak=None, virtual=virtual, moments=[moments(), moments(slower=slower)])
+    made = [launched(compute_seconds=[1.0, seconds]) for seconds in launches]
+    found = battery_findings([own, *made], NOTHING, others=1.0, selected=(2,))
+    (products,) = [one for one in found if one.subject == "matrix rate"]
+    assert products.verdict is verdict
+    if verdict is CheckVerdict.WARN:
+        assert products.evidence.endswith("of a virtual machine; alone, by turns, rank 1 is at 0.980 of the others")
 
 
 def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
