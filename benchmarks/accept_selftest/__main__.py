@@ -205,10 +205,12 @@ def _problems(injection: Injection, answer: Answer) -> list[str]:
     except json.JSONDecodeError:
         return [*problems, f"no report: {answer.err[-300:]}"]
     of_check = [finding for finding in report["findings"] if finding["check"] == injection.check]
-    named = [f for f in of_check if f["verdict"] == injection.verdict and injection.part in f["part"]]
+    wanted = [verdict for verdict in (injection.verdict, injection.or_verdict) if verdict]
+    named = [f for f in of_check if f["verdict"] in wanted and injection.part in f["part"]]
     if not any(injection.words in finding["evidence"] for finding in named):
         seen = "; ".join(f"{f['verdict']} {f['part']!r} {f['evidence']}" for f in of_check)
-        problems.append(f"no {injection.verdict} on {injection.part!r} with {injection.words!r}: {seen[:600]}")
+        verdict = " or ".join(wanted)
+        problems.append(f"no {verdict} on {injection.part!r} with {injection.words!r}: {seen[:600]}")
     for check in injection.passes:
         verdicts = [finding["verdict"] for finding in report["findings"] if finding["check"] == check]
         if verdicts != [CheckVerdict.PASS]:

@@ -47,6 +47,7 @@ class Injection(NamedTuple):
             battery has no past.
         stacks_of: ranks whose stacks the record of the phase that hangs must have.
         passes: checks that must pass nevertheless, because the rest of the battery goes on.
+        or_verdict: another verdict that the finding may have; empty: none.
         needs: why it cannot be made here; None where it can.
     """
 
@@ -62,3 +63,4 @@ class Injection(NamedTuple):
     past: AcceptedBefore | None = None
     stacks_of: tuple[int, ...] = ()
     passes: tuple[int, ...] = ()
+    or_verdict: str = ""

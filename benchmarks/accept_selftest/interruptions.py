@@ -92,9 +92,10 @@ INTERRUPTIONS = (
     _interruption("in-the-probe", _in_phase("probe", 4.0)),
     _interruption("before-the-verdict", _stores("*.health.phase.json"), slow=True),
     _interruption("as-the-verdict-is-stored", _stores_verdict, slow=True),
-    Injection(
+    Injection(  # products of a virtual machine's ranks may warn without an interruption too
         "killed-in-micro-measurements",
         *(["--only", "0,2"], 0, 2, "PASS", "", "Gflop/s"),
         _killed(_in_phase("micro-measurements", 10.0), ["--only", "0,2"]),
+        or_verdict="WARN",
     ),
 )

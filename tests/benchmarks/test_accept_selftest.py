@@ -132,6 +132,30 @@ def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_r
     assert problems(both, CheckVerdict.NOT_RUN) == ["check 14 did not pass: ['NOT RUN']"]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "evidence", "code", "is_caught"),
+    [
+        (CheckVerdict.PASS, "Gflop/s: rank 0 1.0", 0, True),
+        (CheckVerdict.WARN, "Gflop/s: rank 0 1.0", 0, True),  # as without an interruption
+        (CheckVerdict.WARN, "Gflop/s: rank 0 1.0", 1, False),
+        (CheckVerdict.FAIL, "Gflop/s: rank 0 1.0", 1, False),
+        (CheckVerdict.INCONCLUSIVE, "Gflop/s: rank 0 1.0", 0, False),
+        (CheckVerdict.INVALID, "Gflop/s: rank 0 1.0", 0, False),
+        (CheckVerdict.NOT_RUN, "nothing in this battery measures it", 0, False),
+        (CheckVerdict.PASS, "", 0, False),
+    ],
+)
+def test_a_battery_that_was_killed_in_its_micro_measurements_is_accepted_with_its_products_measured(
+    tmp_path, verdict, evidence, code, is_caught
+):
+    (killed,) = [injection for injection in INJECTIONS if injection.name == "killed-in-micro-measurements"]
+    decision = Decision.REJECTED if code else Decision.ACCEPTED
+    findings = [CheckFinding(check=2, subject="matrix rate", verdict=verdict, evidence=evidence)]
+    path = BatteryRecord(tmp_path, profile="quick", options={}).close(decision, findings, {})
+    report = {"decision": decision, "record": str(path), "findings": msgspec.to_builtins(findings)}
+    assert (selftest._problems(killed, Answer(code, json.dumps(report), "", 1.0)) == []) is is_caught
+
+
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
