@@ -75,12 +75,14 @@ class RankMoments(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         turns: in which this rank computed while the others waited.
         fastest, middle: of each reference kernel, the 10 and 50 % quantile over turns of its fastest call in a turn.
+        product: likewise, seconds of a 16-bit product, its 10 % quantile; None where the job has none.
         copy, triad: byte/s at each moment, while all ranks did the same; the median of the moment's calls.
     """
 
     turns: int
     fastest: SpeedSample
     middle: SpeedSample
+    product: Positive | None = None
     copy: tuple[Positive, ...] = ()
     triad: tuple[Positive, ...] = ()
 

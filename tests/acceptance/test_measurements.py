@@ -93,6 +93,7 @@ def test_rates_again_are_of_the_products_and_copies_of_all_ranks_and_store_no_pr
     for rank in again.moments:
         kernels = zip(msgspec.structs.astuple(rank.fastest), msgspec.structs.astuple(rank.middle), strict=True)
         assert all(0 < fastest <= middle for fastest, middle in kernels)
+        assert rank.product > 0
     timed = {event.task for _, event in asked if isinstance(event, TimedTask)}
     assert len(timed) < len(planned) / 2  # nothing that only predictions need
     assert (again.profile, list(tmp_path.rglob("*"))) == ("", [])

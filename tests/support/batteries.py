@@ -29,7 +29,14 @@ def moments(*, slower=1.0, memory=1.0, **changes):
     """Of a rank whose turns took `slower` times as long as usual, and those of the memory kernel `memory` times."""
     kernels = {"host": 5e-5, "product": 1e-4, "elementwise": 3e-5}
     sample = SpeedSample(**{name: slower * seconds for name, seconds in kernels.items()}, memory=memory * 1e-4)
-    usual = {"turns": 40, "fastest": sample, "middle": sample, "copy": (1e10, 1e10), "triad": (1e10, 1e10)}
+    usual = {
+        "turns": 40,
+        "fastest": sample,
+        "middle": sample,
+        "product": slower * 1e-4,
+        "copy": (1e10, 1e10),
+        "triad": (1e10, 1e10),
+    }
     return RankMoments(**(usual | changes))
 
 

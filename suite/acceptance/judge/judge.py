@@ -42,7 +42,7 @@ from suite.acceptance.judge.launches import (
 )
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.rates import exchange_findings, micro_findings, needs_launches, speed_by_turns
+from suite.acceptance.judge.rates import PRODUCTS, exchange_findings, micro_findings, needs_launches, speeds_by_turns
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -130,7 +130,7 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
     """Slow products of a virtual machine only warn: its processors may be halves of cores, which other guests use.
 
     A rank whose products are slower than the others' fails where launches bear it out: it is late in them too, and not
-    by chance. Without launches it fails unless it is as fast as the others by turns.
+    by chance. Without launches it fails unless its products are as fast as the others' by turns.
     """
     if finding.verdict is not CheckVerdict.FAIL or not micro.virtual or not rests_on_clocks(finding):
         return finding
@@ -151,7 +151,7 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
 def _why_not_slow(rank: int, in_launches: RankInLaunches | None, micro: MicroMeasurements) -> str:
     """Why a virtual machine's rank with slow products does not count as slow; empty where it does."""
     if in_launches is None:
-        speed = speed_by_turns(micro.moments, rank) if len(micro.moments) > 1 else 0.0
+        speed = speeds_by_turns(micro.moments, rank).get(PRODUCTS, 0.0) if len(micro.moments) > 1 else 0.0
         warn = check.CHECKS[check.SPREAD].warn
         assert warn is not None
         return f"of a virtual machine; alone, by turns, rank {rank} is at {speed:.3f} of the others" * (speed >= warn)

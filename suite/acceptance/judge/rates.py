@@ -22,6 +22,8 @@ PAIRS_FOR_A_MEDIAN = 3
 ALL_TO_ALL = "all-to-all"
 COMPUTING = ("host", PRODUCT, ELEMENTWISE)  # reference kernels that do not wait for memory
 BY_TURNS = "each rank alone, by turns"
+PRODUCTS = "16-bit products"
+PRODUCTS_BY_TURNS = f"{PRODUCTS} of each rank alone, by turns"
 OF_ALL = "copy and triad of all ranks"
 BY_SWITCH = "nvls"
 
@@ -108,7 +110,7 @@ def needs_launches(finding: CheckFinding, *, virtual: bool) -> bool:
 
     Ranks that take turns need none.
     """
-    return virtual and finding.check == SPREAD and finding.subject != BY_TURNS
+    return virtual and finding.check == SPREAD and finding.subject not in (BY_TURNS, PRODUCTS_BY_TURNS)
 
 
 def _spread(rates: Sequence[float]) -> CheckFinding:
@@ -128,35 +130,38 @@ def _spread(rates: Sequence[float]) -> CheckFinding:
 def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
     """Check 2 of a CPU's ranks that took turns: none where they did not, or where there is one rank.
 
-    Speed of a rank: others' median seconds of a reference kernel over its own, the median over the three that compute:
-    a slow processor slows all of them down. Ranks that compute at once disturb each other, and not always equally: here
-    the others wait.
+    Speed of a rank: others' median seconds of a kernel over its own. Of the processor it is the median over the three
+    reference kernels that compute: a slow processor slows all of them down. 16-bit products have a unit of their own.
+    Ranks that compute at once disturb each other, and not always equally: here the others wait.
     """
     if len(micro.moments) < 2:
         return []
-    middle = [speed_by_turns(micro.moments, rank) for rank in range(len(micro.moments))]
-    slowest = middle.index(min(middle))
-    kernels = ", ".join(f"{name} {speed:.3f}" for name, speed in _speeds_of_kernels(micro.moments, slowest).items())
-    finding = limited(
-        CHECKS[SPREAD],
-        BY_TURNS,
-        middle[slowest],
-        part=f"processor of rank {slowest}",
-        source="median of the other ranks",
-        evidence=f"rank {slowest}: {kernels}; {micro.moments[slowest].turns} turns",
-    )
-    return [finding]
+    speeds = [speeds_by_turns(micro.moments, rank) for rank in range(len(micro.moments))]
+    findings = []
+    for subject, part, kernels in ((BY_TURNS, "processor", COMPUTING), (PRODUCTS_BY_TURNS, PRODUCTS, (PRODUCTS,))):
+        if any(kernel not in speeds[0] for kernel in kernels):
+            continue
+        middle = [statistics.median(of_rank[kernel] for kernel in kernels) for of_rank in speeds]
+        slowest = middle.index(min(middle))
+        words = ", ".join(f"{name} {speed:.3f}" for name, speed in speeds[slowest].items())
+        findings.append(
+            limited(
+                CHECKS[SPREAD],
+                subject,
+                middle[slowest],
+                part=f"{part} of rank {slowest}",
+                source="median of the other ranks",
+                evidence=f"rank {slowest}: {words}; {micro.moments[slowest].turns} turns",
+            )
+        )
+    return findings
 
 
-def speed_by_turns(moments: Sequence[RankMoments], rank: int) -> float:
-    """Of a rank beside the others: the median over the reference kernels that compute."""
-    speeds = _speeds_of_kernels(moments, rank)
-    return statistics.median(speeds[name] for name in COMPUTING)
-
-
-def _speeds_of_kernels(moments: Sequence[RankMoments], rank: int) -> dict[str, float]:
-    """By reference kernel, the speed of a rank: 1 is that of the others."""
+def speeds_by_turns(moments: Sequence[RankMoments], rank: int) -> dict[str, float]:
+    """By kernel, the speed of a rank: 1 is that of the others."""
     fastest = [msgspec.structs.asdict(of_rank.fastest) for of_rank in moments]
+    if all(of_rank.product for of_rank in moments):
+        fastest = [sample | {PRODUCTS: of_rank.product} for sample, of_rank in zip(fastest, moments, strict=True)]
     own = fastest.pop(rank)
     return {name: statistics.median(other[name] for other in fastest) / seconds for name, seconds in own.items()}
 

@@ -6,6 +6,7 @@ So ranks take short turns, of each turn the fastest call counts, and turns are s
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ TURNS_SECONDS = 0.5  # of the turns of all ranks, at each moment
 LEAST_TURNS = 2  # of each rank, at each moment
 LEAST_ROUNDS = 3  # of the kernels in a turn; the first finds cold caches and does not count
 MOVES_SECONDS = 0.3  # of copies and triads, at each moment
+PRODUCT_FLOP = 2.0 * 256**3  # of the 16-bit product: about as long as the other kernels
 FASTEST = 0.1  # quantile over turns: of a rank that is disturbed nine tenths of the time it is the undisturbed speed
 
 
@@ -34,18 +36,22 @@ class RankComparison:
 
     Args:
         group: of all ranks, by gloo.
-        work: the call of a task, with its inputs; made anew at each moment, so that no memory stays occupied.
+        work: the call of a task with such sizes, and its inputs; made anew at each moment, so that no memory stays
+            occupied.
 
     Attributes:
         seconds: of all moments.
     """
 
-    def __init__(self, job: CalibrationJob, group: dist.ProcessGroup, work: Callable[[Task], Call]) -> None:
+    def __init__(
+        self, job: CalibrationJob, group: dist.ProcessGroup, work: Callable[[Task, tuple[int, ...]], Call]
+    ) -> None:
         self._job, self._group, self._work = job, group, work
         self._kernels: tuple[Call, ...] = ()
         self._turns: list[tuple[float, ...]] = []
         self._moves: dict[str, list[float]] = {"copy": [], "triad": []}
         self._tasks = {task.subject.operation: task for task in job.tasks if _moves(task, job.ranks)}
+        self._product = _product_of(job)
         self.seconds = 0.0
 
     def measure(self) -> None:
@@ -53,15 +59,16 @@ class RankComparison:
         start = time.perf_counter()
         torch.set_num_threads(self._job.threads)
         self._kernels = self._kernels or reference_kernels()
+        products = [] if self._product is None else [self._work(*self._product)]
         with on_own_processor(dist.get_rank(self._group), self._job.threads):
-            self._turns += turns(self._kernels, self._group, TURNS_SECONDS)
+            self._turns += turns([*self._kernels, *products], self._group, TURNS_SECONDS)
         for operation, task in self._tasks.items():
             self._moves[operation].append(self._rate(task))
         self.seconds += time.perf_counter() - start
 
     def _rate(self, task: Task) -> float:
         """byte/s of the largest copy or triad, while all ranks make it; the first call does not count."""
-        call, moved = self._work(task), task.sizes[-1][0]
+        call, moved = self._work(task, task.sizes[-1]), task.sizes[-1][0]
         call()
         dist.barrier(group=self._group)
         end = time.perf_counter() + MOVES_SECONDS / len(self._tasks)
@@ -76,13 +83,32 @@ class RankComparison:
         if not self._turns:
             return None
         fastest, middle = (
-            SpeedSample(**dict(zip(SpeedSample.__struct_fields__, quantiles, strict=True)))
-            for quantiles in (
-                [quantile(calls, share) for calls in zip(*self._turns, strict=True)] for share in (FASTEST, 0.5)
-            )
+            [quantile(calls, share) for calls in zip(*self._turns, strict=True)] for share in (FASTEST, 0.5)
         )
         rates = {operation: tuple(rates) for operation, rates in self._moves.items()}
-        return RankMoments(turns=len(self._turns), fastest=fastest, middle=middle, **rates)
+        return RankMoments(
+            turns=len(self._turns),
+            fastest=_sample(fastest),
+            middle=_sample(middle),
+            product=None if self._product is None else fastest[-1],
+            **rates,
+        )
+
+
+def _sample(seconds: Sequence[float]) -> SpeedSample:
+    """Of the reference kernels, which come first."""
+    return SpeedSample(**dict(zip(SpeedSample.__struct_fields__, seconds, strict=False)))
+
+
+def _product_of(job: CalibrationJob) -> tuple[Task, tuple[int, ...]] | None:
+    """The 16-bit product of all ranks that is nearest to `PRODUCT_FLOP`; None without any."""
+    products = [
+        (task, sizes)
+        for task in job.tasks
+        if (task.subject.operation, task.subject.dtype, task.subject.ranks) == ("product", "bf16", job.ranks)
+        for sizes in task.sizes
+    ]
+    return min(products, key=lambda product: abs(math.log(2 * math.prod(product[1]) / PRODUCT_FLOP)), default=None)
 
 
 def _moves(task: Task, ranks: int) -> bool:

@@ -98,9 +98,9 @@ class Bench:
         self._seconds[subject, sizes] = min(repetitions.seconds)
         return repetitions
 
-    def largest(self, task: Task) -> Call:
-        """The call of the last size of an operator's task."""
-        return TIMED[task.subject.operation](task.subject, task.sizes[-1], self._inputs)
+    def operator(self, task: Task, sizes: tuple[int, ...]) -> Call:
+        """The call of an operator's task."""
+        return TIMED[task.subject.operation](task.subject, sizes, self._inputs)
 
     def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Call | TimedCollective:
         """The call with its inputs; a compiled call is that of the previous round."""
@@ -128,7 +128,7 @@ def calibrate(
     facts, gpu, processors = _prepared(device), GpuLog(device), SharedProcessors()
     rank, bench = dist.get_rank(), Bench(job, device)
     samplers = {ranks: SpeedSampler(device) for ranks in bench.control}
-    moments = RankComparison(job, bench.everyone, bench.largest)
+    moments = RankComparison(job, bench.everyone, bench.operator)
     gc.collect()
     gc.disable()  # its pauses belong to no point
     processors.start()

@@ -9,7 +9,14 @@ from reference_runs.accelerator import known_gpu
 from suite.acceptance.evidence import Exchange
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import UpperLimit
-from suite.acceptance.judge.rates import BY_TURNS, OF_ALL, exchange_findings, judged_rank, micro_findings
+from suite.acceptance.judge.rates import (
+    BY_TURNS,
+    OF_ALL,
+    PRODUCTS_BY_TURNS,
+    exchange_findings,
+    judged_rank,
+    micro_findings,
+)
 from suite.acceptance.machine_rates import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.density import Scope
@@ -226,11 +233,21 @@ def test_by_turns_a_rank_is_compared_with_the_others_alone(ranks, slower, verdic
     """Of two ranks the other one is the reference: a median of both would hide half of it."""
     of_ranks = [moments() for _ in range(ranks - 1)]
     of_ranks.insert(1, moments(slower=slower))
-    found = measured(moments=of_ranks)[2, BY_TURNS]
-    assert (found.verdict, found.ratio) == (verdict, pytest.approx(1 / slower))
-    assert found.part == ("" if verdict is CheckVerdict.PASS else "processor of rank 1")
     speed = f"{1 / slower:.3f}"
-    assert found.evidence == f"rank 1: host {speed}, product {speed}, elementwise {speed}, memory 1.000; 40 turns"
+    kernels = f"host {speed}, product {speed}, elementwise {speed}, memory 1.000, 16-bit products {speed}"
+    for subject, part in ((BY_TURNS, "processor of rank 1"), (PRODUCTS_BY_TURNS, "16-bit products of rank 1")):
+        found = measured(moments=of_ranks)[2, subject]
+        assert (found.verdict, found.ratio) == (verdict, pytest.approx(1 / slower))
+        assert found.part == ("" if verdict is CheckVerdict.PASS else part)
+        assert found.evidence == f"rank 1: {kernels}; 40 turns"
+
+
+def test_slow_16_bit_products_alone_are_another_part_than_the_processor():
+    found = measured(moments=[moments(), moments(product=2e-4)])
+    assert (found[2, BY_TURNS].verdict, found[2, BY_TURNS].ratio) == (CheckVerdict.PASS, 1.0)
+    products = found[2, PRODUCTS_BY_TURNS]
+    assert (products.verdict, products.ratio, products.part) == (CheckVerdict.FAIL, 0.5, "16-bit products of rank 1")
+    assert (2, PRODUCTS_BY_TURNS) not in measured(moments=[moments(), moments(product=None)])
 
 
 def test_by_turns_one_odd_kernel_and_waiting_for_memory_make_no_rank_slow():
