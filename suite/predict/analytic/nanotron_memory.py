@@ -5,8 +5,8 @@ are dealt to stages by cost, the head counted (see `balanced_stages`). What is p
 world rank 0, on the first stage: `log_memory` resets the other counter before the update, so it would not grow with the
 micro-batch. CUDA's and NCCL's own memory are left out.
 Source: nanotron 0.4 (PyPI): optim/gradient_accumulator.py, distributed.py, models/llama.py, parallel/, helpers.py.
-Not predicted: how far the host is ahead: no column has it, nor does the machine model; of 453 rows with t > 1,
-39 are more than 20 % away for it.
+Not predicted: hosts that are ahead although layers are short, or not although they are long. No column tells them: 30
+rows, 14 of them on 512 accelerators, make 2.7 of the 7.5 % by which 527 are missed.
 
 Symbols: N parameters of the rank, n ranks over which ZeRO shards, L layers of the stage, F micro-batches in flight,
 T tokens of a micro-batch, h hidden, f feed-forward width, V vocabulary rows, t tensor-parallel ranks, p stages, m
@@ -22,6 +22,7 @@ from reference_runs.placement import balanced_stages
 from reference_runs.run import Architecture, Workload
 from suite.machine.gpu import H100, cublas_workspace_bytes
 from suite.predict.analytic.activations import kept_units, micro_batch_bytes, micro_batch_tokens, recomputed_bytes
+from suite.predict.analytic.flop import layer_forward_flop
 from suite.predict.analytic.memory import (
     WEIGHT_ELEMENT_BYTES,
     optimizer_shards,
@@ -45,20 +46,23 @@ KEPT_LOGIT_BYTES = 4
 WORKSPACE_BYTES = 2 * cublas_workspace_bytes(H100)
 # Unsharded streams of a layer: in flight, and of the backward pass before. Counted in the rows, not in the source; an
 # explanation: what a collective reads and writes is its stream's until it has run, so a host that runs ahead gets new
-# memory for each. Replayed by the rules of the allocator, p = 1 and t = 16 have 51 with a host that is 1,024 launches
-# ahead, and none with one that waits. A layer gathers two inputs. At p = 1, where the host waits once a step, 105 rows
-# with t >= 4 and several micro-batches have 47 streams in the median where the formula has 48; 17 with one micro-batch
-# have 36 where it has 32; 23 with t = 2 have 16
+# memory for each. At p = 1, where the host waits once a step, 105 rows with t >= 4 and several micro-batches have 47
+# streams in the median where the formula has 48; 17 with one micro-batch have 36 where it has 32
 FORWARD_STREAMS, BACKWARD_STREAMS = 2, 1
-# Tokens of a micro-batch over t, from which on a pipeline's host is ahead. Fitted: 40 rows with p > 1 have as many or
-# more, and 1.1 times these streams in the median
-BUSY_TOKENS = 16384
-# A later stage, where the host is not ahead. Fitted, for the least mean error: it waits for what it receives. 227 rows
-# have 8 in the median on the first stage, half of them from 4.5 to 13.4
-STAGE_STREAMS = 7
-# Where tensor parallelism spans more than 16 ranks. Fitted: 41 rows over 32 ranks have 9 in the median, half of them 7
-# to 12
-DISTANT_STREAMS, NEAR_RANKS = 8, 16
+# Of a host that is not ahead: what one layer's backward pass makes. Both row layers gather a gradient; both column
+# layers gather their input again and make an unsharded gradient
+LAYER_STREAMS = 6
+# A layer's passes at the host, from the step times of the same rows: 4.2 to 4.8 ms with one stage; with several 8.5,
+# 13, 20 and 45 ms at t = 2, 4, 8 and 16, of whatever size as long as computing takes less
+HOST_SECONDS, HOST_SECONDS_A_RANK = 0.0045, 0.0025
+LAYER_FLOP_PER_SECOND = 3.3e14  # of layers that take longer: 25 ms for 16 sequences at t = 4, 8.2e12 flop
+NODE_RANKS = 8  # collectives of more ranks leave the node: with one stage too they take longer than the host
+# Micro-batches of one stage from which on a host that computing does not hold back is ahead: nothing keeps the hosts of
+# a group together within a step. Fitted
+PARTED_MICRO_BATCHES = 16
+# Ranks of tensor parallelism beyond which no host is ahead in the first step. Fitted: 41 rows over 32 ranks have 9
+# streams in the median, half of them 7 to 12
+NEAR_RANKS = 16
 
 
 def stage_parameters(architecture: Architecture, layout: Layout, *, stage: int) -> int:
@@ -114,22 +118,41 @@ class NanotronMemory(NamedTuple):
         return self.needed if device_bytes is not None and whole > device_bytes else whole
 
 
+def host_is_ahead(architecture: Architecture, layout: Layout, *, micro_batches: int) -> bool:
+    """Whether the host is ahead of its accelerator throughout a step: a layer's passes take the latter longer.
+
+    p > 1    flop of the layer / 3.3e14 t against 4.5 ms + (t - 1) 2.5 ms
+    p = 1    against 4.5 ms; also with groups of more than 8 ranks, and from 16 micro-batches on
+    """
+    t, several = layout.tensor_parallel, layout.pipeline_stages > 1
+    if not several and (t > NODE_RANKS or micro_batches >= PARTED_MICRO_BATCHES):
+        return True
+    flop = 3 * sum(layer_forward_flop(architecture, samples=layout.micro_batch).values())
+    host = HOST_SECONDS + several * (t - 1) * HOST_SECONDS_A_RANK
+    return flop / (layout.context_parallel * t * LAYER_FLOP_PER_SECOND) >= host
+
+
 def held_streams(architecture: Architecture, layout: Layout, *, stage: int, layers: int, micro_batches: int) -> float:
     """Unsharded streams that collectives of sequence parallelism hold at the peak of a stage with L layers.
 
-        (2 F + 1) L     p = 1, or T / t of 16384 and more; 2 F L where m = 1, with no backward pass before
-        7 (p - 1 - k)   else, on stage k; 8 where tensor parallelism spans more than 16 ranks
+        (2 F + 1) L             the host is ahead; 2 F L where m <= F: no backward pass comes before
+        6 + (F - 2) (2 L + 1)   else, on the first stage, up to 16 ranks: F - 2 forward passes of the first step
+        6                       else
+
+    A layer's two, and one of the embedding. That the first step's are held is counted in the rows; an explanation: the
+    next stage takes the second message when it has compiled its kernels, on the first. The host goes on until it needs
+    a gradient; in nanotron 0.4 it would wait for each message to leave.
 
     None without sequence parallelism, at t = 1, and on a stage without layers.
     """
-    t, stages = layout.tensor_parallel, layout.pipeline_stages
+    t = layout.tensor_parallel
     if t == 1 or not layout.sequence_parallel or not layers:
         return 0
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    if stages == 1 or tokens >= BUSY_TOKENS * t:
-        in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        return (FORWARD_STREAMS * in_flight + (micro_batches > 1) * BACKWARD_STREAMS) * layers
-    return DISTANT_STREAMS if t > NEAR_RANKS else STAGE_STREAMS * (stages - 1 - stage)
+    in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+    if host_is_ahead(architecture, layout, micro_batches=micro_batches):
+        return (FORWARD_STREAMS * in_flight + (micro_batches > in_flight) * BACKWARD_STREAMS) * layers
+    unreceived = max(in_flight - 2, 0) if stage == 0 and t <= NEAR_RANKS else 0
+    return LAYER_STREAMS + unreceived * (FORWARD_STREAMS * layers + 1)
 
 
 def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> NanotronMemory:

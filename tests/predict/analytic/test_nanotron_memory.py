@@ -15,7 +15,13 @@ import reference_runs
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Activation, Architecture, Norm, Position, Workload
-from suite.predict.analytic.nanotron_memory import fullest_peak, held_streams, nanotron_memory, stage_parameters
+from suite.predict.analytic.nanotron_memory import (
+    fullest_peak,
+    held_streams,
+    host_is_ahead,
+    nanotron_memory,
+    stage_parameters,
+)
 from suite.predict.analytic.parameters import layer_tensors, parameter_count, total_elements
 from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.strategies import BLOOM, described_architectures
@@ -83,11 +89,22 @@ def rows() -> list[Row]:
     ]
 
 
-def test_527_published_peaks_of_nanotron_are_9_percent_from_the_prediction(rows: list[Row]) -> None:
+def test_527_published_peaks_of_nanotron_are_7_5_percent_from_the_prediction(rows: list[Row]) -> None:
     errors = [row.error for row in rows]
     assert len(errors) == 527
-    assert mean(errors) < 0.09
-    assert median(errors) < 0.051
+    assert mean(errors) < 0.0751
+    assert median(errors) < 0.044
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 4, 8])
+def test_peaks_inside_a_node_are_at_most_7_percent_from_the_prediction(rows: list[Row], tensor_parallel: int) -> None:
+    bound = {1: 0.038, 2: 0.05, 4: 0.062, 8: 0.071}[tensor_parallel]
+    assert mean(row.error for row in rows if row.layout.tensor_parallel == tensor_parallel) < bound
+
+
+def test_sixteen_stages_of_two_layers_hold_what_two_to_eight_longer_ones_show(rows: list[Row]) -> None:
+    (row,) = (row for row in rows if row.layout.pipeline_stages == 16)
+    assert row.error < 0.01  # 11 % with seven streams a later stage
 
 
 def test_the_median_published_peak_is_met_with_the_two_workspaces_of_cublas(rows: list[Row]) -> None:
@@ -186,22 +203,50 @@ def test_one_stage_holds_the_state_and_activations_of_the_plain_prediction(
 
 
 @pytest.mark.parametrize(
-    ("stage", "micro_batch", "tensor_parallel", "streams"),
-    [(0, 1, 8, 3 * 7), (2, 1, 8, 7), (0, 1, 32, 8), (0, 32, 8, (2 * 4 + 1) * 5), (1, 32, 8, (2 * 3 + 1) * 5)],
+    ("stage", "micro_batch", "tensor_parallel", "micro_batches", "streams"),
+    [
+        (0, 1, 8, 64, 6 + 2 * (2 * 5 + 1)),  # four in flight, two of them not received
+        (0, 1, 8, 3, 6 + 1 * (2 * 5 + 1)),
+        (0, 1, 8, 1, 6),
+        (1, 1, 8, 64, 6),  # waits for what it receives
+        (0, 1, 32, 64, 6),
+        (0, 32, 8, 64, (2 * 4 + 1) * 5),
+        (1, 32, 8, 64, (2 * 3 + 1) * 5),
+        (0, 32, 8, 4, 2 * 4 * 5),  # no backward pass before
+    ],
 )
-def test_a_pipeline_holds_seven_streams_a_later_stage_until_its_host_is_ahead(
-    stage: int, micro_batch: int, tensor_parallel: int, streams: int
+def test_a_first_stage_holds_the_passes_that_the_next_has_not_received_until_its_host_is_ahead(
+    stage: int, micro_batch: int, tensor_parallel: int, micro_batches: int, streams: int
 ) -> None:
     layout = Layout(micro_batch=micro_batch, tensor_parallel=tensor_parallel, pipeline_stages=4, sequence_parallel=True)
-    assert held_streams(LLAMA_1B, layout, stage=stage, layers=5, micro_batches=64) == streams
+    assert held_streams(LLAMA_1B, layout, stage=stage, layers=5, micro_batches=micro_batches) == streams
 
 
-@pytest.mark.parametrize(("micro_batches", "streams"), [(1, 2 * 16), (2, 3 * 16), (9, 3 * 16)])
+@pytest.mark.parametrize(
+    ("micro_batch", "micro_batches", "streams"), [(8, 1, 2 * 16), (8, 2, 3 * 16), (1, 16, 3 * 16), (1, 15, 6)]
+)
 def test_one_stage_holds_two_gathered_streams_a_layer_and_one_of_the_backward_pass_before(
-    micro_batches: int, streams: int
+    micro_batch: int, micro_batches: int, streams: int
 ) -> None:
-    layout = Layout(tensor_parallel=8, sequence_parallel=True)
+    layout = Layout(micro_batch=micro_batch, tensor_parallel=8, sequence_parallel=True)
     assert held_streams(LLAMA_1B, layout, stage=0, layers=16, micro_batches=micro_batches) == streams
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "stages", "least"),
+    [(2, 1, 2), (4, 1, 4), (8, 1, 8), (16, 1, 1), (2, 2, 4), (4, 2, 8), (8, 2, 32)],
+)
+def test_hosts_are_ahead_from_the_micro_batch_on_from_which_published_steps_grow_with_it(
+    tensor_parallel: int, stages: int, least: int
+) -> None:
+    def ahead(architecture: Architecture, samples: int) -> bool:
+        layout = Layout(micro_batch=samples, tensor_parallel=tensor_parallel, pipeline_stages=stages)
+        return host_is_ahead(architecture, layout, micro_batches=8)
+
+    assert [ahead(LLAMA_1B, 2**power) for power in range(6)] == [2**power >= least for power in range(6)]
+    wide = msgspec.structs.replace(LLAMA_1B, hidden=8192, heads=128, kv_heads=128, ffn_hidden=32768)
+    assert ahead(wide, least)
+    assert ahead(wide, 4)  # a layer of 16 times the products
 
 
 @pytest.mark.parametrize(
