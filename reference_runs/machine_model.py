@@ -160,7 +160,9 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
         half_width: by regime, the distance of the logarithms of predicted and measured step time within which 80 % of
             rows lie whose table the fit has not seen; tables weigh alike.
         coverage: by what was left out, percent of rows inside the interval that the other tables' errors give.
-        peak_half_width: the same of predicted peaks, which are not fitted.
+        peak_excess: logarithm of the factor up to which 80 % of published peaks are above the predicted tensors; rows
+            weigh alike.
+        peak_coverage: percent of the peaks on each number of accelerators inside the interval that the others give.
         peak_bytes: mean absolute error of the predicted peaks by table, in percent, of tables that have measured ones;
             no parameter of the fit enters them.
         without_term: the same by term.
@@ -171,7 +173,8 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     all_terms: float
     half_width: dict[str, float]
     coverage: dict[str, float]
-    peak_half_width: float
+    peak_excess: float
+    peak_coverage: float
     peak_bytes: dict[str, float]
     tables: dict[str, LeftOutScore]
     without_term: dict[str, float]

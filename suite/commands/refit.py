@@ -15,6 +15,7 @@ from reference_runs.machine_model import FIT_SCORES, MACHINE_MODEL, fit_scores, 
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
 from suite.predict.machine_model.model import prepared_row
+from suite.predict.validation.measured_peaks import measured_peaks, most_excess, peak_coverage
 from suite.predict.validation.published_tables import peak_errors
 from suite.report.markdown.machine_model import fit_page
 from suite.report.terminal.machine_model import print_fit, print_left_out
@@ -68,8 +69,10 @@ def refit_command(
     if write:
         _store(MACHINE_MODEL, _MODEL_HEAD, _rounded(msgspec.to_builtins(model)))
     if leave_out:
-        errors, half_width = _peak_errors()
-        scores = left_out_scores(model, rows, peak_bytes=errors, peak_half_width=half_width)
+        peaks = [peak for path in shipped_tables() for peak in measured_peaks(load_table(path))]
+        scores = left_out_scores(
+            model, rows, peak_bytes=_peak_errors(), peak_excess=most_excess(peaks), peak_coverage=peak_coverage(peaks)
+        )
         print_left_out(out, scores)
         if write:
             _store(FIT_SCORES, _SCORES_HEAD, _rounded(msgspec.to_builtins(scores)))
@@ -79,16 +82,10 @@ def refit_command(
         PAGE.write_text(fit_page(machine_model(), fit_scores(), load_tables()), encoding="utf-8")
 
 
-def _peak_errors() -> tuple[dict[str, float], float]:
-    """Of each table with measured peaks, the mean absolute error in percent; and half the width of their interval."""
-    from suite.predict.machine_model.leave_out import INTERVAL, weighted_quantile
-
+def _peak_errors() -> dict[str, float]:
+    """Of each table with measured peaks, the mean absolute error in percent."""
     measured = {path.stem: peak_errors(load_table(path)) for path in shipped_tables()}
-    by_table = {table: errors for table, errors in measured.items() if errors}
-    distances = [abs(math.log1p(error)) for errors in by_table.values() for error in errors]
-    weights = [1 / len(errors) for errors in by_table.values() for _ in errors]
-    means = {table: 100 * fmean(map(abs, errors)) for table, errors in by_table.items()}
-    return means, weighted_quantile(distances, weights, INTERVAL)
+    return {table: 100 * fmean(map(abs, errors)) for table, errors in measured.items() if errors}
 
 
 def _store(path: Path, head: str, content: object) -> None:

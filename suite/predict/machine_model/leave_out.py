@@ -74,12 +74,17 @@ def held_out_errors(model: MachineModel, rows: Sequence[PreparedRow]) -> dict[st
 
 
 def left_out_scores(
-    model: MachineModel, rows: Sequence[PreparedRow], *, peak_bytes: dict[str, float], peak_half_width: float
+    model: MachineModel,
+    rows: Sequence[PreparedRow],
+    *,
+    peak_bytes: dict[str, float],
+    peak_excess: float,
+    peak_coverage: float,
 ) -> FitScores:
     """Errors of every row with its table, cluster, size or run left out, intervals, and errors without each term.
 
     Args:
-        peak_bytes, peak_half_width: see `FitScores`.
+        peak_bytes, peak_excess, peak_coverage: see `FitScores`.
     """
     left = held_out_errors(model, rows)
     whole = errors(model, model.values(), rows)
@@ -106,7 +111,8 @@ def left_out_scores(
         half_width=half_widths(rows, left["table"], regimes),
         coverage={kind: coverage(rows, left[kind], regimes, _GROUPS[kind]) for kind in ("table", "cluster", "size")},
         peak_bytes=peak_bytes,
-        peak_half_width=peak_half_width,
+        peak_excess=peak_excess,
+        peak_coverage=peak_coverage,
         tables=tables,
         without_term={term: fmean(list(each.values())) for term, each in without_terms.items()},
         without_term_by_table=without_terms,

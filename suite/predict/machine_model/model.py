@@ -293,9 +293,8 @@ def step_interval(step: StepTime, *, assumed: float) -> tuple[float, float]:
 
 
 def peak_interval(peak: float) -> tuple[float, float]:
-    """Least and most bytes of a peak: its 80 % interval, from the errors of published peaks."""
-    half = fit_scores().peak_half_width
-    return peak * math.exp(-half), peak * math.exp(half)
+    """Least and most bytes of a peak: its 80 % interval, from what published peaks have beyond the tensors."""
+    return peak, peak * math.exp(fit_scores().peak_excess)
 
 
 def expected_peak_error() -> float:

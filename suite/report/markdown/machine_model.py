@@ -31,10 +31,13 @@ Root mean square of all errors, each table weighted alike: {residual:.1f} %.
 ## Intervals
 
 An 80 % interval reaches from the prediction over a factor to the prediction times it: {computing:.2f} where
-accelerators compute, {waiting:.2f} where they wait for a quarter of the step or longer; for a peak {peak:.2f}.
-Within it lie 80 % of the rows whose table the fit has not seen (of peaks, of all rows), tables weighing
-alike. Of the rows of a group that was left out, inside intervals that the other groups' errors give:
-{coverage}.
+accelerators compute, {waiting:.2f} where they wait for a quarter of the step or longer. Within it lie 80 % of
+the rows whose table the fit has not seen, tables weighing alike. Of the rows of a group that was left
+out, inside intervals that the other groups' errors give: {coverage}.
+
+That of a peak reaches from the predicted tensors to {peak:.2f} times them: what logs and tools print counts the
+allocator's unused parts and what collectives hold too. Within it lie 80 % of all published peaks. Of those on a
+number of accelerators that was left out, {peak_coverage:.0f} % are inside what the others give, in the mean over them.
 
 ## Spreads
 
@@ -76,7 +79,8 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
         means=_means(scores),
         computing=math.exp(scores.half_width["computing"]),
         waiting=math.exp(scores.half_width["waiting"]),
-        peak=math.exp(scores.peak_half_width),
+        peak=math.exp(scores.peak_excess),
+        peak_coverage=scores.peak_coverage,
         coverage=", ".join(f"{share:.0f} % by {kind}" for kind, share in scores.coverage.items()),
         spreads=_spreads(model),
         residual=100 * model.residual,
