@@ -42,6 +42,7 @@ def simulated_environment(
     environment |= {
         "LD_LIBRARY_PATH": directory,
         "TRITON_LIBCUDA_PATH": directory,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # another process to compile in imports PyTorch once more
         "SIMULATED_CUDA_DEVICES": str(devices),
         "SIMULATED_CUDA_MODEL": model,
         "FAKE_NVML": json.dumps({"gpus": devices, "first_bus": FIRST_BUS, "faults": dict(nvml_faults or {})}),
