@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from suite.first_hour import process
+from suite.first_hour import process, run
 from suite.first_hour.part import HourPart, PartKind
 from suite.first_hour.result import MOST_ATTEMPTS, PartResult, PartStatus, path_of, stored
 from suite.first_hour.run import Hour, remaining, result_of, run_hour
@@ -42,6 +42,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (directory / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(directory))
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(run, "LEAST_SECONDS", 1.0)
     return directory
 
 
@@ -96,7 +97,7 @@ def test_a_part_that_is_killed_says_by_which_signal(tmp_path: Path) -> None:
 
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, programs: Path) -> None:
     began = time.monotonic()
-    (result, after) = ran(hour(tmp_path, part("hangs", seconds=3.0), part("works")))
+    (result, after) = ran(hour(tmp_path, part("hangs", seconds=4.0), part("works")))
     assert (result.status, result.exit_code, after.status) == ("too long", None, "done")
     assert time.monotonic() - began < 20
     child = int((programs / "hangs.pid").read_text())
@@ -104,8 +105,8 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, pro
 
 
 def test_no_part_begins_without_time_and_one_that_time_cuts_off_is_done_later(tmp_path: Path) -> None:
-    one = hour(tmp_path, part("hangs", seconds=30.0), part("works", seconds=9000.0))
-    soon = msgspec.structs.replace(one, deadline=time.monotonic() + 12)
+    one = hour(tmp_path, part("hangs", seconds=12.0), part("works", seconds=9000.0))
+    soon = msgspec.structs.replace(one, deadline=time.monotonic() + 5)
     (result,) = ran(soon)
     assert (result.part, result.status) == ("hangs", "cut off")
     assert result.seconds < 20
