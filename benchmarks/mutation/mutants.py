@@ -18,6 +18,8 @@ _IDLE = re.compile(
 )
 _STAR_TO_SLASH = "ReplaceBinaryOperator_Mul_Div"
 _EXCEPTIONS = "ExceptionReplacer"  # fails for one name of several that has a dot: `except (OSError, zlib.error)`
+_POWER = "_Pow"  # Triton's tensors have none
+_POINTERS = ("_ptr", "_rows", "pointer", "pointers")  # as kernels name them
 _CACHES = {"cache", "functools.cache", "lru_cache", "cached_property"}
 TextSpan = tuple[tuple[int, int], tuple[int, int]]
 
@@ -51,7 +53,8 @@ def mutants(root: Path, module: str) -> list[Mutant]:
 
     path = root / module
     text = path.read_text(encoding="utf-8")
-    left_out, lines = list(_not_counted(ast.parse(text))), text.splitlines()
+    tree, lines = ast.parse(text), text.splitlines()
+    left_out, kernels = list(_not_counted(tree)), list(_kernels(tree))
     nodes = list(ast_nodes(get_ast_from_path(path)))
     found = []
     for name in sorted(operator_names()):
@@ -66,7 +69,8 @@ def mutants(root: Path, module: str) -> list[Mutant]:
                 occurrence += 1
                 if name.endswith(_EXCEPTIONS) and "." in lines[start[0] - 1][start[1] : end[1]]:
                     continue
-                if not any(first <= start and end <= last for first, last in left_out):
+                spans = [*left_out, *kernels] if name.endswith(_POWER) else left_out
+                if not any(first <= start and end <= last for first, last in spans):
                     found.append(Mutant(module, name, occurrence, start[0]))
     return found
 
@@ -112,12 +116,15 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
     (`Pair = tuple[int, int]`) only where a module is imported. An assert says what types cannot, and so does zip's
     `strict`; `frozen` and `kw_only` of a struct let mypy refuse code that is not there. A cache changes how often a
     function is computed, not what it returns. A path and a text have no operator but `/`, two texts none but `+`, two
-    dicts none but `|`: every other one raises TypeError, which a test finds without looking.
+    dicts none but `|`, a kernel's pointer and a number none but `+`: every other one raises TypeError, which a test
+    finds without looking, or reads memory that is nobody's. An overload is never called.
     """
     for node in ast.walk(tree):
         match node:
             case ast.arg(annotation=ast.expr() as annotation) | ast.AnnAssign(annotation=annotation):
                 yield _span(annotation)
+            case ast.FunctionDef(decorator_list=[ast.Name(id="overload"), *_]):
+                yield _span(node)
             case ast.FunctionDef(returns=returns, decorator_list=decorators):
                 yield from (_span(each) for each in [returns] if each is not None)
                 for each in decorators:
@@ -136,21 +143,33 @@ def _not_counted(tree: ast.Module) -> Iterator[TextSpan]:
                 pass
 
 
+def _kernels(tree: ast.Module) -> Iterator[TextSpan]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(ast.unparse(each) == "triton.jit" for each in node.decorator_list):
+            yield _span(node)
+
+
 def _of_type(name: str) -> bool:
     return name.lstrip("_")[:1].isupper() and not name.isupper()
 
 
 def _joins(node: ast.expr) -> bool:
-    """Whether it is `path / "text"`, goes on with `/ name`, or joins a text or a dict to another."""
+    """Whether it is `path / "text"`, goes on with `/ name`, joins a text or a dict to another, or moves a pointer."""
     match node:
         case ast.BinOp(op=ast.Div(), left=left, right=right):
             return _is_text(right) or _joins(left)
         case ast.BinOp(op=ast.Add(), left=left, right=right):
-            return _is_text(left) or _is_text(right)
+            return _is_text(left) or _is_text(right) or _is_pointer(left)
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):
             return any(isinstance(each, ast.Dict | ast.DictComp) for each in (left, right))
         case _:
             return False
+
+
+def _is_pointer(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and _is_pointer(node.left)
+    return isinstance(node, ast.Name) and node.id.endswith(_POINTERS)
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from benchmarks.mutation.warm import CollectedTests
@@ -54,9 +55,20 @@ def chosen_tests(
         first = sorted(own & running if running and lines is not None else own)
     left = MOST_SECONDS - sum(work[test] for test in first)
     chosen = list(first)
-    for test in sorted(running - set(first), key=lambda test: work[test]):
+    for test in _from_each_file(collected.names, sorted(running - set(first), key=lambda test: work[test])):
         left -= work[test]
         if left < 0:
             break
         chosen.append(test)
     return [*first, *sorted(chosen[len(first) :])]
+
+
+def _from_each_file(names: Sequence[str], tests: Sequence[int]) -> list[int]:
+    """The first test of each file, then the second ones: what runs a line otherwise than all others is not left out."""
+    seen = Counter[str]()
+    turn = dict[int, int]()
+    for test in tests:
+        file = names[test].partition("::")[0]
+        turn[test] = seen[file]
+        seen[file] += 1
+    return sorted(tests, key=lambda test: turn[test])

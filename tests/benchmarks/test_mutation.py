@@ -135,6 +135,13 @@ def test_a_mutant_gets_the_tests_that_run_its_statement_those_of_its_module_firs
         assert chosen_tests(either, "a.py", None, own, own_all=False) == [1, 2, 0]
 
 
+def test_tests_of_each_file_come_before_more_of_one() -> None:
+    names = ["tests/test_b.py::one", "tests/test_b.py::two", "tests/test_c.py::long", "tests/test_a.py::own"]
+    seconds = [0.3 * MOST_SECONDS, 0.4 * MOST_SECONDS, 0.6 * MOST_SECONDS, 0.0]
+    collected = CollectedTests(names, seconds, {"a.py": {1: [0, 1, 2, 3]}}, {"a.py": []}, [])
+    assert chosen_tests(collected, "a.py", range(1, 2), ["tests/test_a.py"], own_all=False) == [3, 0, 2]
+
+
 def test_what_one_test_has_cached_runs_again_in_the_next_one() -> None:
     from suite.metrics.change_points import penalty
 
@@ -280,3 +287,16 @@ def test_annotations_asserts_and_caches_are_not_mutated() -> None:
     joined = 'x = root / "c" / d + 1 + f(y + "e", z | {1: 2}, z | w)'
     operators = [joined[first[1] : last[1]] for first, last in _not_counted(ast.parse(joined))]
     assert sorted(operators) == [" + ", " / ", " / ", " | "]
+    moved = "x = tl.load(x_ptr + row * 2 + column) + (a + b)"
+    operators = [moved[first[1] : last[1]] for first, last in _not_counted(ast.parse(moved))]
+    assert operators == [" + ", " + "]
+    declared = "@overload\ndef f(x: int = 1) -> int: ...\n@g\ndef f(x=1): return x\n"
+    assert [span for span in _not_counted(ast.parse(declared)) if span[0] == (2, 0)]
+
+
+def test_powers_of_kernels_are_left_out_and_those_of_others_are_not(tmp_path: Path) -> None:
+    pytest.importorskip("cosmic_ray", reason="installed by `nox -s mutation`")
+    text = "@triton.jit\ndef f(x):\n    return x * 2\ndef g(x):\n    return x * 2\n"
+    (tmp_path / "a.py").write_text(text, encoding="utf-8")
+    found = [one for one in mutants(tmp_path, "a.py") if one.operator == "core/ReplaceBinaryOperator_Mul_Pow"]
+    assert [one.line for one in found] == [5]
