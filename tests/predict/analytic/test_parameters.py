@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy
@@ -131,7 +132,8 @@ def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
 
     model = nn.ModuleList()
     first, last = stage == 0, stage == layout.pipeline_stages - 1
-    with torch.device("meta"):
+    no_values = [patch.object(kind, "reset_parameters") for kind in (nn.Linear, nn.Embedding)]
+    with torch.device("meta"), no_values[0], no_values[1]:
         numbers = [
             number for chunk in chunk_layers(shape.layers, layout)[stage :: layout.pipeline_stages] for number in chunk
         ]
