@@ -58,14 +58,19 @@ def read(value: float | None, quantity: str) -> str:
     """
     if value is None:
         return "-"
-    units = _READ_IN.get(Quantity(quantity).unit, ())
-    if quantity == Quantity.STEP_SECONDS:
-        units = ((1, "s"),)
-    if not units:
+    factor, unit = _read_in(value, quantity)
+    if not unit:
         return printed(value, "1")
-    factor, unit = next((each for each in units if abs(value) >= each[0]), units[-1])
     scaled = value / factor
     return f"{scaled:,.4g} {unit}" if scaled < 1e4 else f"{scaled:,.0f} {unit}"
+
+
+def _read_in(value: float, quantity: str) -> tuple[float, str]:
+    """The unit in which people read such a value, and how many base units it is; no name: in full."""
+    units = _READ_IN.get(Quantity(quantity).unit, ((1, ""),))
+    if quantity == Quantity.STEP_SECONDS:
+        units = ((1, "s"),)
+    return next((each for each in units if abs(value) >= each[0]), units[-1])
 
 
 def print_counts(out: Console, rows: Iterable[Row]) -> None:
@@ -324,9 +329,8 @@ def print_fit(out: Console, stages: Sequence[StageMemory], memory: UsableMemory 
 
 def within(interval: tuple[float, float], quantity: str) -> str:
     """An interval in the unit of its most, to two digits or whole numbers."""
-    most, _, unit = read(interval[1], quantity).partition(" ")
-    scale = float(most.replace(",", "")) / interval[1]
-    ends = (f"{end:,.0f}" if end >= 10 else f"{end:.2g}" for end in (scale * interval[0], scale * interval[1]))
+    factor, unit = _read_in(interval[1], quantity)
+    ends = (f"{end:,.0f}" if end >= 10 else f"{end:.2g}" for end in (end / factor for end in interval))
     return f"{'-'.join(ends)} {unit}"
 
 
