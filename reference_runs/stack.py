@@ -121,9 +121,12 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             parallelism inside a node; 1: none.
         transformer_engine: linear layers are Transformer Engine's: norms and gradients are cast before they are
             gathered, and collectives in pieces overlap as its methods have it.
+        overlaps_input_gradients: tensor-parallel messages of a product's input and of its gradient go on, in the
+            backward pass, next to the product that does not need them.
         overlaps_data_parallel: gradients are reduced while the backward pass goes on.
         overlaps_gathers: new weights are gathered while the next step's forward pass goes on.
         reduces_in_16_bit: gradients travel in 16 bit, whatever they are added up in.
+        gathers_in_format: new weights of products in 8 bits are cast before they are gathered.
         overlaps_context_parallel: keys and values travel while attention computes with those that are there.
         overlaps_experts: tokens travel to their experts and back while other tokens are computed.
         overlaps_pipeline: the next chunk is computed while a stage's output is sent, where stages interleave.
@@ -147,9 +150,11 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accumulation: Accumulation
     tensor_parallel_chunks: Count
     transformer_engine: bool
+    overlaps_input_gradients: bool
     overlaps_data_parallel: bool
     overlaps_gathers: bool
     reduces_in_16_bit: bool
+    gathers_in_format: bool
     overlaps_context_parallel: bool
     overlaps_experts: bool
     overlaps_pipeline: bool

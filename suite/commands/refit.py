@@ -39,13 +39,16 @@ def refit_command(
     write: Annotated[
         bool, typer.Option("--write", help="Store the result in reference_runs/; without it, print only.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Fit nothing: score the stored parameters, as after a change of the form.")
+    ] = False,
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="Also fit without each table, size, run and term (minutes).")
     ] = False,
 ) -> None:
     """Fit the machine model's free parameters to the published step times.
 
-    Examples: nox -s refit; nox -s refit -- --write --leave-out
+    Examples: nox -s refit; nox -s refit -- --write --leave-out; nox -s refit -- --keep --write --leave-out
 
     Exit codes: 0 fitted; 2 bad usage or input.
     """
@@ -59,11 +62,13 @@ def refit_command(
     model = machine_model()
     published = [row for path in shipped_tables() for row in load_table(path).rows]
     rows = [prepared_row(row) for row in published if row.step_seconds is not None]
-    fitted = fit.fit(model, rows, start=model.values())
-    residuals = [math.log1p(error) for error in fit.errors(model, fitted.values, rows)]
-    found = spreads.estimated([each.row for each in rows], residuals, model.spreads)
-    model = msgspec.structs.replace(model, spreads=found)
-    model = fit.determined(fit.with_values(model, fit.fit(model, rows, start=fitted.values)), rows)
+    if not keep:
+        fitted = fit.fit(model, rows, start=model.values())
+        residuals = [math.log1p(error) for error in fit.errors(model, fitted.values, rows)]
+        found = spreads.estimated([each.row for each in rows], residuals, model.spreads)
+        model = msgspec.structs.replace(model, spreads=found)
+        model = fit.with_values(model, fit.fit(model, rows, start=fitted.values))
+    model = fit.determined(model, rows)
     out = console()
     print_fit(out, model, fit.errors_by_table(model, rows))
     if write:

@@ -51,11 +51,14 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
         F o scatters of outputs     in c pieces: 1 / c
         i scatters of gradients     next to the product of the weights' gradient: 16 / 132
     and those of embedding and head are whole, and all-reduces.
+    Where the stack overlaps input gradients instead, the i gathers again and the i scatters (or all-reduces) of
+    gradients go on next to a product that does not need them: 16 / 132 of each, and of all else the whole.
 
     Source: Transformer Engine, pytorch/module/base.py, initialize_ub: ring_exchange for qkv_fprop, fc1_fprop,
     proj_dgrad, fc2_dgrad; pipeline in 4 splits for proj_fprop, fc2_fprop; bulk on 16 multiprocessors for qkv_dgrad,
-    qkv_wgrad, fc1_dgrad, fc1_wgrad (known code); Megatron-Core, tp_comm_overlap, an option of linear layers, not of
-    experts.
+    qkv_wgrad, fc1_dgrad, fc1_wgrad (known code); Megatron-Core 0.1.0, core/tensor_parallel/layers.py,
+    LinearWithGradAccumulationAndAsyncCommunication.backward (read); later ones, tp_comm_overlap, an option of linear
+    layers, not of experts.
     """
     architecture, layout, chunks = workload.architecture, workload.layout, machine.stack.tensor_parallel_chunks
     inside: Any = (layout.tensor_parallel <= machine.accelerators_per_node) & layout.sequence_parallel
@@ -64,7 +67,8 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     def share(of_layers: float) -> float:
         return chosen(inside, around_experts + (1 - around_experts) * of_layers, 1.0)
 
-    if chunks == 1 or not machine.stack.transformer_engine:
+    own_methods = machine.stack.transformer_engine and chunks > 1
+    if not own_methods and not machine.stack.overlaps_input_gradients:
         return TensorParallelShares(share(1 / chunks), share(1 / chunks), share(1 / chunks))
     layers = stage_layers(architecture, layout, stage=stage)
     inputs = 1 if architecture.shared_norm else 2
@@ -73,6 +77,12 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     first, last = (stage == 0) * 1, (stage == head_stage(layout)) * 1
     gathers = inputs * (forwards + layers) + outputs * layers + first + 2 * last
     scatters = outputs * forwards + inputs * layers + first + last
+    if not own_methods:
+        hidden = (1 - BULK_COST) * inputs * layers
+        sums = outputs * forwards + inputs * layers + first + last
+        return TensorParallelShares(
+            1 - hidden / larger(gathers, 1), 1 - hidden / larger(scatters, 1), 1 - hidden / larger(sums, 1)
+        )
     exposed_gathers = BULK_COST * inputs * layers + first + 2 * last
     exposed_scatters = outputs * forwards / chunks + BULK_COST * inputs * layers + first + last
     return TensorParallelShares(

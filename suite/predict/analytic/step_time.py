@@ -32,6 +32,7 @@ from suite.predict.analytic.measured_parts import (
 )
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, expert_shards, optimizer_shards
 from suite.predict.analytic.memory_bound_operators import update_element_bytes
+from suite.predict.analytic.narrow_traffic import gathers_share, reductions_share, weight_casts_share
 from suite.predict.analytic.offload import has_time, offloaded_update_seconds
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
@@ -251,6 +252,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     micro_batch = micro_batch_seconds(
         workload, machine, stage=stage, computation=computation, message_seconds=inside / micro_batches
     )
+    weight_passes = weight_casts(layout, micro_batches=micro_batches) * weight_casts_share(workload, stack)
     given, beyond = _given_parts(step, stage)
     one = micro_batch.seconds + beyond.total
     added = _accumulation_bytes(recipe, stack, micro_batches) * rank.all / bandwidth
@@ -282,13 +284,13 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
         overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
         expert_parallel_seconds=seconds["ep"],
         cast_seconds=micro_batches * (computation.casts + computation.gradient_casts + computation.casts_again)
-        + weight_casts(layout, micro_batches=micro_batches) * computation.weight_casts,
+        + weight_passes * computation.weight_casts,
     )
     if step.parts is not None:
         time = time._replace(
             **dict.fromkeys(_COMPUTED, 0.0),
             launch_seconds=micro_batches * (one - given.both.total) - inside,
-            cast_seconds=weight_casts(layout, micro_batches=micro_batches) * computation.weight_casts,
+            cast_seconds=weight_passes * computation.weight_casts,
             layer_seconds=micro_batches * given.layers.total,
             embedding_seconds=micro_batches * given.embedding.total,
             head_seconds=micro_batches * given.head.total,
@@ -320,12 +322,11 @@ def _given_parts(step: _StepOfStages, stage: int) -> tuple[StageParts, PassSecon
 def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> dict[str, float]:
     """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather.
 
-    Gradients have the bytes of the traffic, or those of weights where the stack reduces them so. Of tensor parallelism
-    what nothing hides.
+    Gradients and new weights have the bytes of the traffic, or fewer as `narrow_traffic.py` has it. Of tensor
+    parallelism what nothing hides.
     """
-    precision, stack = step.workload.recipe.precision, step.machine.stack
-    exposed = tensor_parallel_factors(step.workload, step.machine, stage=stage)
-    narrowed = WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
+    workload, stack = step.workload, step.machine.stack
+    exposed = tensor_parallel_factors(workload, step.machine, stage=stage)
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, step.groups[axis], payload_bytes=payload, messages=messages)
@@ -334,8 +335,8 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
             spent = spent * exposed[operation]
         if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
-            if key == "reduction" and stack.reduces_in_16_bit:
-                spent = spent * narrowed
+            narrowed = gathers_share if key == "gather" else reductions_share
+            spent = spent * narrowed(workload, stack, stage=stage, axis=axis)
         seconds[key] = seconds[key] + spent
     return seconds
 

@@ -11,7 +11,8 @@ from suite.report.tables import MARKDOWN, table
 
 PAGE = """# Numbers of the machine model
 
-Written by `nox -s refit -- --write --leave-out`. What they mean: [machine_model.md](machine_model.md).
+Written by `nox -s refit -- --write --leave-out`, or with `--keep` too: then the parameters are those of an
+earlier fit. What they mean: [machine_model.md](machine_model.md).
 
 ## Errors of step time
 

@@ -91,6 +91,36 @@ def test_shares_are_those_of_the_methods_of_a_layers_collectives(case: Case, mac
             assert messages.get("reduce_scatter", 0) == len(scatters)
 
 
+@given(cases(), machines(), st.booleans())
+def test_input_gradients_hide_next_to_the_product_that_does_not_need_them(
+    case: Case, machine: Machine, splits: bool
+) -> None:
+    """Of each layer the input gathered again and its gradient scattered or all-reduced, but for multiprocessors."""
+    workload = Workload(*changed(case, sequence_parallel=splits)[:3])
+    switched = msgspec.structs.replace(
+        machine.stack, transformer_engine=False, tensor_parallel_chunks=1, overlaps_input_gradients=True
+    )
+    machine = msgspec.structs.replace(machine, stack=switched)
+    inputs = 1 if case.architecture.shared_norm else 2
+    for stage in range(case.layout.pipeline_stages):
+        shares = exposed_tensor_parallel_shares(workload, machine, stage=stage)
+        layers = stage_layers(case.architecture, case.layout, stage=stage)
+        hidden = (1 - float(BULK)) * inputs * layers
+        traffic = step_traffic(workload, stage=stage, micro_batches=1)
+        size = 2 if case.recipe.precision != "fp32" else 4
+        least = size * case.layout.micro_batch * case.architecture.sequence // case.layout.context_parallel
+        numbers = {
+            operation: number
+            for axis, operation, sent, number in traffic
+            if axis == "tp" and sent >= number * least  # of hidden states, not the sums of cross-entropy
+        }
+        found = {"all_gather": shares.gathers, "reduce_scatter": shares.scatters}
+        for operation, share in found.items() if splits else ():
+            if number := numbers.get(operation, 0):
+                assert share == pytest.approx(1 - hidden / number, rel=1e-12)
+        assert 0 < min(shares) <= max(shares) <= 1
+
+
 @given(cases(), machines())
 def test_nothing_hides_without_sequence_parallelism_or_over_nodes(case: Case, machine: Machine) -> None:
     machine = of_core(machine, tensor_parallel_chunks=4)

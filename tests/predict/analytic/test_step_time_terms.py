@@ -458,6 +458,8 @@ SWITCHED: dict[str, tuple[object, object]] = {
     "one_ring": (False, True),
     "overlaps_gathers": (True, False),
     "reduces_in_16_bit": (True, False),
+    "gathers_in_format": (True, False),
+    "overlaps_input_gradients": (True, False),
     "overlaps_context_parallel": (True, False),
     "overlaps_experts": (True, False),
 }

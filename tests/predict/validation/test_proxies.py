@@ -61,7 +61,7 @@ def test_whole_models_are_within_4_percent_of_what_their_proxies_say_but_for_one
 def test_the_proxy_in_fp8_without_a_pipeline_takes_longer_than_larger_models_that_have_its_work_on_a_stage() -> None:
     """The 8 layers and the head of one stage take 17.53 s, the same on the last of 2 stages 16.70 s: published so."""
     missed = [pair for pair in pairs(GROK) if without_pipeline_in_fp8(pair)]
-    assert [round(pair.error_percent, 1) for pair in missed] == [4.9, 4.8, 4.2, 3.7, 1.9]
+    assert [round(pair.error_percent, 1) for pair in missed] == [4.9, 4.8, 4.2, 3.6, 1.9]
     (proxy,) = {pair.proxy_line for pair in missed}
     published = next(row.step_seconds for row in rows_of_grok() if row.line == proxy)
     assert published == 17.53

@@ -12,7 +12,7 @@ from suite.predict.validation.published_tables import table_score
 MOST_PERCENT = {
     "real_runs": 3.1,
     "megatron_sc21_table1": 2.2,
-    "korthikanti2022_table5": 3.9,
+    "korthikanti2022_table5": 2.8,
     "vtrain_multi_small": 7.3,
     "vtrain_single_h1024": 5.9,
     "mosaicml_a100_40gb": 4.7,
@@ -20,14 +20,14 @@ MOST_PERCENT = {
     "playbook_h100_1b": 8.9,
     "megatron_readme_2021_01": 3.7,
     "megatron_sc21_table2": 4.0,
-    "mlperf_gpt3_h100_fp8": 4.5,
+    "mlperf_gpt3_h100_fp8": 3.7,
     "nemo_24_07_fp8": 4.9,
     "mosaicml_h100_fp8": 6.1,
-    "megascale_megatron_lm": 4.8,
+    "megascale_megatron_lm": 3.3,
     "dgxc_25_02_grok1_moe": 3.2,
 }
-# Their rows reach one MFU within 5 %, so that a constant chosen on them is nearer than what is predicted without them.
-OF_ONE_MFU = {"nemo_24_07_fp8", "megascale_megatron_lm"}
+# Its rows reach one MFU within 5 %, so that a constant chosen on them is nearer than what is predicted without them.
+OF_ONE_MFU = {"nemo_24_07_fp8"}
 
 
 def test_every_shipped_table_has_a_bound() -> None:

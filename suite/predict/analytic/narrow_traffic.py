@@ -1,0 +1,69 @@
+"""Bytes of data-parallel messages in a narrower format than the tensors that they bring, over those of the tensors."""
+
+from __future__ import annotations
+
+from reference_runs.run import ProductFormat, Workload
+from reference_runs.stack import Stack
+from suite.predict.analytic.layer_time import ROUTED
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.parameters import rank_parameters
+from suite.predict.analytic.product_formats import factor_element_bytes, products_in_format
+from suite.predict.analytic.stage_layers import stage_layer_kinds
+
+# One scale for a whole weight: each shard is cast alone, and the transpose is made of 8-bit elements after the gather.
+_OF_WHOLE_TENSORS = (ProductFormat.FP8_DELAYED, ProductFormat.FP8_CURRENT)
+
+
+def reductions_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
+    """Of reduced gradients, on every stage and axis alike: w / g where the stack reduces them in 16 bit, else 1.
+
+    With w bytes of a weight and g of a gradient as it is added up.
+    """
+    del stage, axis
+    precision = workload.recipe.precision
+    if not stack.reduces_in_16_bit:
+        return 1.0
+    return WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
+
+
+def gathers_casts(workload: Workload, stack: Stack) -> bool:
+    """Whether new weights are cast before they are gathered, once a step."""
+    of_whole = workload.recipe.product_format in _OF_WHOLE_TENSORS
+    return stack.gathers_in_format and of_whole and workload.layout.zero_stage < 3
+
+
+def weight_casts_share(workload: Workload, stack: Stack) -> float:
+    """Bytes of casting a step's new weights over those of `layer_casts`: 2 f / (w + 2 f) where they arrive cast.
+
+    Reading what was gathered and writing its transpose, of f bytes an element each, in place of reading w bytes and
+    writing both. The cast of the own shard before the gather is left out.
+    """
+    if not gathers_casts(workload, stack):
+        return 1.0
+    narrow = factor_element_bytes(workload.recipe.product_format)
+    return 2 * narrow / (WEIGHT_ELEMENT_BYTES[workload.recipe.precision] + 2 * narrow)
+
+
+def gathers_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
+    """Of gathered weights: matrices of products in 8 bits in that format, tables, norms and biases as they are.
+
+    1 - (1 - f / w) Psi' / Psi, with f bytes of an element in the format, Psi parameters of the rank that the ranks of
+    `axis` gather, Psi' of them in such products. On the axis "edp" they are experts alone.
+
+    Source: NeMo 1.23 and 2.0, core/optim/distributed_adam.py (buckets of 8-bit parameters have param_sync_dtype uint8).
+    """
+    if not gathers_casts(workload, stack):
+        return 1.0
+    recipe = workload.recipe
+    narrow = factor_element_bytes(recipe.product_format) / WEIGHT_ELEMENT_BYTES[recipe.precision]
+    if axis == "edp":
+        return narrow
+    architecture, layout = workload.architecture, workload.layout
+    apart = layout.expert_parallel > 1
+    rank = rank_parameters(architecture, layout, stage=stage)
+    cast = 0
+    for kind, layers in stage_layer_kinds(architecture, layout, stage=stage):
+        for part, (count, _, columns, depth) in products_in_format(workload._replace(architecture=kind)).items():
+            if not (apart and kind.experts is not None and part in ROUTED):
+                cast = cast + layers * count * columns * depth
+    return 1 - (1 - narrow) * cast / (rank.all - (rank.experts if apart else 0))
