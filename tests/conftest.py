@@ -49,9 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is looked for from now on, less often, and not among the half a million objects of what is imported."""
+    """Garbage is looked for from now on, and not among the half a million objects of what is imported."""
     gc.freeze()
-    gc.set_threshold(20_000)
     gc.enable()
 
 
