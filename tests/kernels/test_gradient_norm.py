@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gradient_norm import SUMS, gradient_norm, reference, root_kernel
+from kernels.gradient_norm import SUMS, gradient_norm, programs_over_chunks, reference, root_kernel
 from kernels.operator import UnsupportedInputError
 from kernels.tensor_table import CHUNK
 from tests.kernels.agreement import DEVICE, DTYPES, normal
@@ -80,6 +80,10 @@ def test_one_element_that_is_not_finite_makes_the_norm_so(value: float, tensor: 
 def test_fp16s_largest_values_do_not_overflow() -> None:
     x = torch.full((4096,), 65504.0, dtype=torch.float16, device=DEVICE)
     assert float(gradient_norm(x)) == pytest.approx(65504 * 64, rel=20 * 2**-24)
+
+
+def test_no_chunk_has_a_program_too() -> None:
+    assert programs_over_chunks(0, DEVICE) == programs_over_chunks(1, DEVICE) == 1
 
 
 def test_nothing_has_norm_zero() -> None:
