@@ -49,6 +49,7 @@ from suite.reproduce.step_time import predicted_times
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 CALIBRATION_START_SECONDS = 8.0  # of a calibration until its first task, and after its last one
 MOMENTS, MOMENT_SECONDS = 8, 1.2  # at which ranks are compared, and how long one takes, memory to allocate included
+TURN_SECONDS = 0.008  # of a rank: 6 ms of a processor and a message; 60 ranks take turns in half of 1.2 s
 SEED = 20261122
 REPLAYED_RUN = "bloom-176b"  # whose miniature the replays train
 COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
@@ -78,7 +79,8 @@ def _calibration(device: str, ranks: int, effort: Effort, results: Path) -> Cali
     """A calibration that takes as long as the effort says: slow machines repeat less."""
     planned = planned_calibration(results, device=device, ranks=ranks, density=effort.densities[device])
     moments = MOMENTS if device == "cpu" else 0  # ranks on GPUs share no processor that computes
-    left = effort.micro_seconds[device] - CALIBRATION_START_SECONDS - moments * MOMENT_SECONDS
+    moment = MOMENT_SECONDS + max(0.0, ranks * TURN_SECONDS - MOMENT_SECONDS / 2)
+    left = effort.micro_seconds[device] - CALIBRATION_START_SECONDS - moments * moment
     budget = min(planned.budget_seconds, left)
     reference = planned.reference_seconds * budget / planned.budget_seconds
     return msgspec.structs.replace(planned, budget_seconds=budget, reference_seconds=reference, moments=moments)

@@ -74,12 +74,16 @@ class RankMoments(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         turns: in which this rank computed while the others waited.
+        processor: the hardware thread on which it took them; None where the system put it, as with several threads.
+        highest_hertz: the highest clock of that one; None where the system does not say.
         fastest, middle: of each reference kernel, the 10 and 50 % quantile over turns of its fastest call in a turn.
         product: likewise, seconds of a 16-bit product, its 10 % quantile; None where the job has none.
         copy, triad: byte/s at each moment, while all ranks did the same; the median of the moment's calls.
     """
 
     turns: int
+    processor: int | None = None
+    highest_hertz: Positive | None = None
     fastest: SpeedSample
     middle: SpeedSample
     product: Positive | None = None

@@ -82,6 +82,23 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def one_of_each_core_first(threads: Collection[int]) -> list[int]:
+    """Hardware threads in the order in which ranks get one each: one of every core, then the second ones."""
+    topology = SYS / "devices/system/cpu"
+
+    def place(number: int) -> int:
+        siblings = numbers(_text(topology / f"cpu{number}/topology/thread_siblings_list"))
+        return sum(each in threads for each in siblings if each < number)
+
+    return sorted(threads, key=lambda number: (place(number), number))
+
+
+def highest_hertz(number: int) -> float | None:
+    """The highest clock of a hardware thread; None where the system does not say."""
+    kilohertz = _text(SYS / f"devices/system/cpu/cpu{number}/cpufreq/cpuinfo_max_freq")
+    return 1e3 * int(kilohertz) if kilohertz.isdecimal() else None
+
+
 def thread_ticks() -> ThreadTicks:
     """Busy and all ticks of every hardware thread; empty where the system does not report them."""
     ticks: ThreadTicks = {}

@@ -95,7 +95,7 @@ def test_a_sample_takes_its_time_draws_no_random_numbers_and_leaves_its_first_re
     assert min(msgspec.structs.asdict(real).values()) > 0
     assert torch.equal(torch.get_rng_state(), before)
     clock: Iterator[float] = iter([0.0, *[1.0] * 4, *[3.0] * 4, SAMPLE_SECONDS + 1])
-    monkeypatch.setattr(sampling, "_seconds", lambda _: next(clock))
+    monkeypatch.setattr(sampling, "seconds_of", lambda _: next(clock))
     monkeypatch.setattr(sampling.time, "perf_counter", lambda: next(clock))
     again = SpeedSampler(torch.device("cpu"))
     again.take_sample()

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from suite.machine import host_state as module
-from suite.machine.host_state import host_state, numbers, quota_cores, siblings_share, thread_ticks
+from suite.machine.host_state import (
+    highest_hertz,
+    host_state,
+    numbers,
+    one_of_each_core_first,
+    quota_cores,
+    siblings_share,
+    thread_ticks,
+)
 
 
 @pytest.fixture
@@ -73,6 +81,19 @@ def test_the_least_quota_around_a_process_counts(kernel, group, file, text, quot
     kernel(proc__self__cgroup=f"9:memory:/a\n{group}", **{file: text})
     kernel(**{file.replace("quota", "period"): 100000} if "quota" in file else {})
     assert quota_cores() == quota
+
+
+def test_ranks_get_a_thread_of_every_core_before_the_second_ones(kernel):
+    assert one_of_each_core_first({3, 0, 1}) == [0, 1, 3]  # where the system says nothing of cores
+    for number, text in ((0, "0-1"), (1, "0-1"), (2, "2,6"), (6, "2,6"), (3, "3")):
+        kernel(**{f"sys__devices__system__cpu__cpu{number}__topology__thread_siblings_list": text})
+    assert one_of_each_core_first({0, 1, 2, 3, 6}) == [0, 2, 3, 1, 6]
+    assert one_of_each_core_first({1, 6, 3}) == [1, 3, 6]
+
+
+def test_the_highest_clock_of_a_thread_is_known_where_the_system_says_it(kernel):
+    kernel(sys__devices__system__cpu__cpu1__cpufreq__cpuinfo_max_freq="3700000")
+    assert (highest_hertz(0), highest_hertz(1)) == (None, 3.7e9)
 
 
 def test_time_of_threads_is_read_and_that_of_unusable_siblings_compared(kernel):

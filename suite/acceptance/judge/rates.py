@@ -136,6 +136,12 @@ def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
     """
     if len(micro.moments) < 2:
         return []
+    clocks = [of_rank.highest_hertz for of_rank in micro.moments if of_rank.highest_hertz]
+    warn = CHECKS[SPREAD].warn
+    assert warn is not None
+    if clocks and min(clocks) < warn * max(clocks):
+        why = f"ranks have processors of different clocks, {min(clocks) / 1e9:.2f} to {max(clocks) / 1e9:.2f} GHz"
+        return [not_run(SPREAD, why, BY_TURNS)]
     speeds = [speeds_by_turns(micro.moments, rank) for rank in range(len(micro.moments))]
     findings = []
     for subject, part, kernels in ((BY_TURNS, "processor", COMPUTING), (PRODUCTS_BY_TURNS, PRODUCTS, (PRODUCTS,))):
@@ -151,10 +157,14 @@ def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
                 middle[slowest],
                 part=f"{part} of rank {slowest}",
                 source="median of the other ranks",
-                evidence=f"rank {slowest}: {words}; {micro.moments[slowest].turns} turns",
+                evidence=f"rank {slowest}: {words}; {_turns_of(micro.moments[slowest])}",
             )
         )
     return findings
+
+
+def _turns_of(of_rank: RankMoments) -> str:
+    return f"{of_rank.turns} turns" + ("" if of_rank.processor is None else f" on processor {of_rank.processor}")
 
 
 def speeds_by_turns(moments: Sequence[RankMoments], rank: int) -> dict[str, float]:

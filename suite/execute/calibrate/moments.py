@@ -20,11 +20,12 @@ from suite.execute.measure.cpu_speed import reference_kernels, seconds_of
 from suite.job.calibration_job import CalibrationJob, RankMoments, Task
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.devices import usable_threads
+from suite.machine.host_state import highest_hertz, one_of_each_core_first
 from suite.machine.timings import median, quantile
 
 TURN_SECONDS = 0.006  # of a processor, for one rank: one that is interrupted makes as many calls as another
 TURNS_SECONDS = 0.5  # of the turns of all ranks, at each moment
-LEAST_TURNS = 2  # of each rank, at each moment
+LEAST_TURNS = 1  # of each rank, at each moment
 LEAST_ROUNDS = 3  # of the kernels in a turn; the first finds cold caches and does not count
 MOVES_SECONDS = 0.3  # of copies and triads, at each moment
 PRODUCT_FLOP = 2.0 * 256**3  # of the 16-bit product: about as long as the other kernels
@@ -52,6 +53,7 @@ class RankComparison:
         self._moves: dict[str, list[float]] = {"copy": [], "triad": []}
         self._tasks = {task.subject.operation: task for task in job.tasks if _moves(task, job.ranks)}
         self._product = _product_of(job)
+        self._processor: int | None = None
         self.seconds = 0.0
 
     def measure(self) -> None:
@@ -60,7 +62,7 @@ class RankComparison:
         torch.set_num_threads(self._job.threads)
         self._kernels = self._kernels or reference_kernels()
         products = [] if self._product is None else [self._work(*self._product)]
-        with on_own_processor(dist.get_rank(self._group), self._job.threads):
+        with on_own_processor(dist.get_rank(self._group), self._job.threads) as self._processor:
             self._turns += turns([*self._kernels, *products], self._group, TURNS_SECONDS)
         for operation, task in self._tasks.items():
             self._moves[operation].append(self._rate(task))
@@ -88,6 +90,8 @@ class RankComparison:
         rates = {operation: tuple(rates) for operation, rates in self._moves.items()}
         return RankMoments(
             turns=len(self._turns),
+            processor=self._processor,
+            highest_hertz=None if self._processor is None else highest_hertz(self._processor),
             fastest=_sample(fastest),
             middle=_sample(middle),
             product=None if self._product is None else fastest[-1],
@@ -150,17 +154,18 @@ def turn(kernels: Sequence[Call]) -> tuple[float, ...]:
 
 
 @contextmanager
-def on_own_processor(rank: int, threads: int) -> Iterator[None]:
+def on_own_processor(rank: int, threads: int) -> Iterator[int | None]:
     """Keep a rank with one thread on a processor of its own. The system may run a rank where that ran which woke it.
 
-    Several threads stay where the system puts them.
+    Several threads stay where the system puts them: None. Ranks have cores of their own as long as there are some.
     """
     before = usable_threads()
     if threads > 1 or not hasattr(os, "sched_setaffinity"):  # not on macOS
-        yield
+        yield None
         return
-    os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
+    own = one_of_each_core_first(before)[rank % len(before)]
+    os.sched_setaffinity(0, {own})
     try:
-        yield
+        yield own
     finally:
         os.sched_setaffinity(0, before)

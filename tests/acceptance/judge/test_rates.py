@@ -257,6 +257,18 @@ def test_by_turns_one_odd_kernel_and_waiting_for_memory_make_no_rank_slow():
     assert (found.verdict, found.ratio) == (CheckVerdict.PASS, 1.0)
 
 
+def test_ranks_on_processors_of_different_clocks_are_not_compared():
+    slow = [moments(highest_hertz=3.7e9), moments(highest_hertz=2.8e9, slower=1.3)]
+    found = measured(moments=slow)
+    assert found[2, BY_TURNS].verdict is CheckVerdict.NOT_RUN
+    assert found[2, BY_TURNS].evidence == "ranks have processors of different clocks, 2.80 to 3.70 GHz"
+    assert (2, PRODUCTS_BY_TURNS) not in found
+    near = [moments(highest_hertz=3.7e9, processor=0), moments(highest_hertz=3.6e9, processor=2, slower=1.1)]
+    found = measured(moments=near)[2, BY_TURNS]
+    assert found.verdict is CheckVerdict.FAIL
+    assert found.evidence.endswith("; 40 turns on processor 2")
+
+
 def test_without_turns_and_of_one_rank_nothing_is_said_of_them():
     assert (2, BY_TURNS) not in measured()
     assert (2, BY_TURNS) not in measured(moments=[moments()])
