@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference_runs.run import ProductFormat, Workload
 from reference_runs.stack import Stack
+from suite.predict.analytic.elementwise import chosen
 from suite.predict.analytic.layer_time import ROUTED
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters
@@ -27,9 +28,16 @@ def reductions_share(workload: Workload, stack: Stack, *, stage: int, axis: str)
 
 
 def gathers_casts(workload: Workload, stack: Stack) -> bool:
-    """Whether new weights are cast before they are gathered, once a step."""
+    """Whether new weights are cast before they are gathered, once a step: of ZeRO-1 and 2, where several ranks shard.
+
+    An array where the layout's counts of ranks are.
+    """
+    return _casts_before(workload, stack) & (workload.layout.sharding_ranks > 1)
+
+
+def _casts_before(workload: Workload, stack: Stack) -> bool:
     of_whole = workload.recipe.product_format in _OF_WHOLE_TENSORS
-    return stack.gathers_in_format and of_whole and workload.layout.zero_stage < 3
+    return stack.gathers_in_format and of_whole and 1 <= workload.layout.zero_stage < 3
 
 
 def weight_casts_share(workload: Workload, stack: Stack) -> float:
@@ -38,10 +46,11 @@ def weight_casts_share(workload: Workload, stack: Stack) -> float:
     Reading what was gathered and writing its transpose, of f bytes an element each, in place of reading w bytes and
     writing both. The cast of the own shard before the gather is left out.
     """
-    if not gathers_casts(workload, stack):
+    if not _casts_before(workload, stack):
         return 1.0
     narrow = factor_element_bytes(workload.recipe.product_format)
-    return 2 * narrow / (WEIGHT_ELEMENT_BYTES[workload.recipe.precision] + 2 * narrow)
+    share = 2 * narrow / (WEIGHT_ELEMENT_BYTES[workload.recipe.precision] + 2 * narrow)
+    return chosen(gathers_casts(workload, stack), share, 1.0)
 
 
 def gathers_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
@@ -52,12 +61,13 @@ def gathers_share(workload: Workload, stack: Stack, *, stage: int, axis: str) ->
 
     Source: NeMo 1.23 and 2.0, core/optim/distributed_adam.py (buckets of 8-bit parameters have param_sync_dtype uint8).
     """
-    if not gathers_casts(workload, stack):
+    if not _casts_before(workload, stack):
         return 1.0
+    casts = gathers_casts(workload, stack)
     recipe = workload.recipe
     narrow = factor_element_bytes(recipe.product_format) / WEIGHT_ELEMENT_BYTES[recipe.precision]
     if axis == "edp":
-        return narrow
+        return chosen(casts, narrow, 1.0)
     architecture, layout = workload.architecture, workload.layout
     apart = layout.expert_parallel > 1
     rank = rank_parameters(architecture, layout, stage=stage)
@@ -66,4 +76,4 @@ def gathers_share(workload: Workload, stack: Stack, *, stage: int, axis: str) ->
         for part, (count, _, columns, depth) in products_in_format(workload._replace(architecture=kind)).items():
             if not (apart and kind.experts is not None and part in ROUTED):
                 cast = cast + layers * count * columns * depth
-    return 1 - (1 - narrow) * cast / (rank.all - (rank.experts if apart else 0))
+    return chosen(casts, 1 - (1 - narrow) * cast / (rank.all - (rank.experts if apart else 0)), 1.0)

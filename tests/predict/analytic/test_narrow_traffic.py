@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +50,8 @@ def test_only_a_cast_with_one_scale_a_tensor_makes_gathers_narrower(
     recipe = msgspec.structs.replace(case.recipe, product_format=product_format)
     workload = Workload(case.architecture, recipe, case.layout)
     switches = msgspec.structs.replace(PLAIN, gathers_in_format=casts)
-    narrower = casts and product_format in OF_WHOLE_TENSORS and case.layout.zero_stage < 3
+    narrower = casts and product_format in OF_WHOLE_TENSORS and case.layout.zero_stage in (1, 2)
+    narrower = narrower and case.layout.sharding_ranks > 1
     narrow = 1 / WEIGHT_ELEMENT_BYTES[recipe.precision]
     for stage in range(case.layout.pipeline_stages):
         share = gathers_share(workload, switches, stage=stage, axis="dp")
@@ -60,9 +62,33 @@ def test_only_a_cast_with_one_scale_a_tensor_makes_gathers_narrower(
 
 def test_weights_that_arrive_cast_are_only_transposed() -> None:
     """2 bytes an element in place of 4: read and written in 8 bits, not read in 16 and written twice."""
-    workload = in_format(ProductFormat.FP8_DELAYED, Layout(zero_stage=1))
+    workload = in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=2, zero_stage=1))
     assert weight_casts_share(workload, casting()) == 0.5
     assert weight_casts_share(workload, PLAIN) == 1
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(data_parallel=2), Layout(zero_stage=1), Layout(tensor_parallel=8, pipeline_stages=2, zero_stage=2)],
+    ids=["ZeRO-0", "one rank", "one replica"],
+)
+def test_weights_that_nobody_gathers_are_cast_from_16_bits(layout: Layout) -> None:
+    workload = in_format(ProductFormat.FP8_DELAYED, layout)
+    assert weight_casts_share(workload, casting()) == 1
+    assert gathers_share(workload, casting(), stage=0, axis="dp") == 1
+    assert gathers_share(workload, casting(), stage=0, axis="edp") == 1
+
+
+def test_of_an_array_of_layouts_those_with_several_ranks_cast_before_they_gather() -> None:
+    ranks = (1, 2, 16)
+    shares = weight_casts_share(
+        in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=numpy.array(ranks), zero_stage=1)), casting()
+    )
+    each = [
+        weight_casts_share(in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=one, zero_stage=1)), casting())
+        for one in ranks
+    ]
+    assert list(numpy.asarray(shares)) == each == [1, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("precision", Precision)
