@@ -279,9 +279,11 @@ def _folded(text: str) -> str:
 
 @cache
 def _pattern(words: str) -> re.Pattern[str]:
-    """Finds `words` within a folded text, as whole words; * stands for any letters."""
+    """Finds `words` within a folded text, as whole words; * stands for any letters, but for no part of a number."""
     folded = _folded(words)
-    inside = ".*?".join(re.escape(part) for part in folded.removesuffix("*").split("*"))
+    inside = ".*?".join(
+        (r"(?<![0-9.])" if part[:1].isdigit() else "") + re.escape(part) for part in folded.removesuffix("*").split("*")
+    )
     return re.compile(rf"(?<![a-z0-9]){inside}" + ("" if folded.endswith("*") else "(?![a-z0-9])"))
 
 

@@ -164,7 +164,7 @@ def test_another_stack_takes_the_place_of_the_recorded_one(capsys: pytest.Captur
     # libraries of early 2021 and a host that waits at every layer, or neither
     assert newer < same == recorded
     shown = " ".join(text(capsys, "bloom-176b", "--stack", "megatron-core", "--all").split())
-    assert "software: Megatron-Core with Transformer Engine, as NeMo runs it (`--stack`; megatron-core)" in shown
+    assert "software: Megatron-Core with Transformer Engine, as Megatron-LM runs it (`--stack`; megatron-core)" in shown
     assert seconds("--stack", "NVIDIA NeMo") == newer  # as people write it
     line = refused(capsys, "bloom-176b", "--stack", "megatorn-core")
     assert line.startswith("error: --stack: unknown stack; got 'megatorn-core', did you mean megatron-core? allowed: ")

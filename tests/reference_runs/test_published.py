@@ -33,11 +33,11 @@ STACKS = {
     "mosaicml_a100_40gb": {"composer"},
     "playbook_h100_1b": {"nanotron"},
     "dgxc_24_11_bf16": {"megatron-core"},
-    "mlperf_gpt3_h100_fp8": {"megatron-core", "megatron-core-cuda-graph", "megatron-core-nemo-1"},
+    "mlperf_gpt3_h100_fp8": {"megatron-core-cuda-graph", "megatron-core-nemo-1", "megatron-core-nemo-2"},
     "nemo_24_07_fp8": {"megatron-core-nemo-1"},
     "mosaicml_h100_fp8": {"composer"},
     "megascale_megatron_lm": {"megatron-lm-2022"},
-    "dgxc_25_02_grok1_moe": {"megatron-core"},
+    "dgxc_25_02_grok1_moe": {"megatron-core-nemo-2"},
 }
 NETWORK_GB_PER_SECOND = {"BLOOM-176B": 50, "OPT-175B": 200, "GLM-130B": 200, "GPT-NeoX-20B": 100, "MT-NLG-530B": 200}
 
@@ -461,7 +461,7 @@ def test_what_is_said_to_be_measured_are_the_accelerators_and_stacks_of_the_publ
     ("framework", "older", "later"),
     [
         ("Megatron-LM", "megatron-lm-2022", "megatron-core"),
-        ("NVIDIA NeMo 24.09", "megatron-core", "megatron-core"),
+        ("NVIDIA NeMo 24.09", "megatron-core-nemo-2", "megatron-core-nemo-2"),
         ("MosaicML llm-foundry", "composer", "composer"),
         ("FSDP2", "pytorch", "pytorch"),
         ("my own trainer", "generic", "generic"),

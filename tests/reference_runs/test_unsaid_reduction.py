@@ -27,7 +27,7 @@ def test_zero_1_reduces_to_shards_where_the_stack_does_nothing_else(name: str) -
 @pytest.mark.parametrize(("ranks", "parameters"), [(8, 40e6), (40, 40e6), (336, 336e6)])
 def test_megatron_cores_buckets_grow_with_the_ranks_that_share_them(ranks: int, parameters: float) -> None:
     layout = Layout(data_parallel=ranks, zero_stage=1)
-    for name in ("megatron-core", "megatron-core-cuda-graph", "megatron-core-nemo-1"):
+    for name in ("megatron-core", "megatron-core-cuda-graph", "megatron-core-nemo-1", "megatron-core-nemo-2"):
         assert reduction_of_stack(layout, stack(name)).bucket_bytes == 4 * parameters
     assert reduction_of_stack(layout, stack("megatron-core"), bucket_stated=True).bucket_bytes == layout.bucket_bytes
 

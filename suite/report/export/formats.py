@@ -46,7 +46,7 @@ FORMATS = {
     "torchrun": ExportFormat(torchrun, "pytorch", _words_of("torchrun"), _words_of("torchrun")),
     "slurm": ExportFormat(slurm, None, _words_of_slurm),
     "megatron": ExportFormat(megatron, "megatron-core", _words_of("megatron")),
-    "nemo": ExportFormat(nemo, "megatron-core", _words_of("nemo")),
+    "nemo": ExportFormat(nemo, "megatron-core-nemo-2", _words_of("nemo")),
     "torchtitan": ExportFormat(torchtitan, "pytorch", _words_of("torchtitan")),
     "deepspeed": ExportFormat(deepspeed, "megatron-deepspeed", _words_of("deepspeed"), _words_of("deepspeed")),
 }

@@ -100,6 +100,7 @@ def test_gradients_are_reduced_as_narrow_as_weights_where_the_stack_says_so(prec
     assert reductions_share(workload, casting(), stage=0, axis="dp") == 1
 
 
-def test_nemo_casts_before_it_gathers_from_its_recipes_of_2_0_on() -> None:
-    casts = {name: stack(name).switches.gathers_in_format for name in ("NeMo 23.09", "NeMo 24.07", "NeMo 24.09")}
-    assert casts == {"NeMo 23.09": False, "NeMo 24.07": False, "NeMo 24.09": True}
+def test_nemo_casts_before_it_gathers_from_its_recipes_of_2_0_on_and_megatron_lm_does_not() -> None:
+    expected = {"NeMo 23.09": False, "NeMo 24.07": False, "NeMo 24.09": True, "NeMo": True, "Megatron-Bridge": True}
+    expected |= dict.fromkeys(("Megatron-Core", "Megatron-LM 2024", "Transformer Engine"), False)
+    assert {name: stack(name).switches.gathers_in_format for name in expected} == expected
