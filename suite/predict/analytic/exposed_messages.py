@@ -11,7 +11,7 @@ from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.experts import chosen_experts
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime
+from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, input_gradient_seconds
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import BACKWARD
@@ -27,6 +27,33 @@ class TensorParallelShares(NamedTuple):
     gathers: float
     scatters: float
     sums: float
+
+
+class TensorParallelExposure(NamedTuple):
+    """By how much a stage's tensor-parallel messages make its step longer.
+
+    Args:
+        factors: of `tensor_parallel_factors`.
+        most_hidden_seconds: of `input_gradient_products_seconds`.
+    """
+
+    factors: dict[str, float]
+    most_hidden_seconds: float | None
+
+    def seconds(self, operation: str, spent: float) -> float:
+        """Of `spent` seconds of an operation's messages those that are exposed."""
+        exposed = spent * self.factors[operation]
+        return exposed if self.most_hidden_seconds is None else larger(exposed, spent - self.most_hidden_seconds)
+
+
+def tensor_parallel_exposure(
+    workload: Workload, machine: Machine, *, stage: int, micro_batches: int
+) -> TensorParallelExposure:
+    """What of a step's tensor-parallel messages on a stage is exposed."""
+    return TensorParallelExposure(
+        tensor_parallel_factors(workload, machine, stage=stage),
+        input_gradient_products_seconds(workload, machine, stage=stage, micro_batches=micro_batches),
+    )
 
 
 def tensor_parallel_factors(workload: Workload, machine: Machine, *, stage: int) -> dict[str, float]:
@@ -52,7 +79,10 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
         i scatters of gradients     next to the product of the weights' gradient: 16 / 132
     and those of embedding and head are whole, and all-reduces.
     Where the stack overlaps input gradients instead, the i gathers again and the i scatters (or all-reduces) of
-    gradients go on next to a product that does not need them: 16 / 132 of each, and of all else the whole.
+    gradients go on next to a product that does not need them: 16 / 132 of each, and of all else the whole: with
+    sequence parallelism of all-reduces (cross-entropy, norms' gradients), without it of gathers. The network
+    may be one between nodes; what is longer than the product is exposed, see `input_gradient_products_seconds`.
+    Megatron-LM's own kernels are assumed to cost what Transformer Engine's do.
 
     Source: Transformer Engine, pytorch/module/base.py, initialize_ub: ring_exchange for qkv_fprop, fc1_fprop,
     proj_dgrad, fc2_dgrad; pipeline in 4 splits for proj_fprop, fc2_fprop; bulk on 16 multiprocessors for qkv_dgrad,
@@ -67,8 +97,7 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     def share(of_layers: float) -> float:
         return chosen(inside, around_experts + (1 - around_experts) * of_layers, 1.0)
 
-    own_methods = machine.stack.transformer_engine and chunks > 1
-    if not own_methods and not machine.stack.overlaps_input_gradients:
+    if not _own_methods(machine.stack) and not machine.stack.overlaps_input_gradients:
         return TensorParallelShares(share(1 / chunks), share(1 / chunks), share(1 / chunks))
     layers = stage_layers(architecture, layout, stage=stage)
     inputs = 1 if architecture.shared_norm else 2
@@ -77,16 +106,36 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     first, last = (stage == 0) * 1, (stage == head_stage(layout)) * 1
     gathers = inputs * (forwards + layers) + outputs * layers + first + 2 * last
     scatters = outputs * forwards + inputs * layers + first + last
-    if not own_methods:
-        hidden = (1 - BULK_COST) * inputs * layers
+    if not _own_methods(machine.stack):
+        hidden = (1 - BULK_COST) * (1 - around_experts) * inputs * layers
         sums = outputs * forwards + inputs * layers + first + last
+        split = layout.sequence_parallel
         return TensorParallelShares(
-            1 - hidden / larger(gathers, 1), 1 - hidden / larger(scatters, 1), 1 - hidden / larger(sums, 1)
+            chosen(split, 1 - hidden / larger(gathers, 1), 1.0),
+            chosen(split, 1 - hidden / larger(scatters, 1), 1.0),
+            chosen(split, 1.0, 1 - hidden / larger(sums, 1)),
         )
     exposed_gathers = BULK_COST * inputs * layers + first + 2 * last
     exposed_scatters = outputs * forwards / chunks + BULK_COST * inputs * layers + first + last
     return TensorParallelShares(
         share(exposed_gathers / larger(gathers, 1)), share(exposed_scatters / larger(scatters, 1)), 1.0
+    )
+
+
+def input_gradient_products_seconds(
+    workload: Workload, machine: Machine, *, stage: int, micro_batches: int
+) -> float | None:
+    """The most seconds of a step that one operation's tensor-parallel messages can hide behind products.
+
+    Where the stack overlaps input gradients: each gather goes on next to the product of an input's gradient, each
+    scatter or all-reduce next to that of a weight's, of the same size. Layers are assumed to be alike in this, so that
+    their sums are compared. None with other stacks, whose shares say all.
+    """
+    if not machine.stack.overlaps_input_gradients or _own_methods(machine.stack):
+        return None
+    return micro_batches * sum(
+        layers * input_gradient_seconds(workload._replace(architecture=kind), machine)
+        for kind, layers in stage_layer_kinds(workload.architecture, workload.layout, stage=stage)
     )
 
 
@@ -104,6 +153,10 @@ def narrow_gathers_share(workload: Workload, stack: Stack) -> float:
     narrow = factor_element_bytes(recipe.product_format) / WEIGHT_ELEMENT_BYTES[recipe.precision]
     around_experts = _share_around_experts(workload.architecture)
     return around_experts + (1 - around_experts) * narrow
+
+
+def _own_methods(stack: Stack) -> bool:
+    return stack.transformer_engine and stack.tensor_parallel_chunks > 1
 
 
 def _share_around_experts(architecture: Architecture) -> float:

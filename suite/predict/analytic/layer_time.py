@@ -231,6 +231,21 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     )
 
 
+def input_gradient_seconds(workload: Workload, machine: Machine) -> float:
+    """Seconds of one micro-batch in the products of one layer that give the gradients of its inputs after norms.
+
+    Half of the backward pass of query, key, value and expansion, since the weights' gradients are products of the same
+    size; a router's experts left out.
+    """
+    seconds, in_format = 0.0, products_in_format(workload)
+    for part, (products, *sizes) in layer_products(workload).items():
+        if part in AFTER_NORMS and (workload.architecture.experts is None or part not in ROUTED):
+            rows, columns, depth = sizes
+            _, twice = _part_seconds(workload, machine, part, (rows, columns, depth), in_format=part in in_format)
+            seconds = seconds + products * twice / 2
+    return seconds
+
+
 class _OperatorBytes(NamedTuple):
     """Of a layer's operators: on hidden states, inside the layer's two parts, on stored scores."""
 

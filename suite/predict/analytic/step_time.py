@@ -18,7 +18,7 @@ from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.axis_links import axis_groups
 from suite.predict.analytic.collective_time import Group, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
-from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, tensor_parallel_factors
+from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, tensor_parallel_exposure
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
@@ -326,13 +326,13 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
     parallelism what nothing hides.
     """
     workload, stack = step.workload, step.machine.stack
-    exposed = tensor_parallel_factors(workload, step.machine, stage=stage)
+    exposure = tensor_parallel_exposure(workload, step.machine, stage=stage, micro_batches=step.micro_batches)
     seconds = dict.fromkeys(("tp", "cp", "ep", "pp", "embedding", "reduction", "gather"), 0.0)
     for axis, operation, payload, messages in entries:
         spent = collective_seconds(operation, step.groups[axis], payload_bytes=payload, messages=messages)
         key = "tp" if axis == "kv" else axis
         if key == "tp":
-            spent = spent * exposed[operation]
+            spent = exposure.seconds(operation, spent)
         if axis in ("dp", "edp", "shard", "replicate"):
             key = "gather" if operation == "all_gather" else "reduction"
             narrowed = gathers_share if key == "gather" else reductions_share

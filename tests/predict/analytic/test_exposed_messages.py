@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.placement import head_stage
 from reference_runs.run import ProductFormat, Residual, Workload
@@ -25,7 +26,7 @@ from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.machines import A100, Case, cases, machines
-from tests.support.steps import changed
+from tests.support.steps import bloom, changed, time_of
 from tests.support.strategies import BLOOM
 
 BULK = Fraction(16, 132)
@@ -119,6 +120,44 @@ def test_input_gradients_hide_next_to_the_product_that_does_not_need_them(
             if number := numbers.get(operation, 0):
                 assert share == pytest.approx(1 - hidden / number, rel=1e-12)
         assert 0 < min(shares) <= max(shares) <= 1
+        assert (shares.sums == 1) if splits else (shares.gathers == shares.scatters == 1)
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("network", [1e9, 5e9, 1e12])
+def test_over_a_slow_network_what_is_longer_than_the_products_is_exposed(network: float, splits: bool) -> None:
+    """tp 16 on nodes of 8: products of 14336 x 2688 and 14336 x 3584 of a layer hide no more than they take.
+
+    With sequence parallelism gathers and scatters each behind as many of them, without it all-reduces alone.
+    """
+    case = changed(bloom(), tensor_parallel=16, data_parallel=1, sequence_parallel=splits)
+    machine = msgspec.structs.replace(A100, network_bytes_per_second=network, network_efficiency=1.0)
+
+    def seconds(overlaps: bool) -> float:
+        switched = msgspec.structs.replace(PLAIN, overlaps_input_gradients=overlaps)
+        return time_of(case, msgspec.structs.replace(machine, stack=switched)).tensor_parallel_seconds
+
+    tokens, hidden, layers = 2 * 2048, 14336, 6
+    products = 2 * tokens * hidden * (3 * hidden + 4 * hidden) / 16 / (0.75 * 312e12)
+    most = case.micro_batches * layers * products * (2 if splits else 1)
+    saved = seconds(False) - seconds(True)
+    if network < 1e11:
+        assert saved == pytest.approx(most, rel=1e-9)
+        assert seconds(True) > 0.5 * seconds(False)
+    else:
+        assert 0 < saved < 0.7 * most
+
+
+def test_messages_around_experts_are_whole() -> None:
+    """Of Mixtral's layers with 2 experts a token two thirds of the bytes are around experts."""
+    run = reference_run("mixtral-8x7b")
+    layout = Layout(tensor_parallel=8, sequence_parallel=True)
+    machine = msgspec.structs.replace(A100, stack=msgspec.structs.replace(PLAIN, overlaps_input_gradients=True))
+    shares = exposed_tensor_parallel_shares(Workload(run.architecture, run.recipe, layout), machine, stage=0)
+    layers = run.architecture.layers
+    hidden = (1 - float(BULK)) / 3 * 2 * layers
+    assert shares.gathers == pytest.approx(1 - hidden / (6 * layers + 3), rel=1e-12)
+    assert shares.scatters == pytest.approx(1 - hidden / (4 * layers + 2), rel=1e-12)
 
 
 @given(cases(), machines())
