@@ -40,7 +40,11 @@ def refit_command(
         bool, typer.Option("--write", help="Store the result in reference_runs/; without it, print only.")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Fit nothing: score the stored parameters, as after a change of the form.")
+        bool,
+        typer.Option(
+            "--keep",
+            help="Score the stored parameters, as after a change of the form; --leave-out still fits each fold.",
+        ),
     ] = False,
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="Also fit without each table, size, run and term (minutes).")

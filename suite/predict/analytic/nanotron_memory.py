@@ -52,14 +52,14 @@ FORWARD_STREAMS, BACKWARD_STREAMS = 2, 1
 # Of a host that is not ahead: what one layer's backward pass makes. Both row layers gather a gradient; both column
 # layers gather their input again and make an unsharded gradient
 LAYER_STREAMS = 6
-# A layer's passes at the host, from the step times of the same rows: 4.2 to 4.8 ms with one stage; with several 8.5,
-# 13, 20 and 45 ms at t = 2, 4, 8 and 16, of whatever size as long as computing takes less
+# A layer's passes at the host of an H100, from the step times of the same rows: 4.2 to 4.8 ms with one stage; with
+# several 8.5, 13, 20 and 45 ms at t = 2, 4, 8 and 16, of whatever size as long as computing takes less
 HOST_SECONDS, HOST_SECONDS_A_RANK = 0.0045, 0.0025
-LAYER_FLOP_PER_SECOND = 3.3e14  # of layers that take longer: 25 ms for 16 sequences at t = 4, 8.2e12 flop
+LAYER_FLOP_PER_SECOND = 3.3e14  # of an H100, in layers that take longer: 25 ms for 16 sequences at t = 4, 8.2e12 flop
 NODE_RANKS = 8  # collectives of more ranks leave the node: with one stage too they take longer than the host
 # Micro-batches of one stage from which on a host that computing does not hold back is ahead: nothing keeps the hosts of
 # a group together within a step. Fitted
-PARTED_MICRO_BATCHES = 16
+AHEAD_MICRO_BATCHES = 16
 # Ranks of tensor parallelism beyond which no host is ahead in the first step. Fitted: 41 rows over 32 ranks have 9
 # streams in the median, half of them 7 to 12
 NEAR_RANKS = 16
@@ -125,7 +125,7 @@ def host_is_ahead(architecture: Architecture, layout: Layout, *, micro_batches: 
     p = 1    against 4.5 ms; also with groups of more than 8 ranks, and from 16 micro-batches on
     """
     t, several = layout.tensor_parallel, layout.pipeline_stages > 1
-    if not several and (t > NODE_RANKS or micro_batches >= PARTED_MICRO_BATCHES):
+    if not several and (t > NODE_RANKS or micro_batches >= AHEAD_MICRO_BATCHES):
         return True
     flop = 3 * sum(layer_forward_flop(architecture, samples=layout.micro_batch).values())
     host = HOST_SECONDS + several * (t - 1) * HOST_SECONDS_A_RANK

@@ -37,7 +37,8 @@ the rows whose table the fit has not seen, tables weighing alike. Of the rows of
 out, inside intervals that the other groups' errors give: {coverage}.
 
 That of a peak reaches from the predicted tensors to {peak:.2f} times them: what logs and tools print counts the
-allocator's unused parts and what collectives hold too. Within it lie 80 % of all published peaks. Of those on a
+allocator's unused parts and what collectives hold too. Within it lie 80 % of the published peaks: 527 rows of one
+sweep of nanotron, a model of 1B on H100, and one of BLOOM, so that of other software it says little. Of those on a
 number of accelerators that was left out, {peak_coverage:.0f} % are inside what the others give, in the mean over them.
 
 ## Spreads
