@@ -31,7 +31,6 @@ from suite.acceptance.check_table import ALL_REDUCE, ATTRIBUTION, MATRIX, MEMORY
 from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, MicroMeasurements, MiniatureLaunch, ProbeResult
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
 from suite.acceptance.judge.judge import battery_findings
-from suite.acceptance.judge.rates import BY_TURNS, PRODUCTS_BY_TURNS
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import EXCHANGES, MEASURED_BY_TIMES, NEEDS_MICRO
 from suite.acceptance.presets import EFFORTS
@@ -242,8 +241,7 @@ def judged(draw: Callable[[int], DrawnBattery], history: History) -> list[CheckF
 def _again(battery: DrawnBattery, anew: DrawnBattery, keys: Set[tuple[int, str]]) -> DrawnBattery:
     """The battery with what its re-run measures anew for findings that failed: see `repetition.planned_reruns`."""
     failed = {check for check, _ in keys}
-    of_products = any(check == SPREAD and subject not in (BY_TURNS, PRODUCTS_BY_TURNS) for check, subject in keys)
-    of_launches = failed & MEASURED_BY_TIMES or (battery.micro.virtual and of_products)
+    of_launches = failed & MEASURED_BY_TIMES or (battery.micro.virtual and SPREAD in failed)
     return DrawnBattery(
         micro=anew.micro if failed & NEEDS_MICRO else battery.micro,
         launches=anew.launches if of_launches else battery.launches,

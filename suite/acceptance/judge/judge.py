@@ -42,7 +42,15 @@ from suite.acceptance.judge.launches import (
 )
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.rates import PRODUCTS, exchange_findings, micro_findings, needs_launches, speeds_by_turns
+from suite.acceptance.judge.rates import (
+    BY_TURNS,
+    PRODUCTS,
+    PRODUCTS_BY_TURNS,
+    exchange_findings,
+    micro_findings,
+    needs_launches,
+    speeds_by_turns,
+)
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -129,17 +137,17 @@ def _rates(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFindi
 def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     """Slow products of a virtual machine only warn: its processors may be halves of cores, which other guests use.
 
-    A rank whose products are slower than the others' fails where launches bear it out: it is late in them too, and not
-    by chance. Without launches it fails unless its products are as fast as the others' by turns.
+    A rank that is slower than the others, at once or by turns, fails where launches bear it out: it is late in them
+    too, and not by chance. Without launches it fails where its products are slower at once and by turns.
     """
     if finding.verdict is not CheckVerdict.FAIL or not micro.virtual or not rests_on_clocks(finding):
         return finding
     if finding.check == check.MATRIX:
         why = "of a virtual machine, whose processors other guests may share"
     elif needs_launches(finding, virtual=micro.virtual):
-        rank = micro.matrix.index(min(micro.matrix))
+        rank = int(finding.part.rpartition(" ")[2])
         in_launches = rank_in_launches(launches, rank)
-        why = _why_not_slow(rank, in_launches, micro)
+        why = _why_not_slow(rank, in_launches, micro, by_turns=finding.subject in (BY_TURNS, PRODUCTS_BY_TURNS))
         if not why:
             return finding
     else:
@@ -148,8 +156,10 @@ def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequen
     return msgspec.structs.replace(finding, verdict=CheckVerdict.WARN, evidence=evidence)
 
 
-def _why_not_slow(rank: int, in_launches: RankInLaunches | None, micro: MicroMeasurements) -> str:
-    """Why a virtual machine's rank with slow products does not count as slow; empty where it does."""
+def _why_not_slow(rank: int, in_launches: RankInLaunches | None, micro: MicroMeasurements, *, by_turns: bool) -> str:
+    """Why a virtual machine's slow rank does not count as slow; empty where it does."""
+    if in_launches is None and by_turns:
+        return "of a virtual machine, and no launches say whether the rank is late"
     if in_launches is None:
         speed = speeds_by_turns(micro.moments, rank).get(PRODUCTS, 0.0) if len(micro.moments) > 1 else 0.0
         warn = check.CHECKS[check.SPREAD].warn

@@ -106,11 +106,11 @@ def _wrong_products(micro: MicroMeasurements) -> list[CheckFinding]:
 
 
 def needs_launches(finding: CheckFinding, *, virtual: bool) -> bool:
-    """Whether launches say if the rank of a failed finding counts as slow: products of a virtual machine's ranks.
+    """Whether launches say if the rank of a failed finding counts as slow: one rank of a virtual machine.
 
-    Ranks that take turns need none.
+    Turns need them too: what another guest does on the same core can last as long as all turns.
     """
-    return virtual and finding.check == SPREAD and finding.subject not in (BY_TURNS, PRODUCTS_BY_TURNS)
+    return virtual and finding.check == SPREAD
 
 
 def _spread(rates: Sequence[float]) -> CheckFinding:

@@ -15,7 +15,7 @@ from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, conf
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
-from suite.acceptance.judge.rates import exchange_findings, micro_findings
+from suite.acceptance.judge.rates import BY_TURNS, PRODUCTS_BY_TURNS, exchange_findings, micro_findings
 from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -295,6 +295,29 @@ def test_without_launches_turns_say_whether_slow_products_of_a_virtual_machine_a
     assert products.verdict is verdict
     if verdict is CheckVerdict.WARN:
         assert products.evidence.endswith("of a virtual machine; alone, by turns, rank 1 is at 0.980 of the others")
+
+
+@pytest.mark.parametrize(
+    ("virtual", "late", "verdict"),
+    [
+        (False, [], CheckVerdict.FAIL),
+        (False, [0.9] * 5, CheckVerdict.FAIL),
+        (True, [1.1] * 5, CheckVerdict.FAIL),
+        (True, [1.0] * 5, CheckVerdict.WARN),
+        (True, [], CheckVerdict.WARN),
+    ],
+)
+def test_a_virtual_machine_s_rank_that_is_slow_by_turns_fails_where_launches_bear_it_out(
+    virtual: bool, late: list[float], verdict: CheckVerdict
+) -> None:
+    """A guest on the same core slowed one of two ranks of a good node for 45 s, while nothing else ran here."""
+    own = micro(virtual=virtual, moments=[moments(), moments(slower=1.2)])
+    made = [launched(compute_seconds=[1.0, seconds]) for seconds in late]
+    found = battery_findings([own, *made], NOTHING, others=1.0, selected=(2,))
+    by_turns = [one for one in found if one.subject in (BY_TURNS, PRODUCTS_BY_TURNS)]
+    assert [one.verdict for one in by_turns] == [verdict, verdict]
+    if not late and virtual:
+        assert by_turns[0].evidence.endswith("of a virtual machine, and no launches say whether the rank is late")
 
 
 def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
