@@ -51,6 +51,7 @@ from suite.acceptance.judge.rates import (
     needs_launches,
     speeds_by_turns,
 )
+from suite.acceptance.judge.step_time import OF_CPU_SPEED
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -183,16 +184,26 @@ def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckF
 def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
     """Forward and backward passes are products and memory: checks 1 and 3 help to say which of them is slow.
 
-    Rates that cannot be make what is predicted from them invalid.
+    Rates that cannot be make what is predicted from them invalid. Processors of a virtual machine that are slower than
+    in its micro-measurements decide nothing: other guests may have come.
     """
     rates = [finding for finding in earlier if finding.check in (check.MATRIX, check.MEMORY)]
     findings = time_findings(
         battery.timed_launches, battery.history, looks=battery.looks, looks_of=battery.looks_of, rates=rates
     )
+    if any(micro.virtual for micro in battery.micro):
+        findings = [_open_of_guests(finding) for finding in findings]
     if all(finding.part != IMPOSSIBLE for finding in rates):
         return findings
     why = "from micro-measurements that cannot be"
     return [_invalid(finding, why) if finding.check == check.STEP_TIME else finding for finding in findings]
+
+
+def _open_of_guests(finding: CheckFinding) -> CheckFinding:
+    if finding.verdict is not CheckVerdict.FAIL or not finding.subject.endswith(OF_CPU_SPEED):
+        return finding
+    evidence = joined_evidence(finding.evidence, "of a virtual machine, whose processors other guests may share")
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.INCONCLUSIVE, evidence=evidence)
 
 
 def _soaks(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:

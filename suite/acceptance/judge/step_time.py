@@ -39,6 +39,7 @@ PART_OF_SLOW_KERNELS = {
     frozenset({PRODUCT, ELEMENTWISE}): "processors' speed",
     frozenset({PRODUCT, ELEMENTWISE, MEMORY_BOUND}): "processors' speed",
 }
+OF_CPU_SPEED = "CPU speed"  # end of that finding's subject
 STANDS_OUT = 1.05  # slowdown from which a kernel counts, also against the others: where the check of CPU speed warns
 EXPLAINS = 0.5  # of the logarithm of the term's lateness, at least
 
@@ -179,7 +180,7 @@ def cpu_speed_findings(run: str, launches: Sequence[MiniatureLaunch], history: H
     return [
         rate_finding(
             CPU_SPEED,
-            f"{run}, CPU speed",
+            f"{run}, {OF_CPU_SPEED}",
             statistics.median(speeds),
             history,
             "host: processors slower than in the micro-measurements",

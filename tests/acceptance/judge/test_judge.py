@@ -320,6 +320,18 @@ def test_a_virtual_machine_s_rank_that_is_slow_by_turns_fails_where_launches_bea
         assert by_turns[0].evidence.endswith("of a virtual machine, and no launches say whether the rank is late")
 
 
+@pytest.mark.parametrize(("virtual", "verdict"), [(False, CheckVerdict.FAIL), (True, CheckVerdict.INCONCLUSIVE)])
+def test_processors_of_a_virtual_machine_that_became_slower_decide_nothing(
+    virtual: bool, verdict: CheckVerdict
+) -> None:
+    """Of a good one, beside which nothing ran, they were at 0.66 of what the micro-measurements found, twice."""
+    launches = [launched(cpu_slowdown=1.5) for _ in range(5)]
+    found = battery_findings([micro(virtual=virtual), *launches], NOTHING, others=1.0, looks=(5,), selected=(8,))
+    (speed,) = [one for one in found if one.subject == "bloom-mini, CPU speed"]
+    assert speed.verdict is verdict
+    assert virtual is speed.evidence.endswith("of a virtual machine, whose processors other guests may share")
+
+
 def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
     def evidence(late: list[float]) -> str:
         launches = [launched(compute_seconds=[1.0, seconds]) for seconds in late]
