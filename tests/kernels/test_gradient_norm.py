@@ -83,7 +83,8 @@ def test_fp16s_largest_values_do_not_overflow() -> None:
 
 
 def test_no_chunk_has_a_program_too() -> None:
-    assert programs_over_chunks(0, DEVICE) == programs_over_chunks(1, DEVICE) == 1
+    device = torch.device(DEVICE)
+    assert programs_over_chunks(0, device) == programs_over_chunks(1, device) == 1
 
 
 def test_nothing_has_norm_zero() -> None:
