@@ -125,7 +125,7 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
 def input_gradient_products_seconds(
     workload: Workload, machine: Machine, *, stage: int, micro_batches: int
 ) -> float | None:
-    """The most seconds of a step that one operation's tensor-parallel messages can hide behind products.
+    """The most seconds of a step that products can hide of one operation's tensor-parallel messages.
 
     Where the stack overlaps input gradients: each gather goes on next to the product of an input's gradient, each
     scatter or all-reduce next to that of a weight's, of the same size. Layers are assumed to be alike in this, so that

@@ -5,7 +5,7 @@ are dealt to stages by cost, the head counted (see `balanced_stages`). What is p
 world rank 0, on the first stage: `log_memory` resets the other counter before the update, so it would not grow with the
 micro-batch. CUDA's and NCCL's own memory are left out.
 Source: nanotron 0.4 (PyPI): optim/gradient_accumulator.py, distributed.py, models/llama.py, parallel/, helpers.py.
-Not predicted: hosts that are ahead although layers are short, or not although they are long. No column tells them: 30
+Not predicted: hosts that are ahead although layers are short, or not although they are long. No column shows them: 30
 rows, 14 of them on 512 accelerators, make 2.7 of the 7.5 % by which 527 are missed.
 
 Symbols: N parameters of the rank, n ranks over which ZeRO shards, L layers of the stage, F micro-batches in flight,

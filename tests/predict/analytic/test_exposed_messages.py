@@ -128,7 +128,7 @@ def test_input_gradients_hide_next_to_the_product_that_does_not_need_them(
 def test_over_a_slow_network_what_is_longer_than_the_products_is_exposed(network: float, splits: bool) -> None:
     """tp 16 on nodes of 8: products of 14336 x 2688 and 14336 x 3584 of a layer hide no more than they take.
 
-    With sequence parallelism gathers and scatters each behind as many of them, without it all-reduces alone.
+    With sequence parallelism gathers and scatters, each as many seconds as they take; without it all-reduces alone.
     """
     case = changed(bloom(), tensor_parallel=16, data_parallel=1, sequence_parallel=splits)
     machine = msgspec.structs.replace(A100, network_bytes_per_second=network, network_efficiency=1.0)
