@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from queue import Empty
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -32,15 +33,22 @@ def test_of_a_turn_the_fastest_call_counts_but_for_the_first(monkeypatch):
     assert turn([lambda: next(first), lambda: next(other)]) == (4.0, 8.0)
 
 
+def _clock_of_looks() -> SimpleNamespace:
+    """In place of `moments.time`: each look at it is one second after the one before."""
+    return SimpleNamespace(perf_counter=itertools.count().__next__, thread_time=time.thread_time)
+
+
 def test_one_rank_takes_its_turns_without_messages(alone, monkeypatch):
     monkeypatch.setattr(moments, "TURN_SECONDS", 0.0)
-    assert len(turns([time.perf_counter], alone, 0.0)) == LEAST_TURNS
-    assert len(turns([time.perf_counter], alone, 0.1)) > LEAST_TURNS
+    for seconds, count in ((0.0, LEAST_TURNS), (2.0, LEAST_TURNS + 1), (5.0, LEAST_TURNS + 4)):
+        monkeypatch.setattr(moments, "time", _clock_of_looks())
+        assert len(turns([time.perf_counter], alone, seconds)) == count
 
 
 def _taking_turns(rank, ranks, store, answers, dies):
     """A rank: when its calls began and ended, or what ended them; the rank that `dies` kills itself in its second."""
     dist.init_process_group("gloo", rank=rank, world_size=ranks, store=dist.FileStore(store, ranks))
+    moments.time = _clock_of_looks()  # of this process, which is a fork
     spans = []
 
     def call():
@@ -52,7 +60,7 @@ def _taking_turns(rank, ranks, store, answers, dies):
         spans.append((begun, time.monotonic()))
 
     try:
-        count = len(turns([call], dist.group.WORLD, 0.05))
+        count = len(turns([call], dist.group.WORLD, 3.0))
     except RuntimeError as error:  # of gloo
         answers.put((rank, type(error).__name__, []))
     else:
@@ -87,12 +95,11 @@ def _ranks_taking_turns(tmp_path, ranks, dies=None):
 @pytest.mark.ranks
 def test_ranks_compute_one_after_another_and_equally_often(tmp_path):
     found = _ranks_taking_turns(tmp_path, 3)
-    assert len({count for _, count, _ in found}) == 1
-    assert found[0][1] > LEAST_TURNS
+    assert [count for _, count, _ in found] == [LEAST_TURNS + 2] * 3
     spans = sorted((begun, end, rank) for rank, _, spans in found for begun, end in spans)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
     order = [rank for rank, _ in itertools.groupby(rank for _, _, rank in spans)]
-    assert order == [0, 1, 2] * found[0][1]
+    assert order == [0, 1, 2] * (LEAST_TURNS + 2)
 
 
 @pytest.mark.ranks
