@@ -149,13 +149,18 @@ def _measure(battery: RunningBattery, stops: Callable[[str], bool]) -> None:
         return
     if phases.measures_machine(settings):
         _measure_machine(battery)
-    launches = phases.launch_phases(battery)
+    launches, exact = phases.launch_phases(battery), phases.exact_phases(battery)
+    for phase in exact if not launches else ():
+        battery.evidence_of[phase.name] = battery.run(phase)
     for number, phase in enumerate(launches):
         _launch(battery, phase, launches[number + 1 :])
     _further_looks(battery)
     probe = phases.probe_phase(battery)
     if probe is not None:
         battery.evidence_of[probe.name] = battery.run(probe)
+    # a machine too slow for them decides without: figures of other miniatures were counted
+    for phase in exact if launches else ():
+        battery.evidence_of[phase.name] = battery.run_if_time(phase, _rerun_seconds(battery))
 
 
 def _already_invalid(battery: RunningBattery) -> str:
@@ -250,6 +255,11 @@ def _further_looks(battery: RunningBattery) -> None:
 
 def _reserved_seconds(battery: RunningBattery) -> float:
     """Seconds that must be left after a further look: for the probe, and for the shortest re-runs of what failed."""
+    return phases.probe_seconds(battery) + _rerun_seconds(battery)
+
+
+def _rerun_seconds(battery: RunningBattery) -> float:
+    """Seconds of the shortest re-runs of what failed so far."""
     so_far = battery.findings(Health(gpus=[], why_none="still being read"))
     reruns = [rerun for _, rerun in repetition.planned_reruns(battery, so_far) if rerun.needed]
-    return phases.probe_seconds(battery) + math.fsum(rerun.shortest_seconds for rerun in reruns)
+    return math.fsum(rerun.shortest_seconds for rerun in reruns)

@@ -12,6 +12,7 @@ from suite.acceptance.battery_record import BatteryRecord
 from suite.acceptance.check_table import ALL_REDUCE, HOST_DEVICE, PEER, SPREAD, STRAGGLER
 from suite.acceptance.evidence import (
     ENDED_BY_LIMIT,
+    LEFT_OUT,
     NOT_BEGUN,
     OVER_THE_LIMIT,
     SLOW,
@@ -179,8 +180,17 @@ class RunningBattery:
         self.record.keep(name, [*evidence, health] if health and health.gpus else evidence)
         return evidence
 
+    def run_if_time(self, phase: BatteryPhase, reserved_seconds: float) -> list[Evidence]:
+        """Run a phase if it ends before the limit with so many seconds to spare; otherwise it is left out."""
+        left = self.seconds_left - reserved_seconds
+        if phase.predicted_seconds <= left or self.record.kept(phase.name) is not None:
+            return self.run(phase)
+        spared = f", but {reserved_seconds:.0f} s for what failed" if reserved_seconds else ""
+        self.progress(f"{phase.name}: left out: {max(0.0, left):.0f} s are left{spared}")
+        return [self._over_the_limit(_timing(phase, LEFT_OUT), phase)]
+
     def _over_the_limit(self, timing: PhaseTiming, phase: BatteryPhase) -> PhaseTiming:
-        """The timing of a phase that its budget or the limit ended, or that had no time left, with its checks."""
+        """The timing, with its checks, of a phase that its budget or the limit ended, or that had no time left."""
         settings = self.settings
         impossible = frozenset() if settings.device == "cuda" else frozenset({HOST_DEVICE})
         impossible |= frozenset() if settings.ranks > 1 else frozenset({SPREAD, PEER, ALL_REDUCE, STRAGGLER})

@@ -13,6 +13,7 @@ from suite.machine.host_state import HostState
 
 SLOW, ENDED_BY_LIMIT, NOT_BEGUN = "slow", "ended by the limit", "not begun"
 OVER_THE_LIMIT = (ENDED_BY_LIMIT, NOT_BEGUN)  # outcomes of a phase
+LEFT_OUT = "left out"  # of a phase that measures no more than others have, and would need time that decisions need
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"):
@@ -302,9 +303,10 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     """Budget of a phase, the time it took, and how it ended.
 
     Args:
-        outcome: ok, hang, slow (over budget, but making progress), failed, or one of `OVER_THE_LIMIT`.
+        outcome: ok, hang, slow (over budget, but making progress), failed, `LEFT_OUT`, or one of
+            `OVER_THE_LIMIT`.
         checks: that were asked for and that it serves; `subject` the miniature that it launches, if it does. Both only
-            of a phase that is slow, that the battery's limit ended, or that had no time left to begin.
+            of a phase that is slow, that was left out, that the battery's limit ended, or that had no time to begin.
     """
 
     phase: str

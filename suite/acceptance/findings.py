@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from suite.acceptance.check_table import BETWEEN_RANKS, HANG_GUARD, NOISY
-from suite.acceptance.evidence import NOT_BEGUN, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
+from suite.acceptance.evidence import LEFT_OUT, NOT_BEGUN, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
@@ -288,7 +288,7 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
                     evidence=f"still making progress after {phase.seconds:.0f} s, budget {phase.budget_seconds:.0f} s",
                 )
             )
-    in_time = [phase for phase in phases if phase.outcome not in ("hang", "slow", *OVER_THE_LIMIT)]
+    in_time = [phase for phase in phases if phase.outcome not in ("hang", "slow", LEFT_OUT, *OVER_THE_LIMIT)]
     if in_time:
         longest = max(in_time, key=lambda phase: phase.seconds / phase.budget_seconds)
         used = f"{longest.phase} took {longest.seconds:.0f} s of {longest.budget_seconds:.0f} s"
@@ -298,9 +298,10 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
 
 
 def unmeasured_findings(phases: Sequence[PhaseTiming], earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """What a check would have said whose phase its budget or the battery's limit ended: nothing.
+    """What a check would have said whose phase its budget or the battery's limit ended, or that was left out: nothing.
 
-    Where another phase measured it, or this one before its end, there is a finding already.
+    Where another phase measured it, or this one before its end, there is a finding already. What was left out did not
+    run; the others leave the check open.
     """
     findings = []
     for phase in phases:
@@ -309,14 +310,18 @@ def unmeasured_findings(phases: Sequence[PhaseTiming], earlier: Sequence[CheckFi
             for finding in earlier
             if finding.verdict is not CheckVerdict.NOT_RUN and finding.subject.startswith(phase.subject)
         }
-        ended = "" if phase.outcome == NOT_BEGUN else f" after {phase.seconds:.0f} s"
+        left_out = phase.outcome == LEFT_OUT
+        ended = "" if left_out or phase.outcome == NOT_BEGUN else f" after {phase.seconds:.0f} s"
         why = f"{phase.phase} {phase.outcome}{ended}: {phase.message}, {phase.predicted_seconds:.0f} s needed"
+        missing = [check for check in phase.checks if check not in known]
+        if left_out:
+            findings += [not_run(check, why, phase.subject) for check in missing]
+            continue
         findings += [
             CheckFinding(
                 check=check, subject=phase.subject, verdict=CheckVerdict.INCONCLUSIVE, part=TIME_LIMIT, evidence=why
             )
-            for check in phase.checks
-            if check not in known
+            for check in missing
         ]
     return findings
 

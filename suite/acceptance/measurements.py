@@ -30,6 +30,7 @@ from suite.acceptance.presets import Effort
 from suite.calibration.calibrate import CalibrationResult, calibrate, measured_profile, planned_calibration
 from suite.calibration.plan import Calibration
 from suite.job.calibration_job import Calibrated, RankMoments, TimedTask
+from suite.job.corpus import standard_library_is_tokenised
 from suite.job.events import Event, Status, StepKind
 from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.launch.launcher import launch
@@ -248,6 +249,12 @@ def predicted_step_seconds(
     except InputError:
         return None
     return of_job(times, Quantity.STEP_SECONDS)
+
+
+def is_tokenised(name: str, device: str, ranks: int, results: Path) -> bool:
+    """Whether the miniature's corpus is in the cache; otherwise its first launch makes it."""
+    planned = plan(_request(name, device, ranks, results, compiled=False))
+    return standard_library_is_tokenised(planned.architecture.vocabulary)
 
 
 def probe_result(

@@ -36,7 +36,7 @@ MEASURED_BY_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
 def planned(battery: RunningBattery) -> list[BatteryPhase]:
     """All phases that the selected checks need, without repetitions and further looks."""
     micro = [micro_phase(battery)] if measures_machine(battery.settings) else []
-    loads: list[BatteryPhase] = [*micro, *launch_phases(battery)]
+    loads: list[BatteryPhase] = [*micro, *launch_phases(battery), *exact_phases(battery)]
     # under them GPUs' counters are read, so that no soak needs to be a load
     probe = None if loads and not battery.settings.selected & MEASURED_BY_PROBE else probe_phase(battery)
     return [environment_phase(battery), *loads, *([] if probe is None else [probe])]
@@ -112,19 +112,27 @@ def rates_phase(battery: RunningBattery) -> BatteryPhase:
 
 
 def launch_phases(battery: RunningBattery) -> list[LaunchesPhase]:
-    """One phase for each miniature; those whose time is judged have as many launches as the first look needs."""
+    """One phase for each miniature whose time is judged, of as many launches as the first look needs; and jitter's."""
     settings, effort = battery.settings, battery.settings.effort
-    planned = []
-    times = settings.selected & MEASURED_BY_TIMES
-    for name in settings.miniatures:
-        timed = bool(times) and name in settings.timed
-        if timed:
-            planned.append(launches_phase(battery, name, LaunchPurpose.TIMES, effort.looks[0]))
-        elif check.EXACT_FIGURES in settings.selected:
-            planned.append(launches_phase(battery, name, LaunchPurpose.EXACT, 1))
+    planned = [launches_phase(battery, name, LaunchPurpose.TIMES, effort.looks[0]) for name in _timed(settings)]
     if effort.jitter is not None and check.JITTER in settings.selected:
         planned.append(launches_phase(battery, effort.jitter, LaunchPurpose.JITTER, 1))
     return planned
+
+
+def exact_phases(battery: RunningBattery) -> list[LaunchesPhase]:
+    """One launch of each miniature whose time is not judged, for its exact figures."""
+    settings = battery.settings
+    if check.EXACT_FIGURES not in settings.selected:
+        return []
+    others = [name for name in settings.miniatures if name not in _timed(settings)]
+    return [launches_phase(battery, name, LaunchPurpose.EXACT, 1) for name in others]
+
+
+def _timed(settings: Settings) -> list[str]:
+    """Miniatures whose time is judged."""
+    judged = settings.selected & MEASURED_BY_TIMES
+    return [name for name in settings.miniatures if name in settings.timed and judged]
 
 
 def launches_phase(battery: RunningBattery, name: str, purpose: LaunchPurpose, count: int) -> LaunchesPhase:
@@ -150,12 +158,14 @@ def launches_phase(battery: RunningBattery, name: str, purpose: LaunchPurpose, c
             if launch.status is not Status.OK:
                 break
 
-    step_seconds = measurements.predicted_step_seconds(
-        name, settings.device, settings.ranks, settings.results, battery.profile, compiled=compiled
-    )
+    where = (settings.device, settings.ranks, settings.results)
+    step_seconds = measurements.predicted_step_seconds(name, *where, battery.profile, compiled=compiled)
+    tokenised = measurements.is_tokenised(name, *where)
     return LaunchesPhase(
         name=f"{name} {purpose}",
-        predicted_seconds=stated_launches(settings.device, count, steps, step_seconds, compiled=compiled),
+        predicted_seconds=stated_launches(
+            settings.device, count, steps, step_seconds, compiled=compiled, tokenised=tokenised
+        ),
         serves=serves,
         run=run,
         miniature=name,

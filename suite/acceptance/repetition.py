@@ -221,7 +221,8 @@ def _planned_reruns(
     )
     probe = phases.probe_phase(battery, probe_parts) if probe_parts else None
     planned = []
-    for phase in (micro, *phases.launch_phases(battery), *(() if probe is None else (probe,))):
+    made = (*phases.launch_phases(battery), *phases.exact_phases(battery))
+    for phase in (micro, *made, *(() if probe is None else (probe,))):
         causes = [
             finding
             for finding in failed

@@ -14,6 +14,7 @@ class StatedSeconds(NamedTuple):
     Args:
         question: which devices torch can use; asked once.
         surroundings: other processes, records of other batteries.
+        tokenising: the corpus of a miniature that was never launched here.
         launch: of ranks until they train, and their end.
         step: of a miniature that nothing predicts; steps that count take longer, together as long as `counting_steps`.
         compilation: of a miniature that was not compiled before; `compiled_again` in each further launch.
@@ -24,6 +25,7 @@ class StatedSeconds(NamedTuple):
 
     question: float
     surroundings: float
+    tokenising: float
     launch: float
     step: float
     counting_steps: float
@@ -40,10 +42,11 @@ STATED = {
     # Seven miniatures with 6 steps each on 2 cores of a Zen 4 (2026-11-23): a launch took 6.0 to 7.7 s more than its
     # steps, these took as long as 7 to 10 timed ones, and a timed one at most 0.9 s. 15 probes of one or more parts on
     # the same machine (2026-11-24): 5.2 s before the soak, 0.1 s a replayed step, 2.5 to 4 s of exchanges, of which two
-    # may go on for 2 s each.
+    # may go on for 2 s each. A corpus took 14 to 16 s on 2 cores of an EPYC with AVX2 alone (2026-11-27).
     "cpu": StatedSeconds(
         question=0.0,
         surroundings=3.0,
+        tokenising=16.0,
         launch=8.0,
         step=0.9,
         counting_steps=4.0,
@@ -61,6 +64,7 @@ STATED = {
     "cuda": StatedSeconds(
         question=6.0,
         surroundings=3.0,
+        tokenising=16.0,
         launch=12.0,
         step=0.1,
         counting_steps=4.0,
@@ -75,15 +79,19 @@ STATED = {
 }
 
 
-def stated_launches(device: str, launches: int, steps: int, step_seconds: float | None, *, compiled: bool) -> float:
+def stated_launches(
+    device: str, launches: int, steps: int, step_seconds: float | None, *, compiled: bool, tokenised: bool
+) -> float:
     """Seconds of so many launches of one miniature.
 
     Args:
+        tokenised: whether its corpus is.
         step_seconds: predicted; None: not known.
         compiled: before its steps; once anew, then from PyTorch's cache.
     """
     stated = STATED[device]
     seconds = launches * (stated.launch + (steps + stated.counting_steps) * (step_seconds or stated.step))
+    seconds += 0.0 if tokenised else stated.tokenising
     return seconds + (stated.compilation + (launches - 1) * stated.compiled_again if compiled else 0.0)
 
 

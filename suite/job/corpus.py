@@ -8,9 +8,10 @@ import itertools
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -86,9 +87,11 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
         InputError: missing, unreadable, empty or undecodable text, or text too small for the vocabulary or for
             `least_tokens` tokens.
     """
-    texts, corpus = _read(path, vocabulary, "tokens")
+    corpus = _described(path, vocabulary, "tokens")
     target = Path(corpus.tokens_file)
     if not target.exists():
+        texts, corpus = _read(path, vocabulary, "tokens")
+        target = Path(corpus.tokens_file)
         tokens, _ = _tokens(_trained(texts, vocabulary, _option(path)), texts)
         _write(target, tokens.tobytes())
     return _counted(corpus, least_tokens, _option(path))
@@ -128,33 +131,73 @@ def _option(path: Path | None) -> str:
     return "corpus" if path is None else "--corpus"
 
 
-def _read(path: Path | None, vocabulary: int, name: str) -> tuple[list[str], Corpus]:
-    """The texts, and the corpus whose tokens are in the cached file NAME, not yet counted."""
-    texts: list[str] = []
-    digest, text_bytes = hashlib.sha256(), 0
-    for file in corpus_files(path):
+def standard_library_is_tokenised(vocabulary: int) -> bool:
+    """Whether the cache has the standard library's tokens; otherwise it takes some seconds to make them.
+
+    Raises:
+        InputError: this Python comes without its sources.
+    """
+    return Path(_described(None, vocabulary, "tokens").tokens_file).exists()
+
+
+class _Digest(NamedTuple):
+    """The SHA-256 of texts, each followed by a NUL byte, and their bytes together."""
+
+    sha256: str
+    text_bytes: int
+
+
+def _texts(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
         try:
-            text = file_text(file, most=MOST_CORPUS_BYTES)
+            yield file_text(file, most=MOST_CORPUS_BYTES)
         except OSError as error:
             raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
         except UnicodeDecodeError as error:
             raise InputError("not UTF-8 text", got=str(file), allowed="UTF-8 text files", where="--corpus") from error
+
+
+def _digest(texts: Iterable[str]) -> _Digest:
+    digest, text_bytes = hashlib.sha256(), 0
+    for text in texts:
         data = text.encode("utf-8")
         digest.update(data + b"\0")
         text_bytes += len(data)
-        texts.append(text)
+    return _Digest(digest.hexdigest(), text_bytes)
+
+
+@cache
+def _standard_library_digest(files: tuple[Path, ...]) -> _Digest:
+    """Read once a process: a battery launches a dozen jobs that train on it."""
+    return _digest(_texts(files))
+
+
+def _described(path: Path | None, vocabulary: int, name: str) -> Corpus:
+    """The corpus whose tokens are in the cached file NAME, or will be, not yet counted."""
+    files = corpus_files(path)
+    digest = _standard_library_digest(tuple(files)) if path is None else _digest(_texts(files))
+    return _corpus(path, vocabulary, name, len(files), digest)
+
+
+def _read(path: Path | None, vocabulary: int, name: str) -> tuple[list[str], Corpus]:
+    """The texts, and the corpus that they are."""
+    texts = list(_texts(corpus_files(path)))
+    return texts, _corpus(path, vocabulary, name, len(texts), _digest(texts))
+
+
+def _corpus(path: Path | None, vocabulary: int, name: str, files: int, digest: _Digest) -> Corpus:
+    sha256, text_bytes = digest
     if text_bytes == 0:
         raise InputError("the corpus is empty", got="0 bytes", allowed="UTF-8 text", where=_option(path))
     if text_bytes < 4 * vocabulary:
         what = f"the corpus is too small for a vocabulary of {vocabulary} tokens"
         allowed = f"at least {4 * vocabulary} bytes"
         raise InputError(what, got=f"{text_bytes} bytes", allowed=allowed, where=_option(path))
-    sha256 = digest.hexdigest()
-    return texts, Corpus(
+    return Corpus(
         source=STANDARD_LIBRARY if path is None else str(path),
         sha256=sha256,
         text_bytes=text_bytes,
-        files=len(texts),
+        files=files,
         vocabulary=vocabulary,
         tokens=0,
         tokens_file=str(cache_directory() / f"{sha256[:32]}-{vocabulary}.{name}"),

@@ -15,7 +15,7 @@ from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
-from tests.support.node import LAUNCH_SECONDS, Node
+from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
 
 QUICK = EFFORTS["quick"].miniatures
 
@@ -38,6 +38,37 @@ def test_no_phase_begins_that_the_limit_leaves_no_time_for(tmp_path, capsys, nod
     assert left["gpt2-mini"]["evidence"].startswith("gpt2-mini exact not begun: the limit of 38 s, ")
     assert {found[7, name]["verdict"] for name in QUICK[:2]} == {"PASS"}
     assert report["decision"] == "not decidable"
+
+
+def test_a_slow_machine_decides_without_the_miniatures_that_it_has_no_time_for(tmp_path, capsys, node: Node) -> None:
+    timed, *others = QUICK
+    minutes = str((MICRO_SECONDS + 5 * LAUNCH_SECONDS + 40.0) / 60)  # one launch is stated to take 17 s
+    code, report, found = accept(capsys, tmp_path, "--only", "7,8", "--minutes", minutes)
+    assert node.asked == ["micro", *[timed] * 5, others[0]]
+    assert {name: found[7, name]["verdict"] for name in QUICK} == {
+        timed: "PASS",
+        others[0]: "PASS",
+        **dict.fromkeys(others[1:], "NOT RUN"),
+    }
+    assert found[7, others[1]]["evidence"] == f"{others[1]} exact left out: the limit of 255 s, 17 s needed"
+    assert (code, report["decision"]) == (0, "accepted")
+
+
+def test_other_miniatures_leave_what_failed_the_time_of_its_re_run(tmp_path, capsys, node: Node) -> None:
+    timed, *others = QUICK
+    node.slow = {timed: [1.6]}
+    minutes = str((MICRO_SECONDS + 8 * LAUNCH_SECONDS + 10.0) / 60)
+    _, _, found = accept(capsys, tmp_path, "--only", "7,8", "--minutes", minutes)
+    assert node.asked == ["micro", *[timed] * 8]
+    assert found[8, timed]["verdict"] == "FAIL"
+    assert {found[7, name]["verdict"] for name in others} == {"NOT RUN"}
+
+
+def test_what_was_left_out_is_launched_when_nothing_else_counts_figures(tmp_path, capsys, node: Node) -> None:
+    minutes = str((len(QUICK) * LAUNCH_SECONDS - 5.0) / 60)
+    _, _, found = accept(capsys, tmp_path, "--only", "7", "--minutes", minutes)
+    assert node.asked == list(QUICK)
+    assert {found[7, name]["verdict"] for name in QUICK} == {"PASS"}
 
 
 def test_a_battery_whose_limit_suffices_says_nothing_of_it(tmp_path, capsys, node: Node) -> None:

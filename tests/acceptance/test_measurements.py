@@ -12,7 +12,7 @@ from suite.acceptance import measurements
 from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.evidence import LaunchPurpose
 from suite.acceptance.past_batteries import History
-from suite.acceptance.phases import launch_phases
+from suite.acceptance.phases import exact_phases
 from suite.acceptance.presets import EFFORTS, EXACT_STEPS
 from suite.acceptance.starts import STATED
 from suite.calibration import calibrate
@@ -115,14 +115,18 @@ def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tm
         resume=False,
     )
     run = RunningBattery(settings, None, History(), print)
-    (unknown,) = launch_phases(run)
+    monkeypatch.setattr(measurements, "is_tokenised", lambda *_arguments: True)
+    (unknown,) = exact_phases(run)
     stated = STATED["cpu"]
     steps = EXACT_STEPS + stated.counting_steps
     assert unknown.predicted_seconds == stated.launch + steps * stated.step
     monkeypatch.setattr(measurements, "predicted_times", lambda _plan, profile: [step(profile)])
     for run.profile in (0.25, 4.0):
-        (known,) = launch_phases(run)
+        (known,) = exact_phases(run)
         assert known.predicted_seconds == stated.launch + steps * run.profile
+    monkeypatch.setattr(measurements, "is_tokenised", lambda name, *_arguments: name != "gpt2-mini")
+    (anew,) = exact_phases(run)
+    assert anew.predicted_seconds == known.predicted_seconds + stated.tokenising
 
 
 def step(seconds):

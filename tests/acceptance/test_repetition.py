@@ -84,7 +84,7 @@ def test_nothing_is_repeated_where_the_rest_would_lack_its_time(
     tmp_path, capsys, node, monkeypatch, left, asked
 ) -> None:
     node.stolen = {"micro": [0.3]}
-    times = stated_launches("cpu", 5, TIMED_STEPS, None, compiled=False)
+    times = stated_launches("cpu", 5, TIMED_STEPS, None, compiled=False, tokenised=True)
     undisturbed = EFFORTS["quick"].micro_seconds["cpu"]
     assert undisturbed < MICRO_SECONDS
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: undisturbed + times + left))

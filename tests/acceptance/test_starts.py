@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from suite.acceptance import phases
+from suite.acceptance import measurements, phases
 from suite.acceptance.check_table import MATRIX, SOAK, THROTTLE
 from suite.acceptance.context import LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.past_batteries import History
@@ -58,6 +58,11 @@ def battery(tmp_path, device, ranks, profile="quick", selected=None):
         resume=False,
     )
     return RunningBattery(settings, None, History(), print)
+
+
+@pytest.fixture(autouse=True)
+def tokenised(monkeypatch):
+    monkeypatch.setattr(measurements, "is_tokenised", lambda *_arguments: True)
 
 
 def launches_of(planned):
@@ -117,9 +122,15 @@ def test_accept_compiles_what_it_times_and_nothing_else(tmp_path, asked):
 
 def test_only_the_first_launch_of_a_miniature_is_compiled_anew():
     stated = STATED["cuda"]
-    plain = stated_launches("cuda", 3, 10, 0.5, compiled=False)
+    plain = stated_launches("cuda", 3, 10, 0.5, compiled=False, tokenised=True)
     assert plain == 3 * (stated.launch + 14 * 0.5)
-    assert stated_launches("cuda", 3, 10, 0.5, compiled=True) == plain + stated.compilation + 2 * stated.compiled_again
+    compiled = stated_launches("cuda", 3, 10, 0.5, compiled=True, tokenised=True)
+    assert compiled == plain + stated.compilation + 2 * stated.compiled_again
+
+
+def test_a_corpus_is_tokenised_before_the_first_launch_alone():
+    seconds = [stated_launches("cpu", 3, 10, 0.5, compiled=False, tokenised=done) for done in (False, True)]
+    assert seconds[0] - seconds[1] == STATED["cpu"].tokenising
 
 
 def test_what_is_not_selected_is_not_stated(tmp_path, asked):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reference_runs.errors import InputError
+from reference_runs.regular_file import file_text
 from suite.job import corpus
-from suite.job.corpus import END_OF_TEXT, standard_library_files, tokenised_corpus
+from suite.job.corpus import END_OF_TEXT, standard_library_files, standard_library_is_tokenised, tokenised_corpus
 
 WORDS = ["loss", "step", "rank", "token", "layer", "batch", "stage", "weight", "moment", "shard"]
 TEXT = "".join(
@@ -66,6 +68,42 @@ def test_a_cached_corpus_is_not_tokenised_again(text_file: Path, monkeypatch: py
     assert tokenised_corpus(text_file, vocabulary=400, least_tokens=100) == first
     with pytest.raises(AssertionError, match="tokenised again"):
         tokenised_corpus(text_file, vocabulary=401, least_tokens=100)
+
+
+def test_the_standard_library_is_read_once_and_known_to_be_tokenised(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(file: Path, *, most: int) -> str:
+        read.append(file)
+        return file_text(file, most=most)
+
+    monkeypatch.setattr(corpus, "file_text", counted)
+    monkeypatch.setattr(corpus, "standard_library_files", lambda: [text_file])
+    assert not standard_library_is_tokenised(400)
+    tokenised = tokenised_corpus(None, vocabulary=400, least_tokens=100)
+    before = len(read)
+    assert standard_library_is_tokenised(400)
+    assert not standard_library_is_tokenised(401)
+    assert tokenised_corpus(None, vocabulary=400, least_tokens=100) == tokenised
+    assert len(read) == before == 2  # once for its hash, once to be tokenised
+
+
+def test_text_that_changes_while_it_is_read_is_stored_under_its_own_hash(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = corpus._described
+
+    def changed(*arguments: Any) -> Any:
+        before = described(*arguments)
+        text_file.write_text(TEXT.replace("loss", "gain", 1), encoding="utf-8")
+        return before
+
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus, "_described", changed)
+        first = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    assert tokenised_corpus(text_file, vocabulary=400, least_tokens=100).sha256 == first.sha256
 
 
 def test_other_text_has_another_hash(text_file: Path) -> None:

@@ -27,6 +27,7 @@ class Node:
         stolen: share of the processors that other guests use by miniature, or of "micro", of one after the other;
             after them none; `used` likewise of other processes.
         unequal: launches with a wrong figure, by miniature.
+        tokenised: whether the corpora of its miniatures are.
         matrix: flop/s of each rank in the micro-measurements, of one after the other; after them alike.
     """
 
@@ -42,6 +43,7 @@ class Node:
         self.wrong = 0
         self.peak: float | None = None
         self.matrix: list[list[float]] = []
+        self.tokenised = True
         self.probe_parts: list[tuple[bool, bool, bool]] = []
 
     def shares(self, name):
@@ -114,6 +116,7 @@ def node(monkeypatch):
     monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
     for name in ("miniature_launch", "micro_measurements", "rates_again", "probe_result"):
         monkeypatch.setattr(measurements, name, getattr(simulated, name))
+    monkeypatch.setattr(measurements, "is_tokenised", lambda *_arguments: simulated.tokenised)
     for module in (battery, context):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: simulated.now))
     return simulated
