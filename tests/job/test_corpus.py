@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -184,4 +185,6 @@ def test_the_default_corpus_is_real_python_text_without_tests() -> None:
     files = standard_library_files()
     assert len(files) > 200
     assert {"ast.py", "typing.py"} <= {path.name for path in files}
-    assert not any({"test", "site-packages"} & set(path.parts[-4:-1]) for path in files)
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    assert files == sorted(path for path in root.rglob("*.py") if not left_out & {*path.relative_to(root).parts})
