@@ -34,6 +34,11 @@ def command_seconds(*arguments: str, turns: int = TURNS) -> float:
     return statistics.median(ratios) * YARDSTICK_SECONDS
 
 
+def slowness(turns: int = TURNS) -> float:
+    """How many times as long as stated the yardstick takes now, the median of runs."""
+    return statistics.median(_processor_seconds(*YARDSTICK) for _ in range(turns)) / YARDSTICK_SECONDS
+
+
 def _processor_seconds(*arguments: str) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
