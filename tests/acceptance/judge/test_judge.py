@@ -1,4 +1,4 @@
-"""Evidence becomes the right verdict on the right part, and all verdicts together the right decision."""
+"""Evidence becomes the right verdict on the right part."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from suite.acceptance import check_table
-from suite.acceptance.check_table import CHECKS, MATRIX
+from suite.acceptance.check_table import CHECKS
 from suite.acceptance.evidence import Exchange, LaunchPurpose
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
+from suite.acceptance.findings import CheckVerdict, Decision, decision
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
-from suite.acceptance.judge.rates import BY_TURNS, PRODUCTS_BY_TURNS, exchange_findings, micro_findings
+from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -26,93 +26,11 @@ from tests.support.batteries import (
     history_of,
     launched,
     micro,
-    moments,
     probing,
     replays,
     surroundings,
     times,
 )
-
-
-def finding(verdict, check=MATRIX, status=Status.OK, **rest):
-    return CheckFinding(check=check, subject="x", verdict=verdict, status=status, **rest)
-
-
-@pytest.mark.parametrize(
-    ("findings", "expected"),
-    [
-        ([], Decision.UNDECIDED),
-        ([finding(CheckVerdict.NOT_RUN)], Decision.UNDECIDED),
-        ([finding(CheckVerdict.NOT_RUN), finding(CheckVerdict.PASS)], Decision.ACCEPTED),
-        ([finding(CheckVerdict.WARN)], Decision.ACCEPTED),
-        ([finding(CheckVerdict.PASS), finding(CheckVerdict.INCONCLUSIVE)], Decision.UNDECIDED),
-        ([finding(CheckVerdict.PASS), finding(CheckVerdict.INVALID)], Decision.UNDECIDED),
-        ([finding(CheckVerdict.INVALID), finding(CheckVerdict.FAIL)], Decision.REJECTED),
-        ([finding(CheckVerdict.PASS), finding(CheckVerdict.HANG, status=Status.HANG)], Decision.EXECUTION_FAILED),
-        ([finding(CheckVerdict.FAIL, status=Status.NAN), finding(CheckVerdict.INVALID)], Decision.EXECUTION_FAILED),
-        ([finding(CheckVerdict.HANG, status=Status.HANG), finding(CheckVerdict.FAIL)], Decision.REJECTED),
-    ],
-)
-def test_the_decision_follows_the_most_certain_finding_and_nothing_is_accepted_that_did_not_run(findings, expected):
-    assert decision(findings) is expected
-
-
-def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_stands():
-    first = [finding(CheckVerdict.FAIL, ratio=0.9), finding(CheckVerdict.FAIL, check=check_table.REPLAYS)]
-    again = [finding(CheckVerdict.PASS, ratio=1.0), finding(CheckVerdict.PASS, check=check_table.REPLAYS)]
-    taken_back, stands = confirmed(first, again)
-    assert taken_back.verdict is CheckVerdict.INCONCLUSIVE
-    assert "failed once at 0.900, not in the re-run at 1.000" in taken_back.evidence
-    assert stands.verdict is CheckVerdict.FAIL
-    assert "intermittent" in stands.evidence
-    (open_,) = confirmed(first[:1], [])
-    assert (open_.verdict, open_.part) == (CheckVerdict.INCONCLUSIVE, first[0].part)
-    assert "no time was left for a re-run" in open_.evidence
-    crashed = finding(CheckVerdict.FAIL, status=Status.CRASHED)
-    assert confirmed([crashed, first[1]], []) == [crashed, first[1]]
-    (both,) = confirmed(first[:1], [finding(CheckVerdict.FAIL, ratio=0.91)])
-    assert both.verdict is CheckVerdict.FAIL
-    assert "confirmed by a re-run at 0.910" in both.evidence
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "ends_as", "ratio", "words"),
-    [
-        ("FAIL FAIL", "FAIL", 0.5, "confirmed by a re-run at 0.600"),
-        ("FAIL PASS", "INCONCLUSIVE", 0.5, "failed once at 0.500, not in the re-run at 0.600 (PASS)"),
-        ("FAIL PASS FAIL", "FAIL", 0.5, "confirmed by a re-run at 0.700, not in another at 0.600"),
-        ("FAIL WARN PASS", "WARN", 0.7, "failed once at 0.500, not in two more at 0.600 and at 0.700"),
-        ("FAIL INVALID FAIL", "FAIL", 0.5, "confirmed by a re-run at 0.700"),
-        ("FAIL INVALID PASS", "INCONCLUSIVE", 0.5, "not in the re-run at 0.700 (PASS)"),
-        ("INVALID PASS", "PASS", 0.6, "measured again"),
-        ("INVALID INVALID WARN", "WARN", 0.7, "measured again"),
-        ("INVALID FAIL", "INCONCLUSIVE", 0.6, "failed once at 0.600"),
-        ("INVALID FAIL FAIL", "FAIL", 0.6, "confirmed by a re-run at 0.700"),
-        ("INVALID INVALID", "INVALID", 0.5, ""),
-        ("PASS FAIL", "PASS", 0.5, ""),
-    ],
-)
-def test_two_of_three_measurements_by_clocks_decide(verdicts, ends_as, ratio, words):
-    ratios = (0.5, 0.6, 0.7)
-    first, *rounds = (
-        finding(CheckVerdict(verdict), ratio=one, part="link")
-        for verdict, one in zip(verdicts.split(), ratios, strict=False)
-    )
-    (found,) = confirmed([first], *([again] for again in rounds))
-    assert (found.verdict, found.ratio) == (CheckVerdict(ends_as), ratio)
-    assert words in found.evidence
-
-
-def test_failures_of_different_ranks_do_not_confirm_each_other():
-    parts = ("rank 0: compute", "rank 1: compute", "rank 0: compute")
-    first, second, third = (finding(CheckVerdict.FAIL, check_table.STRAGGLER, ratio=0.9, part=part) for part in parts)
-    (apart,) = confirmed([first], [second])
-    assert apart.verdict is CheckVerdict.INCONCLUSIVE
-    (again,) = confirmed([first], [second], [third])
-    assert (again.verdict, again.part) == (CheckVerdict.FAIL, parts[0])
-    memory = [msgspec.structs.replace(one, check=check_table.MEMORY) for one in (first, second)]
-    (both,) = confirmed(memory[:1], memory[1:])
-    assert both.verdict is CheckVerdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -128,33 +46,6 @@ def test_a_straggler_is_late_in_all_launches(of_rank_1, verdict):
     found = by_check(time_findings(launches, NOTHING))[check_table.STRAGGLER]
     assert (found.verdict, found.part) == (verdict, "rank 1: compute")
     assert ("take turns" in found.evidence) == (verdict is CheckVerdict.WARN)
-
-
-def test_a_re_run_that_did_not_end_well_confirms_nothing_and_is_said_itself():
-    link = msgspec.structs.replace(finding(CheckVerdict.FAIL, check=check_table.PEER), subject="link 0-1")
-    step = finding(CheckVerdict.FAIL, check=check_table.STEP_TIME)
-    hung = msgspec.structs.replace(finding(CheckVerdict.HANG, check=check_table.PEER, status=Status.HANG), subject="")
-    crashed = finding(CheckVerdict.FAIL, check=check_table.STEP_TIME, status=Status.CRASHED)
-    found = confirmed([link, step], [hung, crashed])
-    assert [(one.check, one.verdict) for one in found] == [
-        (check_table.PEER, CheckVerdict.INCONCLUSIVE),
-        (check_table.PEER, CheckVerdict.HANG),
-        (check_table.STEP_TIME, CheckVerdict.INCONCLUSIVE),
-        (check_table.STEP_TIME, CheckVerdict.FAIL),
-    ]
-    assert {one.evidence for one in found if one.status is Status.OK} == {"failed once; no re-run of it ended well"}
-    assert decision(found) is Decision.EXECUTION_FAILED
-    assert confirmed([crashed], [crashed]) == [crashed]
-
-
-def test_bit_errors_of_a_link_stand_without_a_re_run_and_its_rate_does_not():
-    bits, rate = (
-        msgspec.structs.replace(finding(CheckVerdict.FAIL, check=check_table.PEER), subject=subject)
-        for subject in ("messages to the bit", "link 0-1")
-    )
-    assert [one.verdict for one in confirmed([bits, rate], [])] == [CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE]
-    (intermittent,) = confirmed([bits], [msgspec.structs.replace(bits, verdict=CheckVerdict.PASS)])
-    assert intermittent.verdict is CheckVerdict.FAIL
 
 
 def test_the_looks_of_one_miniature_leave_those_of_another_alone():
@@ -239,129 +130,6 @@ def test_products_are_compared_with_the_best_of_as_many_shapes():
 
     past = history_of(past={f"1:{found(27).compared_as}": [2e11]})
     assert [found(points, past).verdict for points in (27, 64)] == [CheckVerdict.FAIL, CheckVerdict.NOT_RUN]
-
-
-def verdicts(own, launches=(), past=NOTHING):
-    found = battery_findings([own, *launches], past, others=1.0, selected=(1, 2))
-    return {finding.check: finding.verdict for finding in found if finding.check in (1, 2)}
-
-
-@pytest.mark.parametrize(("virtual", "verdict"), [(False, CheckVerdict.FAIL), (True, CheckVerdict.WARN)])
-def test_a_virtual_machine_is_not_rejected_for_products_of_cores_that_others_use(
-    virtual: bool, verdict: CheckVerdict
-) -> None:
-    assert verdicts(micro(peak=1e15, virtual=virtual))[1] is verdict
-    (usual,) = (one for one in micro_findings(micro(peak=None), NOTHING) if one.check == 1)
-    past = history_of(past={f"1:{usual.compared_as}": [2 * usual.measured]})
-    assert verdicts(micro(peak=None, virtual=virtual), past=past)[1] is verdict
-
-
-@pytest.mark.parametrize(
-    ("virtual", "late", "verdict"),
-    [
-        (False, [1.0] * 5, CheckVerdict.FAIL),
-        (True, [1.0] * 5, CheckVerdict.WARN),
-        (True, [0.9] * 5, CheckVerdict.WARN),  # the other rank is late
-        (True, [1.1] * 5, CheckVerdict.FAIL),
-        (True, [1.02, 1.02, 1.02, 1.02, 1.02], CheckVerdict.WARN),  # always, but by less than what would warn
-        (True, [1.05, 1.15, 1.08, 1.12, 1.1], CheckVerdict.FAIL),
-        (True, [0.9, 1.3, 0.9, 1.2, 1.1], CheckVerdict.WARN),  # the median is as late, by chance
-        (True, [], CheckVerdict.FAIL),
-    ],
-)
-def test_a_virtual_machine_s_rank_with_slow_products_fails_where_launches_bear_it_out(
-    virtual: bool, late: list[float], verdict: CheckVerdict
-) -> None:
-    own = micro(matrix=[9e10, 7e10], peak=None, virtual=virtual)
-    assert verdicts(own, [launched(compute_seconds=[1.0, seconds]) for seconds in late])[2] is verdict
-
-
-@pytest.mark.parametrize(
-    ("slower", "virtual", "launches", "verdict"),
-    [
-        (1.02, True, [], CheckVerdict.WARN),
-        (1.05, True, [], CheckVerdict.FAIL),  # which warns by turns too
-        (1.02, False, [], CheckVerdict.FAIL),
-        (1.02, True, [1.1] * 5, CheckVerdict.FAIL),  # launches decide where there are some
-    ],
-)
-def test_without_launches_turns_say_whether_slow_products_of_a_virtual_machine_are_a_slow_rank(
-    slower: float, virtual: bool, launches: list[float], verdict: CheckVerdict
-) -> None:
-    own = micro(matrix=[9e10, 7e10], peak=None, virtual=virtual, moments=[moments(), moments(slower=slower)])
-    made = [launched(compute_seconds=[1.0, seconds]) for seconds in launches]
-    found = battery_findings([own, *made], NOTHING, others=1.0, selected=(2,))
-    (products,) = [one for one in found if one.subject == "matrix rate"]
-    assert products.verdict is verdict
-    if verdict is CheckVerdict.WARN:
-        assert products.evidence.endswith("of a virtual machine; alone, by turns, rank 1 is at 0.980 of the others")
-
-
-@pytest.mark.parametrize(
-    ("virtual", "late", "verdict"),
-    [
-        (False, [], CheckVerdict.FAIL),
-        (False, [0.9] * 5, CheckVerdict.FAIL),
-        (True, [1.1] * 5, CheckVerdict.FAIL),
-        (True, [1.0] * 5, CheckVerdict.WARN),
-        (True, [], CheckVerdict.WARN),
-    ],
-)
-def test_a_virtual_machine_s_rank_that_is_slow_by_turns_fails_where_launches_bear_it_out(
-    virtual: bool, late: list[float], verdict: CheckVerdict
-) -> None:
-    """A guest on the same core slowed one of two ranks of a good node for 45 s, while nothing else ran here."""
-    own = micro(virtual=virtual, moments=[moments(), moments(slower=1.2)])
-    made = [launched(compute_seconds=[1.0, seconds]) for seconds in late]
-    found = battery_findings([own, *made], NOTHING, others=1.0, selected=(2,))
-    by_turns = [one for one in found if one.subject in (BY_TURNS, PRODUCTS_BY_TURNS)]
-    assert [one.verdict for one in by_turns] == [verdict, verdict]
-    if not late and virtual:
-        assert by_turns[0].evidence.endswith("of a virtual machine, and no launches say whether the rank is late")
-
-
-@pytest.mark.parametrize(("virtual", "verdict"), [(False, CheckVerdict.FAIL), (True, CheckVerdict.INCONCLUSIVE)])
-def test_processors_of_a_virtual_machine_that_became_slower_decide_nothing(
-    virtual: bool, verdict: CheckVerdict
-) -> None:
-    """Of a good one, beside which nothing ran, they were at 0.66 of what the micro-measurements found, twice."""
-    launches = [launched(cpu_slowdown=1.5) for _ in range(5)]
-    found = battery_findings([micro(virtual=virtual), *launches], NOTHING, others=1.0, looks=(5,), selected=(8,))
-    (speed,) = [one for one in found if one.subject == "bloom-mini, CPU speed"]
-    assert speed.verdict is verdict
-    assert virtual is speed.evidence.endswith("of a virtual machine, whose processors other guests may share")
-
-
-def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
-    def evidence(late: list[float]) -> str:
-        launches = [launched(compute_seconds=[1.0, seconds]) for seconds in late]
-        own = micro(matrix=[9e10, 7e10], peak=None, virtual=True)
-        found = battery_findings([own, *launches], NOTHING, others=1.0, selected=(2,))
-        return found[0].evidence
-
-    kept_up = evidence([1.02] * 5)
-    assert kept_up.endswith("of a virtual machine; in launches rank 1 is at 0.980 of the best rank")
-    assert evidence([0.9, 1.3, 0.9, 1.2, 1.1]).endswith("rank 1 is at 0.909 of the best rank, which may be chance")
-
-
-def test_rates_of_a_virtual_machine_have_a_spread_from_ten_batteries_on() -> None:
-    """Its links too, of which the probe does not know that they are those of a virtual machine."""
-    slow = [Exchange(rank=0, peer=1, bytes_per_second=8.5e8, wrong=0, first="", bytes=16)]
-
-    def found(virtual: bool, count: int) -> set[CheckVerdict]:
-        past = history_of(past={"3:copy": [1.15e10] * count, "5:link 0-1, messages of 16 byte": [1e9] * count})
-        own = [micro(virtual=virtual), probing(exchanges=slow)]
-        of_clocks = battery_findings(own, past, others=1.0, selected=(3, 5))
-        return {one.verdict for one in of_clocks if one.subject in ("copy", "link 0-1")}
-
-    assert found(False, 3) == found(True, 10) == {CheckVerdict.FAIL}
-    assert found(True, 9) == {CheckVerdict.WARN}
-
-
-def test_wrong_products_of_a_virtual_machine_fail() -> None:
-    own = micro(virtual=True, wrong_products=["one"])
-    found = battery_findings([own], NOTHING, others=1.0, selected=(1,))
-    assert CheckVerdict.FAIL in {finding.verdict for finding in found}
 
 
 def test_one_unequal_figure_fails_and_is_quoted():

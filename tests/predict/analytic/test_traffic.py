@@ -1,53 +1,37 @@
+"""A step's messages: one after the other, and what layouts share out, add and save."""
+
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 import numpy
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, Schedule
-from reference_runs.placement import coordinates, stage_chunks
+from reference_runs.placement import stage_chunks
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual, Workload
-from suite.predict.analytic.gradient_buckets import (
-    filled_buckets,
-    fused_messages,
-    gradient_bucket_count,
-    stage_gradient_buckets,
-)
-from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, total_elements
-from suite.predict.analytic.process_groups import (
-    Traffic,
-    axes_in_node,
-    group_ranks,
-    node_crossing_share,
-    ring_sent_bytes,
-    sent_bytes,
-)
+from suite.predict.analytic.parameters import parameter_count, rank_parameters
+from suite.predict.analytic.process_groups import Traffic, node_crossing_share, sent_bytes
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.traffic import pipeline_messages, step_traffic
-from suite.predict.simulation.state import unlearned_tensors_of_rank
 from suite.predict.simulation.traffic import executed_traffic
+from tests.support.gradient_buckets import gradient_buckets, walked_buckets
+from tests.support.listed_traffic import LOSS, listed, messages_of_step
 from tests.support.strategies import (
     BLOOM,
     architectures,
     data_parallel_layouts,
     described_architectures,
-    parameter_tensors,
     recipes,
-    routed_architectures,
     shard_groups,
 )
 
 CAPS = st.integers(1, 20_000)
-LOSS = 4  # bytes of the loss, whose mean is reported
 
 
 def data_parallel_traffic(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Traffic]:
@@ -56,41 +40,6 @@ def data_parallel_traffic(architecture: Architecture, recipe: Recipe, layout: La
 
 def traffic_by_operation(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, Traffic]:
     return {traffic.operation: traffic for traffic in data_parallel_traffic(architecture, recipe, layout)}
-
-
-def gradient_buckets(architecture: Architecture, *, bucket_bytes: int) -> list[int]:
-    return stage_gradient_buckets(architecture, Layout(bucket_bytes=bucket_bytes), stage=0, element_bytes=4)
-
-
-@given(architectures(), CAPS)
-def test_buckets_equal_the_assignment_of_torch(architecture: Architecture, cap: int) -> None:
-    gradients = [torch.empty(tensor.elements, device="meta") for tensor in reversed(parameter_tensors(architecture))]
-    assignment, _ = dist._compute_bucket_assignment_by_size(gradients, [cap])
-    expected = [4 * sum(gradients[place].numel() for place in bucket) for bucket in assignment]
-    assert gradient_buckets(architecture, bucket_bytes=cap) == expected
-
-
-@given(architectures(), st.data())
-def test_a_bucket_that_holds_exactly_its_cap_is_closed(architecture: Architecture, data: st.DataObject) -> None:
-    gradients = [4 * tensor.elements for tensor in reversed(parameter_tensors(architecture))]
-    place = data.draw(st.integers(1, len(gradients) - 1))
-    cap = sum(gradients[:place])
-    assert gradient_buckets(architecture, bucket_bytes=cap)[0] == cap
-
-
-@given(architectures(), CAPS)
-def test_buckets_hold_every_gradient_once_in_fp32(architecture: Architecture, cap: int) -> None:
-    buckets = gradient_buckets(architecture, bucket_bytes=cap)
-    assert sum(buckets) == 4 * parameter_count(architecture)
-    assert all(size >= cap for size in buckets[:-1])
-
-
-@given(architectures(), CAPS, CAPS)
-def test_larger_buckets_are_never_more(architecture: Architecture, first: int, second: int) -> None:
-    smaller, larger = sorted((first, second))
-    many, few = (gradient_buckets(architecture, bucket_bytes=cap) for cap in (smaller, larger))
-    assert len(few) <= len(many) <= len(parameter_tensors(architecture))
-    assert gradient_buckets(architecture, bucket_bytes=10**9) == [4 * parameter_count(architecture)]
 
 
 @given(architectures(), recipes(), data_parallel_layouts(), CAPS)
@@ -136,110 +85,10 @@ def test_one_rank_sends_nothing(architecture: Architecture, recipe: Recipe, zero
     assert data_parallel_traffic(architecture, recipe, Layout(data_parallel=1, zero_stage=zero_stage)) == []
 
 
-def reduce_scattered(ranks: int) -> tuple[list[list[set[int]]], list[int]]:
-    """Chunks of each rank as sets of the contributions they hold, and chunks sent: a ring's n - 1 steps."""
-    held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
-    sent = [0] * ranks
-    for step in range(ranks - 1):
-        messages = [(rank, (rank - step) % ranks, held[rank][(rank - step) % ranks]) for rank in range(ranks)]
-        for rank, chunk, content in messages:
-            held[(rank + 1) % ranks][chunk] = held[(rank + 1) % ranks][chunk] | content
-            sent[rank] += 1
-    return held, sent
-
-
-def all_gathered(held: list[list[set[int]]], ranks: int, owned: int) -> list[int]:
-    """Chunks sent while every rank passes on what it holds whole: at first chunk rank + owned, then what arrives."""
-    sent = [0] * ranks
-    for step in range(ranks - 1):
-        messages = [
-            (rank, (rank + owned - step) % ranks, held[rank][(rank + owned - step) % ranks]) for rank in range(ranks)
-        ]
-        for rank, chunk, content in messages:
-            held[(rank + 1) % ranks][chunk] = set(content)
-            sent[rank] += 1
-    return sent
-
-
-@pytest.mark.parametrize("ranks", range(1, 9))
-def test_sent_bytes_equal_a_ring_that_is_played_through(ranks: int) -> None:
-    whole = set(range(ranks))
-    held, scattered = reduce_scattered(ranks)
-    # rank r ends with the whole sum of chunk r + 1
-    assert all(held[rank][(rank + 1) % ranks] == whole for rank in range(ranks))
-    gathered = all_gathered(held, ranks, owned=1)
-    assert all(chunk == whole for chunks in held for chunk in chunks)
-    for rank in range(ranks):
-        # of a payload of n bytes a chunk is one byte
-        assert ring_sent_bytes("reduce_scatter", payload_bytes=ranks, ranks=ranks) == scattered[rank]
-        assert ring_sent_bytes("all_gather", payload_bytes=ranks, ranks=ranks) == gathered[rank]
-        assert ring_sent_bytes("all_reduce", payload_bytes=ranks, ranks=ranks) == scattered[rank] + gathered[rank]
-    # a chunk to each of the others
-    assert ring_sent_bytes("all_to_all", payload_bytes=ranks, ranks=ranks) == ranks - 1
-
-
-@pytest.mark.parametrize("operation", ["broadcast", "send"])
-def test_what_is_passed_on_whole_leaves_a_rank_once(operation: str) -> None:
-    whole = 10**20 + 1
-    assert [ring_sent_bytes(operation, payload_bytes=whole, ranks=n) for n in (1, 2, 7)] == [0, whole, whole]
-
-
-PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-
-
-@given(st.sampled_from(sorted(PASSES)), st.integers(1, 1000), st.integers(0, 10**13))
-def test_sent_bytes_are_within_half_a_byte_of_the_factor(operation: str, ranks: int, payload: int) -> None:
-    sent = ring_sent_bytes(operation, payload_bytes=payload, ranks=ranks)
-    passes = PASSES[operation]
-    assert abs(2 * ranks * sent - 2 * passes * (ranks - 1) * payload) <= ranks
-
-
-@pytest.mark.parametrize("ranks", [0, -1])
-def test_a_ring_of_no_ranks_is_refused(ranks: int) -> None:
-    with pytest.raises(ValueError, match=f"ranks must be at least 1, got {ranks}"):
-        ring_sent_bytes("all_reduce", payload_bytes=1, ranks=ranks)
-
-
-def test_an_operation_without_a_ring_is_refused() -> None:
-    with pytest.raises(ValueError, match="no ring for 'gather'; allowed: all_reduce"):
-        ring_sent_bytes("gather", payload_bytes=1, ranks=2)
-
-
 def test_blooms_shape_without_model_parallelism_reduces_705_gb_a_step() -> None:
     layout = msgspec.structs.replace(BLOOM.layout, tensor_parallel=1, pipeline_stages=1)
     reduced = traffic_by_operation(BLOOM.architecture, BLOOM.recipe, layout)["all_reduce"]
     assert reduced.payload_bytes == 4 * 176_247_271_424 + LOSS
-
-
-def walked_buckets(architecture: Architecture, layout: Layout, stage: int, element_bytes: int) -> list[int]:
-    """Every tensor of the stage in turn, with no shortcut over layers."""
-    # the textbook's stage is one chunk
-    one_chunk = msgspec.structs.replace(layout, virtual_stages=1)
-    tensors = chunk_tensors(architecture, one_chunk, chunk=stage)
-    buckets, filled = [], 0
-    for tensor in reversed([tensor for tensor in tensors if tensor.learned]):
-        filled += element_bytes * tensor.elements
-        if filled >= layout.bucket_bytes:
-            buckets.append(filled)
-            filled = 0
-    return [*buckets, filled] if filled else buckets
-
-
-@given(st.data(), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.integers(1, 60), st.integers(1, 400_000))
-def test_buckets_of_a_stage_equal_a_walk_over_all_its_tensors(
-    data: st.DataObject, tensor_parallel: int, stages: int, layers: int, cap: int
-) -> None:
-    described = described_architectures(tensor_parallel=tensor_parallel)
-    shape = data.draw(described | routed_architectures(tensor_parallel=tensor_parallel))
-    architecture = msgspec.structs.replace(shape, layers=max(layers, shape.dense_layers + 1))
-    layout = Layout(tensor_parallel=tensor_parallel, pipeline_stages=stages, bucket_bytes=cap)
-    for stage in range(stages):
-        for element in (2, 4):
-            buckets = stage_gradient_buckets(architecture, layout, stage=stage, element_bytes=element)
-            assert buckets == walked_buckets(architecture, layout, stage, element)
-            assert len(buckets) == gradient_bucket_count(architecture, layout, stage=stage, element_bytes=element)
-            unlearned = total_elements(unlearned_tensors_of_rank(architecture, layout, stage=stage))
-            assert sum(buckets) == element * (rank_parameters(architecture, layout, stage=stage).all - unlearned)
 
 
 @st.composite
@@ -268,178 +117,6 @@ def runs(draw: st.DrawFn, *, stages: int = 4) -> tuple[Architecture, Recipe, Lay
         bucket_bytes=draw(CAPS),
     )
     return architecture, draw(recipes()), layout
-
-
-Message = tuple[str, str, int]  # axis, operation, payload bytes
-
-
-def ring_attention_sends(ranks: int) -> tuple[int, int, int]:
-    """Blocks that each rank sends forward, backward, and gradients of blocks backward, from a ring played through."""
-    held = list(range(ranks))
-    seen = [{block} for block in held]
-    forward = 0
-    for _ in range(ranks - 1):
-        held = [held[rank - 1] for rank in range(ranks)]
-        forward += 1
-        for rank in range(ranks):
-            seen[rank].add(held[rank])
-    assert all(blocks == set(range(ranks)) for blocks in seen)
-    # the other way round, from where the forward ring ended; contributions to a block's gradient travel along
-    contributions = [{rank} for rank in range(ranks)]
-    backward = gradients = 0
-    for _ in range(ranks - 1):
-        held = [held[(rank + 1) % ranks] for rank in range(ranks)]
-        backward += 1
-        contributions = [contributions[(rank + 1) % ranks] | {rank} for rank in range(ranks)]
-        gradients += 1
-    assert held == list(range(ranks))
-    assert all(ranks_seen == set(range(ranks)) for ranks_seen in contributions)
-    return forward, backward, gradients
-
-
-def messages_of_step(
-    architecture: Architecture, recipe: Recipe, layout: Layout, stage: int, micro_batches: int
-) -> Iterator[Message]:
-    """Every message of one rank of `stage` in one step, one after the other."""
-    t, c, p, v = layout.tensor_parallel, layout.context_parallel, layout.pipeline_stages, layout.virtual_stages
-    h, element = architecture.hidden, 4 if recipe.precision is Precision.FP32 else 2
-    gradient = 4 if recipe.precision in (Precision.FP32, Precision.BF16) else 2
-    hidden_states = element * layout.micro_batch * (architecture.sequence // c) * h
-    keys_and_values = (
-        element * 2 * layout.micro_batch * (architecture.sequence // c) * max(architecture.kv_heads // t, 1)
-    ) * architecture.head_dim
-    first, last = stage == 0, stage == p - 1
-    layers = stage_layers(architecture, layout, stage=stage)
-    norms = ["attention and feed-forward"] if architecture.shared_norm else ["attention", "feed-forward"]
-    is_parallel = architecture.residual is Residual.PARALLEL
-    sums = ["attention and feed-forward"] if is_parallel else ["attention", "feed-forward"]
-    ring_forward, ring_backward, ring_gradients = ring_attention_sends(c)
-    sequence_parallel = layout.sequence_parallel
-
-    def joined(operation: str) -> Iterator[Message]:
-        yield "tp", operation, hidden_states
-
-    def ring(blocks: int) -> Iterator[Message]:
-        for _ in range(blocks):
-            yield "cp", "send", keys_and_values
-
-    def forward() -> Iterator[Message]:
-        for _ in norms if sequence_parallel else []:
-            yield from joined("all_gather")  # what a norm hands to a column-parallel layer
-        for _ in sums:
-            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
-        yield from ring(ring_forward)
-
-    def backward() -> Iterator[Message]:
-        for _ in sums if sequence_parallel else []:
-            yield from joined("all_gather")  # gradient of the output
-        for _ in norms:
-            if sequence_parallel:
-                yield from joined("all_gather")  # the input, for the weight's gradient
-            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")  # gradient of the input
-        yield from ring(ring_backward + ring_gradients)
-
-    def transfer() -> Iterator[Message]:
-        yield "pp", "send", hidden_states // t if sequence_parallel or layout.scatter_gather else hidden_states
-
-    if t > architecture.kv_heads:
-        # gradients of the key and value heads that several ranks have
-        yield "kv", "all_reduce", gradient * layers * 2 * architecture.head_dim * (h + architecture.bias.attention)
-    for _ in range(micro_batches):
-        for chunk in range(p * v):
-            # chunk `chunk` sends to the next one, and its gradient to the one before
-            if p > 1 and chunk % p == stage:
-                if chunk < p * v - 1:
-                    yield from transfer()
-                    if layout.scatter_gather and not sequence_parallel:
-                        yield from joined("all_gather")  # the gradient that comes back
-                if chunk > 0:
-                    yield from transfer()
-                    if layout.scatter_gather and not sequence_parallel:
-                        yield from joined("all_gather")  # the activation that came
-        if first:
-            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
-            if sequence_parallel:
-                yield from joined("all_gather")
-        for _ in range(layers):
-            yield from forward()
-        if last:
-            if sequence_parallel:
-                for operation in ("all_gather", "all_gather", "reduce_scatter"):
-                    yield from joined(operation)
-            else:
-                yield from joined("all_reduce")
-            for _ in ("maximum", "target's logit", "sum of exponentials"):
-                yield "tp", "all_reduce", 4 * layout.micro_batch * (architecture.sequence // c)
-        kept = 0
-        for layer in reversed(range(layers)):
-            if layout.recomputation is Recomputation.FULL:
-                yield from forward()
-            elif layout.recomputation is Recomputation.FROM_INPUT:
-                for _ in range(layer + 1):
-                    yield from forward()
-            elif layout.recomputation is Recomputation.SELECTIVE:
-                yield from ring(ring_forward)
-            yield from backward()
-        for _ in range(v):
-            # every chunk counts as the fullest one
-            for layer in range(-(-layers // v)):
-                kept += layout.recomputation is Recomputation.FULL and layer % layout.checkpoint_layers == 0
-                kept += layout.recomputation is Recomputation.FROM_INPUT and layer == 0
-        if layout.partitioned_checkpoints and not sequence_parallel:
-            for _ in range(kept):
-                yield from joined("all_gather")
-    if sequence_parallel:
-        yield "tp", "all_reduce", gradient * rank_parameters(architecture, layout, stage=stage).replicated
-    if architecture.tied_embeddings and p > 1 and (first or last):
-        yield "embedding", "all_reduce", gradient * (architecture.padded_vocabulary // t) * h
-    yield from gradient_messages(architecture, recipe, layout, stage, micro_batches)
-
-
-def gradient_messages(
-    architecture: Architecture, recipe: Recipe, layout: Layout, stage: int, micro_batches: int
-) -> Iterator[Message]:
-    """Every message of data parallelism; what comes in several messages of unequal size is listed whole."""
-    n = layout.data_parallel * layout.context_parallel
-    element = 4 if recipe.precision is Precision.FP32 else 2
-    gradient = 4 if recipe.precision in (Precision.FP32, Precision.BF16) else 2
-    rank = rank_parameters(architecture, layout, stage=stage)
-    groups = [rank.all] if recipe.decay_of_vectors else [rank.matrices, rank.vectors]
-    padded = [elements + -elements % n for elements in groups if elements]
-    scatters = layout.zero_stage == 1 and layout.reduce_scatter
-    axis = "dp"
-    if layout.zero_stage >= 2 and layout.shard_ranks not in (None, n):
-        axis, n = "shard", layout.shard_ranks
-        padded = [elements + -elements % n for elements in groups if elements]
-        yield "replicate", "all_reduce", gradient * sum(padded) // n
-    if scatters:
-        left = gradient * sum(padded)
-        while left > 0:
-            size = min(left, layout.bucket_bytes)
-            yield "dp", "reduce_scatter", size
-            left -= size
-    elif layout.zero_stage <= 1:
-        for bucket in walked_buckets(architecture, layout, stage, gradient):
-            yield "dp", "all_reduce", bucket
-    if layout.zero_stage in (1, 2):
-        for elements in padded:
-            yield axis, "all_gather", element * elements
-    for _ in range(micro_batches if layout.zero_stage >= 2 else 0):
-        yield axis, "reduce_scatter", gradient * sum(padded)
-        if layout.zero_stage == 3:
-            for _ in ("forward", "backward") if layout.reshard_after_forward else ("forward",):
-                yield axis, "all_gather", element * sum(padded)
-
-
-def listed(messages: Iterator[Message], layout: Layout) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """Payload bytes and messages by axis and operation; one rank has none, nor has a stage without weights."""
-    payload: Counter[tuple[str, str]] = Counter()
-    count: Counter[tuple[str, str]] = Counter()
-    for axis, operation, size in messages:
-        if (axis == "kv" or group_ranks(layout, axis) > 1) and size:
-            payload[axis, operation] += size
-            count[axis, operation] += 1
-    return payload, count
 
 
 @given(runs(), st.integers(1, 3))
@@ -775,74 +452,6 @@ def test_arrays_of_layouts_equal_one_layout_after_the_other(
             )
 
 
-def groups_of_axis(layout: Layout, axes: set[str]) -> list[list[int]]:
-    """Ranks of every group that spans `axes`, neighbours in order: coordinates counted out rank by rank."""
-    sizes = {
-        "tp": layout.tensor_parallel,
-        "cp": layout.context_parallel,
-        "dp": layout.data_parallel,
-        "pp": layout.pipeline_stages,
-    }
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(layout.ranks):
-        rest, fixed = rank, []
-        for axis in layout.rank_order.split("-"):
-            rest, coordinate = divmod(rest, sizes[axis])
-            if axis not in axes:
-                fixed.append(coordinate)
-        groups.setdefault(tuple(fixed), []).append(rank)
-    return list(groups.values())
-
-
-POWERS = st.integers(0, 3).map(lambda power: 2**power)
-
-
-@given(POWERS, POWERS, POWERS, POWERS, POWERS, st.permutations(["tp", "cp", "dp", "pp"]))
-def test_ranks_in_a_node_equal_ranks_counted_one_by_one(
-    dp: int, tp: int, cp: int, pp: int, node: int, order: list[str]
-) -> None:
-    layout = Layout(
-        data_parallel=dp, tensor_parallel=tp, context_parallel=cp, pipeline_stages=pp, rank_order="-".join(order)
-    )
-    for axis, axes in {"tp": {"tp"}, "cp": {"cp"}, "dp": {"dp", "cp"}, "pp": {"pp"}}.items():
-        inside = axes_in_node(layout, accelerators_per_node=node)[axis]
-        share = node_crossing_share(layout, axis, accelerators_per_node=node)
-        for group in groups_of_axis(layout, axes):
-            nodes = [rank // node for rank in group]
-            assert set(Counter(nodes).values()) == {inside}
-            # a ring in the order of nodes; one rank alone sends to itself
-            ring = sorted(nodes)
-            links = sum(ring[place] != ring[place - 1] for place in range(len(ring)))
-            assert links == share * len(ring)
-    ends = [(group[0] // node, group[-1] // node) for group in groups_of_axis(layout, {"pp"})]
-    together = {2 if first == last else 1 for first, last in ends}
-    assert together == {axes_in_node(layout, accelerators_per_node=node)["embedding"]}
-
-
-@given(POWERS, POWERS, POWERS, POWERS, POWERS, st.permutations(["tp", "cp", "dp", "pp"]), st.data())
-def test_ranks_of_hybrid_sharding_in_a_node_equal_ranks_counted_one_by_one(
-    dp: int, tp: int, cp: int, pp: int, node: int, order: list[str], data: st.DataObject
-) -> None:
-    layout = Layout(
-        data_parallel=dp, tensor_parallel=tp, context_parallel=cp, pipeline_stages=pp, rank_order="-".join(order)
-    )
-    shards = data.draw(st.sampled_from([*shard_groups(dp, cp), None]))
-    if shards is None:
-        return
-    layout = msgspec.structs.replace(layout, zero_stage=3, shard_ranks=shards)
-    members: dict[tuple[object, ...], list[int]] = {}
-    for rank in range(layout.ranks):
-        index = coordinates(layout, rank)
-        place = index["dp"] * cp + index["cp"]
-        others = index["tp"], index["pp"]
-        members.setdefault(("shard", *others, place // shards), []).append(rank)
-        members.setdefault(("replicate", *others, place % shards), []).append(rank)
-    inside = axes_in_node(layout, accelerators_per_node=node)
-    for (axis, *_), ranks in members.items():
-        assert group_ranks(layout, str(axis)) == len(ranks)
-        assert set(Counter(rank // node for rank in ranks).values()) == {inside[str(axis)]}
-
-
 @given(runs(), st.integers(1, 3), st.data())
 def test_groups_of_hybrid_sharding_send_what_so_many_ranks_alone_do_and_their_shards_once(
     run: tuple[Architecture, Recipe, Layout], micro_batches: int, data: st.DataObject
@@ -873,36 +482,3 @@ def test_groups_of_hybrid_sharding_send_what_so_many_ranks_alone_do_and_their_sh
         assert {
             (axis.replace("shard", "dp"), operation): entry[2:] for (axis, operation), entry in grouped.items()
         } == {key: entry[2:] for key, entry in plain.items()}
-
-
-def test_an_unknown_axis_is_refused() -> None:
-    with pytest.raises(KeyError, match="sp"):
-        group_ranks(Layout(), "sp")
-
-
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 3000), st.sampled_from([0, 2]))
-def test_fused_messages_equal_buffers_that_are_filled_byte_for_byte(
-    tensors: list[int], bucket: int, copies: int
-) -> None:
-    sizes = []
-    room = 0
-    moved = 0
-    for tensor in tensors:
-        moved += copies * (tensor + tensor)  # read and written
-        while tensor:
-            if not room:
-                sizes.append(0)
-                room = bucket
-            taken = min(tensor, room)
-            sizes[-1] += taken
-            room -= taken
-            tensor -= taken
-    fused = fused_messages(sum(tensors), bucket_bytes=bucket, copies=copies)
-    assert fused == (len(sizes), sizes[0], sizes[-1], moved)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "buckets"), [([], []), ([3, 4, 5, 6], [7, 11]), ([3, 4, 5], [7, 5]), ([9, 1], [9, 1]), ([6, 7], [13])]
-)
-def test_a_bucket_is_closed_by_the_tensor_that_fills_it(tensors: list[int], buckets: list[int]) -> None:
-    assert filled_buckets(tensors, 7) == buckets

@@ -1,0 +1,33 @@
+"""What each precision keeps of a parameter, and the state of a model in one stage."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Precision, Recipe, Workload
+from suite.predict.analytic.stage_memory import StageMemory, stage_memory
+
+
+def state_of(architecture: Architecture, recipe: Recipe, layout: Layout) -> StageMemory:
+    return stage_memory(Workload(architecture, recipe, layout), stage=0, micro_batches=1)
+
+
+class Precise(NamedTuple):
+    """What each precision keeps a parameter: dtypes of weights and gradients, fp32 copies of them."""
+
+    weights: torch.dtype
+    gradients: torch.dtype
+    master: bool
+    gradient_copy: bool
+
+
+PRECISE = {
+    Precision.FP32: Precise(torch.float32, torch.float32, False, False),
+    Precision.BF16: Precise(torch.bfloat16, torch.float32, True, False),
+    Precision.FP16: Precise(torch.float16, torch.float16, True, False),
+    Precision.FP16_GRADIENT_COPY: Precise(torch.float16, torch.float16, True, True),
+    Precision.FP16_NO_MASTER: Precise(torch.float16, torch.float16, False, False),
+}
