@@ -251,7 +251,9 @@ def _row(
     if described and not is_plain(described):
         run_name = named
     cells = Cells(dict(stated), assumptions, stated_shape(described) if described else None, named or "")
-    complete_ranks(cells, base_of(run_name).layout.context_parallel if run_name else 1)
+    architecture, recipe, recorded_layout = base_of(run_name or tables.rest_as)
+    recorded_layout = recorded_layout if run_name else None
+    complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
         hint = f", and no recorded run is called {model!r}" if model and not named and set(blank) & set(SHAPE) else ""
@@ -259,20 +261,19 @@ def _row(
     device = device_of(cells)
     cells.known["accelerator"] = device
     cells.known["stack"] = stack = stack_name(framework, facts, device, stages=cells.count("pp") > 1)
-    architecture, recipe, layout = base_of(run_name or tables.rest_as)
     if stated.get("ep") and cells.count("ep") > 1 and (run_name is None or architecture.experts is None):
         raise UnusableError("ep: mixtures of experts are described by the catalog's runs alone")
     architecture = architecture_of(cells, architecture, recorded=run_name is not None)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
         raise UnusableError(f"{device} computes no products in {recipe.product_format.value}")
-    layout = layout_of(cells, layout if run_name else Layout(), recorded=run_name is not None)
+    layout = layout_of(cells, recorded_layout or Layout(), recorded=recorded_layout is not None)
     accelerators = cells.count("gpus")
     if layout.ranks != accelerators:
         raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
     architecture.check(f"line {line}")
     check_layout(Workload(architecture, recipe, layout), f"line {line}")
-    layout = executed_layout(architecture, layout, stack, run_name)
+    layout = executed_layout(architecture, layout, stack, run_name if recorded_layout else None)
     per_node = cells.count("gpus_per_node")
     network = network_of(cells)
     if network is None and accelerators > per_node:

@@ -28,7 +28,6 @@ from reference_runs.run import (
     ProductFormat,
     Recipe,
     Residual,
-    Workload,
 )
 from reference_runs.stack import ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
@@ -227,9 +226,10 @@ def _accelerator_name(text: str) -> str | None:
 
 
 @cache
-def base_of(run: str) -> Workload:
-    """What the recorded run says of everything that a row leaves open."""
-    return reference_run(run).workload
+def base_of(run: str) -> tuple[Architecture, Recipe, Layout | None]:
+    """What the recorded run says of everything that a row leaves open; no layout where an axis is not published."""
+    recorded = reference_run(run)
+    return recorded.architecture, recorded.recipe, recorded.recorded_layout
 
 
 def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Architecture:
