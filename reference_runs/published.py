@@ -21,7 +21,6 @@ from reference_runs.model_names import is_plain, named_run, stated_shape
 from reference_runs.published_run import (
     Cells,
     UnusableError,
-    architecture_of,
     base_of,
     complete_ranks,
     device_of,
@@ -31,6 +30,7 @@ from reference_runs.published_run import (
     recipe_of,
     stack_name,
 )
+from reference_runs.published_shape import architecture_of
 from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
 from reference_runs.recorded_file import shown_path
 from reference_runs.regular_file import file_bytes
@@ -251,8 +251,7 @@ def _row(
     if described and not is_plain(described):
         run_name = named
     cells = Cells(dict(stated), assumptions, stated_shape(described) if described else None, named or "")
-    architecture, recipe, recorded_layout = base_of(run_name or tables.rest_as)
-    recorded_layout = recorded_layout if run_name else None
+    architecture, recipe, recorded_layout = base_of(run_name, tables.rest_as)
     complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
@@ -263,7 +262,8 @@ def _row(
     cells.known["stack"] = stack = stack_name(framework, facts, device, stages=cells.count("pp") > 1)
     if stated.get("ep") and cells.count("ep") > 1 and (run_name is None or architecture.experts is None):
         raise UnusableError("ep: mixtures of experts are described by the catalog's runs alone")
-    architecture = architecture_of(cells, architecture, recorded=run_name is not None)
+    shape = described.architecture if described else architecture
+    architecture = architecture_of(cells, shape, recorded=run_name is not None)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
         raise UnusableError(f"{device} computes no products in {recipe.product_format.value}")

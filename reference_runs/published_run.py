@@ -18,22 +18,11 @@ from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_tables import Assumption, TableFacts, load_tables
-from reference_runs.run import (
-    Activation,
-    Architecture,
-    Mask,
-    Norm,
-    Position,
-    Precision,
-    ProductFormat,
-    Recipe,
-    Residual,
-)
+from reference_runs.run import Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
-MOST_LAYERS = 10_000
 Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
 _TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _RATE = re.compile(r"(?:(\d+) ?x ?.*?)?(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
@@ -225,45 +214,17 @@ def _accelerator_name(text: str) -> str | None:
         return None
 
 
-@cache
-def base_of(run: str) -> tuple[Architecture, Recipe, Layout | None]:
-    """What the recorded run says of everything that a row leaves open; no layout where an axis is not published."""
-    recorded = reference_run(run)
-    return recorded.architecture, recorded.recipe, recorded.recorded_layout
+def base_of(run: str | None, rest_as: str) -> tuple[Architecture, Recipe, Layout | None]:
+    """What a recorded run says of everything that a row leaves open.
 
+    Args:
+        run: the one that the row is of; None: none is, and `rest_as` says what neither row nor assumptions do.
 
-def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Architecture:
-    """The row's shape; what it leaves open is the recorded run's, or assumed."""
-    hidden, heads, vocabulary = cells.count("hidden"), cells.count("heads"), cells.count("vocab")
-    if hidden % heads:
-        raise UnusableError(f"heads = {heads} does not divide hidden = {hidden}")
-    shape: dict[str, object] = {"hidden": hidden, "heads": heads, "head_dim": hidden // heads}
-    shape |= {"layers": cells.count("layers", most=MOST_LAYERS), "sequence": cells.count("seq_len")}
-    if recorded:
-        for name, column in (("kv_heads", "kv_heads"), ("ffn_hidden", "ffn_hidden"), ("padded_vocabulary", "vocab")):
-            if cells.stated.get(column):
-                shape[name] = cells.count(column)
-        return msgspec.structs.replace(base, **shape)
-    position = cells.choice("position", Position)
-    rotary = position is Position.ROTARY
-    if cells.said("mean_document"):
-        shape |= {"mask": Mask.DOCUMENTS, "mean_document": cells.count("mean_document")}
-    return msgspec.structs.replace(
-        base,
-        **shape,
-        kv_heads=cells.count("kv_heads"),
-        ffn_hidden=cells.count("ffn_hidden"),
-        vocabulary=vocabulary,
-        padded_vocabulary=cells.count("padded_vocab"),
-        position=position,
-        rotary_dim=hidden // heads if rotary else None,
-        rotary_base=cells.positive("rotary_base") if rotary else None,
-        norm=cells.choice("norm", Norm),
-        activation=cells.choice("activation", Activation),
-        residual=cells.choice("residual", Residual),
-        biases=cells.claim("biases"),
-        tied_embeddings=cells.claim("tied_embeddings"),
-    )
+    Returns:
+        No layout without a run, or where an axis of the run's is not published.
+    """
+    recorded = reference_run(run or rest_as)
+    return recorded.architecture, recorded.recipe, recorded.recorded_layout if run else None
 
 
 def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:

@@ -15,7 +15,7 @@ LAYOUT = {
     **{"gpu": "h100", "gpus": "64", "dp": "16", "tp": "4", "pp": "1", "cp": "1"},
     **{"global_batch": "256", "micro_batch": "1", STEP: "10"},
 }
-UNPUBLISHED = [name for name in run_names() if reference_run(name).unpublished and name != "qwen3-30b-a3b"]
+UNPUBLISHED = [name for name in run_names() if reference_run(name).unpublished]
 
 
 def written(path: Path, cells: dict[str, str]) -> Path:
@@ -38,7 +38,7 @@ def reason(tmp_path: Path, model: str, **cells: str) -> str:
 
 @pytest.mark.parametrize("name", ["mistralai/Mixtral-8x7B-v0.1", *UNPUBLISHED])
 def test_a_row_states_the_layout_of_a_model_that_has_none_published(tmp_path: Path, name: str) -> None:
-    assert {"mixtral-8x7b", "llama2-7b"} <= set(UNPUBLISHED)
+    assert {"mixtral-8x7b", "qwen3-30b-a3b", "llama2-7b"} <= set(UNPUBLISHED)
     found = row(tmp_path, name)
     layout = found.layout
     assert (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.micro_batch) == (16, 4, 1, 1)
@@ -62,3 +62,43 @@ def test_what_a_row_does_not_state_of_a_layout_is_named(tmp_path: Path, name: st
     assert row(tmp_path, name, dp="").layout.data_parallel == 16
     assert row(tmp_path, name, dp="", cp="2").layout.data_parallel == 8
     assert row(tmp_path, name, gpus="").layout.ranks == 64
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_a_row_that_names_a_run_and_no_shape_has_its_architecture(tmp_path: Path, name: str) -> None:
+    recorded = reference_run(name).architecture
+    for tp in (1, 2):
+        dp = "64" if tp == 1 else "32"
+        if recorded.heads % tp == recorded.ffn_hidden % tp == 0:
+            assert row(tmp_path, name, tp=str(tp), dp=dp).architecture == recorded
+
+
+@pytest.mark.parametrize(("name", "head_dim"), [("palm-540b", 256), ("qwen3-30b-a3b", 128), ("deepseek-v3", 192)])
+def test_heads_of_a_width_of_their_own_keep_it_whatever_the_row_states_besides(
+    tmp_path: Path, name: str, head_dim: int
+) -> None:
+    recorded = reference_run(name).architecture
+    hidden, heads = str(recorded.hidden), str(recorded.heads)
+    assert row(tmp_path, name, hidden=hidden, heads=heads).architecture == recorded
+    small = row(tmp_path, name, hidden=str(recorded.hidden // 2)).architecture
+    assert (small.hidden, small.heads, small.head_dim) == (recorded.hidden // 2, recorded.heads, head_dim)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "llama2-7b", "gpt-neox-20b"])
+def test_other_heads_are_as_wide_as_hidden_and_heads_say(tmp_path: Path, name: str) -> None:
+    recorded = reference_run(name).architecture
+    small = row(tmp_path, name, hidden=str(recorded.hidden // 2)).architecture
+    assert small.head_dim == small.rotary_dim == recorded.head_dim // 2
+    assert "does not divide hidden" in reason(tmp_path, name, hidden="4097")
+
+
+def test_what_a_row_states_of_a_named_model_comes_first(tmp_path: Path) -> None:
+    recorded = reference_run("llama3.1-8b").architecture
+    assert recorded.rotary_scaling_factor
+    learned = row(tmp_path, "Llama-3.1-8B", position="learned", biases="1", norm="pre-layer-norm").architecture
+    assert (learned.position.value, learned.rotary_dim, learned.rotary_scaling_factor) == ("learned", None, None)
+    assert learned.bias.attention
+    packed = row(tmp_path, "Llama-3.1-8B", mean_document="300").architecture
+    assert (packed.mask.value, packed.mean_document) == ("causal-documents", 300)
+    other = row(tmp_path, "Llama-3.1-8B", vocab="32000", padded_vocab="32256").architecture
+    assert (other.vocabulary, other.padded_vocabulary) == (32000, 32256)
