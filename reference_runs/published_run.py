@@ -228,16 +228,23 @@ def base_of(run: str | None, rest_as: str) -> tuple[Architecture, Recipe, Layout
 
 
 def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
-    """The row's batch, precision and dropout; the rest is the recorded run's."""
+    """The row's batch, precision and dropout; the rest is the recorded run's.
+
+    A dtype that the recorded run's precision is of ("fp16" of fp16-gradient-copy) leaves that precision as it is.
+    """
     batch = cells.count("global_batch")
+    read_dtype(cells)
     if recorded:
-        said = {"product_format": _products_of(cells)} if cells.said("product_format") else {}
+        said: dict[str, object] = {}
+        if cells.stated.get("dtype") or cells.stated.get("precision"):
+            precision = cells.choice("precision", Precision)
+            said["precision"] = base.precision if base.precision.partition("-")[0] == precision else precision
+        if cells.stated.get("dtype") or cells.said("product_format"):
+            said["product_format"] = _products_of(cells)
         return msgspec.structs.replace(base, global_batch=batch, **said)
     dropout = cells.number("dropout")
     if dropout >= 1:
         raise UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
-    if not cells.stated.get("precision"):
-        read_dtype(cells)
     return msgspec.structs.replace(
         base,
         global_batch=batch,
@@ -250,17 +257,35 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
 
 
 def read_dtype(cells: Cells) -> None:
-    """Put what `dtype` says, in whatever words, in place of the words.
+    """Put what `dtype` and `precision` say in place of their words: each may be words for a dtype, or a `Precision`.
 
     Raises:
-        UnusableError: it is blank, or not known.
+        UnusableError: one is not known, both contradict each other, or both are blank and nothing is assumed.
     """
-    text = cells.text("dtype")
-    if (dtype := dtype_named(text)) is None:
-        raise UnusableError(f"dtype: {text!r} is not known; allowed: {', '.join(DTYPES)}")
-    if cells.stated.get("dtype") and dtype != text:
-        cells.assumed.append(f"dtype {text} = {dtype}")
-        cells.stated["dtype"] = dtype
+    if not cells.stated.get("precision"):
+        cells.text("dtype")
+    read = {column: _read_column(cells, column) for column in ("dtype", "precision") if cells.stated.get(column)}
+    dtype, precision = read.get("dtype", ""), read.get("precision", "")
+    if dtype and dtype not in DTYPES:
+        dtype, precision = dtype.partition("-")[0], precision or dtype
+    if precision and precision not in list(Precision):  # a format of products: weights are what is assumed of it
+        if dtype not in ("", "bf16", precision) and not (precision == "fp8" and dtype.startswith("fp8-")):
+            raise UnusableError(f"precision: {cells.stated['precision']!r} is not what dtype says, {dtype}")
+        dtype, precision = precision if dtype in ("", "bf16") else dtype, ""
+    cells.stated |= {"dtype": dtype, "precision": precision}
+
+
+def _read_column(cells: Cells, column: str) -> str:
+    """What the words of the column say: of `DTYPES` or of `Precision`."""
+    text = cells.stated[column]
+    name = re.sub(r"[\s_-]+", "-", text.casefold())
+    said = name if name in list(Precision) else dtype_named(text)
+    if said is None:
+        allowed = DTYPES if column == "dtype" else dict.fromkeys((*Precision, *DTYPES))
+        raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}")
+    if said != text:
+        cells.assumed.append(f"{column} {text} = {said}")
+    return said
 
 
 def _products_of(cells: Cells) -> ProductFormat:
