@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -121,25 +122,27 @@ def accelerator_names() -> list[str]:
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name or alias in any case, or of the user's own file where `name` ends in `.toml`.
+    """The accelerator of that name or alias (see `name_words`), or of the user's own file where `name` ends in `.toml`.
 
     Raises:
         InputError: no such accelerator or file, a file that breaks the schema, or a CPU that cannot be read.
     """
     if name.endswith(".toml"):
         return load(Path(name))
-    wanted = _folded(name)
-    names = accelerator_names()
-    if wanted in names:
-        return _catalogued(ACCELERATORS / f"{wanted.replace('-', '_')}.toml")
+    wanted = name_words(name)
+    paths = {name_words(command_name(path)): path for path in sorted(ACCELERATORS.glob("*.toml"))}
+    if wanted in paths:
+        return _catalogued(paths[wanted])
     aliases: list[str] = []
-    for path in sorted(ACCELERATORS.glob("*.toml")):
+    for path in paths.values():
         head = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
-        aliases += map(_folded, head["aliases"])
-        if wanted in aliases:
+        aliases += head["aliases"]
+        if wanted in map(name_words, head["aliases"]):
             return _catalogued(path)
+    names = accelerator_names()
     allowed = ", ".join(names) + ", or a file ending in .toml"
-    raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, [*names, *aliases]), allowed=allowed)
+    meant = nearest(_folded(name), [*names, *map(_folded, aliases)])
+    raise InputError("unknown accelerator", got=repr(name), meant=meant, allowed=allowed)
 
 
 def _catalogued(path: Path) -> Accelerator:
@@ -170,7 +173,12 @@ def known_gpu(models: str) -> Accelerator | None:
 
 
 def _folded(name: str) -> str:
-    return name.casefold().replace("_", "-")
+    return "-".join(re.split(r"[\s_-]+", name.casefold().strip()))
+
+
+def name_words(name: str) -> tuple[str, ...]:
+    """The words of an accelerator's name: "A100 80GB SXM" and "a100-sxm_80gb" have the same ones."""
+    return tuple(sorted(_folded(name).split("-")))
 
 
 def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:

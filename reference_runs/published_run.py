@@ -10,7 +10,7 @@ from functools import cache
 
 import msgspec
 
-from reference_runs.accelerator import accelerator, accelerator_names
+from reference_runs.accelerator import accelerator, accelerator_names, name_words
 from reference_runs.catalog import reference_run
 from reference_runs.dtype_words import DTYPES, dtype_named
 from reference_runs.errors import InputError, nearest
@@ -190,15 +190,16 @@ def device_of(cells: Cells) -> str:
         UnusableError: the catalog has none of that name.
     """
     text, tables = cells.text("gpu"), load_tables()
-    assumed = {entry.text.casefold(): entry.accelerator for entry in tables.open_accelerators}
-    if device := assumed.get(text.casefold()):
+    words = name_words(text)
+    assumed = {name_words(entry.text): entry.accelerator for entry in tables.open_accelerators}
+    if device := assumed.get(words):
         cells.assumed.append(f"gpu {text} = {device}")
         return device
-    names = {name.casefold(): device for name, device in tables.accelerators.items()}
-    device = names.get(text.casefold()) or _accelerator_name(text)
+    names = {name_words(name): device for name, device in tables.accelerators.items()}
+    device = names.get(words) or _accelerator_name(text)
     if device is None:
         known = [*accelerator_names(), *tables.accelerators]
-        near = nearest(text.casefold(), [name.casefold() for name in known])
+        near = nearest(re.sub(r"[\s_-]+", "-", text.casefold()), [name.casefold() for name in known])
         meant = f"did you mean {near}? " if near else ""
         raise UnusableError(f"gpu: {text!r} is not known; {meant}allowed: {', '.join(accelerator_names())}")
     return device
