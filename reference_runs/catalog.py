@@ -11,9 +11,13 @@ from typing import Any
 import msgspec
 
 from reference_runs.defaults import default_facts
-from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.errors import InputError, Mistakes
 from reference_runs.incomplete import incomplete_recipe, missing_keys
 from reference_runs.layout import AXES, Layout, Recomputation, Schedule, StageAssignment, stages_word
+from reference_runs.named_runs import RUNS as RUNS
+from reference_runs.named_runs import command_name as command_name
+from reference_runs.named_runs import meant_run
+from reference_runs.named_runs import run_names as run_names
 from reference_runs.recorded_file import (
     Omitted,
     field_types,
@@ -37,8 +41,6 @@ from reference_runs.run import (
 )
 from reference_runs.sourced import Sourced
 
-RUNS = Path(__file__).parent / "runs"
-
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "architecture": Architecture,
     "recipe": Recipe,
@@ -53,16 +55,6 @@ _DIVIDED = {
     "tensor_parallel": ("heads", "ffn_hidden", "padded_vocabulary"),
     "context_parallel": ("sequence",),
 }  # by axis, what of the architecture it divides
-
-
-def command_name(path: Path) -> str:
-    """The name that the command line uses for a recorded run: the file's stem with hyphens."""
-    return path.stem.replace("_", "-")
-
-
-def run_names() -> list[str]:
-    """Names of the recorded runs, sorted."""
-    return sorted(command_name(path) for path in RUNS.glob("*.toml"))
 
 
 def miniatures() -> dict[str, str]:
@@ -90,7 +82,7 @@ def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
     if name not in run_names():
         names = [*run_names(), *also]
         allowed = ", ".join(names) + ", or a file ending in .toml"
-        raise InputError("unknown run", got=repr(name), meant=nearest(name, names), allowed=allowed)
+        raise InputError("unknown run", got=repr(name), meant=meant_run(name, names), allowed=allowed)
     return _recorded(path, path.stat().st_mtime_ns)
 
 

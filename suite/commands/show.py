@@ -10,10 +10,11 @@ import typer
 
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
-from reference_runs.errors import InputError, nearest
+from reference_runs.errors import InputError
 from reference_runs.incomplete import check_complete, missing_keys
 from reference_runs.miniature import Miniature, ScaledFact, miniature
 from reference_runs.miniature_shape import SCALES
+from reference_runs.named_runs import meant_run
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced, Value
 from reference_runs.units import printed
@@ -68,7 +69,7 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
             return accelerator(name)
         names = [*run_names(), *minis, *accelerator_names()]
         allowed = ", ".join(names) + ", or a run file ending in .toml"
-        raise InputError("unknown name", got=repr(name), meant=nearest(name, names), allowed=allowed)
+        raise InputError("unknown name", got=repr(name), meant=meant_run(name, names), allowed=allowed)
     return reference_run(name)
 
 

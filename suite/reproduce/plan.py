@@ -9,10 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
-from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.errors import InputError, Mistakes
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.miniature import in_batches, miniature, scaled_layout
+from reference_runs.named_runs import meant_run
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from suite.job.checkpoints import Checkpoints
 from suite.job.corpus import Corpus, tokenised_corpus
@@ -216,7 +217,7 @@ def _subject(request: Request) -> tuple[_NamedRun, str]:
     is_whole = is_file or request.name in run_names()
     if not is_whole and request.name not in minis:
         allowed = ", ".join(minis) + ", on a GPU a recorded run (see `runs`), or a run file ending in .toml"
-        meant = nearest(request.name, [*minis, *run_names()])
+        meant = meant_run(request.name, [*minis, *run_names()])
         raise InputError("unknown run", got=repr(request.name), meant=meant, allowed=allowed)
     run = reference_run(request.name if is_whole else minis[request.name])
     check_whole(run, needs_layout=is_whole and not request.mini and request.layout is None)

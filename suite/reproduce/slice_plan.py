@@ -10,9 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.catalog import check_layout, reference_run, run_names
-from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.errors import InputError, Mistakes
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, layout_text, parse_layout
+from reference_runs.named_runs import meant_run
 from reference_runs.placement import coordinates, head_stage, stage_chunk_layers
 from reference_runs.run import Architecture, Moments, ProductFormat, ReferenceRun, Workload
 from suite.job.corpus import Corpus
@@ -160,7 +161,7 @@ def _run(request: Request) -> ReferenceRun:
     name = request.name.removesuffix(SUFFIX)
     if not name.endswith(".toml") and name not in run_names():
         allowed = f"a recorded run with {SUFFIX} (see `runs`), or a run file with --slice"
-        raise InputError("unknown run", got=repr(name), meant=nearest(name, run_names()), allowed=allowed)
+        raise InputError("unknown run", got=repr(name), meant=meant_run(name, run_names()), allowed=allowed)
     run = reference_run(name)
     check_whole(run, needs_layout=False)
     return run

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
-from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.errors import InputError, Mistakes
 from reference_runs.incomplete import check_whole
 from reference_runs.layout import Layout, Offload, Schedule, parse_layout
+from reference_runs.named_runs import meant_run
 from reference_runs.run import Workload
 from suite.reproduce.plan import plan
 from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
@@ -46,7 +47,7 @@ def dry_plan(name: str, layout: str | None, *, mini: bool, results: Path, option
     if not is_whole:
         if name not in miniatures() and not mini:
             allowed = "a run or miniature of `runs`, or a run file ending in .toml"
-            meant = nearest(name, [*miniatures(), *run_names()])
+            meant = meant_run(name, [*miniatures(), *run_names()])
             raise InputError("unknown run", got=repr(name), meant=meant, allowed=allowed)
         request = Request(name=name, mini=mini, layout=layout, device="cpu", compiled=False, results=results)
         planned = plan(request)
