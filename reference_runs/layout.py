@@ -216,6 +216,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.zero_stage == 1 and self.reduce_scatter and self.state_ranks > 1
 
 
+_DEFAULT = Layout()
 _GRAMMAR = (
     "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, "
     "offload/offload-optimizer/no-offload, "
@@ -362,11 +363,11 @@ def _meant(word: str) -> str | None:
     return nearest(word, [*_WORDS, *(f"{name}{number or 'N'}" for name in _COUNTS)])
 
 
-def layout_text(layout: Layout, *, complete: bool = False) -> str:
-    """The text of `layout` in the command line's grammar: the axes always, the rest where it is not the default.
+def layout_text(layout: Layout, *, complete: bool = False, base: Layout = _DEFAULT) -> str:
+    """The text of `layout` in the command line's grammar: the axes always, the rest where it is not as in `base`.
 
     Args:
-        complete: say too what is the default, so that the text is read as this layout from any base.
+        complete: say too what is as in `base`, so that the text is read as this layout from any base.
     """
     sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
     words = {
@@ -392,7 +393,7 @@ def layout_text(layout: Layout, *, complete: bool = False) -> str:
         f"recompute-{layout.recomputation}": True,
         f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1,
         "fused": layout.fused_attention,
-        "unfused": complete and not layout.fused_attention,
+        "unfused": (complete or base.fused_attention) and not layout.fused_attention,
         f"micro{layout.micro_batch}": True,
         f"accumulate{layout.accumulation}": layout.accumulation is not None,
         layout.stage_assignment.value: complete and layout.pipeline_stages > 1,

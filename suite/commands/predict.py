@@ -14,7 +14,7 @@ from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.incomplete import missing_keys
-from reference_runs.layout import AXES, layout_text
+from reference_runs.layout import AXES, Layout, layout_text
 from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, Workload
 from reference_runs.sourced import Kind
@@ -216,7 +216,8 @@ def _print(
         _print_miniature(out, name, predicted.rows)
         return
     stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
-    laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
+    base = predicted.run.recorded_layout or Layout(fused_attention=True)  # either attention is said
+    laid_out = f", {layout_text(predicted.layout, base=base)}" if predicted.layout else ""
     executed = ""
     if machine and predicted.layout:
         executed = f"; stack {machine.stack.name} ({machine.read_as})"

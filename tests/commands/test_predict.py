@@ -126,15 +126,33 @@ def test_deepseek_v3_takes_its_products_format_from_its_record(capsys: pytest.Ca
 
 
 def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100", code=1)
-    assert "llama2-70b on 512 h100-sxm, dp16,tp8,pp4,zero0,1f1b,recompute-none,micro1" in shown
+    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100")
+    assert "llama2-70b on 512 h100-sxm, dp16,tp8,pp4,zero0,1f1b,recompute-none,fused,micro1" in shown
     # 64 nodes and no recorded network
     assert "not predicted: cluster.network_interfaces_per_node and cluster.network_interface_bandwidth" in shown
-    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all", code=1)
+    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all")
+    assert "fits: 66.67 of 78.51 GiB" in shown
     assert "3,200 Gbit/s out of each node, as asked for" in shown
     assert "where the time goes" in shown
-    shown = text(capsys, "llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x", code=1)
+    shown = text(capsys, "llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
     assert "where the time goes" in shown
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "stack", "said"),
+    [
+        ("llama2-70b", "dp8,tp8,zero1", "generic", "fused"),
+        ("llama2-70b", "dp8,tp8,zero1", "megatron-lm-2022", "unfused"),
+        ("llama2-70b", "dp8,tp8,zero1,unfused", "generic", "unfused"),
+        ("gpt2-124m", "dp8,unfused", "llm-c", "unfused"),
+    ],
+)
+def test_the_first_line_says_which_attention_was_taken(
+    capsys: pytest.CaptureFixture[str], run: str, words: str, stack: str, said: str
+) -> None:
+    main(["predict", run, "--layout", words, "--on", "h100", "--stack", stack])
+    first = capsys.readouterr().out.partition(";")[0]
+    assert said in first.replace(" ", "").replace("\n", "").split(",")
 
 
 def test_unpublished_facts_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,20 +1,43 @@
-"""What a stack does where a layout leaves it unsaid: how ZeRO-1 reduces gradients."""
+"""What a stack does where a layout leaves it unsaid: whether it fuses attention, how ZeRO-1 reduces gradients."""
 
 from __future__ import annotations
 
+import msgspec
+
 from reference_runs.layout import Layout, named_fields
-from reference_runs.run import ReferenceRun
+from reference_runs.run import Architecture, Mask, Position, ReferenceRun
 from reference_runs.sourced import Kind
-from reference_runs.stack import RecordedStack
+from reference_runs.stack import AttentionKernel, RecordedStack, stack_of
 from reference_runs.unsaid_reduction import reduction_of_stack
 
 
-def as_executed(run: ReferenceRun, layout: Layout, words: str | None, software: RecordedStack) -> Layout:
-    """The layout with what `reduction_of_stack` says of the stack.
+def fuses_attention(architecture: Architecture, software: RecordedStack) -> bool:
+    """Whether the stack computes the model's attention in a fused kernel: with a plain causal mask, without ALiBi."""
+    is_plain = architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI
+    return is_plain and software.switches.attention is not AttentionKernel.UNFUSED
 
-    Only where neither the run's file nor the `words` of an option say how ZeRO-1 reduces gradients.
+
+def usual_layout(run: ReferenceRun, stack_name: str | None = None) -> Layout:
+    """What the words of a layout leave unsaid: as the run recorded it; without a record, attention as its stack has it.
+
+    Args:
+        stack_name: the stack in place of the run's.
+    """
+    if run.recorded_layout is not None:
+        return run.recorded_layout
+    software = stack_of(stack_name or (run.software.stack if run.software else None))
+    return Layout(fused_attention=fuses_attention(run.architecture, software))
+
+
+def as_executed(run: ReferenceRun, layout: Layout, words: str | None, software: RecordedStack) -> Layout:
+    """The layout with attention as the stack has it, and with what `reduction_of_stack` says of the stack.
+
+    Only where neither the run's file nor the `words` of an option say whether attention is fused, or how ZeRO-1 reduces
+    gradients.
     """
     named = named_fields(words, where="--layout") if words else {}
+    if run.recorded_layout is None and "fused_attention" not in named:
+        layout = msgspec.structs.replace(layout, fused_attention=fuses_attention(run.architecture, software))
     if "reduce_scatter" in named or "layout.reduce_scatter" in run.facts:
         return layout
     bucket = run.facts.get("layout.bucket_bytes")

@@ -13,7 +13,13 @@ from reference_runs.layout import Layout
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.predict.machine_model.rival_stacks import rival_stacks
 from suite.predict.machine_model.unsaid_layout import as_executed
-from suite.predict.plan.predicted_run import Predicted, PredictionRequest, requested_layout, requested_machine
+from suite.predict.plan.predicted_run import (
+    Predicted,
+    PredictionRequest,
+    layout_words,
+    requested_layout,
+    requested_machine,
+)
 from suite.predict.recorded_run.prediction import run_prediction
 
 LEAST_CHANGE = 0.005  # of step time or peak; less is no change
@@ -70,7 +76,7 @@ def _outcome(run: ReferenceRun, layout: Layout, request: PredictionRequest) -> _
         run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
     found = requested_machine(run, layout, request)
     if found is not None:
-        layout = as_executed(run, layout, request.layout, found.stack)
+        layout = as_executed(run, layout, layout_words(run, request), found.stack)
     workload = Workload(run.architecture, run.recipe, layout)
     keeping = found.stack.switches.keeping if found else None
     predicted = run_prediction(workload, found.machine if found else None, NotPredicted(), keeping=keeping)
@@ -90,7 +96,7 @@ def most_changing_stack(predicted: Predicted, request: PredictionRequest) -> Dep
     Of a machine's profile none is computed: it was measured with its own software.
     """
     run, machine = predicted.run, predicted.machine
-    layout = requested_layout(run, request.layout) if run else None
+    layout = requested_layout(run, request) if run else None
     if run is None or layout is None or machine is None or machine.machine is None or request.machine is not None:
         return None
     run = _as_recorded(run)
@@ -108,7 +114,7 @@ def departures(predicted: Predicted, request: PredictionRequest) -> list[Departu
     Each is taken back alone, and the others stay; a record that lacks what is taken back is left out.
     """
     run, machine = predicted.run, predicted.machine
-    layout = requested_layout(run, request.layout) if run else None
+    layout = requested_layout(run, request) if run else None
     if run is None or layout is None or machine is None or request.machine is not None:
         return []
     run = _as_recorded(run)

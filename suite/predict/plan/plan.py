@@ -11,10 +11,10 @@ from reference_runs.errors import InputError
 from reference_runs.incomplete import IncompleteRecipe
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import ProductFormat, Recipe, ReferenceRun, Workload
-from reference_runs.stack import AttentionKernel
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.machine_model.model import RunMachine, expected_peak_error, run_machine
+from suite.predict.machine_model.unsaid_layout import fuses_attention
 from suite.predict.plan.changes import HelpfulChange, helpful_changes
 from suite.predict.plan.frontier import OfNumber, by_number
 from suite.predict.plan.question import Question
@@ -116,7 +116,7 @@ def question_of(
         ranks=ranks,
         memory_bytes=on.machine.memory_bytes * (1 - expected_peak_error()),
         layouts=on.stack.layouts,
-        fused=(on.stack.switches.attention is not AttentionKernel.UNFUSED,),
+        fused=(fuses_attention(run.architecture, on.stack),),
         fixed=fixed,
     )
 

@@ -11,7 +11,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted
-from reference_runs.layout import Layout, parse_layout
+from reference_runs.layout import Layout, named_fields, parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
@@ -23,7 +23,7 @@ from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.model import RunMachine, peak_interval, run_machine, step_interval
-from suite.predict.machine_model.unsaid_layout import as_executed
+from suite.predict.machine_model.unsaid_layout import as_executed, usual_layout
 from suite.predict.recorded_run.figures import Prices, predicted_figures
 from suite.predict.recorded_run.from_slice import SlicedStep, sliced_step
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
@@ -156,7 +156,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     """
     if request.products is not None:
         run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
-    layout = requested_layout(run, request.layout)
+    layout = requested_layout(run, request)
     absent = NotPredicted()
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
     if layout is None and not run.unpublished:
@@ -172,7 +172,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
             missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
     is_recorded_layout = layout == run.recorded_layout
     if layout and machine:
-        layout = as_executed(run, layout, request.layout, machine.stack)
+        layout = as_executed(run, layout, layout_words(run, request), machine.stack)
     able = machine.machine if machine else None
     keeping = machine.stack.switches.keeping if machine else None
     predicted = (
@@ -259,11 +259,22 @@ def requested_machine(run: ReferenceRun, layout: Layout | None, request: Predict
     )
 
 
-def requested_layout(run: ReferenceRun, words: str | None) -> Layout | None:
-    """The recorded layout, or the one of these words; None where neither is known."""
+def layout_words(run: ReferenceRun, request: PredictionRequest) -> str | None:
+    """The words of `--layout`; of attention those of the measured slice, where neither words nor record say it."""
+    words = request.layout
+    if words is None or run.recorded_layout is not None or not request.slices:
+        return words
+    if "fused_attention" in named_fields(words, where="--layout"):
+        return words
+    return f"{words},{'fused' if request.slices[0].job.layout.fused_attention else 'unfused'}"
+
+
+def requested_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
+    """The recorded layout, or the one of the words that were given; None where neither is known."""
+    words = layout_words(run, request)
     if words is None:
         return run.recorded_layout
-    layout = parse_layout(words, base=run.recorded_layout or Layout())
+    layout = parse_layout(words, base=usual_layout(run, request.stack))
     check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
     return layout
 

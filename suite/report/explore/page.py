@@ -97,7 +97,7 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
     except InputError as error:
         refused = {"title": "", "remarks": [], "command": "", "views": [{"layout": "", "wrong": list(error.lines)}]}
         return [*[no_update] * (len(NAMES) + 1), refused, no_update, no_update]
-    recorded = recorded_layout(state.run)
+    recorded = recorded_layout(state.run, state.stack)
     layout = parse_layout(state.layout, base=recorded) if state.layout else recorded
     values = {**{name: getattr(state, name) for name in OTHERS}, **controls_of(layout)}
     own = source_of(state.run)
@@ -155,7 +155,7 @@ def export_text(query: str, name: str | None, first: ExploreState) -> str:
 
 
 def _page(first: ExploreState) -> Any:
-    layout = parse_layout(first.layout, base=recorded_layout(first.run))
+    layout = parse_layout(first.layout, base=recorded_layout(first.run, first.stack))
     values = {**msgspec.structs.asdict(first), **controls_of(layout)}
     return html.Div(
         [

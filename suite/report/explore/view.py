@@ -14,6 +14,7 @@ from reference_runs.run import ProductFormat
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
+from suite.predict.machine_model.unsaid_layout import usual_layout
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
 from suite.report.explore.presets import described_run, tokens_are_known
@@ -78,13 +79,13 @@ class View(NamedTuple):
         return found
 
 
-def recorded_layout(run: str) -> Layout:
-    """The layout that the run recorded, or that of one accelerator.
+def recorded_layout(run: str, stack: str | None = None) -> Layout:
+    """The layout that the run recorded, or that of one accelerator, with attention as the stack has it.
 
     Raises:
         InputError: no such run.
     """
-    recorded = described_run(run).recorded_layout or Layout()
+    recorded = usual_layout(described_run(run), stack)
     return msgspec.structs.replace(recorded, accumulation=None, stage_layer_counts=None)
 
 
@@ -106,7 +107,7 @@ def view(state: ExploreState, layout: str) -> View:
 def _view(state: ExploreState) -> View:
     layout = state.layout
     try:
-        short = layout_text(parse_layout(layout, base=recorded_layout(state.run))) if layout else ""
+        short = layout_text(parse_layout(layout, base=recorded_layout(state.run, state.stack))) if layout else ""
         predicted = prediction_of_run(described_run(state.run), _request(state, layout or None), by_stage=False)
     except InputError as error:
         return View(layout, None, error.lines)
