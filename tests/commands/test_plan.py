@@ -11,6 +11,7 @@ import pytest
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, parse_layout
+from reference_runs.run import FlopConvention
 from suite.__main__ import main
 from suite.paths import ROOT
 
@@ -123,3 +124,30 @@ def test_a_plan_needs_no_torch() -> None:
     code = "import sys; from suite.__main__ import main; main('plan gpt2-124m --on a100-sxm-40gb --gpus 8'.split())"
     asked = [sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]
     assert subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "gpus", "convention"),
+    [
+        ("gpt-neox-20b", 64, FlopConvention.MEGATRON_RECOMPUTED),
+        ("grok-1", 256, FlopConvention.CAUSAL_HALF),
+        ("llama2-70b", 64, FlopConvention.SIX_N),
+        ("gpt2-774m", 64, FlopConvention.PALM),
+        ("llama2-7b", 64, None),
+    ],
+)
+def test_plan_and_fit_count_the_mfu_as_predict_does(
+    capsys: pytest.CaptureFixture[str], run: str, gpus: int, convention: FlopConvention | None
+) -> None:
+    assert reference_run(run).reported.flop_convention is convention
+    on = ("--on", "h100", "--network", "3200")
+    words = ("--gpus", str(gpus), *on, "--fix", "1f1b,zero1,recompute-full,micro1,cp1,ep1,order-tp-cp-dp-pp,fused")
+    planned = entry(capsys, run, *words, "--stack", "pytorch", "--top", "1")["best"][0]
+    assert main(["fit", run, *words, "--json"]) == 0
+    fitting = json.loads(capsys.readouterr().out)["fastest"]
+    for found, stack in ((planned, ("--stack", "pytorch")), (fitting, ())):
+        main(["predict", run, "--layout", found["layout"], *on, *stack, "--json"])
+        figures = json.loads(capsys.readouterr().out)["figures"]
+        predicted = {row["quantity"]: row["left"] for row in figures if row["term"] is None and row["stage"] is None}
+        assert predicted["mfu"] == pytest.approx(found["mfu"], rel=1e-9)
+        assert predicted["step_seconds"] == pytest.approx(found["step_seconds"], rel=1e-9)

@@ -119,6 +119,19 @@ def conventional_flop(architecture: Architecture, *, samples: int, convention: F
     return megatron_flop(architecture, samples=samples, recomputed=recomputed)
 
 
+def model_convention(convention: FlopConvention) -> FlopConvention:
+    """The convention of the MFU of a source whose rates count as `convention`: without recomputation."""
+    recomputed = convention is FlopConvention.MEGATRON_RECOMPUTED
+    return FlopConvention.MEGATRON_MODEL if recomputed else convention
+
+
+def needed_flop(architecture: Architecture, *, samples: int, convention: FlopConvention | None) -> float:
+    """Flop of one step that an MFU counts where rates were published under `convention`; None: as `model_flop`."""
+    if convention is None:
+        return model_flop(architecture, samples=samples)
+    return conventional_flop(architecture, samples=samples, convention=model_convention(convention))
+
+
 def flop_conventions(architecture: Architecture, *, samples: int) -> dict[str, float]:
     """Flop of one step on `samples` sequences under every named convention, side by side."""
     named = {

@@ -118,6 +118,7 @@ def question_of(
         layouts=on.stack.layouts,
         fused=(fuses_attention(run.architecture, on.stack),),
         fixed=fixed,
+        convention=run.reported.flop_convention,
     )
 
 

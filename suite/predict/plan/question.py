@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from reference_runs.layout import AXES, Layout, Offload, StageAssignment
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, FlopConvention, Recipe
 from reference_runs.stack import SEARCHED, SIZES
 from suite.predict.analytic.machine import Machine
 
@@ -24,6 +24,7 @@ class Question(NamedTuple):
         fused: whether attention is fused; several values are all searched.
         fixed: fields of `Layout` that have one value, whatever the software executes, see
             `reference_runs.layout.named_fields`.
+        convention: under which the MFU is counted; None: as model_flop.
     """
 
     architecture: Architecture
@@ -35,6 +36,7 @@ class Question(NamedTuple):
     layouts: tuple[str, ...] = SEARCHED
     fused: tuple[bool, ...] = (False,)
     fixed: Mapping[str, object] = {}
+    convention: FlopConvention | None = None
 
     def values(self, field: str, searched: Iterable[Any]) -> tuple[Any, ...]:
         """The fixed value of a field of the layout, or those that are searched."""

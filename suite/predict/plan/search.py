@@ -134,7 +134,8 @@ class _Columns(NamedTuple):
         layout = msgspec.structs.replace(self.layout, rank_order=order, **counts)
         values = LayoutFigures(*(float(figure[column]) for figure in self.figures))
         if len(question.orders) > 1:
-            values = layout_figures(Workload(question.architecture, question.recipe, layout), question.machine)
+            workload = Workload(question.architecture, question.recipe, layout)
+            values = layout_figures(workload, question.machine, convention=question.convention)
         return Found(layout, values)
 
 
@@ -180,7 +181,7 @@ def _computed(question: Question, layout: Layout, columns: numpy.ndarray[Any, An
     copies = key_value_copies(question.architecture, tensor_parallel=counted.tensor_parallel)
     links = best_links(counted, question.machine, head_copies=copies) if len(orders) > 1 else None
     workload = Workload(question.architecture, question.recipe, counted)
-    figures = layout_figures(workload, question.machine, links=links)
+    figures = layout_figures(workload, question.machine, links=links, convention=question.convention)
     columnwise: Any = [numpy.broadcast_to(figure, columns.shape[1]) for figure in figures]
     return _Columns(counted, columns, LayoutFigures(*columnwise))
 

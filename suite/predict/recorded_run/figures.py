@@ -13,6 +13,7 @@ from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
+from suite.predict.analytic.flop_conventions import model_convention
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
@@ -59,11 +60,6 @@ class Prices(NamedTuple):
 
 
 NO_PRICES = Prices()
-
-
-def model_convention(convention: FlopConvention) -> FlopConvention:
-    """The convention of the MFU of a source whose rates count as `convention`: without recomputation."""
-    return FlopConvention.MEGATRON_MODEL if convention is _RECOMPUTED else convention
 
 
 def predicted_figures(

@@ -12,10 +12,10 @@ from reference_runs.layout import layout_text
 from reference_runs.run import PublishedMeasurement, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
-from suite.predict.analytic.flop_conventions import causal_half_flop, conventional_flop
+from suite.predict.analytic.flop_conventions import causal_half_flop, conventional_flop, model_convention
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.training_cost import flop_per_second, implausible_share, utilization
-from suite.predict.recorded_run.figures import MODEL, model_convention, rate_figures
+from suite.predict.recorded_run.figures import MODEL, rate_figures
 from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
 
 AT_PUBLISHED_TIME = "at the published step time"

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.run import Workload
+from reference_runs.run import FlopConvention, Workload
 from suite.predict.analytic.collective_time import Group
-from suite.predict.analytic.flop import hardware_flop, model_flop
+from suite.predict.analytic.flop import hardware_flop
+from suite.predict.analytic.flop_conventions import needed_flop
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.stage_memory import peak_bytes
@@ -28,7 +29,13 @@ class LayoutFigures(NamedTuple):
     mfu: float
 
 
-def layout_figures(workload: Workload, machine: Machine, *, links: Mapping[str, Group] | None = None) -> LayoutFigures:
+def layout_figures(
+    workload: Workload,
+    machine: Machine,
+    *,
+    links: Mapping[str, Group] | None = None,
+    convention: FlopConvention | None = None,
+) -> LayoutFigures:
     """Peak memory, flop, traffic and time under `layout`, whose counts are numbers or NumPy arrays of float64.
 
     The axes, virtual stages, micro-batch and accumulation may be arrays of one length, without hybrid sharding;
@@ -37,6 +44,7 @@ def layout_figures(workload: Workload, machine: Machine, *, links: Mapping[str, 
 
     Args:
         links: of each axis, in place of those of the layout's order of ranks.
+        convention: of the published rates, under which the MFU is counted as `predict` counts it; None: as model_flop.
     """
     architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
@@ -51,7 +59,7 @@ def layout_figures(workload: Workload, machine: Machine, *, links: Mapping[str, 
         seconds,
         tokens_per_second(samples=samples, sequence=architecture.sequence, step_seconds=seconds),
         utilization(
-            flop=model_flop(architecture, samples=samples),
+            flop=needed_flop(architecture, samples=samples, convention=convention),
             step_seconds=seconds,
             accelerators=layout.ranks,
             peak_flop_per_second=machine.peak_flop_per_second,

@@ -14,6 +14,7 @@ from reference_runs.run import Architecture, FlopConvention, ReferenceRun, Workl
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.eager_modules import NO_KEEPING
+from suite.predict.analytic.flop_conventions import model_convention
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import parameter_count
@@ -21,13 +22,7 @@ from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.machine_model.model import run_machine
-from suite.predict.recorded_run.figures import (
-    PART_OF_MODEL_FLOP,
-    PART_OF_PARAMETERS,
-    PART_OF_PEAK,
-    model_convention,
-    predicted_figures,
-)
+from suite.predict.recorded_run.figures import PART_OF_MODEL_FLOP, PART_OF_PARAMETERS, PART_OF_PEAK, predicted_figures
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
 from suite.predict.recorded_run.published import (
     figures_at_published_times,
