@@ -209,10 +209,16 @@ def _print_search(machine: RunMachine, planned: TrainingPlan, fix: str) -> None:
     out.print()
     searched = ", ".join(("dp", *machine.stack.layouts, "micro-batch"))
     print_folded(out, f"searched, as {machine.stack.name} executes it (--stack): {searched}")
-    held = ["the batch", "fused attention" if any(question.fused) else "attention not fused"]
-    if len(question.orders) == 1 and question.ranks > question.machine.accelerators_per_node:
+    held, fixed = ["the batch"], question.fixed
+    if "fused_attention" not in fixed:
+        held.append("fused attention" if any(question.fused) else "attention not fused")
+    if (
+        "rank_order" not in fixed
+        and len(question.orders) == 1
+        and question.ranks > question.machine.accelerators_per_node
+    ):
         held.append(f"order of ranks {question.orders[0]}")
-    if len(question.assignments) == 1 and "pp" in question.layouts:
+    if "stage_assignment" not in fixed and len(question.assignments) == 1 and "pp" in question.layouts:
         held.append(f"{question.assignments[0]} dealt to stages")
     print_folded(out, f"held: {', '.join([*held, *([fix] if fix else [])])}")
     if result.left_out:

@@ -151,3 +151,11 @@ def test_plan_and_fit_count_the_mfu_as_predict_does(
         predicted = {row["quantity"]: row["left"] for row in figures if row["term"] is None and row["stage"] is None}
         assert predicted["mfu"] == pytest.approx(found["mfu"], rel=1e-9)
         assert predicted["step_seconds"] == pytest.approx(found["step_seconds"], rel=1e-9)
+
+
+def test_what_is_fixed_is_held_and_nothing_against_it(capsys: pytest.CaptureFixture[str]) -> None:
+    fix = "zero1,fused,tp1,micro1,1f1b,layers-and-tables,order-dp-tp-cp-pp"
+    main(["plan", "bloom-176b", "--stack", "deepspeed-pipeline", "--gpus", "384", "--fix", fix])
+    out = capsys.readouterr().out.replace("\n    ", " ")
+    (held,) = (line for line in out.splitlines() if line.startswith("held: "))
+    assert held == f"held: the batch, {fix}"
