@@ -159,3 +159,11 @@ def test_what_is_fixed_is_held_and_nothing_against_it(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out.replace("\n    ", " ")
     (held,) = (line for line in out.splitlines() if line.startswith("held: "))
     assert held == f"held: the batch, {fix}"
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_offloaded_weights_are_refused_with_what_is_allowed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "gpt2-124m", "--fix", "zero3,offload"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "got offload, allowed: offload-optimizer, no-offload" in error

@@ -106,7 +106,8 @@ def question_of(
     if on.machine is None:
         raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")
     if fixed.get("offload") is Offload.STATE:
-        raise InputError("no time is predicted of offloaded state", got="offload", where="--fix")
+        what, allowed = "no time is predicted of offloaded state", "offload-optimizer, no-offload"
+        raise InputError(what, got="offload", allowed=allowed, where="--fix")
     base = run.recorded_layout or Layout()
     return Question(
         architecture=run.architecture,
