@@ -216,7 +216,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.zero_stage == 1 and self.reduce_scatter and self.state_ranks > 1
 
 
-_DEFAULT = Layout()
 _GRAMMAR = (
     "dpN, tpN, ppN, cpN, epN, sp, zero0/1/2/3, shardN (ranks), reduce-scatter/all-reduce, reshard/noreshard, "
     "offload/offload-optimizer/no-offload, "
@@ -282,6 +281,8 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     }
     named = _with_stages(named_fields(text, where="--layout"))
     changes = omitted | named
+    if "stage_assignment" in named and "stage_layer_counts" not in named:
+        changes["stage_layer_counts"] = None
     layout = msgspec.structs.replace(base, **changes)
     if "virtual_stages" not in named:
         usual = usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages)
@@ -363,12 +364,22 @@ def _meant(word: str) -> str | None:
     return nearest(word, [*_WORDS, *(f"{name}{number or 'N'}" for name in _COUNTS)])
 
 
-def layout_text(layout: Layout, *, complete: bool = False, base: Layout = _DEFAULT) -> str:
-    """The text of `layout` in the command line's grammar: the axes always, the rest where it is not as in `base`.
+def _unlike(layout: Layout, base: Layout) -> set[str]:
+    """The fields that differ from `base`; the assignment too where it takes the place of listed layers."""
+    said = {field for field in layout.__struct_fields__ if getattr(layout, field) != getattr(base, field)}
+    lists_none = layout.stage_layer_counts is None and base.stage_layer_counts is not None
+    return said | {"stage_assignment"} if lists_none else said
+
+
+def layout_text(layout: Layout, *, complete: bool = False, base: Layout | None = None) -> str:
+    """The text of `layout` in the command line's grammar: the axes always, the rest where it is not the default.
 
     Args:
-        complete: say too what is as in `base`, so that the text is read as this layout from any base.
+        complete: say too what is the default, so that the text is read as this layout from any base.
+        base: say too where it differs from this layout, so that the text is read as `layout` from it.
     """
+    said = () if base is None else _unlike(layout, base)
+    usual = Layout().bucket_bytes
     sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
     words = {
         f"dp{layout.data_parallel}": layout.stage_replicas is None,
@@ -380,25 +391,27 @@ def layout_text(layout: Layout, *, complete: bool = False, base: Layout = _DEFAU
         f"zero{layout.zero_stage}": True,
         f"shard{layout.shard_ranks}": layout.shard_ranks is not None,
         "reduce-scatter": layout.zero_stage == 1 and layout.reduce_scatter,
-        "all-reduce": complete and not layout.reduce_scatter,
-        "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
-        "reshard": complete and layout.reshard_after_forward,
+        "all-reduce": (complete or "reduce_scatter" in said) and not layout.reduce_scatter,
+        "noreshard": (layout.zero_stage == 3 or "reshard_after_forward" in said) and not layout.reshard_after_forward,
+        "reshard": (complete or "reshard_after_forward" in said) and layout.reshard_after_forward,
         "offload": layout.offload is Offload.STATE,
         "offload-optimizer": layout.offload is Offload.OPTIMIZER,
+        "no-offload": "offload" in said and layout.offload is Offload.NONE,
         f"interleave{layout.virtual_stages}": layout.virtual_stages
         != usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages),
-        layout.schedule.value: layout.pipeline_stages > 1,
+        layout.schedule.value: layout.pipeline_stages > 1 or "schedule" in said,
         stages_word("replicas", layout.stage_replicas or ()): layout.stage_replicas is not None,
         stages_word("layers", layout.stage_layer_counts or ()): layout.stage_layer_counts is not None,
         f"recompute-{layout.recomputation}": True,
-        f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1,
+        f"every{layout.checkpoint_layers}": complete or layout.checkpoint_layers > 1 or "checkpoint_layers" in said,
         "fused": layout.fused_attention,
-        "unfused": (complete or base.fused_attention) and not layout.fused_attention,
+        "unfused": (complete or "fused_attention" in said) and not layout.fused_attention,
         f"micro{layout.micro_batch}": True,
         f"accumulate{layout.accumulation}": layout.accumulation is not None,
-        layout.stage_assignment.value: complete and layout.pipeline_stages > 1,
-        f"{_ORDER}{layout.rank_order}": complete and sum(size > 1 for size in (*sizes, layout.expert_parallel)) > 1,
-        f"bucket{layout.bucket_bytes // 10**6}": layout.bucket_bytes != Layout().bucket_bytes
+        layout.stage_assignment.value: (complete and layout.pipeline_stages > 1) or "stage_assignment" in said,
+        f"{_ORDER}{layout.rank_order}": "rank_order" in said
+        or (complete and sum(size > 1 for size in (*sizes, layout.expert_parallel)) > 1),
+        f"bucket{layout.bucket_bytes // 10**6}": (layout.bucket_bytes != usual or "bucket_bytes" in said)
         and layout.bucket_bytes % 10**6 == 0,
     }
     return ",".join(word for word, is_said in words.items() if is_said)

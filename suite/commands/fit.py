@@ -11,7 +11,7 @@ from reference_runs.layout import layout_text, named_fields
 from reference_runs.stack import SEARCHED
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.commands.planned_run import check_positive, own_ranks, planned_run
+from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_next
 from suite.predict.plan.fit import Fit, fit
 from suite.predict.plan.plan import machine_of, question_of
 from suite.report.terminal.fit import print_fit_answer
@@ -53,6 +53,9 @@ def fit_command(
         print_json(_entry(run, machine.accelerator.name, answer))
     else:
         print_fit_answer(console(), described.name, machine, answer, fix)
+        if answer.result.best and sequence is None and batch is None:  # `predict` has the run's own samples
+            options = {"--on": on, "--network": f"{network:g}" if network else None}
+            print_next(console(), run, answer.result.best[0].layout, options)
     if not answer.result.best:
         raise typer.Exit(exit_codes.FAIL)
 

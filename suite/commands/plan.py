@@ -15,7 +15,7 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
-from suite.commands.planned_run import check_positive, own_ranks, planned_run
+from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_next
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
 from suite.predict.plan.fit import enough_ranks
@@ -142,7 +142,8 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
             print_folded(console(), f"{enough:,} accelerators would do", "")
         _print_search(machine, planned, fix)
         options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
-        _print_next(run, planned, options)
+        if planned.best and batch is None:  # `predict` has the run's own batch
+            print_next(console(), run, planned.best[0].found.layout, options)
     if not planned.best:
         raise typer.Exit(exit_codes.FAIL)
 
@@ -164,14 +165,6 @@ def _print(planned: TrainingPlan, expected: Goodput | None, others: list[OtherNu
         print_goodput(out, expected)
     if others:
         print_numbers(out, planned.question, others)
-
-
-def _print_next(run: str, planned: TrainingPlan, options: dict[str, str | None]) -> None:
-    """Print the command that says more of the first layout."""
-    if planned.best:
-        layout = layout_text(planned.best[0].found.layout, complete=True)
-        given = "".join(f" {option} {value}" for option, value in options.items() if value)
-        print_folded(console(), f"more of the first: python -m suite predict {run} --layout {layout}{given}")
 
 
 def _check_limits(

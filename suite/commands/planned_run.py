@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 
+from rich.console import Console
+from rich.text import Text
+
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
+from reference_runs.layout import Layout, layout_text
 from reference_runs.run import ReferenceRun
 
 
@@ -30,6 +34,18 @@ def planned_run(name: str) -> ReferenceRun:
     if name in minis:
         raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
     return reference_run(name, also=minis)
+
+
+def print_next(out: Console, run: str, layout: Layout, options: dict[str, str | None]) -> None:
+    """Print the command that says more of the first layout.
+
+    Args:
+        options: of the command, with their values; those without one are left out.
+    """
+    given = "".join(f" {option} {value}" for option, value in options.items() if value)
+    words = layout_text(layout, complete=True)
+    command = f"python -m suite predict {run} --layout {words}{given}"
+    out.print(Text(f"more of the first: {command}", "dim"), soft_wrap=True)  # whole, to be pasted
 
 
 def own_ranks(run: ReferenceRun) -> int:

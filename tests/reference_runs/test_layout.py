@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, Schedule, layout_text, parse_layout
+from reference_runs.layout import (
+    AXES,
+    Layout,
+    Offload,
+    Recomputation,
+    Schedule,
+    StageAssignment,
+    layout_text,
+    parse_layout,
+)
 from reference_runs.placement import coordinates
 from tests.support.strategies import layouts
 
@@ -15,6 +26,27 @@ def test_a_layout_survives_its_own_text(layout: Layout, other: Layout) -> None:
     # words that are left out at their default come from the base
     base = Layout(schedule=other.schedule if layout.pipeline_stages > 1 else Schedule.ONE_F_ONE_B)
     assert parse_layout(text, base=base) == layout
+
+
+@st.composite
+def sayable(draw: st.DrawFn) -> Layout:
+    """Any layout whose every field has a word."""
+    stages = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    return msgspec.structs.replace(
+        draw(layouts()),
+        reshard_after_forward=draw(st.booleans()),
+        offload=draw(st.sampled_from(Offload)),
+        schedule=draw(st.sampled_from(Schedule)),
+        stage_assignment=draw(st.sampled_from(StageAssignment)),
+        stage_layer_counts=draw(st.sampled_from([None, tuple(stages)])),
+        rank_order=draw(st.permutations(AXES).map("-".join)),
+        bucket_bytes=draw(st.integers(1, 2000)) * 10**6,
+    )
+
+
+@given(sayable(), sayable())
+def test_a_layout_survives_its_text_from_the_base_that_the_text_was_made_for(layout: Layout, base: Layout) -> None:
+    assert parse_layout(layout_text(layout, base=base), base=base) == layout
 
 
 @given(layouts())

@@ -9,12 +9,12 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.incomplete import IncompleteRecipe
-from reference_runs.layout import Layout, Offload
+from reference_runs.layout import Offload
 from reference_runs.run import ProductFormat, Recipe, ReferenceRun, Workload
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.machine_model.model import RunMachine, expected_peak_error, run_machine
-from suite.predict.machine_model.unsaid_layout import fuses_attention
+from suite.predict.machine_model.unsaid_layout import fuses_attention, usual_layout
 from suite.predict.plan.changes import HelpfulChange, helpful_changes
 from suite.predict.plan.frontier import OfNumber, by_number
 from suite.predict.plan.question import Question
@@ -108,7 +108,7 @@ def question_of(
     if fixed.get("offload") is Offload.STATE:
         what, allowed = "no time is predicted of offloaded state", "offload-optimizer, no-offload"
         raise InputError(what, got="offload", allowed=allowed, where="--fix")
-    base = run.recorded_layout or Layout()
+    base = usual_layout(run, on.stack.name)
     return Question(
         architecture=run.architecture,
         recipe=recipe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from rich.console import Console
 
 from reference_runs.layout import Offload, layout_text
@@ -27,14 +28,14 @@ def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, 
         figures = result.best[0].figures
         error = "" if machine.uncertainty is None else f" ± {machine.uncertainty:.0%}"
         time = f"{printed(figures.step_seconds, 's')} s a step{error}, {figures.tokens_per_second:,.0f} tokens/s"
-        print_folded(out, f"fastest: {_layout(result.best[0])}, {time}, MFU {figures.mfu:.1%}", "")
+        print_folded(out, f"fastest: {_layout(result.best[0], question)}, {time}, MFU {figures.mfu:.1%}", "")
     else:
         would = f"{answer.ranks:,} accelerators would do" if answer.ranks else "nor would more accelerators do"
         print_folded(out, f"does not fit: {where}; {would}", "bold red")
     if result.smallest is None:
         print_folded(out, "no layout divides model, batch and accelerators", "")
     else:
-        print_folded(out, f"least memory: {_layout(result.smallest)}", "")
+        print_folded(out, f"least memory: {_layout(result.smallest, question)}", "")
     if answer.micro_batch is not None:
         words = f"{answer.micro_batch:,} samples of {question.architecture.sequence:,} tokens"
         print_folded(out, f"largest micro-batch that fits: {words}", "")
@@ -64,5 +65,7 @@ def _offloading(question: Question) -> str:
     return f"the optimizer's state may be offloaded: {link / 1e9:.3g} GB/s, the peak of the link, and {update}, assumed"
 
 
-def _layout(found: Found) -> str:
-    return f"{layout_text(found.layout)}, {found.figures.peak_bytes / GIB:,.1f} GiB"
+def _layout(found: Found, question: Question) -> str:
+    """The layout in words that `predict` reads as it: how ZeRO-1 reduces is said, as stacks have a way of their own."""
+    base = msgspec.structs.replace(question.base, reduce_scatter=found.layout.zero_stage == 1)
+    return f"{layout_text(found.layout, base=base)}, {found.figures.peak_bytes / GIB:,.1f} GiB"

@@ -80,12 +80,12 @@ def _short(planned: PlannedLayout, question: Question) -> str:
     The order of ranks and how layers are dealt are said where they are not the run's own.
     """
     layout, base = planned.found.layout, question.base
-    words = [layout_text(msgspec.structs.replace(layout, bucket_bytes=Layout().bucket_bytes))]
-    if layout.stage_assignment is not base.stage_assignment:
-        words.append(layout.stage_assignment.value)
-    if layout.rank_order != base.rank_order:
-        words.append(f"order-{layout.rank_order}")
-    return ",".join(words)
+    scatters = base.reduce_scatter and layout.zero_stage == 1  # has no meaning elsewhere
+    bucket_bytes = Layout().bucket_bytes
+    return layout_text(
+        msgspec.structs.replace(layout, bucket_bytes=bucket_bytes),
+        base=msgspec.structs.replace(base, bucket_bytes=bucket_bytes, reduce_scatter=scatters),
+    )
 
 
 def print_why(out: Console, plan: TrainingPlan) -> None:
