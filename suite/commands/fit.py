@@ -8,11 +8,10 @@ import msgspec
 import typer
 
 from reference_runs.layout import layout_text, named_fields
-from reference_runs.stack import SEARCHED
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
-from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_next
-from suite.predict.plan.fit import Fit, fit
+from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_command, print_next
+from suite.predict.plan.fit import Fit, every_switch, fit
 from suite.predict.plan.plan import machine_of, question_of
 from suite.report.terminal.fit import print_fit_answer
 from suite.report.terminal.tables import console
@@ -48,11 +47,15 @@ def fit_command(
     machine = machine_of(described, on, ranks, network, None)
     fixed = named_fields(fix, where="--fix") if fix else {}
     question = question_of(described, machine, ranks=ranks, fixed=fixed, global_batch=batch)
-    answer = fit(question._replace(layouts=SEARCHED, fused=(False, True)))
+    answer = fit(every_switch(question))
     if json:
         print_json(_entry(run, machine.accelerator.name, answer))
     else:
         print_fit_answer(console(), described.name, machine, answer, fix)
+        if sequence is None:
+            asked = {"--on": on, "--gpus": str(ranks), "--batch": None if batch is None else str(batch), "--fix": fix}
+            asked["--network"] = f"{network:g}" if network else None
+            print_command(console(), f"what {machine.stack.name} alone executes", f"plan {run}", asked)
         if answer.result.best and sequence is None and batch is None:  # `predict` has the run's own samples
             options = {"--on": on, "--network": f"{network:g}" if network else None}
             print_next(console(), run, answer.result.best[0].layout, options)

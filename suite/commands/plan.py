@@ -15,10 +15,10 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
-from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_next
+from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_command, print_next
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.failures import Failures, Goodput, goodput
-from suite.predict.plan.fit import enough_ranks
+from suite.predict.plan.fit import enough_ranks, fits_otherwise
 from suite.predict.plan.plan import (
     OtherNumber,
     PlannedLayout,
@@ -28,6 +28,7 @@ from suite.predict.plan.plan import (
     plan,
     question_of,
 )
+from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
 from suite.predict.recorded_run.figures import Prices
 from suite.report.export.formats import export_format
@@ -138,8 +139,9 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     else:
         _print_question(described, machine, planned)
         _print(planned, expected, others if numbers else [])
-        if not planned.best and (enough := enough_ranks(question)):
-            print_folded(console(), f"{enough:,} accelerators would do", "")
+        if not planned.best:
+            again = {"--on": on, "--gpus": str(ranks), "--batch": None if batch is None else str(batch), "--fix": fix}
+            _print_otherwise(run, question, again | {"--network": f"{network:g}" if network else None})
         _print_search(machine, planned, fix)
         options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
         if planned.best and batch is None:  # `predict` has the run's own batch
@@ -165,6 +167,14 @@ def _print(planned: TrainingPlan, expected: Goodput | None, others: list[OtherNu
         print_goodput(out, expected)
     if others:
         print_numbers(out, planned.question, others)
+
+
+def _print_otherwise(run: str, question: Question, options: dict[str, str | None]) -> None:
+    """Print what would fit: more accelerators, or what other software does."""
+    if enough := enough_ranks(question):
+        print_folded(console(), f"{enough:,} accelerators would do", "")
+    fits = "fits with switches of other software" if fits_otherwise(question) else "does not fit with any switch"
+    print_command(console(), f"{fits}, which `fit` searches", f"fit {run}", options)
 
 
 def _check_limits(

@@ -42,10 +42,14 @@ def print_next(out: Console, run: str, layout: Layout, options: dict[str, str | 
     Args:
         options: of the command, with their values; those without one are left out.
     """
+    words: dict[str, str | None] = {"--layout": layout_text(layout, complete=True)}
+    print_command(out, "more of the first", f"predict {run}", words | options)
+
+
+def print_command(out: Console, words: str, command: str, options: dict[str, str | None]) -> None:
+    """Print a command of the suite, in one line to be pasted; options without a value are left out."""
     given = "".join(f" {option} {value}" for option, value in options.items() if value)
-    words = layout_text(layout, complete=True)
-    command = f"python -m suite predict {run} --layout {words}{given}"
-    out.print(Text(f"more of the first: {command}", "dim"), soft_wrap=True)  # whole, to be pasted
+    out.print(Text(f"{words}: python -m suite {command}{given}", "dim"), soft_wrap=True)
 
 
 def own_ranks(run: ReferenceRun) -> int:

@@ -167,3 +167,18 @@ def test_offloaded_weights_are_refused_with_what_is_allowed(command: str, capsys
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "got offload, allowed: offload-optimizer, no-offload" in error
+
+
+@pytest.mark.parametrize(
+    ("fix", "code", "words"),
+    [("micro1", 0, "fits with switches of other software"), ("micro1,no-offload", 1, "does not fit with any switch")],
+)
+def test_a_plan_that_does_not_fit_points_to_fit_and_fit_to_the_plan(
+    capsys: pytest.CaptureFixture[str], fix: str, code: int, words: str
+) -> None:
+    arguments = ["llama2-70b", "--on", "h100-sxm", "--gpus", "8", "--fix", fix]
+    assert main(["plan", *arguments]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert f"{words}, which `fit` searches: python -m suite fit {' '.join(arguments)}" in out
+    assert main(["fit", *arguments]) == code
+    assert f"what generic alone executes: python -m suite plan {' '.join(arguments)}" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.run import Architecture, Workload
+from reference_runs.stack import SEARCHED
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.plan.question import Question
@@ -50,6 +51,16 @@ def fit(question: Question) -> Fit:
     if not result.best:
         return Fit(question, result, None, _largest(question), enough_ranks(question))
     return Fit(question, result, _largest_micro_batch(question), _largest(question), None)
+
+
+def every_switch(question: Question) -> Question:
+    """The question with every switch searched, whatever software has it."""
+    return question._replace(layouts=SEARCHED, fused=(False, True))
+
+
+def fits_otherwise(question: Question) -> bool:
+    """Whether a layout fits that the question's software does not execute."""
+    return _fits(every_switch(question))
 
 
 def enough_ranks(question: Question) -> int | None:
