@@ -281,8 +281,6 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     }
     named = _with_stages(named_fields(text, where="--layout"))
     changes = omitted | named
-    if "stage_assignment" in named and "stage_layer_counts" not in named:
-        changes["stage_layer_counts"] = None
     layout = msgspec.structs.replace(base, **changes)
     if "virtual_stages" not in named:
         usual = usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages)
@@ -365,10 +363,8 @@ def _meant(word: str) -> str | None:
 
 
 def _unlike(layout: Layout, base: Layout) -> set[str]:
-    """The fields that differ from `base`; the assignment too where it takes the place of listed layers."""
-    said = {field for field in layout.__struct_fields__ if getattr(layout, field) != getattr(base, field)}
-    lists_none = layout.stage_layer_counts is None and base.stage_layer_counts is not None
-    return said | {"stage_assignment"} if lists_none else said
+    """The fields that differ from `base`."""
+    return {field for field in layout.__struct_fields__ if getattr(layout, field) != getattr(base, field)}
 
 
 def layout_text(layout: Layout, *, complete: bool = False, base: Layout | None = None) -> str:
@@ -376,7 +372,8 @@ def layout_text(layout: Layout, *, complete: bool = False, base: Layout | None =
 
     Args:
         complete: say too what is the default, so that the text is read as this layout from any base.
-        base: say too where it differs from this layout, so that the text is read as `layout` from it.
+        base: say too where it differs from this layout, which lists no layers, so that the text is read as `layout`
+            from it.
     """
     said = () if base is None else _unlike(layout, base)
     usual = Layout().bucket_bytes

@@ -46,6 +46,7 @@ def sayable(draw: st.DrawFn) -> Layout:
 
 @given(sayable(), sayable())
 def test_a_layout_survives_its_text_from_the_base_that_the_text_was_made_for(layout: Layout, base: Layout) -> None:
+    base = msgspec.structs.replace(base, stage_layer_counts=None)
     assert parse_layout(layout_text(layout, base=base), base=base) == layout
 
 
