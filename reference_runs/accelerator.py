@@ -66,6 +66,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         reserved_bytes: of them, what the driver keeps; None: nothing is recorded, as of CPUs.
         link: what joins the accelerators of a node, such as "NVLink 3".
         link_bytes_per_second_both_ways: of one accelerator over all its links, sending plus receiving, as printed.
+        direct_link: whether one accelerator reaches the memory of others over it, as over NVLink; absent: it does.
         pair_share: of the link that two accelerators alone can use: 1 through a switch; absent where they share PCIe,
             or where it depends on the pair.
         host_bytes_per_second_both_ways: between one accelerator and its host, sending plus receiving.
@@ -78,6 +79,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     memory_bytes_per_second: BytesPerSecond
     link: str
     link_bytes_per_second_both_ways: BytesPerSecond
+    direct_link: bool = True
     pair_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
     host_bytes_per_second_both_ways: BytesPerSecond | None = None
     watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None

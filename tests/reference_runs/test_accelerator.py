@@ -51,7 +51,8 @@ def test_every_recorded_value_has_kind_source_and_unit_or_none(path: Path, entry
     sources = tomllib.loads(path.read_text(encoding="utf-8"))["sources"]
     assert entry["kind"] in set(Kind)
     assert entry["source"].split()[0] in sources
-    assert ("unit" in entry) == isinstance(entry.get("value"), (int, float))
+    value = entry.get("value")
+    assert ("unit" in entry) == (isinstance(value, (int, float)) and not isinstance(value, bool))
     assert "unit" not in entry or entry["unit"] in UNITS
     if entry["kind"] == Kind.ASSUMED:
         assert entry["why"]
@@ -299,6 +300,12 @@ def test_a_pair_of_eight_without_a_switch_has_a_seventh_of_the_links() -> None:
     assert {name for name, device in DEVICES.items() if device.board.pair_share == 1} == {
         *("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
     }
+
+
+def test_accelerators_joined_by_pcie_alone_do_not_reach_each_others_memory() -> None:
+    copied = {name for name, device in DEVICES.items() if "PCIe" in device.board.link}
+    assert not accelerator("this-cpu").board.direct_link
+    assert {name for name, device in DEVICES.items() if not device.board.direct_link} == copied
 
 
 def test_no_two_accelerators_share_a_name_or_an_alias() -> None:

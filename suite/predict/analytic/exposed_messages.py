@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from reference_runs.placement import head_stage
 from reference_runs.run import Architecture, Residual, Workload
@@ -11,7 +11,7 @@ from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.experts import chosen_experts
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, input_gradient_seconds
+from suite.predict.analytic.layer_time import FUSED_BACKWARD, LayerTime, input_gradient_seconds, sent_in_pieces
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.memory_bound_operators import BACKWARD
@@ -66,9 +66,9 @@ def tensor_parallel_factors(workload: Workload, machine: Machine, *, stage: int)
 def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stage: int) -> TensorParallelShares:
     """Shares of the tensor-parallel messages that nothing hides, where the stack cuts them into c > 1 pieces.
 
-    With sequence parallelism inside a node alone: it is gathers and scatters over a node's links that are cut up. All
-    but one piece overlap, so that 1 / c is exposed. Those around experts are whole: of k experts a token they are k of
-    the 1 + k parts of a layer's bytes, shared ones one more.
+    Where `sent_in_pieces` alone: over 32 GB/s of PCIe all is exposed. All but one piece overlap, so that 1 / c is
+    exposed. Those around experts are whole: of k experts a token they are k of the 1 + k parts of a layer's bytes,
+    shared ones one more.
     Transformer Engine's are cut up by how they stand to products. Of a layer with i inputs and o outputs that are split
     (`step_traffic`) and F passes forward:
         F i gathers of inputs       from rank to rank, while products of the rows that are there go on: nothing
@@ -91,11 +91,11 @@ def exposed_tensor_parallel_shares(workload: Workload, machine: Machine, *, stag
     layers, not of experts.
     """
     architecture, layout, chunks = workload.architecture, workload.layout, machine.stack.tensor_parallel_chunks
-    inside: Any = (layout.tensor_parallel <= machine.accelerators_per_node) & layout.sequence_parallel
+    in_pieces = sent_in_pieces(layout, machine)
     around_experts = _share_around_experts(architecture)
 
     def share(of_layers: float) -> float:
-        return chosen(inside, around_experts + (1 - around_experts) * of_layers, 1.0)
+        return chosen(in_pieces, around_experts + (1 - around_experts) * of_layers, 1.0)
 
     if not _own_methods(machine.stack) and not machine.stack.overlaps_input_gradients:
         return TensorParallelShares(share(1 / chunks), share(1 / chunks), share(1 / chunks))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from reference_runs.layout import Layout
 from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
@@ -178,8 +179,8 @@ def _part_seconds(
 def product_pieces(workload: Workload, machine: Machine, part: str) -> tuple[int | None, int | None]:
     """Pieces by rows in which a product of the forward pass, and that of its input's gradient, is computed.
 
-    None: whole. Each piece reads the whole weight. With Transformer Engine's layers, sequence parallelism inside a node
-    of t ranks, and a stack that cuts messages into c > 1 pieces:
+    None: whole. Each piece reads the whole weight. With Transformer Engine's layers, messages that go in pieces between
+    t ranks (`sent_in_pieces`), and a stack that cuts them into c > 1:
         after norms    t forward: rows are multiplied as they come in; the gradient is whole
         summed         c forward: outputs are sent as they are ready; t of the gradient, whose rows come in
 
@@ -189,12 +190,24 @@ def product_pieces(workload: Workload, machine: Machine, part: str) -> tuple[int
     layout, stack = workload.layout, machine.stack
     if not stack.transformer_engine or stack.tensor_parallel_chunks == 1 or workload.architecture.experts is not None:
         return None, None
-    inside = (layout.tensor_parallel <= machine.accelerators_per_node) & layout.sequence_parallel
-    ranks = chosen(inside, layout.tensor_parallel, 1)
-    chunks = chosen(inside & (layout.tensor_parallel > 1), stack.tensor_parallel_chunks, 1)
+    in_pieces = sent_in_pieces(layout, machine)
+    ranks = chosen(in_pieces, layout.tensor_parallel, 1)
+    chunks = chosen(in_pieces & (layout.tensor_parallel > 1), stack.tensor_parallel_chunks, 1)
     if part in AFTER_NORMS:
         return ranks, None
     return (chunks, ranks) if part in SUMMED else (None, None)
+
+
+def sent_in_pieces(layout: Layout, machine: Machine) -> Any:
+    """Whether a stack that cuts tensor-parallel messages into pieces can do so.
+
+    They are gathers and scatters, so that sequence parallelism is needed, inside a node whose ranks write into each
+    other's memory: over NVLink or the like, and not over PCIe.
+
+    Source: Transformer Engine, common/comm_gemm_overlap/userbuffers (known code).
+    """
+    inside = layout.tensor_parallel <= machine.accelerators_per_node
+    return inside & layout.sequence_parallel & machine.direct_link
 
 
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:

@@ -65,6 +65,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         fused_attention_efficiency: share of the peak that a kernel reaches which never stores the scores.
         link_bytes_per_second: peak that one accelerator sends to others of its node, one way; infinite: it is alone.
         link_latency_seconds: of one step of a collective inside a node.
+        direct_link: whether one accelerator reaches the memory of the others of its node, as through NVLink.
         network_bytes_per_second: peak that a node sends over all its network interfaces, one way.
         network_latency_seconds: of one step of a collective that leaves the node.
         watts: of one accelerator; None: not recorded.
@@ -130,6 +131,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     format_efficiency: float = 1.0
     expert_slowdown: float = 1.0
     overlap_cost: float = 0.0
+    direct_link: bool = True
 
     @property
     def peak(self) -> AcceleratorPeak:

@@ -59,7 +59,7 @@ def modelled_machine(
     Raises:
         InputError: the accelerator has no peak in the dtype of `precision`, or in `product_format`.
     """
-    family_name, _ = family_of(model, device.name)
+    board, (family_name, _) = device.board, family_of(model, device.name)
 
     def value(name: str) -> float:
         of_family = f"{name}.{family_name}"
@@ -68,7 +68,6 @@ def modelled_machine(
     matrix = value("matrix_efficiency")
     if software.generation in GENERATION:
         matrix = matrix * value(GENERATION[software.generation])
-    board = device.board
     fused = (
         software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
     )
@@ -82,6 +81,7 @@ def modelled_machine(
         fused_attention_efficiency=model.families[family_name].attention[fused] * value("attention"),
         link_bytes_per_second=board.link_bytes_per_second,
         link_efficiency=value("link_efficiency"),
+        direct_link=board.direct_link,
         link_latency_seconds=value("link_latency_seconds"),
         network_bytes_per_second=network_bytes_per_second or board.link_bytes_per_second,
         network_efficiency=value("network_efficiency"),

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.placement import head_stage
-from reference_runs.run import ProductFormat, Residual, Workload
+from reference_runs.run import Precision, ProductFormat, Residual, Workload
 from reference_runs.stack import stack
 from suite.predict.analytic.exposed_messages import (
     exposed_context_parallel_seconds,
@@ -25,6 +26,7 @@ from suite.predict.analytic.layer_time import LayerTime
 from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.traffic import step_traffic
+from suite.predict.machine_model.model import machine_model, modelled_machine
 from tests.support.machines import A100, Case, cases, machines
 from tests.support.steps import bloom, changed, time_of
 from tests.support.strategies import BLOOM
@@ -167,6 +169,40 @@ def test_nothing_hides_without_sequence_parallelism_or_over_nodes(case: Case, ma
     assert exposed_tensor_parallel_shares(Workload(*apart[:3]), machine, stage=0) == (1, 1, 1)
     wide = changed(case, sequence_parallel=True, tensor_parallel=2 * machine.accelerators_per_node)
     assert exposed_tensor_parallel_shares(Workload(*wide[:3]), machine, stage=0) == (1, 1, 1)
+
+
+@given(cases(), machines(), st.booleans())
+def test_nothing_hides_where_accelerators_do_not_reach_each_others_memory(
+    case: Case, machine: Machine, engine: bool
+) -> None:
+    case = changed(case, sequence_parallel=True)
+    machine = of_core(msgspec.structs.replace(machine, direct_link=False), tensor_parallel_chunks=4)
+    if not engine:
+        machine = msgspec.structs.replace(machine, stack=msgspec.structs.replace(PLAIN, tensor_parallel_chunks=4))
+    assert exposed_tensor_parallel_shares(Workload(*case[:3]), machine, stage=0) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("name", accelerator_names())
+def test_messages_over_pcie_are_exposed_whole_on_every_accelerator(name: str) -> None:
+    """Llama 3.1 8B at tp4 moves 1,060 GB a step, 33 s at 32 GB/s: more than the 6.7 s of a link that hides them."""
+    run, device = reference_run("llama3.1-8b"), accelerator(name)
+    precision = next(Precision(dtype) for dtype in ("bf16", "fp16", "fp32") if dtype in device.peak_flop_per_second)
+    machine = modelled_machine(
+        machine_model(),
+        machine_model().values(),
+        device=device,
+        software=stack("megatron-core").switches,
+        precision=precision,
+        product_format=ProductFormat.NONE,
+        network_bytes_per_second=None,
+        accelerators_per_node=8,
+    )
+    layout = Layout(tensor_parallel=4, sequence_parallel=True, fused_attention=True)
+    shares = exposed_tensor_parallel_shares(Workload(run.architecture, run.recipe, layout), machine, stage=0)
+    if "PCIe" in device.board.link or name == "this-cpu":
+        assert shares == (1, 1, 1)
+    else:
+        assert max(shares.gathers, shares.scatters) < 0.3
 
 
 @pytest.mark.parametrize("product_format", ProductFormat)

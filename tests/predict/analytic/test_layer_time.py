@@ -207,6 +207,17 @@ def test_kernels_that_are_not_fused_read_and_write_once_more(switch: str, case: 
         assert apart.operator_backward_seconds == fused.operator_backward_seconds
 
 
+@given(cases(), machines())
+def test_products_are_whole_where_accelerators_do_not_reach_each_others_memory(case: Case, machine: Machine) -> None:
+    workload = Workload(*changed(case, sequence_parallel=True)[:3])
+    machine = msgspec.structs.replace(machine, direct_link=False)
+    engine = having(machine, tensor_parallel_chunks=4, transformer_engine=True)
+    for part, whole in product_times(workload, machine).items():
+        after = product_times(workload, engine)[part]
+        assert after.forward_seconds == whole.forward_seconds
+        assert after.backward_seconds == pytest.approx(whole.backward_seconds, rel=1e-9)
+
+
 @given(cases(), machines(), st.sampled_from([2, 4]))
 def test_products_next_to_messages_in_pieces_read_the_weight_once_a_piece(
     case: Case, machine: Machine, chunks: int
