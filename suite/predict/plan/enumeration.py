@@ -21,6 +21,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 COUNTS = (
     *("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages", "micro_batch"),
 )
+CONTEXT = COUNTS.index("context_parallel")
 AXES_OF_COUNTS = 4  # the first of `COUNTS`: dp, tp, pp, cp
 INTERLEAVED = (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
 SCHEDULES = (Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV)  # besides 1f1b, which all software has

@@ -8,7 +8,8 @@ more than `MOST_LAYOUTS`, the search is guided: see `_promising`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Workload
 from suite.predict.analytic.axis_links import axis_groups, best_links, joined_links
 from suite.predict.analytic.key_value_heads import key_value_copies
-from suite.predict.plan.enumeration import AXES_OF_COUNTS, COUNTS, enumerated
+from suite.predict.plan.enumeration import AXES_OF_COUNTS, CONTEXT, COUNTS, enumerated
 from suite.predict.plan.question import Question
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import numpy
 
 SAME = 1e-9  # relative difference of times that are equal but for rounding
+ALIKE = 1e-3  # relative difference of times up to which the layout with less context parallelism comes first
 MOST_LAYOUTS = 400_000  # computed in full: 10 to 30 s of a processor
 PROMISING = 60  # sizes of axes that a guided search looks into
 FIRST = 16  # layouts of which the fastest tells how fast the others must be
@@ -61,7 +63,8 @@ def search(
 ) -> SearchResult:
     """All layouts of `question`, of which the `top` fastest that fit are returned.
 
-    Of layouts that take equally long, the one comes first that needs less memory.
+    Of layouts that take equally long, the one comes first that needs less memory; of those that do so but for `ALIKE`,
+    the one with less context parallelism. cp2,micro2 is not named where cp1,micro1 is as fast: the same work of a rank.
 
     Args:
         share: relative difference of the step time up to which `SearchResult.within` counts.
@@ -92,13 +95,39 @@ def search(
     fits = numpy.flatnonzero(peak <= question.memory_bytes)
     chosen = numpy.zeros(len(peak), dtype=int)
     if len(orders) > 1:
-        twins = len(question.assignments)  # of which `_distinct` may skip all but one
+        contexts = {size for group in groups for size in group.columns[CONTEXT]}
+        twins = len(question.assignments) * len(contexts)  # of which all but one may be left out
         _order_ranks(question, groups, starts, fits, seconds, chosen, top=twins * top, share=share)
     ranked = fits[numpy.lexsort((peak[fits], seconds[fits]))]
     within = int((seconds[fits] <= seconds[ranked[0]] * (1 + share)).sum()) if len(ranked) else 0
-    best = _distinct((found(int(place), orders[chosen[place]]) for place in ranked), top)
+    plainest = _plainest_first(groups, starts, ranked, seconds)
+    best = _distinct((found(place, orders[chosen[place]]) for place in plainest), top)
     smallest = found(int(numpy.lexsort((seconds, peak))[0]), orders[0])
     return SearchResult(considered, len(fits), within, best, smallest, considered - len(peak))
+
+
+def _plainest_first(groups: Sequence[_Columns], starts: Any, ranked: Any, seconds: Any) -> Iterator[int]:
+    """Places in the order of `ranked`, but of those that are `ALIKE` the fastest the least context parallelism first.
+
+    Without those that differ from an earlier one in dp, cp and micro-batch alone, and have as many samples of a
+    micro-batch on a context-parallel rank, and are `ALIKE`.
+    """
+    import numpy
+
+    contexts = numpy.concatenate([group.columns[CONTEXT] for group in groups])
+    if (contexts == contexts[0]).all():
+        yield from map(int, ranked)
+        return
+    rest, named = ranked.tolist(), set[int]()
+    while rest:
+        number = bisect(rest, seconds[rest[0]] * (1 + ALIKE), key=seconds.__getitem__)
+        place = min(rest[:number], key=contexts.__getitem__)
+        rest.remove(place)
+        of = int(numpy.searchsorted(starts, place, side="right")) - 1
+        twins = named.intersection((starts[of] + groups[of].twins(place - int(starts[of]))).tolist())
+        if not any(abs(seconds[place] - seconds[twin]) <= ALIKE * seconds[twin] for twin in twins):
+            named.add(place)
+            yield place
 
 
 def _distinct(ranked: Iterable[Found], top: int) -> list[Found]:
@@ -128,6 +157,15 @@ class _Columns(NamedTuple):
     layout: Layout
     columns: numpy.ndarray[Any, Any]
     figures: Any
+
+    def twins(self, column: int) -> numpy.ndarray[Any, Any]:
+        """Columns that differ in dp, cp and micro-batch alone, with as many samples on a context-parallel rank."""
+        _, *others, context, virtual, micro_batch = self.columns
+        same = micro_batch * context[column] == micro_batch[column] * context
+        for counts in (*others, virtual):
+            same &= counts == counts[column]
+        found: numpy.ndarray[Any, Any] = same.nonzero()[0]
+        return found
 
     def found(self, question: Question, column: int, order: str) -> Found:
         counts = dict(zip(COUNTS, (int(count) for count in self.columns[:, column]), strict=True))
@@ -220,7 +258,7 @@ def _order_ranks(
     if len(first) == len(ranked):
         return
     known = numpy.sort(seconds[first])
-    limit = max(known[min(top, len(known)) - 1], known[0] * (1 + share)) * (1 + SAME)
+    limit = max(known[min(top, len(known)) - 1], known[0] * (1 + share)) * (1 + ALIKE)
     rest = ranked[len(first) :]
     _in_all_orders(question, groups, starts, rest[seconds[rest] <= limit], seconds, chosen)
 

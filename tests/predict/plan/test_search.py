@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from fractions import Fraction
 
 import msgspec
 import pytest
@@ -81,6 +82,49 @@ def every_layout(asked: Question) -> Iterator[tuple[Layout, LayoutFigures]]:
                 yield layout, figures
 
 
+def alike(one: LayoutFigures, other: LayoutFigures) -> bool:
+    return abs(one.step_seconds / other.step_seconds - 1) <= 1e-3
+
+
+def plain(layout: Layout) -> tuple[Layout, Fraction]:
+    """The layout without dp, cp and micro-batch, and the samples of a micro-batch on a context-parallel rank."""
+    rest = msgspec.structs.replace(layout, data_parallel=1, context_parallel=1, micro_batch=1)
+    return rest, Fraction(layout.micro_batch, layout.context_parallel)
+
+
+def plainest_first(ranked: list[tuple[Layout, LayoutFigures]]) -> list[tuple[Layout, LayoutFigures]]:
+    """Of those within 0.1 % of the fastest left the least cp first; of the same work of a rank one alone."""
+    rest, named = list(ranked), list[tuple[Layout, LayoutFigures]]()
+    while rest:
+        near = [pair for pair in rest if pair[1].step_seconds <= 1.001 * rest[0][1].step_seconds]
+        chosen = min(near, key=lambda pair: pair[0].context_parallel)
+        rest.remove(chosen)
+        if not any(plain(chosen[0]) == plain(layout) and alike(chosen[1], figures) for layout, figures in named):
+            named.append(chosen)
+    return named
+
+
+@pytest.mark.parametrize("network", [1, 400])
+@given(ranks=st.sampled_from([8, 16]))
+@settings(max_examples=2)
+def test_the_same_work_of_a_rank_is_named_once_with_the_least_context_parallelism(ranks: int, network: float) -> None:
+    """dp2,micro1, dp1,cp2,micro2 compute the same; cp has latencies alone in addition, where it is hidden."""
+    asked = over_nodes(question(ranks, layouts=("tp", "cp", "zero1", "reduce-scatter")), 8, network)
+    stack = msgspec.structs.replace(asked.machine.stack, overlaps_context_parallel=True)
+    machine = msgspec.structs.replace(asked.machine, stack=stack, link_latency_seconds=0.0, network_latency_seconds=0.0)
+    result = search(asked._replace(machine=machine), top=10**6)
+    assert {each.layout.context_parallel for each in result.best} > {1}
+    for one, other in itertools.combinations(result.best, 2):
+        assert plain(one.layout) != plain(other.layout) or not alike(one.figures, other.figures)
+    for place, one in enumerate(result.best):
+        for later in result.best[place + 1 :]:
+            faster = later.figures.step_seconds < one.figures.step_seconds
+            assert not faster or later.layout.context_parallel >= one.layout.context_parallel
+            assert not faster or alike(one.figures, later.figures)
+    every = search(asked._replace(machine=machine, fixed={"context_parallel": 1}), top=10**6)
+    assert {each.layout for each in every.best} <= {each.layout for each in result.best}
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_search_finds_the_best_of_all_layouts(ranks: int) -> None:
     """One that deals layers in another way and is as fast is not named twice."""
@@ -89,7 +133,7 @@ def test_the_search_finds_the_best_of_all_layouts(ranks: int) -> None:
     asked = asked._replace(recipe=msgspec.structs.replace(asked.recipe, global_batch=8))
     expected = sorted(every_layout(asked), key=lambda pair: (pair[1].step_seconds, pair[1].peak_bytes))
     seen: dict[tuple[Layout, float], LayoutFigures] = {}
-    for layout, figures in expected:
+    for layout, figures in plainest_first(expected):
         dealt = msgspec.structs.replace(layout, stage_assignment=StageAssignment.LAYERS)
         seen.setdefault((dealt, round(figures.step_seconds, 12)), figures)
     result = search(asked, top=5)
@@ -98,6 +142,11 @@ def test_the_search_finds_the_best_of_all_layouts(ranks: int) -> None:
         assert [getattr(each.figures, name) for each in result.best] == pytest.approx(values, rel=1e-12)
     assert result.fitting == len(expected)
     assert result.left_out == 0
+
+
+def preferred(asked: Question) -> float:
+    """By how much the first layout may be slower than the fastest: one with less context parallelism by 0.1 %."""
+    return 1e-3 if "cp" in asked.layouts else 1e-12
 
 
 def over_nodes(asked: Question, node: int, gigabits: float) -> Question:
@@ -138,8 +187,8 @@ def test_orders_of_ranks_are_searched_as_if_each_were_asked_for(asked: Question,
         key = msgspec.structs.replace(layout, rank_order="tp-cp-dp-pp")
         least[key] = min(figures.step_seconds, least.get(key, figures.step_seconds))
     best = min(least.values())
-    assert result.best[0].figures.step_seconds == pytest.approx(best, rel=1e-12)
-    if "layers-and-tables" not in asked.layouts:  # else those that are as fast are named once
+    assert result.best[0].figures.step_seconds == pytest.approx(best, rel=preferred(asked))
+    if not {"layers-and-tables", "cp"} & {*asked.layouts}:  # else those that are as fast are named once
         assert result.within == sum(seconds <= 1.2 * best * (1 + 1e-12) for seconds in least.values())
 
 
@@ -151,7 +200,7 @@ def test_a_guided_search_finds_the_best_of_small_spaces(asked: Question) -> None
     assert complete.left_out == 0
     assert guided.considered == complete.considered
     assert [each.figures.step_seconds for each in guided.best] == pytest.approx(
-        [each.figures.step_seconds for each in complete.best], rel=1e-12
+        [each.figures.step_seconds for each in complete.best], rel=preferred(asked)
     )
     assert (guided.smallest is None) == (complete.smallest is None)
 
@@ -205,7 +254,8 @@ def test_more_memory_and_more_able_software_never_cost_time(asked: Question, wor
     for after in (roomier, abler):
         assert after.fitting >= before.fitting or word in ("all-reduce", "reduce-scatter")
         if before.best:
-            assert after.best[0].figures.step_seconds <= before.best[0].figures.step_seconds * (1 + 1e-12) or (
+            slower = 1 + max(preferred(asked), 1e-3 * (word == "cp"))
+            assert after.best[0].figures.step_seconds <= before.best[0].figures.step_seconds * slower or (
                 word == "reduce-scatter" and "all-reduce" not in asked.layouts
             )
 
