@@ -20,10 +20,11 @@ STACKS = Path(__file__).parent / "stacks.toml"
 GENERIC = "generic"
 
 # Words of the layout grammar, without numbers, that not every stack executes; all have dp, 1f1b and recompute-none.
+# cp-fused: cp where attention is fused, and not only where it stores its scores.
 # uneven: layers that stages or chunks do not divide. stages-first: ranks in the order tp-cp-pp-dp besides tp-cp-dp-pp.
 SEARCHED = (
-    *("tp", "sp", "cp", "ep", "pp", "interleave", "uneven", "layers-and-tables", "zero-bubble", "zbv", "dualpipev"),
-    *("stages-first", "any-order"),
+    *("tp", "sp", "cp", "cp-fused", "ep", "pp", "interleave", "uneven", "layers-and-tables"),
+    *("zero-bubble", "zbv", "dualpipev", "stages-first", "any-order"),
     *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
     "offload-optimizer",
 )

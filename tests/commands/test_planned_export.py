@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, parse_layout
 from suite.__main__ import main
+from suite.reproduce.supported import check_fused_attention
 from tests.support.short_run_files import short_run_file
 
 GPT2 = ("gpt2-124m", "--on", "a100-sxm-40gb", "--gpus", "4")
@@ -29,6 +32,21 @@ def test_stdout_has_the_script_alone_and_its_layout_is_the_first_of_the_plan(
     assert words[words.index("--layout") + 1] == first
     assert parse_layout(first, base=Layout()).ranks == int(words[7]) == 4
     assert first in "".join(printed.err.split())
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "llama3.1-405b", "gpt2-1558m"])
+@pytest.mark.parametrize("fix", ["", "unfused"])
+def test_the_suites_own_layouts_are_those_that_it_executes_on_a_gpu(
+    model: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", model, "--on", "h100", "--gpus", "64", "--network", "3200", "--stack", "pytorch", "--top", "50"]
+    assert main([*asked, *(["--fix", fix] if fix else []), "--json"]) in (0, 1)
+    planned = json.loads(capsys.readouterr().out)
+    for each in [*planned["best"], planned["smallest"]]:
+        layout, recipe = parse_layout(each["layout"], base=Layout()), reference_run(model).recipe
+        check_fused_attention(recipe, layout, "cuda", "here")
+    for change in planned["changes"]:
+        assert fix or not change["allowed"] or not re.match(r"cp1,.* -> cp2", change["words"])
 
 
 def test_a_run_file_is_exported_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,7 +201,7 @@ def test_every_stack_is_named_by_a_text_a_table_or_the_command_line() -> None:
 def test_stacks_of_published_rows_and_runs_are_recorded() -> None:
     rows = {row.stack for path in shipped_tables() for row in load_table(path).rows}
     runs = {stack_of(run.software.stack).name for name in run_names() if (run := reference_run(name)).software}
-    assert rows | runs == set(stacks()) - {"megatron-deepspeed-pipeline", "pytorch-autocast"}
+    assert rows | runs == set(stacks()) - {"megatron-deepspeed-pipeline", "pytorch", "pytorch-autocast"}
 
 
 def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
@@ -247,3 +247,18 @@ def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: s
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none.toml: cannot read the stacks file: No such file"):
         stacks(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch-autocast"])
+def test_the_suites_own_context_parallelism_hides_nothing(name: str) -> None:
+    """Keys and values are gathered before attention (suite/execute/parallel/context_parallel.py)."""
+    assert not stacks()[name].switches.overlaps_context_parallel
+    assert "cp-fused" not in stacks()[name].layouts
+
+
+def test_llama_3_was_trained_by_software_that_fuses_attention_of_parts_of_a_sequence() -> None:
+    software = reference_run("llama3.1-405b").software
+    assert software is not None
+    recorded = stack_of(software.stack)
+    assert (recorded.name, recorded.switches.overlaps_context_parallel) == ("llama-3", False)
+    assert {"cp", "cp-fused"} < set(recorded.layouts)

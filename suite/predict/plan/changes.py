@@ -97,7 +97,11 @@ def _layout_changes(layout: Layout, question: Question) -> Iterator[tuple[str, s
         size = getattr(layout, field)
         if data % 2 == 0:
             changed = f"{word}{size},dp{data} -> {word}{2 * size},dp{data // 2}"
-            yield changed, word, {field: 2 * size, "data_parallel": data // 2}
+            yield (
+                changed,
+                "cp-fused" if word == "cp" and layout.fused_attention else word,
+                {field: 2 * size, "data_parallel": data // 2},
+            )
         if size % 2 == 0:
             changed = f"{word}{size},dp{data} -> {word}{size // 2},dp{2 * data}"
             yield changed, None, {field: size // 2, "data_parallel": 2 * data}

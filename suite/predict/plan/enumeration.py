@@ -148,6 +148,8 @@ def _compatible(question: Question, layout: Layout, columns: numpy.ndarray[Any, 
         allowed &= holders > 1
     if layout.zero_stage >= 2:
         allowed &= stages == 1
+    if layout.fused_attention and "cp-fused" not in question.layouts and "context_parallel" not in question.fixed:
+        allowed &= context == 1
     if layout.sequence_parallel:
         allowed &= (tensor > 1) & (question.architecture.sequence % tensor == 0)
     if layout.schedule is not Schedule.ONE_F_ONE_B and "schedule" not in question.fixed:

@@ -260,6 +260,17 @@ def test_more_memory_and_more_able_software_never_cost_time(asked: Question, wor
             )
 
 
+@pytest.mark.parametrize(("fused", "words"), [(True, ("cp",)), (True, ("cp", "cp-fused")), (False, ("cp",))])
+def test_fused_attention_has_context_parallelism_where_the_software_has_both(
+    fused: bool, words: tuple[str, ...]
+) -> None:
+    asked = question(4, layouts=words, fused=(fused,))
+    sizes = {each.layout.context_parallel for each in found(asked).best}
+    assert sizes == ({1, 2, 4} if "cp-fused" in words or not fused else {1})
+    fixed = found(asked._replace(fixed={"context_parallel": 2}))
+    assert {each.layout.context_parallel for each in fixed.best} == {2}
+
+
 def test_a_fixed_field_has_that_value_whatever_the_software_executes() -> None:
     fixed = {"tensor_parallel": 3, "zero_stage": 3, "micro_batch": 3, "recomputation": Recomputation.FULL}
     recipe = msgspec.structs.replace(GPT2.recipe, global_batch=96)

@@ -274,6 +274,7 @@ def keys(section: dict[str, Any], within: str = "") -> list[str]:
     [
         ("megatron-core", 'srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$HEAD:'),
         ("pytorch", "-m torchtitan.train --job.config_file"),
+        ("llama-3", "-m torchtitan.train --job.config_file"),
         ("megatron-deepspeed", '"$SCRIPT" --deepspeed --deepspeed_config'),
     ],
 )
@@ -287,7 +288,7 @@ def test_slurms_nodes_start_the_software_of_the_plan(stack: str, line: str) -> N
     assert math.prod(int(directives[f"--{each}"]) for each in ("nodes", "gpus-per-node")) == job.workload.layout.ranks
     assert line in text
     assert text.count("srun ") == 1
-    if stack == "pytorch":
+    if stack in ("pytorch", "llama-3"):
         assert FORMATS["torchtitan"].text(job) in text
     if stack == "megatron-deepspeed":
         assert FORMATS["deepspeed"].text(job) in text
