@@ -32,6 +32,7 @@ from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
 from suite.predict.recorded_run.figures import Prices
 from suite.report.export.formats import export_format
+from suite.report.terminal.fit import samples
 from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
 from suite.report.terminal.tables import console, print_folded
 
@@ -202,7 +203,7 @@ def _print_question(run: ReferenceRun, machine: RunMachine, planned: TrainingPla
     batch, sequence = question.recipe.global_batch, question.architecture.sequence
     node = f"{question.machine.accelerators_per_node} a node"
     words = f"{run.name} on {question.ranks:,} {machine.accelerator.name}, {node}"
-    tokens = f"{batch:,} samples of {sequence:,} tokens a step, {planned.tokens:.4g} tokens"
+    tokens = f"{samples(batch)} of {sequence:,} tokens a step, {planned.tokens:.4g} tokens"
     print_folded(console(), f"{words}; {tokens}", "bold")
 
 

@@ -27,6 +27,17 @@ def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.startswith("the fastest keeps ") for line in lines)
 
 
+@pytest.mark.parametrize(("batch", "words"), [("1", "1 sample"), ("3", "3 samples")])
+def test_samples_are_counted_in_words(batch: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["gpt2-124m", "--on", "a100-sxm-80gb", "--gpus", "1", "--batch", batch]
+    assert main(["fit", *asked, "--fix", "1f1b"]) == 0
+    out = capsys.readouterr().out
+    assert f"largest micro-batch that fits: {words} of 1,024 tokens\n" in out
+    assert f"held: {words} of 1,024 tokens a step" in out
+    assert main(["plan", *asked, "--top", "1"]) == 0
+    assert f"; {words} of 1,024 tokens a step" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_longer_sequence_needs_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
     smallest = []
     for sequence in ("1024", "4096"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SMALL_BATCH = 64  # samples of a step, up to which every divisor is a micro-batch: 3 of 3, not 1 and 2 alone
 COUNTS = (
     *("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages", "micro_batch"),
 )
@@ -31,7 +32,7 @@ def enumerated(question: Question) -> Iterator[tuple[Layout, numpy.ndarray[Any, 
     """Each combination of switches with the counts that it has, as columns in the order of `COUNTS`; none is empty."""
     import numpy
 
-    for experts in question.sizes("ep", _divisors(question.architecture.experts or 1)):
+    for experts in question.sizes("ep", divisors(question.architecture.experts or 1)):
         known: dict[tuple[Schedule, StageAssignment], numpy.ndarray[Any, Any]] = {}
         for layout in _switches(question, experts):
             schedule = layout.schedule if layout.schedule.shape_of_v else Schedule.ONE_F_ONE_B
@@ -65,8 +66,8 @@ def _counts(
     slots = _slots(architecture, assignment)
     node = question.machine.accelerators_per_node
     for context, tensor, stages in itertools.product(
-        question.sizes("cp", _divisors(question.ranks)),
-        question.sizes("tp", _divisors(node)),
+        question.sizes("cp", divisors(question.ranks)),
+        question.sizes("tp", divisors(node)),
         question.sizes("pp", range(1, architecture.layers + 1)),
     ):
         data, rest = divmod(question.ranks, context * experts * tensor * stages)
@@ -79,7 +80,7 @@ def _counts(
         for virtual in chunks:
             if "uneven" not in question.layouts and slots % (stages * virtual):
                 continue
-            for micro_batch in question.values("micro_batch", MICRO_BATCHES):
+            for micro_batch in question.values("micro_batch", micro_batches(recipe.global_batch)):
                 counts = (data, tensor, stages, context, virtual, micro_batch)
                 layout = msgspec.structs.replace(plain, **dict(zip(COUNTS, counts, strict=True)))
                 try:
@@ -171,7 +172,13 @@ def _slots(architecture: Architecture, assignment: StageAssignment) -> int:
     return architecture.layers + (2 if assignment is StageAssignment.LAYERS_AND_TABLES else 0)
 
 
-def _divisors(number: int) -> list[int]:
+def micro_batches(global_batch: int) -> Sequence[int]:
+    """Micro-batches that are searched; those that do not divide the batch of a replica are left out later."""
+    return MICRO_BATCHES if global_batch > SMALL_BATCH else divisors(global_batch)
+
+
+def divisors(number: int) -> list[int]:
+    """In rising order."""
     return [size for size in range(1, number + 1) if number % size == 0]
 
 

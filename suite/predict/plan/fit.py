@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +12,7 @@ from reference_runs.run import Architecture, Workload
 from reference_runs.stack import SEARCHED
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
+from suite.predict.plan.enumeration import divisors
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, search
 
@@ -97,17 +97,10 @@ def _fits(question: Question) -> bool:
 
 
 def _largest_micro_batch(question: Question) -> int | None:
-    """The largest power of two that fits, or the fixed one."""
-    sizes = question.values("micro_batch", _powers(LARGEST_MICRO_BATCH))
-    fitting = [size for size in sizes if _fits(_with_micro_batch(question, size))]
-    return max(fitting, default=None)
-
-
-def _powers(most: int) -> Iterator[int]:
-    size = 1
-    while size <= most:
-        yield size
-        size *= 2
+    """The largest divisor of the batch that fits, or the fixed one."""
+    sizes = question.values("micro_batch", divisors(question.recipe.global_batch))
+    usable = (size for size in reversed(sizes) if size <= LARGEST_MICRO_BATCH)
+    return next((size for size in usable if _fits(_with_micro_batch(question, size))), None)
 
 
 def _with_micro_batch(question: Question, size: int) -> Question:

@@ -37,7 +37,7 @@ def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, 
     else:
         print_folded(out, f"least memory: {_layout(result.smallest, question)}", "")
     if answer.micro_batch is not None:
-        words = f"{answer.micro_batch:,} samples of {question.architecture.sequence:,} tokens"
+        words = f"{samples(answer.micro_batch)} of {question.architecture.sequence:,} tokens"
         print_folded(out, f"largest micro-batch that fits: {words}", "")
     if answer.largest is not None:
         layers, parameters = answer.largest
@@ -46,12 +46,17 @@ def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, 
             out, f"largest model of this width that fits: {words}; this one has {question.architecture.layers}", ""
         )
     print_folded(out, f"memory: {limit:,.1f} GiB, {memory:,.1f} less the error to expect of a predicted peak")
-    batch = f"{question.recipe.global_batch:,} samples of {question.architecture.sequence:,} tokens a step"
+    batch = f"{samples(question.recipe.global_batch)} of {question.architecture.sequence:,} tokens a step"
     print_folded(out, f"held: {batch}, {question.recipe.precision}{f', {fix}' if fix else ''}")
     print_folded(out, f"searched: every layout, ZeRO stage, schedule, recomputation, fusion; {_offloading(question)}")
     if result.best and result.best[0].layout.offload is not Offload.NONE:
         gibibytes = host_bytes(question, result.best[0].layout) / GIB
         print_folded(out, f"the fastest keeps {gibibytes:,.0f} GiB in the memory of each host, which is not checked")
+
+
+def samples(number: int) -> str:
+    """Such as "1 sample", "1,024 samples"."""
+    return f"{number:,} {'sample' if number == 1 else 'samples'}"
 
 
 def _offloading(question: Question) -> str:

@@ -26,12 +26,36 @@ def test_the_largest_model_fits_and_one_of_a_tenth_more_layers_does_not(ranks: i
     assert search(of_layers(asked, round(1.1 * layers) + 1)).fitting == 0
 
 
-def test_the_largest_micro_batch_is_the_largest_power_of_two_that_fits_in_some_layout() -> None:
+def test_the_largest_micro_batch_of_a_batch_of_64_is_the_largest_power_of_two_that_fits_in_some_layout() -> None:
     asked = question(4, memory_bytes=2.5e9, layouts=WORDS)
     answer = fit(asked)
     fitting = [size for size in (1, 2, 4, 8, 16, 32, 64) if search(asked._replace(fixed={"micro_batch": size})).fitting]
     assert answer.micro_batch == max(fitting)
     assert fit(asked._replace(fixed={"micro_batch": 2})).micro_batch == 2
+
+
+def of_batch(asked: Question, batch: int) -> Question:
+    return asked._replace(recipe=msgspec.structs.replace(asked.recipe, global_batch=batch))
+
+
+@pytest.mark.parametrize("batch", [3, 6, 15, 96, 1536])
+def test_the_largest_micro_batch_is_the_largest_divisor_of_the_batch_that_fits(batch: int) -> None:
+    asked = of_batch(question(1, layouts=("recompute-full",), memory_bytes=20e9), batch)
+    divisors = [size for size in range(1, batch + 1) if batch % size == 0]
+    fitting = [size for size in divisors if search(asked._replace(fixed={"micro_batch": size})).fitting]
+    assert fit(asked).micro_batch == max(fitting)
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 3), (2, 6), (4, 20), (2, 60)])
+def test_every_divisor_of_a_small_batch_is_a_micro_batch(ranks: int, batch: int) -> None:
+    """3 samples on one rank are one micro-batch of 3, and not three of 1."""
+    asked = of_batch(question(ranks, layouts=WORDS), batch)
+    best = search(asked, top=1).best[0]
+    for size in (size for size in range(1, batch + 1) if batch % size == 0):
+        fixed = search(asked._replace(fixed={"micro_batch": size}), top=1).best
+        assert not fixed or best.figures.step_seconds <= fixed[0].figures.step_seconds
+    if batch // ranks == 3:
+        assert best.layout.micro_batch % 3 == 0
 
 
 def test_what_does_not_fit_says_how_many_accelerators_would_do() -> None:
