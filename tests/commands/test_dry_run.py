@@ -71,12 +71,10 @@ def test_json_has_every_class_and_every_figure(capsys: pytest.CaptureFixture[str
         assert sum(each["peak"][1].values()) == peak["right"]
 
 
-@pytest.mark.ranks
-@pytest.mark.usefixtures("warm_ranks")
 def test_a_rank_that_cannot_be_executed_ends_the_command_with_4(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("suite.reproduce.dry_run.workers.sys.executable", "/bin/false")
+    monkeypatch.setattr("suite.reproduce.dry_run.workers._command", lambda _job: ["/bin/false"])
     assert main(["dry-run", "gpt2-mini", "--layout", "dp1"]) == 4
     out, err = capsys.readouterr()
     assert out == ""
