@@ -1,4 +1,4 @@
-"""Commands that refuse their input, in one line and with nothing left behind."""
+"""Commands that refuse their input, in one line, and leave nothing."""
 
 from __future__ import annotations
 

@@ -82,10 +82,10 @@ def test_a_ranks_state_is_the_sum_over_its_tensors_padded_and_sharded(rank: Rank
     rank = with_layout(rank, offload=Offload.NONE, schedule=Schedule.GPIPE)
     architecture, recipe, layout, stage = rank
     t, last = layout.tensor_parallel, layout.pipeline_stages - 1
-    before, behind = outer_tensors(architecture, tensor_parallel=t)
+    before, after = outer_tensors(architecture, tensor_parallel=t)
     tensors = layer_tensors(architecture, tensor_parallel=t) * stage_layers(architecture, layout, stage=stage)
     tensors += before if stage == 0 else []
-    tensors += behind if stage == last else []
+    tensors += after if stage == last else []
     if stage == last > 0 and architecture.tied_embeddings:
         tensors.append(before[0])
     groups = [
@@ -285,11 +285,11 @@ def test_a_stage_keeps_the_activations_in_flight_and_that_with_the_head_logits(r
     has_head = stage == (0 if schedule.shape_of_v else stages - 1)
     heads = micro_batches if schedule is Schedule.GPIPE else 1
     head = head_activation_bytes(Workload(architecture, recipe, layout))
-    behind = has_head * sum(head.values())
-    assert memory.activations + memory.logits == in_flight * (each - behind) + heads * behind
+    of_head = has_head * sum(head.values())
+    assert memory.activations + memory.logits == in_flight * (each - of_head) + heads * of_head
     assert memory.logits == has_head * heads * head["logits"]
     flushed = schedule not in NO_FLUSH
-    assert memory.waiting == (0 if flushed else (in_flight - 1) * (each - behind))
+    assert memory.waiting == (0 if flushed else (in_flight - 1) * (each - of_head))
 
 
 @given(ranks(), st.integers(1, 3), st.integers(2, 3), st.integers(1, 4))
