@@ -14,7 +14,7 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.plan.enumeration import divisors
 from suite.predict.plan.question import Question
-from suite.predict.plan.search import SearchResult, search
+from suite.predict.plan.search import SearchResult, any_fits, search
 
 LARGEST_MICRO_BATCH = 2**12
 LARGEST_FACTOR = 2**10  # of layers, and of accelerators
@@ -93,7 +93,7 @@ def _fits(question: Question) -> bool:
         "rank_order": question.base.rank_order,
         "offload": question.offloads[-1],
     }
-    return bool(search(question._replace(fixed={**least, **question.fixed}), top=1).best)
+    return any_fits(question._replace(fixed={**least, **question.fixed}))
 
 
 def _largest_micro_batch(question: Question) -> int | None:

@@ -20,7 +20,7 @@ from suite.predict.analytic.axis_links import axis_groups, best_links, joined_li
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.plan.enumeration import AXES_OF_COUNTS, CONTEXT, COUNTS, enumerated
 from suite.predict.plan.question import Question
-from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
+from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures, layout_peak
 
 if TYPE_CHECKING:
     import numpy
@@ -83,16 +83,18 @@ def search(
     considered = sum(columns.shape[1] for _, columns in pairs)
     if considered > most:
         pairs = _promising(question, pairs, promising)
-    groups = [_computed(question, layout, columns, orders) for layout, columns in pairs]
-    peak = numpy.concatenate([group.figures.peak_bytes for group in groups])
-    seconds = numpy.concatenate([group.figures.step_seconds for group in groups])
-    starts = numpy.cumsum([0, *(group.columns.shape[1] for group in groups)])
+    groups = [_Columns(layout, columns, _peaks(question, layout, columns)) for layout, columns in pairs]
+    peak = numpy.concatenate([group.peak for group in groups])
+    starts = numpy.cumsum([0, *(len(group.peak) for group in groups)])
+    fits = numpy.flatnonzero(peak <= question.memory_bytes)
+    seconds = numpy.full(len(peak), numpy.inf)  # of what neither fits nor needs least memory
+    least = numpy.flatnonzero(peak == peak.min())
+    _in_best_order(question, groups, starts, numpy.union1d(fits, least), seconds)
 
     def found(place: int, order: str) -> Found:
         of = int(numpy.searchsorted(starts, place, side="right")) - 1
         return groups[of].found(question, place - int(starts[of]), order)
 
-    fits = numpy.flatnonzero(peak <= question.memory_bytes)
     chosen = numpy.zeros(len(peak), dtype=int)
     if len(orders) > 1:
         contexts = {size for group in groups for size in group.columns[CONTEXT]}
@@ -102,8 +104,18 @@ def search(
     within = int((seconds[fits] <= seconds[ranked[0]] * (1 + share)).sum()) if len(ranked) else 0
     plainest = _plainest_first(groups, starts, ranked, seconds)
     best = _distinct((found(place, orders[chosen[place]]) for place in plainest), top)
-    smallest = found(int(numpy.lexsort((seconds, peak))[0]), orders[0])
+    smallest = found(int(least[seconds[least].argmin()]), orders[0])
     return SearchResult(considered, len(fits), within, best, smallest, considered - len(peak))
+
+
+def any_fits(question: Question) -> bool:
+    """Whether any layout of `question` is within its memory; no time is computed.
+
+    Raises:
+        InputError: a fixed field has a value that no layout of the search can have.
+    """
+    peaks = (_peaks(question, layout, columns) for layout, columns in enumerated(question))
+    return any(bool((peak <= question.memory_bytes).any()) for peak in peaks)
 
 
 def _plainest_first(groups: Sequence[_Columns], starts: Any, ranked: Any, seconds: Any) -> Iterator[int]:
@@ -150,13 +162,12 @@ class _Columns(NamedTuple):
     Args:
         layout: one of them.
         columns: of counts, one a layout: [counts, layouts].
-        figures: `LayoutFigures` of arrays with an entry a layout; with several orders of ranks, as if each axis had
-            the best of its links.
+        peak: bytes of each layout.
     """
 
     layout: Layout
     columns: numpy.ndarray[Any, Any]
-    figures: Any
+    peak: numpy.ndarray[Any, Any]
 
     def twins(self, column: int) -> numpy.ndarray[Any, Any]:
         """Columns that differ in dp, cp and micro-batch alone, with as many samples on a context-parallel rank."""
@@ -170,11 +181,8 @@ class _Columns(NamedTuple):
     def found(self, question: Question, column: int, order: str) -> Found:
         counts = dict(zip(COUNTS, (int(count) for count in self.columns[:, column]), strict=True))
         layout = msgspec.structs.replace(self.layout, rank_order=order, **counts)
-        values = LayoutFigures(*(float(figure[column]) for figure in self.figures))
-        if len(question.orders) > 1:
-            workload = Workload(question.architecture, question.recipe, layout)
-            values = layout_figures(workload, question.machine, convention=question.convention)
-        return Found(layout, values)
+        workload = Workload(question.architecture, question.recipe, layout)
+        return Found(layout, layout_figures(workload, question.machine, convention=question.convention))
 
 
 def _promising(
@@ -191,14 +199,16 @@ def _promising(
         for layout, columns in pairs
         if (layout.schedule, layout.stage_assignment) == (plain.schedule, plain.stage_assignment)
     ]
+    orders = question.orders[:1]
     fastest: dict[tuple[float, ...], float] = {}
     least: dict[tuple[float, ...], float] = {}
     for layout, columns in first:
-        figures = _computed(question, layout, columns, question.orders[:1]).figures
-        for sizes, seconds, peak in zip(_sizes(layout, columns), figures.step_seconds, figures.peak_bytes, strict=True):
+        peaks = _peaks(question, layout, columns)
+        for sizes, peak in zip(_sizes(layout, columns), peaks, strict=True):
             least[sizes] = min(peak, least.get(sizes, peak))
-            if peak <= question.memory_bytes:
-                fastest[sizes] = min(seconds, fastest.get(sizes, seconds))
+        fitting = columns[:, peaks <= question.memory_bytes]
+        for sizes, seconds in zip(_sizes(layout, fitting), _seconds(question, layout, fitting, orders), strict=True):
+            fastest[sizes] = min(seconds, fastest.get(sizes, seconds))
     kept = {
         *sorted(fastest, key=lambda sizes: fastest[sizes])[:number],
         *sorted(least, key=lambda sizes: least[sizes])[:2],
@@ -212,16 +222,34 @@ def _sizes(layout: Layout, columns: numpy.ndarray[Any, Any]) -> list[tuple[float
     return [(layout.expert_parallel, *sizes) for sizes in columns[:AXES_OF_COUNTS].T.tolist()]
 
 
-def _computed(question: Question, layout: Layout, columns: numpy.ndarray[Any, Any], orders: Sequence[str]) -> _Columns:
+def _peaks(question: Question, layout: Layout, columns: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    """Bytes of each layout, whatever the order of ranks."""
+    import numpy
+
+    workload = Workload(question.architecture, question.recipe, _counted(layout, columns, question.orders[0]))
+    return numpy.broadcast_to(numpy.asarray(layout_peak(workload, question.machine)), columns.shape[1])
+
+
+def _seconds(
+    question: Question, layout: Layout, columns: numpy.ndarray[Any, Any], orders: Sequence[str]
+) -> numpy.ndarray[Any, Any]:
+    """Of each layout's step; with several orders of ranks, as if each axis had the best of its links."""
     import numpy
 
     counted = _counted(layout, columns, orders[0])
     copies = key_value_copies(question.architecture, tensor_parallel=counted.tensor_parallel)
     links = best_links(counted, question.machine, head_copies=copies) if len(orders) > 1 else None
     workload = Workload(question.architecture, question.recipe, counted)
-    figures = layout_figures(workload, question.machine, links=links, convention=question.convention)
-    columnwise: Any = [numpy.broadcast_to(figure, columns.shape[1]) for figure in figures]
-    return _Columns(counted, columns, LayoutFigures(*columnwise))
+    seconds = layout_figures(workload, question.machine, links=links).step_seconds
+    return numpy.broadcast_to(numpy.asarray(seconds), columns.shape[1])
+
+
+def _in_best_order(question: Question, groups: Sequence[_Columns], starts: Any, places: Any, seconds: Any) -> None:
+    """Put the time of the layouts at `places` into `seconds`."""
+    for group, start, end in zip(groups, starts[:-1], starts[1:], strict=True):
+        own = places[(places >= start) & (places < end)]
+        if len(own):
+            seconds[own] = _seconds(question, group.layout, group.columns[:, own - start], question.orders)
 
 
 def _counted(layout: Layout, columns: numpy.ndarray[Any, Any], order: str) -> Layout:

@@ -29,6 +29,12 @@ class LayoutFigures(NamedTuple):
     mfu: float
 
 
+def layout_peak(workload: Workload, machine: Machine) -> float:
+    """Bytes at the fullest instant of the fullest rank, with counts as `layout_figures` takes them."""
+    micro_batches = accumulation(workload.recipe, workload.layout)
+    return peak_bytes(workload, micro_batches=micro_batches, keeping=machine.stack.keeping)
+
+
 def layout_figures(
     workload: Workload,
     machine: Machine,
@@ -53,7 +59,7 @@ def layout_figures(
     samples = recipe.global_batch
     seconds = step.total_seconds
     return LayoutFigures(
-        peak_bytes(workload, micro_batches=micro_batches, keeping=machine.stack.keeping),
+        layout_peak(workload, machine),
         hardware_flop(architecture, layout, samples=samples),
         bubble_fraction(layout, micro_batches=micro_batches),
         seconds,

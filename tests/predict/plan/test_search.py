@@ -18,7 +18,7 @@ from reference_runs.run import Workload
 from reference_runs.stack import SEARCHED
 from suite.predict.plan.enumeration import MICRO_BATCHES
 from suite.predict.plan.question import Question
-from suite.predict.plan.search import SearchResult, search
+from suite.predict.plan.search import SearchResult, any_fits, search
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
 from tests.support.layouts import machine_of
 
@@ -288,6 +288,18 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
     assert result.smallest is not None
     roomy = found(asked, top=100000)
     assert result.smallest.figures.peak_bytes == min(each.figures.peak_bytes for each in roomy.best)
+
+
+@pytest.mark.parametrize("share", [0.99, 1.0, 1.01, 3.0])
+def test_a_layout_fits_from_the_bytes_of_the_smallest_on(share: float) -> None:
+    asked = question(8, layouts=("tp", "pp", "zero1", "recompute-full"))
+    smallest = found(asked).smallest
+    assert smallest is not None
+    memory = share * smallest.figures.peak_bytes
+    assert any_fits(asked._replace(memory_bytes=memory)) == (share >= 1)
+    limited = found(asked._replace(memory_bytes=memory))
+    assert bool(limited.fitting) == (share >= 1)
+    assert limited.smallest == smallest
 
 
 def test_no_layout_divides_a_prime_number_of_ranks_beyond_the_batch() -> None:
