@@ -72,6 +72,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         host_bytes_per_second_both_ways: between one accelerator and its host, sending plus receiving.
         watts: thermal design power.
         accelerators_per_node: how many the link joins in the usual machine.
+        accelerators_per_host: of them, those of one host, where the link joins several; absent: all.
     """
 
     memory_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})]
@@ -84,6 +85,14 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     host_bytes_per_second_both_ways: BytesPerSecond | None = None
     watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None
     accelerators_per_node: Count
+    accelerators_per_host: Count | None = None
+
+    def joined(self, counted: int) -> int:
+        """Accelerators that the link joins, where so many are counted as a node's.
+
+        Those of one host of several that it joins are not all: 4 of a GB200's compute tray are 72 of 18 trays.
+        """
+        return self.accelerators_per_node if counted == self.accelerators_per_host else counted
 
     @property
     def link_bytes_per_second(self) -> float:

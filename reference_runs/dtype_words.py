@@ -1,4 +1,4 @@
-"""What people write in a column `dtype`: "amp_bf16", "bf16 (fp32 grad accum)", "torch.float16", "FP8", "16-mixed"."""
+"""What people write in a column `dtype`: "amp_bf16", "bf16 (fp32 grad accum)", "torch.float16", "FP8-CS"."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ _BASES = {
     **dict.fromkeys(("fp16", "float16", "f16", "half"), "fp16"),
     **dict.fromkeys(("fp32", "float32", "f32", "single"), "fp32"),
     **dict.fromkeys(("fp8", "float8", "f8"), "fp8"),
-    **{"mxfp8": "mxfp8", "nvfp4": "nvfp4"},
+    **{"mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp4": "nvfp4"},
 }
-_FP8_SCALES = {"delayed": "fp8-delayed", "current": "fp8-current", "blockwise": "fp8-blockwise"}
-DTYPES = ("bf16", "fp16", "fp32", "fp8", *_FP8_SCALES.values(), "mxfp8", "nvfp4")
+# the abbreviations are NVIDIA's: delayed and current scaling, scales of blocks of 128 ("sub-channel"), of 32 ("MX")
+_FP8_SCALES = {
+    **dict.fromkeys(("delayed", "ds"), "fp8-delayed"),
+    **dict.fromkeys(("current", "cs", "dynamic", "tensorwise", "rowwise"), "fp8-current"),
+    **dict.fromkeys(("blockwise", "block", "blocks", "subchannel", "sc"), "fp8-blockwise"),
+    "mx": "mxfp8",
+}
+_PAIRS = {("mx", "fp8"): "mxfp8", ("nv", "fp4"): "nvfp4"}
+DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
 # words around them that say nothing else: how products are cast, and that fp32 sums or master weights are kept
 _AROUND = frozenset(
     [
@@ -78,7 +85,10 @@ def dtype_named(text: str) -> str | None:
     The narrowest format that is named is that of the products. fp32 may stand beside it for sums and master weights,
     but fp32 gradients beside fp16 are none of the recorded precisions.
     """
-    words = re.findall(r"[a-z0-9]+", text.casefold())
+    joined = re.sub(r"[ _-](?=wise\b)|(?<=\bsub)[ _-](?=channel\b)", "", text.casefold())
+    words = re.findall(r"[a-z0-9]+", joined)
+    if (pair := _PAIRS.get(tuple(words[:2]))) is not None:
+        words[:2] = [pair]
     if words[:1] == ["16"] and "mixed" in words:  # Lightning's
         words[0] = "fp16"
     named = [_BASES[word] for word in words if word in _BASES]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,8 @@ from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.model_names import is_plain, named_run, stated_shape
+from reference_runs.published_columns import MEMORY, NEEDED, OPTIONAL, SHAPE, STEP, absent, columns_of
+from reference_runs.published_network import network_of
 from reference_runs.published_run import (
     Cells,
     UnusableError,
@@ -26,9 +27,9 @@ from reference_runs.published_run import (
     device_of,
     executed_layout,
     layout_of,
-    network_of,
     recipe_of,
     stack_name,
+    step_seconds_of,
 )
 from reference_runs.published_shape import architecture_of
 from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
@@ -37,17 +38,7 @@ from reference_runs.regular_file import file_bytes
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import matches
 
-STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 27  # of a table: each row is a prediction
-SHAPE = ("layers", "hidden", "heads", "vocab", "seq_len")
-NEEDED = (*SHAPE, *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batch", STEP))
-OPTIONAL = (
-    *("source", "model", "kv_heads", "ffn_hidden", "gpus_per_node", "inter_link", "dtype"),
-    *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
-    *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
-    *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
-    *("network_bytes_per_second", "mean_document"),
-)
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +143,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
         data = file_bytes(path, most=MOST_BYTES)
         with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=_delimiter(file))
-            header = [_column(name) for name in next(reader, [])]
-            if missing := [column for column in _needed(header) if column not in header]:
+            header = columns_of(next(reader, []))
+            if missing := absent(header):
                 allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
                 raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
             for name in header:
@@ -172,18 +163,6 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
         raise InputError(f"cannot read the table: {error.strerror}", where=where) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"not a table of comma-separated values: {error}", where=where) from error
-
-
-def _column(name: str) -> str:
-    """The column that a cell of the header names, in any case and whatever stands between words."""
-    folded = re.sub(r"[\s-]+", "_", name.strip().casefold())
-    return folded if folded in (*NEEDED, *OPTIONAL) else name.strip()
-
-
-def _needed(header: list[str]) -> list[str]:
-    """The columns that must be there: a model's name may say its shape (`named_run`), `gpus` and `dp` each other."""
-    needless = [*(SHAPE if "model" in header else ()), *(["dp"] if "gpus" in header else ["gpus"])]
-    return [column for column in NEEDED if column not in needless]
 
 
 def stated_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -260,10 +239,10 @@ def _row(
     device = device_of(cells)
     cells.known["accelerator"] = device
     cells.known["stack"] = stack = stack_name(framework, facts, device, stages=cells.count("pp") > 1)
-    if stated.get("ep") and cells.count("ep") > 1 and (run_name is None or architecture.experts is None):
-        raise UnusableError("ep: mixtures of experts are described by the catalog's runs alone")
     shape = described.architecture if described else architecture
     architecture = architecture_of(cells, shape, recorded=run_name is not None)
+    if architecture.experts is None and stated.get("ep") and cells.count("ep") > 1:
+        raise UnusableError("ep: expert parallelism needs experts: as a column, or of a recorded mixture's name")
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
         raise UnusableError(f"{device} computes no products in {recipe.product_format.value}")
@@ -274,11 +253,7 @@ def _row(
     architecture.check(f"line {line}")
     check_layout(Workload(architecture, recipe, layout), f"line {line}")
     layout = executed_layout(architecture, layout, stack, run_name if recorded_layout else None)
-    per_node = cells.count("gpus_per_node")
-    network = network_of(cells)
-    if network is None and accelerators > per_node:
-        what = "inter_link and network_bytes_per_second are blank, or name no rate"
-        raise UnusableError(f"{what}, for more than one node")
+    network = network_of(cells, device)
     status = stated.get("status", "")
     return PublishedRow(
         table=Path(facts.file).stem,
@@ -288,11 +263,11 @@ def _row(
         recipe=recipe,
         layout=layout,
         accelerator=device,
-        accelerators_per_node=per_node,
-        network_bytes_per_second=network,
+        accelerators_per_node=network.accelerators_per_node,
+        network_bytes_per_second=network.bytes_per_second,
         framework=framework,
         stack=stack,
-        step_seconds=cells.positive(STEP) if stated[STEP] else None,
+        step_seconds=step_seconds_of(cells),
         peak_bytes=cells.positive(MEMORY) * 2**30 if stated.get(MEMORY) else None,
         status=status,
         ran=not status or status.casefold() in tables.ran,

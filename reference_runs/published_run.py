@@ -17,6 +17,7 @@ from reference_runs.errors import InputError, nearest
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
+from reference_runs.published_columns import STEP, THROUGHPUTS
 from reference_runs.published_tables import Assumption, TableFacts, load_tables
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import ReadStack, matches, reading, stack
@@ -25,7 +26,6 @@ from reference_runs.unsaid_reduction import reduction_of_stack
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
 Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
 _TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-_RATE = re.compile(r"(?:(\d+) ?x ?.*?)?(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
 
 
 class UnusableError(Exception):
@@ -348,25 +348,13 @@ def executed_layout(architecture: Architecture, layout: Layout, stack_name: str,
     return reduction_of_stack(layout, stack(stack_name))
 
 
-def network_of(cells: Cells) -> float | None:
-    """Bytes per second out of one node: as a number, else as the words of `inter_link`, else as assumed."""
-    if not cells.stated.get("network_bytes_per_second"):
-        if (rate := worded_bytes_per_second(cells.stated.get("inter_link", ""))) is not None:
-            return rate
-        if cells.count("gpus") <= cells.count("gpus_per_node"):
-            return None
-    return cells.positive("network_bytes_per_second") if cells.said("network_bytes_per_second") else None
-
-
-@cache
-def worded_bytes_per_second(text: str) -> float | None:
-    """Bytes per second out of a node in words such as "8x HDR InfiniBand 200Gb/s per node"; None: no rate in them.
-
-    A count in front multiplies; b is a bit and B a byte. Of several rates the highest: the others are of storage and
-    management.
-    """
-    rates = [
-        int(count or 1) * float(rate) * {"G": 1e9, "T": 1e12}[prefix] / (1 if unit.startswith("B") else 8)
-        for count, rate, prefix, unit in _RATE.findall(text)
-    ]
-    return max(rates, default=0.0) or None
+def step_seconds_of(cells: Cells) -> float | None:
+    """Seconds of a step, as stated or from a throughput; None: neither is."""
+    if cells.stated.get(STEP):
+        return cells.positive(STEP)
+    samples = cells.count("global_batch")
+    tokens = samples * cells.count("seq_len")
+    for column, work in zip(THROUGHPUTS, (tokens, tokens / cells.count("gpus"), samples), strict=True):
+        if cells.stated.get(column):
+            return work / cells.positive(column)
+    return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.architecture import RotaryScaling
+from reference_runs.published_columns import EXPERTS
 from reference_runs.published_run import Cells, UnusableError
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Residual
+from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, Residual
 
 MOST_LAYERS = 10_000
 _UNSCALED = {
@@ -27,14 +28,14 @@ def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Arch
         for name, column in (("kv_heads", "kv_heads"), ("ffn_hidden", "ffn_hidden"), ("padded_vocabulary", "vocab")):
             if cells.stated.get(column):
                 shape[name] = cells.count(column)
-        return msgspec.structs.replace(base, **shape)
+        return msgspec.structs.replace(base, **shape | _experts(cells, base))
     if cells.said("mean_document"):
         shape |= {"mask": Mask.DOCUMENTS, "mean_document": cells.count("mean_document")}
     named = bool(cells.of_run)
     vocabulary = cells.count("vocab")
     return msgspec.structs.replace(
         base,
-        **shape | _positions(cells, base, shape["head_dim"]) | _biases(cells),
+        **shape | _positions(cells, base, shape["head_dim"]) | _biases(cells) | _experts(cells, base),
         kv_heads=cells.count("kv_heads"),
         ffn_hidden=cells.count("ffn_hidden"),
         vocabulary=base.vocabulary if named and not cells.stated.get("vocab") else vocabulary,
@@ -47,18 +48,45 @@ def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Arch
 
 
 def _sizes(cells: Cells, base: Architecture) -> dict[str, object]:
-    """Layers, sequence and heads. Heads are hidden / heads wide; where those of `base` are not, they stay as wide."""
+    """Layers, sequence and heads.
+
+    Heads are as wide as the row says, else hidden / heads; where those of `base` are not, they stay as wide.
+    """
     hidden, heads = cells.count("hidden"), cells.count("heads")
     shape: dict[str, object] = {"hidden": hidden, "heads": heads}
     shape |= {"layers": cells.count("layers", most=MOST_LAYERS), "sequence": cells.count("seq_len")}
-    if base.heads * base.head_dim != base.hidden:
+    stated = bool(cells.stated.get("head_dim"))
+    if not stated and base.heads * base.head_dim != base.hidden:
         return shape | {"head_dim": base.head_dim}
-    if hidden % heads:
+    if not stated and hidden % heads:
         raise UnusableError(f"heads = {heads} does not divide hidden = {hidden}")
-    head_dim = hidden // heads
+    head_dim = cells.count("head_dim") if stated else hidden // heads
     if head_dim != base.head_dim and base.rotary_dim is not None:
         shape["rotary_dim"] = head_dim
     return shape | {"head_dim": head_dim}
+
+
+def _experts(cells: Cells, base: Architecture) -> dict[str, object]:
+    """The row's mixture of experts: nothing where it has none, or says nothing beyond that of `base`.
+
+    Neither time nor memory depends on how gates are computed, or on what keeps experts equally busy.
+    """
+    if not any(cells.stated.get(column) for column in EXPERTS):
+        return {}
+    experts = cells.count("experts", least=0) if cells.stated.get("experts") else base.experts or 0
+    if experts <= 1:
+        if base.experts is not None:
+            raise UnusableError(f"experts = {experts}, but {cells.of_run} has {base.experts}")
+        return {}
+    shape: dict[str, object] = {"experts": experts}
+    if base.experts is None:
+        shape |= {"gate": Gate.SOFTMAX_OF_CHOSEN, "balancing": Balancing.NONE}
+    if base.experts is None or cells.stated.get("experts_per_token"):
+        shape["experts_per_token"] = cells.count("experts_per_token")
+    for column, least in (("expert_ffn_hidden", 1), ("shared_experts", 0), ("dense_layers", 0)):
+        if cells.stated.get(column):
+            shape[column] = cells.count(column, least=least)
+    return shape
 
 
 def _positions(cells: Cells, base: Architecture, head_dim: object) -> dict[str, object]:

@@ -185,12 +185,11 @@ def run_machine(
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
     (recorded, how), libraries = _software(software, stack_name, device, elsewhere=elsewhere, stages=stages)
     notes: list[str] = []
-    per_node = cluster.accelerators_per_node if cluster and accelerator_name is None else None
-    if per_node is None:
-        per_node = device.board.accelerators_per_node
+    counted = cluster.accelerators_per_node if cluster and accelerator_name is None else None
+    per_node = device.board.joined(counted or device.board.accelerators_per_node)
+    if counted is None:
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
-    recorded_network = recorded_network_bytes_per_second(cluster)
-    network = recorded_network if network_bytes_per_second is None else network_bytes_per_second
+    network = network_bytes_per_second or recorded_network_bytes_per_second(cluster, accelerators=per_node)
     model = machine_model()
     family_name, measured = family_of(model, device.name)
     unfitted = product_format.casts and product_format is not ProductFormat.FP8_DELAYED
@@ -202,7 +201,8 @@ def run_machine(
         words = f"{_NETWORK} are needed for the step time, but not recorded"
         return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond, how)
     if accelerator_name is not None and network is not None and ranks > per_node:
-        origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
+        of_run = "for each accelerator as much as recorded for the run"
+        origin = of_run if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
     machine = modelled_machine(
         model,
@@ -306,11 +306,18 @@ def expected_peak_error() -> float:
     return sum(errors) / len(errors) / 100
 
 
-def recorded_network_bytes_per_second(cluster: Cluster | None) -> float | None:
-    """Bytes per second out of a node over all its interfaces; None where a run does not record them."""
+def recorded_network_bytes_per_second(cluster: Cluster | None, *, accelerators: int | None = None) -> float | None:
+    """Bytes per second out of a node over all its interfaces; None where a run does not record them.
+
+    Args:
+        accelerators: of a node that has another number of them; each has its part of the recorded interfaces.
+    """
     if cluster is None or cluster.network_interface_bandwidth is None or cluster.network_interfaces_per_node is None:
         return None
-    return cluster.network_interfaces_per_node * cluster.network_interface_bandwidth
+    recorded = cluster.network_interfaces_per_node * cluster.network_interface_bandwidth
+    if accelerators is None or cluster.accelerators_per_node is None:
+        return recorded
+    return recorded * accelerators / cluster.accelerators_per_node
 
 
 @cache

@@ -42,14 +42,25 @@ def test_blooms_machine_is_its_accelerator_in_its_cluster() -> None:
     assert found.machine.overlap_share == machine_model().parameters["overlap_share"].value
 
 
-def test_another_accelerator_keeps_the_runs_network_and_says_so() -> None:
+def test_each_of_other_accelerators_keeps_its_part_of_the_runs_network_and_it_is_said() -> None:
     found = of(accelerator_name="GB200")
     assert found.machine is not None
     assert found.machine.peak_flop_per_second == accelerator("gb200").peak_flop_per_second["bf16"]
-    assert found.machine.network_bytes_per_second == 4 * 12.5e9
+    assert found.machine.network_bytes_per_second == 72 / 8 * 4 * 12.5e9
     assert found.machine.accelerators_per_node == accelerator("gb200").board.accelerators_per_node != 8
-    assert "400 Gbit/s out of each node, as recorded for the run" in found.notes
+    words = "3,600 Gbit/s out of each node, for each accelerator as much as recorded for the run"
+    assert words in found.notes
+    assert any("400 Gbit/s out of each node, for each" in note for note in of(accelerator_name="h100-sxm").notes)
     assert any("accelerators a node, as is usual for gb200" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("counted", "joined"), [(4, 72), (72, 72), (36, 36)])
+def test_a_run_that_counts_one_host_of_a_link_that_joins_several_has_all_of_them(counted: int, joined: int) -> None:
+    changes = {"accelerator": "gb200", "accelerators_per_node": counted, "network_interfaces_per_node": counted}
+    found = of(cluster=msgspec.structs.replace(BLOOM.cluster, **changes))
+    assert found.machine is not None
+    assert found.machine.accelerators_per_node == joined
+    assert found.machine.network_bytes_per_second == joined * 12.5e9
 
 
 def test_several_nodes_without_a_recorded_network_have_no_time_and_the_fact_is_named() -> None:
