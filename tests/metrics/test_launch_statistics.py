@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from scipy import stats
 
 from suite.__main__ import main
 from suite.job.events import Status
+from suite.metrics import launch_statistics as module
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
 from suite.metrics.launch_statistics import (
@@ -52,6 +54,14 @@ def row(quantity: Quantity, right: float | None, **key: Any) -> Row:
         verdict=Verdict.SHOWN,
         **given,
     )
+
+
+def test_the_rule_beyond_15_launches_is_1_percent_too_small_at_15() -> None:
+    """The rank test is simulated up to 15 launches; from 16 on the t test's stands for it."""
+    of_t = module._threshold_of_t(15, random.Random(module._SEED)) * math.sqrt(math.pi / 3)
+    assert 1.003 < module.least_detectable_change(15, 1.0) / of_t < 1.015
+    again = module._threshold_of_t(16, random.Random(module._SEED)) * math.sqrt(math.pi / 3)
+    assert module.least_detectable_change(16, 1.0) == again
 
 
 @pytest.mark.parametrize(("n", "critical"), [(5, 0), (6, 2), (7, 4), (8, 7), (9, 11), (10, 16), (15, 51), (20, 105)])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from suite.metrics import noise_floor as module
 from suite.metrics.noise_floor import Floor, band, least_detectable, noise_floor, own_floor, standard_error
 from suite.metrics.two_sample import critical_pairs
 from tests.support.histories import normal_launches
@@ -131,3 +132,23 @@ def test_the_least_change_is_that_of_a_simulation_one_comparison_at_a_time(befor
     low, high = (math.expm1(numpy.quantile(moves, share)) for share in (0.86, 0.94))
     assert low <= least_detectable(floor, before, after, family=family, rerun=rerun) <= high
     assert low < expected < high
+
+
+@pytest.mark.parametrize("known", [2, 3, 5])
+def test_machines_are_drawn_with_the_spread_that_so_few_launches_let_expect(
+    monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """The variance of drawn machines is the unbiased one: sum of squares / (n - 1)."""
+    drawn = []
+    needed = module._needed
+
+    def noted(chance, machines, *rest):
+        drawn.append(machines)
+        return needed(chance, machines, *rest)
+
+    monkeypatch.setattr(module, "_needed", noted)
+    deviations = tuple(0.01 * (2 * place - known + 1) for place in range(known))
+    least_detectable(Floor(deviations=deviations, calibrated=True), before=7, after=7, family=1, rerun=7)
+    (machines, *_) = drawn
+    expected = sum(each**2 for each in deviations) / (known - 1)
+    assert numpy.mean(numpy.square(machines)) == pytest.approx(expected, rel=0.1)

@@ -122,6 +122,10 @@ def test_a_soak_tells_how_much_was_verified():
     soaks = [SoakResult(rank=rank, bytes=(3 + rank) * 2**29, passes=4 - rank, wrong=0, first="") for rank in (0, 1)]
     found = soak_finding(probing(soaks=soaks, soak_seconds=12.4))
     assert found.evidence == "12.0 GiB verified in 12 s: 3 passes over 1.50 GiB a rank"
+    (first, *_) = soaks
+    assert soak_finding(probing(soaks=[first])).evidence.startswith("6.0 GiB verified")
+    odd = msgspec.structs.replace(first, passes=3)
+    assert soak_finding(probing(soaks=[odd])).evidence.startswith("4.5 GiB verified")
     assert (found.measured, found.expected, found.subject) == (0.0, 0.0, "memory and products")
     bad = [msgspec.structs.replace(soak, wrong=2 + soak.rank, first="here") for soak in soaks]
     wrong = soak_finding(probing(soaks=bad))

@@ -8,7 +8,7 @@ import pytest
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
-from suite.acceptance.judge.step_time import excess, slow_part, step_launches_missing
+from suite.acceptance.judge.step_time import _lateness, excess, slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
@@ -165,6 +165,13 @@ def test_what_a_pass_is_usually_late_by_needs_no_slower_cpu_to_explain_it():
     ]
     # 1.75 times the predicted seconds, and 1.17 times the usual ones, of which 1.15 is half at least
     assert found == ["matrix rate or memory bandwidth (backward)", "matrix rate (backward)"]
+
+
+def test_a_term_that_is_usually_shorter_than_all_of_its_prediction_says_nothing():
+    one = launched(measured_terms={"backward": 0.7}, predicted_terms={"backward": 0.4}, predicted_seconds=1.0)
+    assert _lateness(StepTerm.BACKWARD, [one], {"backward": 0.3}) == pytest.approx(1.0)
+    assert _lateness(StepTerm.BACKWARD, [one], {}) == pytest.approx(1.75)
+    assert _lateness(StepTerm.BACKWARD, [one], {"backward": -0.8}) == 1.0
 
 
 @pytest.mark.parametrize(
