@@ -269,6 +269,8 @@ def usual_virtual_stages(schedule: Schedule, *, pipeline_stages: int) -> int:
 def parse_layout(text: str, *, base: Layout) -> Layout:
     """The layout that `text` asks for; axes that it omits are 1, shards over all ranks, the rest is from `base`.
 
+    Layers that `base` lists for each stage are of its own stages and chunks, dealt as it says: others are dealt evenly.
+
     Raises:
         InputError: a word outside the grammar, a word given twice, or a count of 0.
     """
@@ -285,6 +287,9 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     if "virtual_stages" not in named:
         usual = usual_virtual_stages(layout.schedule, pipeline_stages=layout.pipeline_stages)
         layout = msgspec.structs.replace(layout, virtual_stages=usual)
+    chunks, of_base = ((of.pipeline_stages, of.virtual_stages, of.stage_assignment) for of in (layout, base))
+    if "stage_layer_counts" not in named and chunks != of_base:
+        layout = msgspec.structs.replace(layout, stage_layer_counts=None)
     if changes.get("reduce_scatter") and layout.zero_stage != 1:
         what = "reduce-scatter is a form of zero1"
         raise InputError(what, got=f"zero{layout.zero_stage}", allowed="zero1,reduce-scatter", where="--layout")

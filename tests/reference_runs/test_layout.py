@@ -78,6 +78,24 @@ def test_axes_that_are_left_out_are_one_and_the_rest_stays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("dp2,pp4", True),
+        ("pp4,zero1,fused", True),
+        ("pp4,layers", True),
+        ("pp2", False),
+        ("dp8", False),
+        ("pp4,interleave2", False),
+        ("pp4,layers-and-tables", False),
+    ],
+)
+def test_layers_listed_for_each_stage_are_of_their_own_stages(text: str, *, kept: bool) -> None:
+    base = Layout(pipeline_stages=4, stage_layer_counts=(7, 9, 9, 7))
+    assert parse_layout(text, base=base).stage_layer_counts == ((7, 9, 9, 7) if kept else None)
+    assert parse_layout(f"{text},layers6-10-10-6", base=base).stage_layer_counts == (6, 10, 10, 6)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
