@@ -336,6 +336,7 @@ def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
         "shared expert activated half": 2 * 6 * 5,
         "shared expert output": 2 * 6 * (8 + 1) // 2,
     }
+    assert {type(size) for size in kept.values()} == {int}  # bytes stay exact beyond 2^53
     workload = Workload(shape, BLOOM.recipe, Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True))
     assert expert_operator_bytes(workload, tokens=6, element=2) == {
         "activation": 3 * 2 * (12 + 6) * 5,
