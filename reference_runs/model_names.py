@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from reference_runs.named_runs import named_run as named_run
+from collections.abc import Mapping
+
+from reference_runs.catalog import reference_run
+from reference_runs.named_runs import named_runs
 from reference_runs.run import ReferenceRun
+
+_SIZES = ("layers", "hidden", "heads")
 
 
 def stated_shape(run: ReferenceRun) -> dict[str, str]:
@@ -27,6 +32,20 @@ def stated_shape(run: ReferenceRun) -> dict[str, str]:
         "tied_embeddings": int(shape.tied_embeddings),
     }
     return {column: str(value) for column, value in cells.items() if value is not None}
+
+
+def named_run(model: str, stated: Mapping[str, str] | None = None) -> str | None:
+    """The recorded run of the model that is called so; None: none is, or several are.
+
+    Args:
+        stated: cells of the model's row; of several runs the one is meant that has its layers, hidden and heads.
+    """
+    found = named_runs(model)
+    if len(found) > 1:
+        said = {column: stated[column] for column in _SIZES if stated and stated.get(column)}
+        shapes = {name: stated_shape(reference_run(name)) for name in found}
+        found = [name for name, shape in shapes.items() if said and said.items() <= shape.items()]
+    return found[0] if len(found) == 1 else None
 
 
 def is_plain(run: ReferenceRun) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reference_runs.errors import nearest
@@ -29,17 +29,16 @@ def _folded(name: str) -> str:
 
 
 @functools.cache
-def _names() -> dict[str, str]:
-    """Folded names -> run; a name without its size where one run alone has it."""
-    names = {_folded(name): name for name in run_names()}
-    stems: dict[str, list[str]] = {}
+def _names() -> dict[str, list[str]]:
+    """Folded names -> the run; a name without its size -> the runs of all sizes."""
+    names: dict[str, list[str]] = {}
     for name in run_names():
-        stems.setdefault(_folded(_SIZE.sub("", name)), []).append(name)
-    return {stem: runs[0] for stem, runs in stems.items() if len(runs) == 1} | names
+        names.setdefault(_folded(_SIZE.sub("", name)), []).append(name)
+    return names | {_folded(name): [name] for name in run_names()}
 
 
-def named_run(model: str) -> str | None:
-    """The recorded run of the model that is called so; None: none is.
+def named_runs(model: str) -> list[str]:
+    """The recorded runs of the model that is called so; several where its size is not said.
 
     Letters' case, what stands between them, an owner in front ("meta-llama/") and endings such as "-hf" do not count.
     """
@@ -49,11 +48,17 @@ def named_run(model: str) -> str | None:
             short = folded.removesuffix(ending).removeprefix("meta")
             if found := _names().get(short):
                 return found
-    return None
+    return []
 
 
 def meant_run(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that an unknown name perhaps means: the run of a model that is called so, or a near one."""
+    """Which of `names` an unknown name perhaps means: the runs of a model that is called so, or else a near one."""
     names = list(names)
-    named = named_run(name)
-    return named if named in names else nearest(name, names)
+    return any_of([run for run in named_runs(name) if run in names]) or nearest(name, names)
+
+
+def any_of(names: Sequence[str]) -> str | None:
+    """The names as one text, "a, b or c"; None of none."""
+    if len(names) < 2:
+        return names[0] if names else None
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -17,6 +17,7 @@ from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.model_names import is_plain, named_run, stated_shape
+from reference_runs.named_runs import any_of, named_runs
 from reference_runs.published_columns import MEMORY, NEEDED, OPTIONAL, SHAPE, STEP, absent, columns_of
 from reference_runs.published_network import network_of
 from reference_runs.published_run import (
@@ -218,6 +219,13 @@ def _row_of_all(
     return msgspec.structs.replace(likeliest, alternatives=tuple((share / total, row) for share, row in possible))
 
 
+def _hint(model: str) -> str:
+    """Why no run gives the shape of a model of that name."""
+    if sizes := any_of(named_runs(model)):
+        return f", and several recorded runs are called {model!r}; did you mean {sizes}?"
+    return f", and no recorded run is called {model!r}"
+
+
 def _row(
     facts: TableFacts, assumptions: dict[str, list[Assumption]], line: int, stated: dict[str, str]
 ) -> PublishedRow:
@@ -225,7 +233,7 @@ def _row(
     model, framework = stated.get("model", ""), stated.get("framework", "")
     run_name = facts.catalog.get(model)
     # of a shipped table all is known that it leaves open; of another one the model's name may say it
-    named = None if facts.source or run_name else named_run(model)
+    named = None if facts.source or run_name else named_run(model, stated)
     described = reference_run(named) if named else None
     if described and not is_plain(described):
         run_name = named
@@ -234,7 +242,7 @@ def _row(
     complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
-        hint = f", and no recorded run is called {model!r}" if model and not named and set(blank) & set(SHAPE) else ""
+        hint = _hint(model) if model and not named and set(blank) & set(SHAPE) else ""
         raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank{hint}")
     device = device_of(cells)
     cells.known["accelerator"] = device

@@ -5,7 +5,7 @@ import pytest
 from reference_runs.catalog import reference_run
 from reference_runs.miniature_shape import SCALES, scaled_architecture
 
-ROUTED = ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "grok-1"]
+ROUTED = ["mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "grok-1"]
 
 
 @pytest.mark.parametrize("name", ROUTED)

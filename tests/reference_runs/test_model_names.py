@@ -19,9 +19,13 @@ from reference_runs.published import SHAPE
         ("GPT-3 175B", "gpt3-175b"),
         ("BLOOM", "bloom-176b"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mixtral-8x22B-v0.1", "mixtral-8x22b"),
         ("GPT-NeoX", "gpt-neox-20b"),
         ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b"),
         ("llama2", None),  # of several sizes
+        ("mixtral", None),
+        ("Qwen/Qwen3", None),
         ("Llama-2-8b", None),
         ("GPT-2B", None),
         ("bloomz-7b1", None),

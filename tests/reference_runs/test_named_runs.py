@@ -15,7 +15,12 @@ from suite.__main__ import main
     [
         ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mixtral-8x22B-v0.1", "mixtral-8x22b"),
+        ("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b"),
         ("BLOOM", "bloom-176b"),
+        ("mistralai/Mixtral", "mixtral-8x22b or mixtral-8x7b"),
+        ("qwen3", "qwen3-235b-a22b or qwen3-30b-a3b"),
+        ("Llama-2-hf", "llama2-13b, llama2-70b or llama2-7b"),
         ("blom-176b", "bloom-176b"),
         ("nonsense", None),
         ("", None),
@@ -30,6 +35,8 @@ def test_the_run_of_a_model_is_meant_before_a_name_that_is_near(name: str, meant
 
 def test_a_run_that_is_not_among_the_names_is_not_meant() -> None:
     assert meant_run("BLOOM", miniatures()) is None
+    assert meant_run("Qwen3", miniatures()) is None
+    assert meant_run("Llama-2", ["bloom-176b", "llama2-7b"]) == "llama2-7b"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.model_names import is_plain
-from reference_runs.published import STEP, PublishedRow, load_table
+from reference_runs.published import PublishedRow, load_table
+from reference_runs.published_columns import SHAPE, STEP
 
 LAYOUT = {
     **{"gpu": "h100", "gpus": "64", "dp": "16", "tp": "4", "pp": "1", "cp": "1"},
@@ -50,6 +51,34 @@ def test_a_row_states_the_layout_of_a_model_that_has_none_published(tmp_path: Pa
     }
 
 
+@pytest.mark.parametrize(
+    ("model", "cells", "name"),
+    [
+        ("Mixtral", {"layers": "32"}, "mixtral-8x7b"),
+        ("mistralai/Mixtral", {"hidden": "6144", "heads": "48"}, "mixtral-8x22b"),
+        ("Qwen3", {"layers": "94", "hidden": "4096"}, "qwen3-235b-a22b"),
+        ("LLaMA-2", {"hidden": "8192"}, "llama2-70b"),
+    ],
+)
+def test_the_stated_shape_tells_sizes_of_a_model_apart(
+    tmp_path: Path, model: str, cells: dict[str, str], name: str
+) -> None:
+    assert row(tmp_path, model, **cells).architecture == reference_run(name).architecture
+
+
+@pytest.mark.parametrize("cells", [{}, {"layers": "33"}, {"layers": "32", "hidden": "6144"}])
+def test_a_name_of_several_sizes_needs_a_shape_that_one_of_them_has(tmp_path: Path, cells: dict[str, str]) -> None:
+    blank = ", ".join(column for column in SHAPE if column not in cells)
+    meant = "several recorded runs are called 'Mixtral'; did you mean mixtral-8x22b or mixtral-8x7b?"
+    assert reason(tmp_path, "Mixtral", **cells) == f"{blank} are blank, and {meant}"
+
+
+def test_a_model_that_is_not_recorded_is_none_of_the_sizes_of_its_family(tmp_path: Path) -> None:
+    dense = {"layers": "36", "hidden": "4096", "heads": "32", "vocab": "151936", "seq_len": "4096"}
+    found = row(tmp_path, "Qwen3", **dense, kv_heads="8", ffn_hidden="12288").architecture
+    assert (found.layers, found.experts) == (36, None)
+
+
 def test_experts_lie_within_the_stated_data_parallelism_of_a_model_without_a_layout(tmp_path: Path) -> None:
     found = row(tmp_path, "mixtral-8x7b", ep="8", recompute="full", zero_stage="1")
     assert (found.layout.data_parallel, found.layout.expert_parallel) == (2, 8)
@@ -73,7 +102,9 @@ def test_a_row_that_names_a_run_and_no_shape_has_its_architecture(tmp_path: Path
             assert row(tmp_path, name, tp=str(tp), dp=dp).architecture == recorded
 
 
-@pytest.mark.parametrize(("name", "head_dim"), [("palm-540b", 256), ("qwen3-30b-a3b", 128), ("deepseek-v3", 192)])
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [("palm-540b", 256), ("qwen3-30b-a3b", 128), ("qwen3-235b-a22b", 128), ("deepseek-v3", 192)]
+)
 def test_heads_of_a_width_of_their_own_keep_it_whatever_the_row_states_besides(
     tmp_path: Path, name: str, head_dim: int
 ) -> None:
@@ -84,7 +115,7 @@ def test_heads_of_a_width_of_their_own_keep_it_whatever_the_row_states_besides(
     assert (small.hidden, small.heads, small.head_dim) == (recorded.hidden // 2, recorded.heads, head_dim)
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "llama2-7b", "gpt-neox-20b"])
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "mixtral-8x22b", "llama2-7b", "gpt-neox-20b"])
 def test_other_heads_are_as_wide_as_hidden_and_heads_say(tmp_path: Path, name: str) -> None:
     recorded = reference_run(name).architecture
     small = row(tmp_path, name, hidden=str(recorded.hidden // 2)).architecture

@@ -96,6 +96,10 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
         _llama("mixtral", 32, 4096, 32, 32000, kv=8, ffn=14336, num_local_experts=8, num_experts_per_tok=2),
         46_702_792_704,
     ),
+    "mixtral-8x22b": (
+        _llama("mixtral", 56, 6144, 48, 32000, kv=8, ffn=16384, num_local_experts=8, num_experts_per_tok=2),
+        140_620_634_112,
+    ),
     "qwen1.5-moe-a2.7b": (_llama("qwen2_moe", 24, 2048, 16, 151936, kv=16, ffn=5632, **QWEN15_MOE), 14_315_784_192),
     "qwen3-30b-a3b": (QWEN3_30B, 30_532_122_624),
     "qwen3-235b-a22b": (QWEN3_235B, 235_093_634_560),

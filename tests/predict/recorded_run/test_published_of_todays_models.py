@@ -22,7 +22,9 @@ COUNTS = {
     "llama3.1-70b": (70_553_706_496, None),
     "llama3.1-405b": (405_853_388_800, None),
     "mixtral-8x7b": (46_702_792_704, "13B"),
+    "mixtral-8x22b": (140_620_634_112, "39B"),
     "qwen3-30b-a3b": (30_532_122_624, "3B"),
+    "qwen3-235b-a22b": (235_093_634_560, "22B"),
     "deepseek-v3": (671_026_419_200, "38B"),  # the paper prints 37B, without the tables outside the layers
 }
 

@@ -54,7 +54,9 @@ def test_latent_attention_and_experts_of_deepseek() -> None:
     assert limits("deepseek-v3") == []
 
 
-@pytest.mark.parametrize("name", ["gpt3-175b", "llama2-70b", "llama3.1-405b", "nemotron4-340b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["gpt3-175b", "llama2-70b", "llama3.1-405b", "nemotron4-340b", "qwen3-30b-a3b", "mixtral-8x22b"]
+)
 def test_recorded_models_of_megatrons_family_have_a_place(name: str) -> None:
     assert limits(name) == []
 
