@@ -11,7 +11,15 @@ from reference_runs.errors import nearest
 
 RUNS = Path(__file__).parent / "runs"
 _SIZE = re.compile(r"-(?:\d+x)?[\d.]+[bm](?:-.*)?$")
-_ENDINGS = ("hf", "base", "pretrain", "pretraining", "v0.1", "v0.3")
+_ENDINGS = ("hf", "base", "pretrain", "pretraining", "instruct", "chat", "v0.1", "v0.3")
+# models of other names with the shape of a recorded one, and shorter names of those recorded
+_ALSO = {
+    **{f"llama3-{size}": f"llama3.1-{size}" for size in ("8b", "70b", "405b")},
+    **{"llama3.3-70b": "llama3.1-70b", "deepseek-r1": "deepseek-v3", "deepseek-v3-671b": "deepseek-v3"},
+    **{"gpt2-small": "gpt2-124m", "gpt2-medium": "gpt2-350m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1558m"},
+    **{"grok1-314b": "grok-1", "gpt-175b": "gpt3-175b", "qwen3-moe-30b-a3b": "qwen3-30b-a3b"},
+    "qwen3-moe-235b-a22b": "qwen3-235b-a22b",
+}
 
 
 def command_name(path: Path) -> str:
@@ -34,15 +42,19 @@ def _names() -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for name in run_names():
         names.setdefault(_folded(_SIZE.sub("", name)), []).append(name)
-    return names | {_folded(name): [name] for name in run_names()}
+    known = (
+        names | {_folded(name): [run] for name, run in _ALSO.items()} | {_folded(name): [name] for name in run_names()}
+    )
+    return {name.replace(".", ""): runs for name, runs in known.items()} | known
 
 
 def named_runs(model: str) -> list[str]:
     """The recorded runs of the model that is called so; several where its size is not said.
 
-    Letters' case, what stands between them, an owner in front ("meta-llama/") and endings such as "-hf" do not count.
+    Letters' case, what stands between them, an owner in front ("meta-llama/"), what is in brackets and endings such as
+    "-hf" do not count; nor does a missing dot: "llama31-405b".
     """
-    folded = _folded(model.rpartition("/")[2])
+    folded = _folded(re.sub(r"\(.*?\)", "", model).strip().rpartition("/")[2])
     for ending in ("", *_ENDINGS):
         if folded.endswith(ending):
             short = folded.removesuffix(ending).removeprefix("meta")

@@ -221,8 +221,9 @@ def _row_of_all(
 
 def _hint(model: str) -> str:
     """Why no run gives the shape of a model of that name."""
-    if sizes := any_of(named_runs(model)):
-        return f", and several recorded runs are called {model!r}; did you mean {sizes}?"
+    runs = named_runs(model)
+    if len(runs) > 1:
+        return f", and several recorded runs are called {model!r}; did you mean {any_of(runs)}?"
     return f", and no recorded run is called {model!r}"
 
 
@@ -242,7 +243,8 @@ def _row(
     complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
-        hint = _hint(model) if model and not named and set(blank) & set(SHAPE) else ""
+        unnamed = model and not named and not facts.source
+        hint = _hint(model) if unnamed and set(blank) & set(SHAPE) else ""
         raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank{hint}")
     device = device_of(cells)
     cells.known["accelerator"] = device

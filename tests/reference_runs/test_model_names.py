@@ -6,7 +6,7 @@ import pytest
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.model_names import is_plain, named_run, stated_shape
-from reference_runs.published import SHAPE
+from reference_runs.published_columns import SHAPE
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,18 @@ from reference_runs.published import SHAPE
         ("GPT-NeoX", "gpt-neox-20b"),
         ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
         ("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b"),
+        ("LLAMA3_8B", "llama3.1-8b"),
+        ("Meta-Llama-3-70B", "llama3.1-70b"),
+        ("Llama-3.1-8B-Instruct", "llama3.1-8b"),
+        ("Llama-3.3-70B-Instruct", "llama3.1-70b"),
+        ("llama31_405b", "llama3.1-405b"),
+        ("DeepSeekV3 (w/o MTP)", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("Grok1 314B", "grok-1"),
+        ("gpt2-xl", "gpt2-1558m"),
+        ("Llama2 70B LoRA", None),  # trains adapters alone
+        ("Llama-3.2-1B", None),
+        ("DeepSeek-R1-Distill-Llama-8B", None),
         ("llama2", None),  # of several sizes
         ("mixtral", None),
         ("Qwen/Qwen3", None),

@@ -6,7 +6,7 @@ import pytest
 
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError
-from reference_runs.named_runs import meant_run
+from reference_runs.named_runs import _ALSO, meant_run
 from suite.__main__ import main
 
 
@@ -31,6 +31,11 @@ def test_the_run_of_a_model_is_meant_before_a_name_that_is_near(name: str, meant
     with pytest.raises(InputError) as refusal:
         reference_run(name)
     assert (f"did you mean {meant}?" in str(refusal.value)) == (meant is not None)
+
+
+def test_every_other_name_is_of_a_recorded_run_and_none_itself() -> None:
+    assert set(_ALSO.values()) <= set(run_names())
+    assert not set(_ALSO) & set(run_names())
 
 
 def test_a_run_that_is_not_among_the_names_is_not_meant() -> None:
