@@ -12,7 +12,8 @@ from reference_runs.run import Workload
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
-from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time, timed_stages
+from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
+from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.machines import Case
 from tests.support.strategies import BLOOM
@@ -25,7 +26,7 @@ def traffic_of(case: Case) -> list[RankTraffic]:
     architecture, recipe, layout, micro_batches = case
     return [
         step_traffic(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
-        for stage in timed_stages(layout)
+        for stage in timed_stages(architecture, layout)
     ]
 
 
@@ -43,7 +44,7 @@ def stage_times(case: Case, machine: Machine) -> list[StepTime]:
     for stage in range(layout.pipeline_stages):
         traffic = step_traffic(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(subject, "timed_stages", lambda _, stage=stage: (stage,))
+            patch.setattr(subject, "timed_stages", lambda *_, stage=stage: (stage,))
             times.append(
                 step_time(
                     Workload(architecture, recipe, layout), machine, micro_batches=micro_batches, traffic=[traffic]

@@ -40,6 +40,7 @@ from suite.predict.analytic.parameters import layer_tensors, rank_parameters, to
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
 from suite.predict.analytic.product_formats import layer_weight_copies_bytes
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
+from suite.predict.analytic.timed_stages import timed_stages
 
 
 class StageMemory(NamedTuple):
@@ -343,16 +344,15 @@ def memory_by_stage(workload: Workload, *, micro_batches: int, keeping: Keeping 
 def peak_bytes(workload: Workload, *, micro_batches: int, keeping: Keeping = NO_KEEPING) -> float:
     """Bytes at the fullest instant of the fullest rank.
 
-    Of p stages it is the first, the second or the last: those between have no more layers, micro-batches in flight or
-    weight versions than the second, and neither embedding nor head.
+    It is of one of `timed_stages`: those between have no more layers, micro-batches in flight or weight versions than
+    one of them that comes before, and neither embedding nor head.
     """
     shared = _shared(workload, keeping)
-    last = workload.layout.pipeline_stages - 1
-    first, second, final = (
+    peaks = (
         _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared).peak
-        for stage in (0 * last, smaller(1, last), last)
+        for stage in timed_stages(workload.architecture, workload.layout)
     )
-    return larger(larger(first, second), final)
+    return reduce(larger, peaks)
 
 
 def exceeds(stages: Sequence[StageMemory], memory_bytes: float | None) -> bool:

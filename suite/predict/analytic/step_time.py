@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
-from reference_runs.run import Architecture, Recipe, Workload
+from reference_runs.run import Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.axis_links import axis_groups
 from suite.predict.analytic.collective_time import Group, collective_seconds
@@ -38,7 +38,8 @@ from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.product_formats import weight_casts
 from suite.predict.analytic.stage_computation import StageComputation, micro_batch_seconds, stage_computation
-from suite.predict.analytic.stage_layers import layer_kinds, stage_layers
+from suite.predict.analytic.stage_layers import layer_kinds
+from suite.predict.analytic.timed_stages import all_stages_seconds, timed_stages
 
 RankTraffic = Sequence[tuple[str, str, int, int]]  # of analytic/traffic.py: axis, operation, bytes, messages
 
@@ -93,20 +94,6 @@ class StepTime(NamedTuple):
     def total_seconds(self) -> float:
         """Seconds of the step."""
         return sum(self)
-
-
-def timed_stages(layout: Layout) -> tuple[int, ...]:
-    """Pipeline stages among which the slowest is: the first, the second, the last, each once.
-
-    All others have no more layers than the second and, like it, neither embedding nor head. Where the number of stages
-    is an array, three entries, of which some may name the same stage. All stages where their layers are given.
-    """
-    stages: Any = layout.pipeline_stages
-    if layout.stage_layer_counts is not None:
-        return tuple(range(stages))
-    if isinstance(stages, int):
-        return tuple(range(stages)) if stages < 3 else (0, 1, stages - 1)
-    return (0 * stages, smaller(1, stages - 1), stages - 1)
 
 
 def exposed_data_parallel_seconds(
@@ -176,7 +163,7 @@ def step_time(
     Source: Narayanan et al. 2021, arXiv 2104.04473, sections 2.2 and 3.
 
     Args:
-        traffic: of one rank of each of `timed_stages(layout)`, what `step_traffic` (traffic.py) returns.
+        traffic: of one rank of each of `timed_stages`, what `step_traffic` (traffic.py) returns.
         parts: seconds of layers, embedding, head and update (measured_parts.py) that take the place of the machine's;
             of one layout, not of arrays. The step is then the same sum.
         links: in place of what `axis_groups` says of the layout's order of ranks.
@@ -200,11 +187,12 @@ def step_time(
         ),
         None if parts is None else (parts, modelled_parts(workload, machine)),
     )
-    stages = [_stage_time(step, stage, entries) for stage, entries in zip(timed_stages(layout), traffic, strict=True)]
+    timed = timed_stages(architecture, layout)
+    stages = [_stage_time(step, stage, entries) for stage, entries in zip(timed, traffic, strict=True)]
     times = [stage.time for stage in stages]
     if layout.schedule not in NO_FLUSH:
         passes, sends = [stage.pass_seconds for stage in stages], [stage.send_seconds for stage in stages]
-        every = _all_stages_seconds(workload.architecture, layout, passes, sends)
+        every = all_stages_seconds(architecture, layout, passes, sends)
         divided = layout.virtual_stages * waits_of_a_pass(layout)
         times = [
             stage.time._replace(bubble_seconds=larger(every - (stage.pass_seconds + stage.send_seconds), 0.0) / divided)
@@ -339,28 +327,6 @@ def _messages_seconds(step: _StepOfStages, stage: int, entries: RankTraffic) -> 
             spent = spent * narrowed(workload, stack, stage=stage, axis=axis)
         seconds[key] = seconds[key] + spent
     return seconds
-
-
-def _all_stages_seconds(
-    architecture: Architecture, layout: Layout, passes: Sequence[float], sends: Sequence[float]
-) -> float:
-    """Seconds of one micro-batch in all stages one after the other, from passes and messages of `timed_stages`.
-
-    Stages between the second and the last have layers alone, so they take the second's time for each of its layers, and
-    send as often as it does. (Recomputation from a stage's input grows with the square of its layers: a stage that has
-    one less than the second then counts a little too much.)
-    """
-    stages: Any = layout.pipeline_stages
-    if len(passes) < 3 or layout.stage_layer_counts is not None:
-        return sum(passes) + sum(sends)
-    ends = stage_layers(architecture, layout, stage=0) + stage_layers(architecture, layout, stage=stages - 1)
-    # arrays may hold pipelines of one or two stages, whose second or last stage is named twice
-    second = stage_layers(architecture, layout, stage=smaller(1, stages - 1))
-    middle = (architecture.layers - ends) / larger(second, 1) * passes[1]
-    middle = larger(middle, 0.0) + (stages - 2) * sends[1]
-    ends_seconds = passes[0] + sends[0] + passes[2] + sends[2]
-    several: float = ends_seconds + chosen(stages > 2, middle, 0.0 * middle)
-    return chosen(stages > 1, several, passes[0] + sends[0])
 
 
 def _exposed_inside(

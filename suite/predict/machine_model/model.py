@@ -23,7 +23,8 @@ from reference_runs.stack import AttentionKernel, Generation, ReadStack, Recorde
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
-from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time, timed_stages
+from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
+from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.usable_memory import usable_memory
 
@@ -344,7 +345,8 @@ def prepared_row(row: PublishedRow) -> PreparedRow:
     """The row with the traffic of the stages that may be the slowest."""
     micro_batches = accumulation(row.recipe, row.layout)
     traffic = tuple(
-        step_traffic(row.workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(row.layout)
+        step_traffic(row.workload, stage=stage, micro_batches=micro_batches)
+        for stage in timed_stages(row.architecture, row.layout)
     )
     alternatives = tuple((share, prepared_row(each)) for share, each in row.alternatives)
     return PreparedRow(row, catalogued(row.accelerator), micro_batches, traffic, alternatives)

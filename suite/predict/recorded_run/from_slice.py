@@ -21,7 +21,8 @@ from suite.predict.analytic.measured_parts import (
     workloads_of_parts,
 )
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
-from suite.predict.analytic.step_time import StepTime, step_time, timed_stages
+from suite.predict.analytic.step_time import StepTime, step_time
+from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.recorded_run.slice_parts import MeasuredSlice, SlicedPart, exchanged_axes, sliced_parts, with_sliced
 
@@ -90,7 +91,7 @@ def sliced_step(
     """
     measured, modelled = sliced_parts(run, workload, slices), modelled_parts(workload, machine)
     axes, micro_batches = exchanged_axes(slices), accumulation(workload.recipe, workload.layout)
-    stages = timed_stages(workload.layout)
+    stages = timed_stages(workload.architecture, workload.layout)
     traffic = [step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in stages]
     beyond = [
         [*(entry for entry in entries if entry[0] not in axes), *_of_other_parts(workload, measured, axes, stage)]

@@ -21,7 +21,8 @@ from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage
-from suite.predict.analytic.step_time import StepTime, step_time, timed_stages
+from suite.predict.analytic.step_time import StepTime, step_time
+from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 
 
@@ -105,7 +106,8 @@ def _with_step(prediction: RunPrediction, workload: Workload, machine: Machine |
     recipe, layout = workload.recipe, workload.layout
     micro_batches = accumulation(recipe, layout)
     traffic = {
-        stage: step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)
+        stage: step_traffic(workload, stage=stage, micro_batches=micro_batches)
+        for stage in timed_stages(workload.architecture, layout)
     }
     step = None
     if machine is not None and has_time(layout, machine):
@@ -124,7 +126,7 @@ def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping
     layout, micro_batches = workload.layout, micro_batches_held(workload.recipe, workload.layout)
     memory = tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping))
     # as for `peak_bytes`: no stage between the second and the last holds more than the second
-    fullest = max(timed_stages(layout), key=lambda stage: memory[stage].peak)
+    fullest = max(timed_stages(workload.architecture, layout), key=lambda stage: memory[stage].peak)
     reserved = reserved_peak_bytes(
         workload, memory[fullest], stage=fullest, micro_batches=micro_batches, keeping=keeping
     )

@@ -13,7 +13,8 @@ from suite.predict.analytic.flop_conventions import needed_flop
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.stage_memory import peak_bytes
-from suite.predict.analytic.step_time import step_time, timed_stages
+from suite.predict.analytic.step_time import step_time
+from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
 
@@ -54,7 +55,9 @@ def layout_figures(
     """
     architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
-    traffic = [step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)]
+    traffic = [
+        step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(architecture, layout)
+    ]
     step = step_time(workload, machine, micro_batches=micro_batches, traffic=traffic, links=links)
     samples = recipe.global_batch
     seconds = step.total_seconds

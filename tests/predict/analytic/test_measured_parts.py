@@ -13,7 +13,8 @@ from reference_runs.stack import stack
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.measured_parts import PartSeconds, PassSeconds, modelled_parts, stage_parts
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.step_time import StepTime, step_time, timed_stages
+from suite.predict.analytic.step_time import StepTime, step_time
+from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.machine_model.model import run_machine
 from tests.support.machines import A100, Case, cases, machines
@@ -123,7 +124,10 @@ def test_a_slower_layer_lengthens_the_slowest_stage_and_its_bubble(slower: float
         return time_from(case, A100, parts._replace(layers=layers)).total_seconds
 
     layer, workload = parts.layers[0].total, Workload(*case[:3])
-    slowest = max(stage_layers(case.architecture, case.layout, stage=stage) for stage in timed_stages(case.layout))
+    slowest = max(
+        stage_layers(case.architecture, case.layout, stage=stage)
+        for stage in timed_stages(case.architecture, case.layout)
+    )
     waited = case.architecture.layers - slowest
     grown = seconds(slower * more) - seconds(slower)
     rounding = 10 * ROUNDING * seconds(slower * more)  # of the difference of two steps
