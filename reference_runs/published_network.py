@@ -9,8 +9,18 @@ from typing import NamedTuple
 from reference_runs.accelerator import accelerator
 from reference_runs.published_run import Cells, UnusableError
 
-_RATE = re.compile(r"(?:(\d+) ?x ?.*?)?(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
+_RATE = re.compile(
+    r"(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([gt])(?:(bytes?/s|bits?/s|b(?:/s|ps|e)?)(?![a-z])|(?![a-z]))", re.IGNORECASE
+)
+_PORTS = r"(?:ports?|nics?|hcas?|interfaces?|rails?|adapters?)\b"
+_BEFORE = re.compile(rf"(?<![\w.-])(\d+) ?(?:[x\u00d7*]|(?={_PORTS})|(?=\d+ ?[gt]))", re.IGNORECASE)
+_BEHIND = re.compile(r"[x\u00d7*] ?(\d+)\b", re.IGNORECASE)
+_OF_PORTS = re.compile(rf"(\d+) ?{_PORTS}", re.IGNORECASE)
+_EACH_PORT = re.compile(rf"(?:per|/|a) ?{_PORTS}", re.IGNORECASE)
+_EACH_ACCELERATOR = re.compile(r"(?:per|/|each|a) ?(?:gpu|accelerator)\b", re.IGNORECASE)
 _INSIDE = re.compile(r"nvlink|nvswitch|\bnvl\d*\b|xgmi|infinity fabric", re.IGNORECASE)
+_TO_THE_HOST = re.compile(r"pcie", re.IGNORECASE)
+_GBITS_OF_A_PORT = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}  # of InfiniBand
 
 
 class Network(NamedTuple):
@@ -25,47 +35,90 @@ class Network(NamedTuple):
     bytes_per_second: float | None
 
 
+class WordedRate(NamedTuple):
+    """Bytes per second that words name, over so many interfaces; 1 where they name none."""
+
+    bytes_per_second: float
+    interfaces: int
+
+
 def network_of(cells: Cells, device: str) -> Network:
     """The rate as a number, else as the words of `inter_link`, else as assumed.
 
-    Where the link of a board joins several hosts, and the row counts the accelerators of one, all that it joins are a
-    node here, and what leaves a host is multiplied by their number: 4 x 400 Gbit/s of a GB200's compute tray are
-    72 x 400 Gbit/s of NVL72.
+    Where the link of a board joins several hosts, all that it joins are a node here. A rate is of one host if the row
+    counts the accelerators of a host, or says nothing of a node, or if its words have an interface for each of a
+    host's: 4 x 400 Gbit/s of a GB200's compute tray are 72 x 400 Gbit/s of NVL72.
 
     Raises:
         UnusableError: the run has more accelerators than one node, and no rate is known.
     """
-    counted = cells.count("gpus_per_node")
-    joined = accelerator(device).board.joined(counted)
+    counted, board = cells.count("gpus_per_node"), accelerator(device).board
+    joined = board.joined(counted)
     if joined != counted:
         cells.assumed.append(f"gpus_per_node {counted} = {joined}")
-    if (rate := _of_a_host(cells)) is not None:
-        return Network(joined, rate * joined / counted)
-    if cells.count("gpus") <= joined:
+    if (text := cells.stated.get("inter_link", "")) and not cells.stated.get("network_bytes_per_second"):
+        host = board.accelerators_per_host or counted
+        rate = worded_rate(text, counted if cells.stated.get("gpus_per_node") else host)
+        if rate is not None:
+            of_host = rate.interfaces == host or (not cells.stated.get("gpus_per_node") and rate.interfaces != joined)
+            whole = rate.bytes_per_second * joined / (host if of_host else counted)
+            cells.assumed.append(f"inter_link {text} = {8e-9 * whole:,.6g} Gbit/s a node")
+            return Network(joined, whole)
+        cells.assumed.append(f"inter_link {text} = no rate")
+    if cells.count("gpus") <= joined and not cells.stated.get("network_bytes_per_second"):
         return Network(joined, None)
     if not cells.said("network_bytes_per_second"):
         what = "inter_link and network_bytes_per_second are blank, or name no rate"
         raise UnusableError(f"{what}, for more than one node")
-    return Network(joined, cells.positive("network_bytes_per_second"))
-
-
-def _of_a_host(cells: Cells) -> float | None:
-    """What the row states of one host."""
-    if cells.stated.get("network_bytes_per_second"):
-        return cells.positive("network_bytes_per_second")
-    return worded_bytes_per_second(cells.stated.get("inter_link", ""))
+    return Network(joined, cells.positive("network_bytes_per_second") * joined / counted)
 
 
 @cache
-def worded_bytes_per_second(text: str) -> float | None:
-    """Bytes per second out of a node in words such as "8x HDR InfiniBand 200Gb/s per node"; None: no rate in them.
+def worded_rate(text: str, accelerators: int) -> WordedRate | None:
+    """What leaves a node with so many accelerators, in words such as "8x HDR 200Gb/s"; None: no rate in them.
 
-    A count in front multiplies; b is a bit and B a byte. Of several rates the highest: the others are of storage and
-    management. A part that names NVLink is of links inside.
+    A count in front or behind multiplies, one of ports what is said of each port, and the accelerators what is said of
+    each; a small b is a bit, a large one a byte. Of several rates the highest: the others are of storage and
+    management. A part that names NVLink is of links inside; one of PCIe counts where no other part has a rate.
     """
-    outside = " ; ".join(part for part in re.split(r"[,;+]", text) if not _INSIDE.search(part))
-    rates = [
-        int(count or 1) * float(rate) * {"G": 1e9, "T": 1e12}[prefix] / (1 if unit.startswith("B") else 8)
-        for count, rate, prefix, unit in _RATE.findall(outside)
+    parts = [
+        part for part in re.split(r"[,;+]", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)) if not _INSIDE.search(part)
     ]
-    return max(rates, default=0.0) or None
+    for those in (
+        [part for part in parts if not _TO_THE_HOST.search(part)],
+        [part for part in parts if _TO_THE_HOST.search(part)],
+    ):
+        rates = [rate for part in those if (rate := _of_part(part, text, accelerators))]
+        if rates:
+            return max(rates)
+    return None
+
+
+def _of_part(part: str, text: str, accelerators: int) -> WordedRate | None:
+    found = _RATE.search(part)
+    if found is None:
+        return _of_a_named_port(part)
+    number, prefix, unit = found.groups()
+    is_bytes = bool(unit) and (unit.startswith("B") or unit.casefold().startswith("byte"))
+    rate = float(number) * {"g": 1e9, "t": 1e12}[prefix.casefold()] / (1 if is_bytes else 8)
+    ahead, behind = _BEFORE.search(part[: found.end()]), _BEHIND.search(part[found.end() :])
+    if ahead and ahead.start() < found.start():
+        count = int(ahead[1])
+    elif behind:
+        count = int(behind[1])
+    elif _EACH_ACCELERATOR.search(part):
+        count = accelerators
+    else:
+        ports = _OF_PORTS.search(text if _EACH_PORT.search(part) else part)
+        count = int(ports[1]) if ports else 1
+    return WordedRate(count * rate, count) if rate > 0 else None
+
+
+def _of_a_named_port(part: str) -> WordedRate | None:
+    """Of words such as "8x NDR", which need a count: how many ports a node has is not in their name."""
+    words = re.findall(r"[a-z]+", part.casefold())
+    count = re.search(r"(\d+) ?[x\u00d7*]", part, re.IGNORECASE)
+    gbits = next((_GBITS_OF_A_PORT[word] for word in words if word in _GBITS_OF_A_PORT), None)
+    if gbits is None or count is None:
+        return None
+    return WordedRate(int(count[1]) * gbits * 1e9 / 8, int(count[1]))

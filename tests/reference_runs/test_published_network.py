@@ -9,7 +9,7 @@ import pytest
 from reference_runs.accelerator import accelerator
 from reference_runs.published import PublishedRow, PublishedTable, load_table
 from reference_runs.published_columns import STEP
-from reference_runs.published_network import worded_bytes_per_second
+from reference_runs.published_network import worded_rate
 
 CELLS = {
     **{"model": "Llama-3.1-8B", "gpu": "gb200", "gpus": "128", "dp": "128", "tp": "1", "pp": "1"},
@@ -47,13 +47,34 @@ def network(tmp_path: Path, **cells: str) -> tuple[int, float | None]:
         ("NVLink 1.8TB/s, 4x ConnectX-7 400Gb/s", 200),
         ("4 x 400 Gb/s per tray; NVL72 switch 130TB/s", 200),
         ("NVSwitch 900GB/s", None),
-        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s", 400),
+        ("3,200 Gbps", 400),
+        ("EFA 3,200 Gbps", 400),
+        ("400 Gb/s per GPU", 400),
+        ("400Gbps/GPU", 400),
+        ("400 Gb/s NIC/GPU", 400),
+        ("50GB/s per GPU", 400),
+        ("ConnectX-7 400 Gb/s x8", 400),
+        ("Omni-Path 100Gb/s x4", 50),
+        ("8 400Gb/s", 400),
+        ("4 NIC of 100Gb/s", 50),
+        ("8 NICs, 400 Gb/s per NIC", 400),
+        ("NDR 400Gb/s per port, 8 ports", 400),
+        ("8x100gb/s", 100),
+        ("4x100G", 50),
+        ("100GbE", 12.5),
+        ("8x HDR", 200),
+        ("8 x NDR InfiniBand", 400),
+        ("PCIe Gen5 128 GB/s; IB 400Gb/s x8", 400),
+        ("PCIe Gen5 64 GB/s", 64),
+        ("1x Ethernet 100Gb/Sec, 8x NVIDIA Quantum-2 CX7 InfiniBand (400Gb/s)", 400),
+        ("Slingshot-11", None),
         ("NDR", None),
         ("", None),
     ],
 )
 def test_words_for_a_network_are_read_as_bytes_out_of_a_node(words: str, gigabytes: float | None) -> None:
-    assert worded_bytes_per_second(words) == (None if gigabytes is None else gigabytes * 1e9)
+    found = worded_rate(words, 8)
+    assert (found and found.bytes_per_second) == (None if gigabytes is None else pytest.approx(gigabytes * 1e9))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +88,15 @@ def test_words_for_a_network_are_read_as_bytes_out_of_a_node(words: str, gigabyt
         ({"gpus_per_node": "4", "inter_link": "NVLink 1.8TB/s; 4x ConnectX-7 200Gb/s"}, (72, 1800e9)),
         ({"gpus_per_node": "4", "network_bytes_per_second": "1e11"}, (72, 1800e9)),
         ({"gpus_per_node": "36", "network_bytes_per_second": "1e12"}, (36, 1e12)),
+        ({"gpus_per_node": "36"}, (36, 1800e9)),
+        ({"inter_link": "4x ConnectX-7 400Gb/s"}, (72, 3600e9)),
+        ({"gpus_per_node": "72", "inter_link": "4x ConnectX-7 400Gb/s"}, (72, 3600e9)),
+        ({"inter_link": "72x 400Gb/s"}, (72, 3600e9)),
+        ({"inter_link": "400Gb/s per GPU"}, (72, 3600e9)),
+        ({"gpus_per_node": "72", "inter_link": "400Gb/s per GPU"}, (72, 3600e9)),
+        ({"gpus_per_node": "4", "inter_link": "200Gb/s per GPU"}, (72, 1800e9)),
+        ({"gpu": "h100", "inter_link": "400Gb/s per GPU"}, (8, 400e9)),
+        ({"gpu": "h100", "inter_link": "Slingshot"}, (8, 400e9)),
         ({"gpu": "h100"}, (8, 400e9)),
         ({"gpu": "h100", "gpus_per_node": "4", "inter_link": "4x 200 Gb/s"}, (4, 100e9)),
     ],
@@ -82,12 +112,17 @@ def test_a_count_of_one_host_of_several_is_said(tmp_path: Path) -> None:
     assert not any(words.startswith("gpus_per_node 72") for words in row(tmp_path, gpus_per_node="72").assumed)
 
 
+def test_what_words_are_read_as_is_said(tmp_path: Path) -> None:
+    assert "inter_link 4x 400 Gb/s = 28,800 Gbit/s a node" in row(tmp_path, inter_link="4x 400 Gb/s").assumed
+    assert "inter_link Slingshot = no rate" in row(tmp_path, gpu="h100", inter_link="Slingshot").assumed
+
+
 def test_no_rate_is_needed_where_the_link_joins_all(tmp_path: Path) -> None:
     assert network(tmp_path, gpus="72", dp="8", pp="9", gpus_per_node="4", layers="36") == (72, None)
 
 
 def test_more_than_one_node_without_a_rate_is_refused(tmp_path: Path) -> None:
-    (skipped,) = table(tmp_path, {"gpus_per_node": "36"}).skipped
+    (skipped,) = table(tmp_path, {"gpu": "l40s", "inter_link": "NDR"}).skipped
     words = "inter_link and network_bytes_per_second are blank, or name no rate, for more than one node"
     assert skipped.reason == words
 
