@@ -311,9 +311,7 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     ):
         if not recorded or cells.stated.get(column):
             layout[key] = read(column)
-    experts = cells.count("ep") if cells.stated.get("ep") else 1
-    if cells.count("dp") % experts:
-        raise UnusableError(f"ep = {experts} does not divide dp = {cells.count('dp')}")
+    experts = _expert_groups(cells)
     layout |= {"data_parallel": cells.count("dp") // experts, "expert_parallel": experts}
     if recorded:
         if layout["pipeline_stages"] == 1:
@@ -322,10 +320,36 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     return msgspec.structs.replace(
         base,
         **layout,
-        stage_assignment=cells.choice("stage_assignment", StageAssignment),
+        stage_assignment=_assignment(cells),
         fused_attention=cells.claim("fused_attention"),
         scatter_gather=cells.claim("scatter_gather"),
     )
+
+
+def _expert_groups(cells: Cells) -> int:
+    """Groups of experts within the row's dp.
+
+    Where experts are not split over tp, as NVIDIA's recipes have it, ep counts ranks of tp too: the ep / tp groups of
+    here, each expert over tp, give each rank as much of the experts.
+    """
+    experts, data = cells.count("ep") if cells.stated.get("ep") else 1, cells.count("dp")
+    if data % experts == 0:
+        return experts
+    groups, rest = divmod(experts, cells.count("tp"))
+    if rest or data % groups:
+        raise UnusableError(f"ep = {experts} does not divide dp = {data}, nor tp * dp")
+    cells.assumed.append(f"ep {experts} = {groups} with each expert over tp")
+    return groups
+
+
+def _assignment(cells: Cells) -> StageAssignment:
+    """How layers are dealt: with the tables as layers where there are chunks for these alone."""
+    chunks, layers = cells.count("pp") * cells.count("vpp"), cells.count("layers")
+    if cells.stated.get("stage_assignment") or not layers < chunks <= layers + 2:
+        return cells.choice("stage_assignment", StageAssignment)
+    assignment = StageAssignment.LAYERS_AND_TABLES
+    cells.assumed.append(f"stage_assignment = {assignment.value}")
+    return assignment
 
 
 def dealt_layout(architecture: Architecture, layout: Layout, stack_name: str) -> Layout:

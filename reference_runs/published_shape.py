@@ -28,6 +28,7 @@ def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Arch
         for name, column in (("kv_heads", "kv_heads"), ("ffn_hidden", "ffn_hidden"), ("padded_vocabulary", "vocab")):
             if cells.stated.get(column):
                 shape[name] = cells.count(column)
+        shape["vocabulary"] = min(base.vocabulary, int(str(shape.get("padded_vocabulary", base.vocabulary))))
         return msgspec.structs.replace(base, **shape | _experts(cells, base))
     if cells.said("mean_document"):
         shape |= {"mask": Mask.DOCUMENTS, "mean_document": cells.count("mean_document")}
@@ -56,6 +57,9 @@ def _sizes(cells: Cells, base: Architecture) -> dict[str, object]:
     shape: dict[str, object] = {"hidden": hidden, "heads": heads}
     shape |= {"layers": cells.count("layers", most=MOST_LAYERS), "sequence": cells.count("seq_len")}
     stated = bool(cells.stated.get("head_dim"))
+    if stated and base.key_value_rank is not None and cells.count("head_dim") != base.head_dim:
+        what = f"head_dim: expected {base.head_dim}, {base.rotary_dim} of them rotated, of latent attention"
+        raise UnusableError(f"{what}; got {cells.text('head_dim')!r}")
     if not stated and base.heads * base.head_dim != base.hidden:
         return shape | {"head_dim": base.head_dim}
     if not stated and hidden % heads:

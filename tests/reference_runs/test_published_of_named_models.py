@@ -133,3 +133,37 @@ def test_what_a_row_states_of_a_named_model_comes_first(tmp_path: Path) -> None:
     assert (packed.mask.value, packed.mean_document) == ("causal-documents", 300)
     other = row(tmp_path, "Llama-3.1-8B", vocab="32000", padded_vocab="32256").architecture
     assert (other.vocabulary, other.padded_vocabulary) == (32000, 32256)
+
+
+def test_expert_parallelism_may_count_tensor_parallel_ranks_too(tmp_path: Path) -> None:
+    """Of 256 accelerators with tp2 and pp8, 32 groups of experts need those of tp: each rank has 1 / 32 of them."""
+    found = row(tmp_path, "qwen3-235b-a22b", gpus="256", dp="16", tp="2", pp="8", ep="32", global_batch="1024")
+    assert (found.layout.data_parallel, found.layout.expert_parallel, found.layout.tensor_parallel) == (1, 16, 2)
+    assert "ep 32 = 16 with each expert over tp" in found.assumed
+    whole = row(tmp_path, "qwen3-235b-a22b", gpus="256", dp="16", tp="2", pp="8", ep="16", global_batch="1024")
+    assert not any(words.startswith("ep ") for words in whole.assumed)
+    words = "ep = 3 does not divide dp = 16, nor tp * dp"
+    assert reason(tmp_path, "qwen3-235b-a22b", gpus="256", dp="16", tp="2", pp="8", ep="3") == words
+
+
+def test_chunks_for_embedding_and_head_alone_say_how_layers_are_dealt(tmp_path: Path) -> None:
+    cells = {"gpus": "1024", "dp": "8", "tp": "8", "pp": "16", "vpp": "8", "global_batch": "1024"}
+    found = row(tmp_path, "Llama-3.1-405B", **cells)
+    assert found.layout.stage_assignment.value == "layers-and-tables"
+    assert "stage_assignment = layers-and-tables" in found.assumed
+    assert "stage_assignment = layers" in row(tmp_path, "Llama-3.1-405B", **cells | {"vpp": "1"}).assumed
+    assert "at most architecture.layers = 126" in reason(
+        tmp_path, "Llama-3.1-405B", **cells | {"stage_assignment": "layers"}
+    )
+
+
+def test_latent_attention_has_heads_of_its_own(tmp_path: Path) -> None:
+    assert row(tmp_path, "deepseek-v3", head_dim="192").architecture.head_dim == 192
+    words = "head_dim: expected 192, 64 of them rotated, of latent attention; got '128'"
+    assert reason(tmp_path, "deepseek-v3", head_dim="128") == words
+
+
+@pytest.mark.parametrize(("vocab", "tokens"), [("1024", 1024), ("200000", 151936)])
+def test_a_vocabulary_of_a_recorded_mixture_may_be_smaller_or_padded(tmp_path: Path, vocab: str, tokens: int) -> None:
+    found = row(tmp_path, "qwen3-30b-a3b", vocab=vocab).architecture
+    assert (found.padded_vocabulary, found.vocabulary) == (int(vocab), tokens)
