@@ -63,7 +63,7 @@ def predict(  # noqa: PLR0913  # the command's options
     layout: Annotated[str | None, typer.Option(help="Layout, such as dp8,tp4,pp12; omitted axes are 1.")] = None,
     network: Annotated[
         float | None,
-        typer.Option(help="Gbit/s out of a node over all its interfaces, instead of the run's own.", min=0),
+        typer.Option(help="Gbit/s out of a node (a GB200's has 72) over all its interfaces, not the run's own.", min=0),
     ] = None,
     stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
     products: Annotated[
@@ -226,6 +226,10 @@ def _print(
     print_folded(out, f"{name}{stands_on}{laid_out}{executed}", "bold")
     for each in software.changed:
         print_folded(out, f"{each.choice}: {each.words}", "")
+    if machine and machine.machine and machine.accelerator.board.accelerators_per_host:
+        board, able = machine.accelerator.board, machine.machine
+        joined = f"a node: the {able.accelerators_per_node} accelerators that {board.link} joins"
+        print_folded(out, f"{joined}, {8e-9 * able.network_bytes_per_second:,.0f} Gbit/s out of it", "")
     if predicted.sliced:
         elsewhere = "" if predicted.is_of_record else f" {measured_where(predicted.run) or 'elsewhere'}"
         alike = machine is not None and is_accelerator(predicted.sliced.device, machine.accelerator.name)

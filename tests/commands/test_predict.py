@@ -501,3 +501,13 @@ def test_numbers_are_read_in_units_for_people() -> None:
 @pytest.mark.timing
 def test_a_prediction_as_a_process_takes_less_than_the_stated_time() -> None:
     assert command_seconds("predict", "bloom-176b") <= PROCESS_SECONDS
+
+
+def test_a_node_of_several_hosts_is_said_with_its_network(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "a node: the 72 accelerators that NVLink 5 joins, {} Gbit/s out of it"
+    assert main(["predict", "llama3.1-405b", "--on", "gb200"]) in (0, 1)
+    assert words.format("28,800") in capsys.readouterr().out
+    assert main(["predict", "llama3.1-405b", "--on", "gb200", "--network", "3200"]) in (0, 1)
+    assert words.format("3,200") in capsys.readouterr().out
+    assert main(["predict", "llama3.1-405b", "--on", "h200-sxm"]) in (0, 1)
+    assert "a node: the" not in capsys.readouterr().out
