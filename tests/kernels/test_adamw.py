@@ -236,3 +236,20 @@ def test_mixed_dtypes_and_memory_given_twice_are_refused() -> None:
         adamw([w[0], w[0]], g, m, v, **SETTINGS)
     with pytest.raises(UnsupportedInputError, match="^adamw: written tensors: allowed .*, got one twice$"):
         adamw(w, g, m, v, copies=[w[0].view(8), ones(8)], **SETTINGS)
+
+
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.3, 0.4), (0.45, 0.999)])
+def test_the_reference_is_pytorchs_at_small_betas_too(beta1: float, beta2: float) -> None:
+    weights = tensors([(37,), (3, 5)], torch.float64)
+    ours = [weight.clone() for weight in weights]
+    theirs = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = torch.optim.AdamW(theirs, lr=1e-2, betas=(beta1, beta2), eps=1e-8, weight_decay=0.1)
+    first, second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    for step in (1, 2, 3):
+        gradients = tensors([(37,), (3, 5)], torch.float64, seed=step)
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        reference(ours, gradients, first, second, [], None, **SETTINGS | {"step": step, "beta1": beta1, "beta2": beta2})
+        for own, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(own, other.detach(), rtol=1e-12, atol=1e-14)

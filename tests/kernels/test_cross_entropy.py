@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cross_entropy import IGNORED, cross_entropy, loss_and_gradient, reference
+from kernels.cross_entropy import CACHED_BYTES, IGNORED, MOST_BLOCK, _block, cross_entropy, loss_and_gradient, reference
 from kernels.operator import UnsupportedInputError
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, assert_same, normal
 from tests.kernels.tokens import tokens
@@ -245,3 +245,10 @@ def test_other_input_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(UnsupportedInputError, match=f"^cross_entropy: {named}: allowed .*, got .*$"):
         cross_entropy(logits, targets, **options)  # type: ignore[arg-type]
+
+
+def test_a_program_takes_the_fewest_columns_whose_rows_stay_in_the_cache() -> None:
+    """8 programs of 2048 columns run on each of 132 multiprocessors at once, 4 of 4096: so many rows are in work."""
+    for programs, columns, more in ((8, 2048, 4096), (4, 4096, MOST_BLOCK)):
+        row_bytes = CACHED_BYTES // (programs * 132)
+        assert (_block(row_bytes), _block(row_bytes + 1)) == (columns, more)

@@ -192,6 +192,17 @@ def test_a_launch_that_ended_after_its_directory_was_listed_is_read_again(
     assert [launch.status for launch in launches(tmp_path)[0]] == ["ok"]
 
 
+def test_a_launch_whose_end_is_damaged_by_then_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.Opened(store.records_directory(tmp_path, begin().run), begin())
+
+    def damaged(_: object) -> LaunchSummary:
+        raise InputError("not a record", where="here")
+
+    monkeypatch.setattr(reading, "_without_end", damaged)
+    found, bad = launches(tmp_path)
+    assert ([*found], [str(error) for error in bad]) == ([], ["here: not a record"])
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "one-bit", "other-code", "directory"])
 def test_damaged_keepings_are_rebuilt_in_silence(damage: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold, _ = launches(results)

@@ -360,3 +360,12 @@ def test_earlier_and_later_minor_schemas_are_read(minor, tmp_path):
     briefly, bad = launches(tmp_path)
     assert [launch.id for launch in briefly] == [first.id]
     assert bad == []
+
+
+def test_a_record_is_readable_by_all_and_writable_by_its_owner(tmp_path):
+    usual = os.umask(0)
+    try:
+        store.write_new(tmp_path / "one.json", b"{}")
+    finally:
+        os.umask(usual)
+    assert stat.S_IMODE((tmp_path / "one.json").stat().st_mode) == 0o644
