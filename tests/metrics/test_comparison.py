@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.metrics.comparison import Row, Verdict, compare, overall
-from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
+from suite.metrics.figures import Figure, Quantity, StepTerm, with_maximum_over_ranks
 
 KEYS = [
     "quantity",
@@ -141,3 +141,10 @@ def test_of_two_conventions_the_left_one_is_shown_and_a_single_one_from_either_s
     shown = [_rows([one], [other])[0].convention for one, other in ((left, right), (plain, right), (left, plain))]
     assert shown == ["causal", "full", "causal"]
     assert _rows([plain], [plain])[0].convention is None
+
+
+def test_a_step_stands_above_its_terms_whatever_their_order() -> None:
+    first, second, *_ = StepTerm
+    terms = [Figure(quantity=Quantity.STEP_SECONDS, value=1.0, term=term) for term in (second, first)]
+    whole = Figure(quantity=Quantity.STEP_SECONDS, value=2.0)
+    assert [row.term for row in _rows([*terms, whole], [])] == [None, first, second]

@@ -8,7 +8,8 @@ import pytest
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
-from suite.acceptance.judge.step_time import _lateness, excess, slow_part, step_launches_missing
+from suite.acceptance.judge.noninferiority import Look
+from suite.acceptance.judge.step_time import _lateness, _ReferenceVerdict, excess, slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
@@ -282,3 +283,16 @@ def test_cpu_speed_is_the_median_of_the_launches_and_tells_their_range():
     assert (speed.measured, speed.warn, speed.fail) == (0.8, pytest.approx(1 / 1.05), 0.7)
     assert speed.evidence.startswith("3 launches, 0.500 to 1.000")
     assert [one for one in time_findings([launched()], NOTHING) if one.subject.endswith("CPU speed")] == []
+
+
+def test_of_equal_verdicts_the_one_nearest_to_its_margin_is_the_worst():
+    def against(ratio, margin, verdict=CheckVerdict.PASS):
+        seen = Look(verdict=verdict, launches=5, ratio=ratio, low=ratio, high=ratio, spread=0.0, least_detectable=0.0)
+        return _ReferenceVerdict(verdict, seen, Reference(bias=1.0, margin=margin, source="test"))
+
+    far, near, beyond = against(1.0, 0.2), against(1.1, 0.2), against(1.3, 0.2)
+    assert min((far, near), key=lambda each: each.severity) is near
+    assert min((near, beyond), key=lambda each: each.severity) is beyond
+    assert min((against(1.1, 0.2), against(1.1, 0.3)), key=lambda each: each.severity).reference.margin == 0.2
+    failed = against(0.9, 0.2, CheckVerdict.FAIL)
+    assert min((beyond, failed), key=lambda each: each.severity) is failed
