@@ -460,7 +460,7 @@ def test_experts_of_a_recorded_run_lie_within_data_parallelism_and_divide_it(tmp
         assert (row.architecture.layers, layout.ranks) == (int(said["layers"]), int(said["gpus"]))
     uneven = next(iter(lines.values())) | {"ep": "3"}
     (skipped,) = load_table(written(tmp_path / f"{name}.csv", uneven)).skipped
-    assert skipped.reason == "ep = 3 does not divide dp = 2"
+    assert skipped.reason == "ep = 3 does not divide dp = 2, nor tp * dp"
 
 
 def test_packed_sequences_have_documents_where_a_row_says_their_length_or_is_fine_tuning(tmp_path: Path) -> None:

@@ -337,6 +337,10 @@ def test_a_worked_example_of_experts_and_a_gated_shared_one() -> None:
         "shared expert output": 2 * 6 * (8 + 1) // 2,
     }
     assert {type(size) for size in kept.values()} == {int}  # bytes stay exact beyond 2^53
+    two = msgspec.structs.replace(shape, shared_experts=2)
+    of_two = expert_activation_bytes(two, tokens=6, element=2, tensor_parallel=2, sequence_shards=2)
+    wider = {kind for kind in kept if kind.startswith("shared expert") and kind != "shared expert output"}
+    assert of_two == {kind: size * (2 if kind in wider else 1) for kind, size in kept.items()}
     workload = Workload(shape, BLOOM.recipe, Layout(tensor_parallel=2, expert_parallel=2, sequence_parallel=True))
     assert expert_operator_bytes(workload, tokens=6, element=2) == {
         "activation": 3 * 2 * (12 + 6) * 5,

@@ -185,3 +185,9 @@ def test_masked_scores_are_those_that_a_mask_leaves(prefix: int) -> None:
         for column in range(64)
     )
     assert left / whole == seen / 64**2
+
+
+def test_a_causal_mask_without_a_prefix_reads_half_however_many_rows_there_are() -> None:
+    shape = {"rows": 4096, "columns": 4, "element_bytes": 2, "causal": 1}
+    assert kernel_bytes("masked_softmax", **shape).forward == 4096 * 4 * 2 * 3 // 2
+    assert kernel_bytes("masked_softmax", **shape) == kernel_bytes("masked_softmax", **shape, prefix=0)

@@ -63,6 +63,7 @@ def test_tensor_parallelism_pays_up_to_the_worked_examples(
 
 def test_a_head_on_each_4090_needs_859_gb_a_second() -> None:
     assert head_flop_per_byte(hidden=8192, heads=64, bytes_per_parameter=2) == 384
+    assert head_flop_per_byte(hidden=10, heads=4, bytes_per_parameter=2) == 7.5
     assert needed_link_bytes_per_second(peak_flop_per_second=330e12, flop_per_byte=384) == 859.375e9
     # 2197.8 is printed to one decimal
     ratio = machine_flop_per_byte(peak_flop_per_second=989e12, link_bytes_per_second=450e9)
