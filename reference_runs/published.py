@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -29,11 +31,19 @@ from reference_runs.published_run import (
     executed_layout,
     layout_of,
     recipe_of,
-    stack_name,
+    stack_reading,
     step_seconds_of,
 )
 from reference_runs.published_shape import architecture_of
-from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
+from reference_runs.published_tables import (
+    Assumption,
+    LeftOut,
+    SameOrigin,
+    TableFacts,
+    load_tables,
+    same_origin,
+    table_facts,
+)
 from reference_runs.recorded_file import shown_path
 from reference_runs.regular_file import file_bytes
 from reference_runs.run import Architecture, Recipe, Workload
@@ -50,6 +60,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         network_bytes_per_second: out of one node; None: not known, and not needed where one node holds the run.
         framework: as the table words it.
         stack: a name of the software that it stands for.
+        stack_read_as: in words, how the text was read as that.
+        origin: the shipped table that its `source` says it is like, and the text that matched.
         step_seconds, peak_bytes: as measured; None: not measured. Memory is the fullest accelerator's.
         status: as the table words it; blank in most.
         ran: whether that means that there was a step to measure.
@@ -70,6 +82,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     network_bytes_per_second: float | None
     framework: str
     stack: str
+    stack_read_as: str
+    origin: str
     step_seconds: float | None
     peak_bytes: float | None
     status: str
@@ -114,18 +128,18 @@ def load_table(path: Path) -> PublishedTable:
     Raises:
         InputError: unreadable file, no header, a column twice, or a needed column missing.
     """
-    facts = table_facts(path)
+    own = table_facts(path)
     rows: list[PublishedRow] = []
     skipped: list[SkippedRow] = []
-    assumptions: dict[str, list[Assumption]] = {}
-    for assumption in (*facts.assumed, *load_tables().assumed):
-        assumptions.setdefault(assumption.column, []).append(assumption)
     for line, cells in _records(path):
         if isinstance(cells, str):
             skipped.append(SkippedRow(line, cells))
             continue
+        # a shipped table's rows are its own, whatever they name as source
+        origin = None if own.source else same_origin(cells.get("source", ""))
+        facts = origin.facts if origin else own
         try:
-            row = _row_of_all(facts, assumptions, line, cells)
+            row = _row_of_all(_KnownOfRows(path.stem, facts, origin), line, cells)
         except (UnusableError, InputError) as error:
             skipped.append(SkippedRow(line, str(error).removeprefix(f"line {line}: ")))
             continue
@@ -134,7 +148,36 @@ def load_table(path: Path) -> PublishedTable:
             skipped.append(SkippedRow(line, reason, row, time_only))
         else:
             rows.append(row)
-    return PublishedTable(path.stem, facts, tuple(rows), tuple(skipped))
+    complete = [*rows, *(each.row for each in skipped if each.row)]
+    if origins := Counter(row.origin for row in complete if row.origin):
+        own = msgspec.structs.replace(own, conventions=tuple(_origin_words(*each) for each in origins.most_common()))
+    return PublishedTable(path.stem, own, tuple(rows), tuple(skipped))
+
+
+def _origin_words(origin: str, rows: int) -> str:
+    return f"read as the rows of {origin} ({rows:,} row{'s' if rows > 1 else ''})"
+
+
+class _KnownOfRows(NamedTuple):
+    """What holds for rows of one table: its name, what is known of it, and of which shipped one that is."""
+
+    name: str
+    facts: TableFacts
+    origin: SameOrigin | None
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is a shipped table itself."""
+        return bool(self.facts.source) and self.origin is None
+
+
+@cache
+def _assumptions(file: str) -> dict[str, list[Assumption]]:
+    """By column, what is assumed in the table of that file: its own first, then what is in any."""
+    by_column: dict[str, list[Assumption]] = {}
+    for assumption in (*table_facts(Path(file)).assumed, *load_tables().assumed):
+        by_column.setdefault(assumption.column, []).append(assumption)
+    return by_column
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
@@ -188,13 +231,11 @@ def _delimiter(file: TextIO) -> str:
     return next((each for each in ",;\t" if each in first), ",")
 
 
-def _row_of_all(
-    facts: TableFacts, assumptions: dict[str, list[Assumption]], line: int, stated: dict[str, str]
-) -> PublishedRow:
+def _row_of_all(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow:
     """The row, with all that it may have been where the table leaves columns open; what no layout can be counts not."""
     choices = [
         [(each.column, text, share) for text, share in each.values.items()]
-        for each in facts.open
+        for each in table.facts.open
         if not stated.get(each.column)
         and all(any(matches(p, stated.get(name, "")) for p in patterns) for name, patterns in each.where.items())
     ]
@@ -202,7 +243,7 @@ def _row_of_all(
     for chosen in product(*choices):
         said = {column: text for column, text, _ in chosen}
         try:
-            row = _row(facts, assumptions, line, stated | said)
+            row = _row(table, line, stated | said)
         except (UnusableError, InputError):
             if len(choices) == 0:
                 raise
@@ -227,28 +268,48 @@ def _hint(model: str) -> str:
     return f", and no recorded run is called {model!r}"
 
 
-def _row(
-    facts: TableFacts, assumptions: dict[str, list[Assumption]], line: int, stated: dict[str, str]
-) -> PublishedRow:
-    tables = load_tables()
+def _named(table: _KnownOfRows, stated: dict[str, str]) -> str | None:
+    """The recorded run whose shape the row has by its model's name.
+
+    Of a shipped table all is known that it leaves open. Of one of the same origin a name says what none of its columns
+    does, or can.
+    """
+    if table.shipped or table.facts.catalog.get(stated.get("model", "")):
+        return None
+    named = named_run(stated.get("model", ""), stated)
+    whole = table.origin is not None and all(stated.get(column) for column in SHAPE)
+    return None if named and whole and is_plain(reference_run(named)) else named
+
+
+def _cells(table: _KnownOfRows, stated: dict[str, str], named: str | None) -> Cells:
+    shape = stated_shape(reference_run(named)) if named else None
+    cells = Cells(dict(stated), _assumptions(table.facts.file), shape, named or "")
+    cells.known["shipped"] = "yes" if table.shipped else "no"
+    if table.origin:
+        cells.assumed.append(f"source {stated['source']} = {table.origin.name}")
+    return cells
+
+
+def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow:
+    tables, facts = load_tables(), table.facts
     model, framework = stated.get("model", ""), stated.get("framework", "")
-    run_name = facts.catalog.get(model)
-    # of a shipped table all is known that it leaves open; of another one the model's name may say it
-    named = None if facts.source or run_name else named_run(model, stated)
+    run_name, named = facts.catalog.get(model), _named(table, stated)
     described = reference_run(named) if named else None
     if described and not is_plain(described):
         run_name = named
-    cells = Cells(dict(stated), assumptions, stated_shape(described) if described else None, named or "")
+    cells = _cells(table, stated, named)
     architecture, recipe, recorded_layout = base_of(run_name, tables.rest_as)
     complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
-        unnamed = model and not named and not facts.source
+        unnamed = model and not named and not table.shipped
         hint = _hint(model) if unnamed and set(blank) & set(SHAPE) else ""
         raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank{hint}")
     device = device_of(cells)
     cells.known["accelerator"] = device
-    cells.known["stack"] = stack = stack_name(framework, facts, device, stages=cells.count("pp") > 1)
+    split = {"stages": cells.count("pp") > 1, "split": cells.count("tp") > 1}
+    read = stack_reading(framework, facts, device, **split)
+    cells.known["stack"] = stack = read.stack.name
     shape = described.architecture if described else architecture
     architecture = architecture_of(cells, shape, recorded=run_name is not None)
     if architecture.experts is None and stated.get("ep") and cells.count("ep") > 1:
@@ -266,7 +327,7 @@ def _row(
     network = network_of(cells, device)
     status = stated.get("status", "")
     return PublishedRow(
-        table=Path(facts.file).stem,
+        table=table.name,
         line=line,
         model=model,
         architecture=architecture,
@@ -277,6 +338,8 @@ def _row(
         network_bytes_per_second=network.bytes_per_second,
         framework=framework,
         stack=stack,
+        stack_read_as=read.how,
+        origin=f"{table.origin.name}: source matches {table.origin.pattern!r}" if table.origin else "",
         step_seconds=step_seconds_of(cells),
         peak_bytes=cells.positive(MEMORY) * 2**30 if stated.get(MEMORY) else None,
         status=status,

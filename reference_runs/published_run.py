@@ -164,23 +164,29 @@ def complete_ranks(cells: Cells, context_parallel: int) -> None:
     cells.assumed.append(f"dp = gpus / (tp * pp * cp) = {cells.known['dp']}")
 
 
-def stack_reading(framework: str, facts: TableFacts, device: str = "", *, stages: bool = False) -> ReadStack:
+def stack_reading(
+    framework: str, facts: TableFacts, device: str = "", *, stages: bool = False, split: bool = False
+) -> ReadStack:
     """The stack that the text of a table's column `framework` stands for; "generic" where it is not known.
 
     Args:
         stages: pipeline stages split the layers.
+        split: tensor parallelism does so besides.
     """
     for pattern, name in facts.stacks.items():
         if matches(pattern, framework):
             return ReadStack(
                 stack(name), f"{pattern.strip('*')!r} in this table" if pattern.strip("*") else "the table's"
             )
-    return reading(framework, later=bool(device) and machine_model().is_later(device), stages=stages)
+    later = bool(device) and machine_model().is_later(device)
+    return reading(framework, later=later, stages=stages, split=split and stages)
 
 
-def stack_name(framework: str, facts: TableFacts, device: str = "", *, stages: bool = False) -> str:
+def stack_name(
+    framework: str, facts: TableFacts, device: str = "", *, stages: bool = False, split: bool = False
+) -> str:
     """The name of `stack_reading`'s stack."""
-    return stack_reading(framework, facts, device, stages=stages).stack.name
+    return stack_reading(framework, facts, device, stages=stages, split=split).stack.name
 
 
 def device_of(cells: Cells) -> str:

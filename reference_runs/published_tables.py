@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.recorded_file import record_of, shown_path
-from reference_runs.stack import stacks
+from reference_runs.stack import matches, stacks
 
 PUBLISHED = Path(__file__).parent / "published"
 TABLES = PUBLISHED / "tables.toml"
@@ -95,7 +95,10 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Args:
         conventions: how its numbers came about, and what they mean.
+        sources: texts of the column `source`, with * for any letters, of rows of the same origin in a file of another
+            name; of several tables' the longest text that matches.
         stacks: text of `framework` -> stack, before the general ones.
+        stack_sources: texts of `source` that `stacks` is for, where the file has another name; none: all of `sources`.
         cluster: the machines that it was measured on, where other tables were too.
         proxies: it has models of few layers next to whole ones.
         composed: its times are sums of measured parts, so that what a step costs besides them is not in it.
@@ -107,7 +110,9 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     source: str = ""
     measured: str = ""
     conventions: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     stacks: dict[str, str] = {}
+    stack_sources: tuple[str, ...] | None = None
     catalog: dict[str, str] = {}
     cluster: str = ""
     proxies: bool = False
@@ -177,3 +182,32 @@ def table_facts(path: Path) -> TableFacts:
         if table.file == path.name:
             return table
     return TableFacts(file=path.name)
+
+
+class SameOrigin(NamedTuple):
+    """The shipped table that a row's `source` says it is like: its facts, its name, and the text that matched."""
+
+    facts: TableFacts
+    name: str
+    pattern: str
+
+
+@cache
+def same_origin(source: str) -> SameOrigin | None:
+    """The shipped table of the same origin as rows of that `source`; None: none is.
+
+    "vTrain ground_truth_single.csv (VIA-Research/vTrain)" is like vtrain_single_h1024, whatever its file is called.
+    """
+    found = [
+        SameOrigin(table, table.file.removesuffix(".csv"), pattern)
+        for table in load_tables().tables
+        for pattern in table.sources
+        if matches(pattern, source)
+    ]
+    if not found:
+        return None
+    origin = max(found, key=lambda each: len(each.pattern.replace("*", "")))
+    only = origin.facts.stack_sources
+    if only is None or any(matches(pattern, source) for pattern in only):
+        return origin
+    return origin._replace(facts=msgspec.structs.replace(origin.facts, stacks={}))

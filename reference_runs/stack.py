@@ -37,7 +37,7 @@ SIZES = {
     "pp": "pipeline_stages",
     "interleave": "virtual_stages",
 }
-_ABOUT = ("title", "frameworks", "measured", "newer", "with_stages", "like")
+_ABOUT = ("title", "frameworks", "measured", "newer", "with_stages", "like", "anywhere", "library", "split")
 
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
 
@@ -208,7 +208,7 @@ def _file(path: Path) -> dict[str, Any]:
     if GENERIC not in entries:
         raise InputError(f"stacks.{GENERIC} is missing", where=where)
     for name, entry in entries.items():
-        for key in ("like", "newer", "with_stages"):
+        for key in ("like", "newer", "with_stages", "split"):
             if entry.get(key, GENERIC) not in entries:
                 raise InputError(f"stacks.{name}.{key}", got=repr(entry[key]), allowed=", ".join(entries), where=where)
         if "like" in entry and "like" in entries[entry["like"]]:
@@ -270,44 +270,78 @@ class ReadStack(NamedTuple):
 
 _SEPARATORS = re.compile(r"[\s_\-/,;:()+&]+")
 _VERSION = re.compile(r"\d")
+_V = re.compile(r"(?<![a-z0-9])v(?=\d+\.\d)")
 _STAGE = re.compile(r"ZeRO(?: stage)?[- ]?\d")  # is no version
 
 
 def _folded(text: str) -> str:
-    """`text` in small letters, with one space for what people write between words."""
-    return _SEPARATORS.sub(" ", text.casefold()).strip()
+    """`text` in small letters, with one space for what people write between words, and versions without a v."""
+    return _V.sub("", _SEPARATORS.sub(" ", text.casefold())).strip()
 
 
 @cache
 def _pattern(words: str) -> re.Pattern[str]:
     """Finds `words` within a folded text, as whole words; * stands for any letters, but for no part of a number."""
     folded = _folded(words)
-    inside = ".*?".join(
-        (r"(?<![0-9.])" if part[:1].isdigit() else "") + re.escape(part) for part in folded.removesuffix("*").split("*")
-    )
-    return re.compile(rf"(?<![a-z0-9]){inside}" + ("" if folded.endswith("*") else "(?![a-z0-9])"))
+    *parts, last = folded.split("*")
+    inside = "".join(_whole(part, starred=True) + ".*?" for part in parts if last or part is not parts[-1])
+    inside += _whole(last, starred=False) if last else _whole(parts[-1], starred=True)
+    return re.compile(rf"(?<![a-z0-9]){inside}" + ("(?![a-z0-9])" if last else ""))
 
 
-def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
-    """Each words of each stack that `text` holds: where, how long (negative), the stack, the words."""
+def _whole(part: str, *, starred: bool) -> str:
+    """Finds `part`, no number of which goes on before it, or behind it where a * follows."""
+    before = r"(?<![0-9.])" if part[:1].isdigit() else ""
+    return before + re.escape(part) + (r"(?![0-9])" if starred and part[-1:].isdigit() else "")
+
+
+class _FoundWords(NamedTuple):
+    """Words of a stack that a text holds, the most telling first: the smallest.
+
+    Args:
+        rank: 0 if these words decide anywhere in a text, 2 if only where no others do, else 1.
+        length: of the words, negative.
+    """
+
+    rank: int
+    start: int
+    length: int
+    name: str
+    words: str
+
+
+@cache
+def _ranks() -> dict[str, int]:
+    """Words -> how telling they are."""
+    entries = _file(STACKS)["stacks"].values()
+    first = tuple(_folded(words) for entry in entries for words in entry.get("anywhere", ()))
+    last = {words for entry in entries for words in entry.get("library", ())}
+    every = [words for entry in entries for words in entry.get("frameworks", ())]
+    return {words: 0 if _folded(words).startswith(first) else 2 if words in last else 1 for words in every}
+
+
+def _found(text: str) -> Iterator[_FoundWords]:
+    """Each words of each stack that `text` holds."""
     folded = _folded(text)
     for name, entry in _file(STACKS)["stacks"].items():
         for words in entry.get("frameworks", ()):
             if found := _pattern(words).search(folded):
-                yield found.start(), -len(words.replace("*", "")), name, words
+                yield _FoundWords(_ranks()[words], found.start(), -len(words.replace("*", "")), name, words)
 
 
 @cache
-def reading(framework: str | None, *, later: bool = False, stages: bool = False) -> ReadStack:
+def reading(framework: str | None, *, later: bool = False, stages: bool = False, split: bool = False) -> ReadStack:
     """The stack of that name, or that is called so in `framework`; the generic one otherwise.
 
-    Letters' case and what stands between words (blank, -, _, /) do not count. Of several words the first in the text
-    decides, of those that begin at one place the longest: "metaseq, Megatron-LM 2.4" is metaseq, "Megatron-LM 2021" not
-    Megatron-LM as such.
+    Letters' case, what stands between words (blank, -, _, /) and a version's v do not count. Of several words the first
+    in the text decides, of those that begin at one place the longest: "metaseq, Megatron-LM 2.4" is metaseq,
+    "Megatron-LM 2021" not Megatron-LM as such. NeMo and Megatron-Core decide wherever they stand, PyTorch only where
+    nothing else does: "PyTorch, NVIDIA NeMo" is NeMo.
 
     Args:
         later: it runs on an accelerator later than those of the family "ampere", and so is no older than them.
         stages: pipeline stages split the layers.
+        split: tensor parallelism does so besides.
     """
     text = framework or ""
     entries = _file(STACKS)["stacks"]
@@ -315,13 +349,16 @@ def reading(framework: str | None, *, later: bool = False, stages: bool = False)
         return ReadStack(_recorded(text, STACKS), "by its own name")
     if not text:
         return ReadStack(_recorded(GENERIC, STACKS), "no framework is named")
-    found = min(_found(text), default=None, key=lambda each: each[:2])
+    found = min(_found(text), default=None, key=lambda each: each[:3])
     if found is None:
         return ReadStack(_recorded(GENERIC, STACKS), f"no stack is called {text!r}")
-    _, _, name, words = found
+    name, words = found.name, found.words
     entry, how = entries[name], f"{words.strip('*').replace('*', ' ... ')!r}"
     if later and "newer" in entry and not _VERSION.search(_STAGE.sub("", words)):
         return ReadStack(_recorded(entry["newer"], STACKS), f"{how} on an accelerator of its time")
+    if split and found.rank == 2 and "split" in entry:
+        said = f"{how} alone, with tensor parallelism and pipeline stages, which Megatron-Core adds to it"
+        return ReadStack(_recorded(entry["split"], STACKS), said)
     if stages and "with_stages" in entry:
         return ReadStack(_recorded(entry["with_stages"], STACKS), f"{how} with pipeline stages")
     return ReadStack(_recorded(name, STACKS), how)

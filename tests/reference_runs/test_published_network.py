@@ -132,3 +132,31 @@ def test_more_than_one_node_without_a_rate_is_refused(tmp_path: Path) -> None:
 def test_only_the_accelerators_of_one_host_of_several_become_all(name: str, counted: int) -> None:
     joined = accelerator(name).board.joined(counted)
     assert joined == (72 if (name, counted) == ("gb200", 4) else counted)
+
+
+@pytest.mark.parametrize(
+    ("cells", "gigabytes"),
+    [
+        ({"gpu": "H800"}, 400),
+        ({"gpu": "V100", "dtype": "fp16"}, 50),
+        ({"gpu": "V100", "dtype": "fp16", "gpus_per_node": "16"}, 100),
+    ],
+)
+def test_a_blank_network_is_that_of_the_vendors_reference_design(
+    tmp_path: Path, cells: dict[str, str], gigabytes: float
+) -> None:
+    (found,) = table(tmp_path, cells).rows
+    assert found.network_bytes_per_second == gigabytes * 1e9
+    assert f"network_bytes_per_second = {gigabytes * 1e9:g}" in found.assumed
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        *({"gpu": gpu} for gpu in ("H100 PCIe", "H100 NVL", "A100-PCIe-80GB", "L40S")),
+        {"gpu": "V100", "dtype": "fp16", "gpus_per_node": "4"},
+    ],
+)
+def test_a_network_without_a_reference_design_is_not_assumed(tmp_path: Path, cells: dict[str, str]) -> None:
+    (skipped,) = table(tmp_path, cells).skipped
+    assert "inter_link and network_bytes_per_second are blank" in skipped.reason

@@ -1,4 +1,4 @@
-"""The ZeRO stage that a framework's name says, where the row states none."""
+"""What a framework's name says with the row's layout: its stack, and the ZeRO stage that the row does not state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reference_runs.published import STEP, load_table
+from suite.predict.validation.software import framework_readings
 
 CELLS = {
     **{"model": "Llama-3.1-8B", "gpu": "h100", "gpus": "8", "dp": "8", "tp": "1", "pp": "1"},
@@ -47,6 +48,8 @@ def stage(tmp_path: Path, framework: str, **cells: str) -> int:
         ),
         ("DeepSpeed 3 pipeline stages", 0),
         ("DeepSpeed 0.16.3", 0),
+        *((framework, 3) for framework in ("llm-foundry", "Composer 0.16", "MosaicML", "metaseq")),
+        ("Composer DDP", 0),
         ("DDP", 0),
         ("", 0),
     ],
@@ -58,3 +61,23 @@ def test_the_name_of_a_framework_says_its_zero_stage(tmp_path: Path, framework: 
 def test_what_a_row_states_comes_before_what_the_name_says(tmp_path: Path) -> None:
     assert stage(tmp_path, "torchtitan", zero_stage="2") == 2
     assert stage(tmp_path, "DeepSpeed Stage 3", zero_stage="0") == 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"tp": "2", "pp": "2", "dp": "2"}, "megatron-core"),
+        ({"tp": "2", "pp": "1", "dp": "4"}, "pytorch"),
+        ({"tp": "1", "pp": "2", "dp": "4"}, "pytorch"),
+    ],
+)
+def test_pytorch_with_tensor_and_pipeline_parallelism_is_megatron_core(
+    tmp_path: Path, cells: dict[str, str], expected: str
+) -> None:
+    stated = CELLS | {"framework": "PyTorch"} | cells
+    path = tmp_path / "own.csv"
+    path.write_text(f"{','.join(stated)}\n{','.join(stated.values())}\n", encoding="utf-8")
+    table = load_table(path)
+    assert [row.stack for row in table.rows] == [expected]
+    (reading,) = framework_readings(table.rows)
+    assert (reading.stack, "Megatron-Core" in reading.read_as) == (expected, expected == "megatron-core")

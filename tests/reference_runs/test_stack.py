@@ -156,6 +156,34 @@ def test_a_catalogued_run_trained_on_the_stack_that_its_software_names(run: str,
         ("metaseq, Megatron-LM 2.4", "metaseq"),
         ("TransformerEngine", "megatron-core"),
         ("llama-recipes", "pytorch"),
+        # NeMo and Megatron-Core wherever they stand, PyTorch where nothing else does
+        ("PyTorch NVIDIA Release 25.04", "megatron-core-nemo-2"),
+        ("PyTorch NVIDIA Release 23.09", "megatron-core-nemo-1"),
+        ("PyTorch NVIDIA Release 24.04, full CUDA graph", "megatron-core-cuda-graph"),
+        ("NVIDIA PyTorch 24.05, Megatron Core", "megatron-core"),
+        ("PyTorch, NVIDIA NeMo", "megatron-core-nemo-2"),
+        ("torch 2.1, FSDP, NeMo 24.05", "megatron-core-nemo-1"),
+        ("Megatron-LM (MCore 0.9)", "megatron-core"),
+        ("PyTorch, Megatron-LM 2021", "megatron-lm-2021"),
+        ("torch 2.3 / llm.c", "llm-c"),
+        ("PyTorch with Transformer Engine", "pytorch"),
+        ("PyTorch, FSDP, Transformer Engine", "pytorch"),
+        # a version of two digits is a date
+        ("Megatron-LM v25.9", "megatron-core"),
+        ("Megatron-LM v23.06", "megatron-core"),
+        ("rocm/megatron-lm:v25.4", "megatron-core"),
+        ("Primus Megatron-LM v25.9", "megatron-core"),
+        ("Megatron-LM v2", "megatron-lm-2021"),
+        ("Megatron-LM v30", "megatron-lm-2022"),
+        ("NeMo v24.07", "megatron-core-nemo-1"),
+        ("NeMo24.09", "megatron-core-nemo-2"),
+        ("Meg-DS", "megatron-deepspeed"),
+        ("Megatron-DS", "megatron-deepspeed"),
+        ("llmfoundry", "composer"),
+        ("dgxc-benchmarking 25.02", "megatron-core-nemo-2"),
+        ("DGX Cloud benchmarks", "megatron-core-nemo-2"),
+        ("dgxc-benchmarking 24.05", "megatron-core-nemo-1"),
+        ("DGX Cloud benchmarks, torchtitan", "pytorch"),
     ],
 )
 def test_a_framework_stands_for_the_most_specific_stack(framework: str, expected: str) -> None:
@@ -184,8 +212,20 @@ def test_pipeline_stages_and_later_accelerators_say_which_of_two_stacks_is_meant
     # a stage of ZeRO is no version
     for words in ("DeepSpeed ZeRO-3", "deepspeed zero stage 3"):
         assert stack_of(words, later=True).name == GENERIC
+    assert stack_of("Meg-DS", stages=True).name == "megatron-deepspeed-pipeline"
     assert reading("nonesuch").how == "no stack is called 'nonesuch'"
     assert reading(None).how == "no framework is named"
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [("PyTorch", "megatron-core"), ("NVIDIA PyTorch 24.05", "megatron-core"), ("torch FSDP2", "pytorch")],
+)
+def test_pytorch_alone_has_no_pipeline_of_tensor_parallel_stages(framework: str, expected: str) -> None:
+    read = reading(framework, stages=True, split=True)
+    assert read.stack.name == expected
+    assert ("alone, with tensor parallelism and pipeline stages" in read.how) == (expected == "megatron-core")
+    assert stack_of(framework, stages=True).name == stack_of(framework).name == "pytorch"
 
 
 def test_every_stack_is_named_by_a_text_a_table_or_the_command_line() -> None:
@@ -231,6 +271,7 @@ def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
         ('like = "megatron-lm-2022"', 'like = "glm-largescale"', "stacks.gpt-neox.like: that stack is itself like"),
         ('newer = "', 'newer = "no-', ".newer; got 'no-"),
         ('with_stages = "', 'with_stages = "no-', ".with_stages; got 'no-"),
+        ('split = "', 'split = "no-', ".split; got 'no-"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:

@@ -155,6 +155,20 @@ def held_streams(architecture: Architecture, layout: Layout, *, stage: int, laye
     return LAYER_STREAMS + unreceived * (FORWARD_STREAMS * layers + 1)
 
 
+def not_described(workload: Workload) -> str | None:
+    """What of a run `nanotron_memory` does not describe; None: it describes all."""
+    architecture, layout = workload.architecture, workload.layout
+    reasons = {
+        "mixtures of experts": architecture.experts is not None,
+        "latent attention": architecture.key_value_rank is not None,
+        "ZeRO-2 and 3": layout.zero_stage > 1,
+        "offloading": layout.offload is not Offload.NONE,
+        "schedules without flush": layout.schedule in NO_FLUSH,
+        "virtual stages": layout.virtual_stages > 1,
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+
 def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> NanotronMemory:
     """Bytes on a rank of pipeline stage `stage` (from 0), by part.
 
@@ -174,15 +188,11 @@ def nanotron_memory(workload: Workload, *, stage: int, micro_batches: int) -> Na
     F is `micro_batches_in_flight`.
 
     Raises:
-        ValueError: what is not described: ZeRO-2 and 3, offloading, schedules without flush, virtual stages.
+        ValueError: what is `not_described`.
     """
+    if reason := not_described(workload):
+        raise ValueError(f"nanotron_memory does not describe {reason}")
     architecture, recipe, layout = workload
-    if architecture.experts is not None or architecture.key_value_rank is not None:
-        raise ValueError("nanotron_memory describes dense layers with plain attention")
-    if layout.zero_stage > 1 or layout.offload is not Offload.NONE or layout.schedule in NO_FLUSH:
-        raise ValueError("nanotron_memory describes ZeRO-0 and 1 with a flush and without offloading")
-    if layout.virtual_stages > 1:
-        raise ValueError(f"balanced stages have no virtual stages, got {layout.virtual_stages}")
     blocks = balanced_stages(architecture, stages=layout.pipeline_stages)[stage]
     parameters = stage_parameters(architecture, layout, stage=stage)
     several, shards = state_ranks(layout) > 1, optimizer_shards(layout)

@@ -19,7 +19,7 @@ from reference_runs.stack import stack
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.flop_conventions import causal_half_flop
-from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
+from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory, not_described
 from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import usable_memory
@@ -125,7 +125,8 @@ class RowPrediction(NamedTuple):
 def row_prediction(row: PublishedRow) -> RowPrediction:
     """Seconds of a step, and bytes at the fullest instant.
 
-    Nanotron's log prints what the first stage's accelerator has reserved; of other frameworks it is the fullest one.
+    Nanotron's log prints what the first stage's accelerator has reserved; of other frameworks, and of what
+    `nanotron_memory` does not describe, it is the fullest one.
 
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
@@ -133,7 +134,10 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     prepared, workload = prepared_row(row), row.workload
     model, micro_batches = machine_model(), prepared.micro_batches
     seconds = row_step_seconds(model, model.values(), prepared)
-    if row.stack != NANOTRON or row.layout.zero_stage > 1:
+    reason = not_described(workload)
+    if row.stack != NANOTRON or reason:
+        if row.stack == NANOTRON:
+            row = msgspec.structs.replace(row, assumed=(*row.assumed, f"memory as of other stacks: {reason}"))
         peak = peak_bytes(workload, micro_batches=micro_batches, keeping=stack(row.stack).switches.keeping)
         return RowPrediction(row, seconds, peak, peak)
     device_bytes = prepared.device.board.memory_bytes
@@ -177,7 +181,7 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
             for each, error in sorted(zip(weighed, of_peaks, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
         ],
         skipped_reasons=dict(Counter(reason_kind(each.reason) for each in skipped).most_common()),
-        frameworks=framework_readings(table) if frameworks else [],
+        frameworks=framework_readings([each.row for each in predicted]) if frameworks else [],
     )
 
 

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from reference_runs.machine_model import machine_model
-from reference_runs.published import PublishedRow, PublishedTable
-from reference_runs.published_run import stack_reading
-from reference_runs.published_tables import TableFacts
+from reference_runs.published import PublishedRow
 from suite.predict.machine_model.model import prepared_row, row_step_seconds
 from suite.predict.machine_model.rival_stacks import rival_stacks
 
@@ -37,25 +35,24 @@ class FrameworkReading(msgspec.Struct, frozen=True, kw_only=True):
     sampled: int
 
 
-def framework_readings(table: PublishedTable) -> list[FrameworkReading]:
-    """Each framework of the table with its stack, the one of most rows first."""
-    rows: dict[tuple[str, str], list[PublishedRow]] = {}
-    for row in table.rows:
-        rows.setdefault((row.framework, row.stack), []).append(row)
-    readings = [_reading(table.facts, alike) for alike in rows.values()]
+def framework_readings(rows: Sequence[PublishedRow]) -> list[FrameworkReading]:
+    """Each framework of rows that are predicted with its stack, the one of most rows first."""
+    by_reading: dict[tuple[str, str], list[PublishedRow]] = {}
+    for row in rows:
+        by_reading.setdefault((row.framework, row.stack), []).append(row)
+    readings = [_reading(alike) for alike in by_reading.values()]
     return sorted(readings, key=lambda each: -each.rows)
 
 
-def _reading(facts: TableFacts, rows: Sequence[PublishedRow]) -> FrameworkReading:
+def _reading(rows: Sequence[PublishedRow]) -> FrameworkReading:
     first = rows[0]
-    stages = first.layout.pipeline_stages > 1
     sample = rows[:: -(-len(rows) // SAMPLE)]
     changes = _changes(sample)
     rival = max(changes, key=lambda name: abs(changes[name]), default=None)
     return FrameworkReading(
         framework=first.framework,
         stack=first.stack,
-        read_as=stack_reading(first.framework, facts, first.accelerator, stages=stages).how,
+        read_as=first.stack_read_as,
         rows=len(rows),
         rival=rival,
         rival_percent=None if rival is None else 100 * math.expm1(changes[rival]),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from reference_runs.published import load_table
+from reference_runs.published_columns import MEMORY, STEP
 from reference_runs.published_tables import PUBLISHED, shipped_tables
 from suite.predict.validation.published_tables import table_score
 
@@ -45,3 +49,55 @@ def test_step_times_of_a_table_are_within_its_bound(name: str) -> None:
         assert score.constant_mfu_mape < 5.5
     else:
         assert score.step_seconds_mape < score.constant_mfu_mape
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"model": "Llama-3.1-8B", "vpp": "2"}, "virtual stages"),
+        ({"model": "Llama-3.1-8B", "zero_stage": "3", "pp": "1"}, "ZeRO-2 and 3"),
+        ({"model": "Mixtral-8x7B"}, "mixtures of experts"),
+        ({"model": "DeepSeek-V3"}, "mixtures of experts"),
+        ({"model": "Llama-3.1-8B"}, None),
+    ],
+)
+def test_memory_of_nanotron_that_its_formula_does_not_describe_is_that_of_other_stacks(
+    tmp_path: Path, cells: dict[str, str], reason: str | None
+) -> None:
+    stated = {"framework": "nanotron", "gpu": "h100", "gpus": "16", "tp": "2", "pp": "4", "global_batch": "16"}
+    stated |= {"micro_batch": "1", "vpp": "", "zero_stage": "", STEP: "9", MEMORY: "40"} | cells
+    path = tmp_path / "own.csv"
+    path.write_text(f"{','.join(stated)}\n{','.join(stated.values())}\n", encoding="utf-8")
+    score = table_score(load_table(path), worst=0)
+    assert (score.used, score.peak_bytes_rows, score.skipped_reasons) == (1, 1, {})
+    said = [words for words in score.assumed if words.startswith("memory")]
+    assert said == ([f"memory as of other stacks: {reason}"] if reason else [])
+
+
+@pytest.mark.parametrize("name", MOST_PERCENT)
+def test_a_table_under_another_name_has_the_score_of_its_own(tmp_path: Path, name: str) -> None:
+    """By the column `source`; only what is said of skipped rows differs, as to a user all models are named."""
+    path = tmp_path / "renamed.csv"
+    path.write_bytes((PUBLISHED / f"{name}.csv").read_bytes())
+    table = load_table(path)
+    own = msgspec.structs.asdict(table_score(load_table(PUBLISHED / f"{name}.csv"), worst=3))
+    renamed = msgspec.structs.asdict(table_score(table, worst=3))
+    for score in (own, renamed):
+        score["skipped_rows"] = [each.line for each in score["skipped_rows"]]
+        for key in ("table", "skipped_reasons"):
+            del score[key]
+        score["assumed"] = {words: rows for words, rows in score["assumed"].items() if not words.startswith("source ")}
+    assert own == renamed
+    assert all(words.startswith(f"read as the rows of {name}: source matches ") for words in table.facts.conventions)
+    assert table.facts.conventions
+
+
+def test_a_row_that_cannot_be_predicted_is_refused_alone(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    columns = f"model,gpu,gpus,tp,pp,global_batch,micro_batch,dtype,framework,{STEP}"
+    rows = [f"Llama-3.1-8B,V100,8,2,4,16,1,{dtype},Megatron-LM,9" for dtype in ("fp16", "bf16")]
+    path.write_text("\n".join([columns, *rows]), encoding="utf-8")
+    score = table_score(load_table(path), worst=0, frameworks=True)
+    assert (score.used, [each.line for each in score.skipped_rows]) == (1, [3])
+    assert "has no peak_flop_per_second for the dtype" in score.skipped_rows[0].reason
+    assert [each.rows for each in score.frameworks] == [1]
