@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,19 +18,22 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.model_names import is_plain, named_run, stated_shape
 from reference_runs.named_runs import any_of, named_runs
-from reference_runs.published_columns import MEMORY, NEEDED, OPTIONAL, SHAPE, STEP, absent, columns_of
+from reference_runs.published_cells import read_cells
+from reference_runs.published_columns import MEMORY, NEEDED, OPTIONAL, SHAPE, STEP, NamedColumns, absent, named_columns
+from reference_runs.published_file import read_table_file
+from reference_runs.published_measured import peak_bytes_of, step_seconds_of
 from reference_runs.published_network import network_of
 from reference_runs.published_run import (
     Cells,
     UnusableError,
     base_of,
+    complete_batch,
     complete_ranks,
     device_of,
     executed_layout,
     layout_of,
     recipe_of,
     stack_reading,
-    step_seconds_of,
 )
 from reference_runs.published_shape import architecture_of
 from reference_runs.published_tables import (
@@ -45,11 +46,8 @@ from reference_runs.published_tables import (
     table_facts,
 )
 from reference_runs.recorded_file import shown_path
-from reference_runs.regular_file import file_bytes
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import matches
-
-MOST_ROWS, MOST_BYTES = 10_000, 1 << 27  # of a table: each row is a prediction
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,12 +110,17 @@ class SkippedRow(NamedTuple):
 
 
 class PublishedTable(NamedTuple):
-    """A table's rows that count, the others, and what is known of the whole."""
+    """A table's rows that count, the others, and what is known of the whole.
+
+    Args:
+        unread: columns that nothing is read from, as the header words them.
+    """
 
     name: str
     facts: TableFacts
     rows: tuple[PublishedRow, ...]
     skipped: tuple[SkippedRow, ...]
+    unread: tuple[str, ...] = ()
 
 
 def load_table(path: Path) -> PublishedTable:
@@ -131,15 +134,21 @@ def load_table(path: Path) -> PublishedTable:
     own = table_facts(path)
     rows: list[PublishedRow] = []
     skipped: list[SkippedRow] = []
-    for line, cells in _records(path):
-        if isinstance(cells, str):
-            skipped.append(SkippedRow(line, cells))
+    file = read_table_file(path)
+    named = _checked_columns(file.header, shown_path(path))
+    columns = named.columns
+    for line, texts in file.rows:
+        if len(texts) != len(columns):
+            skipped.append(SkippedRow(line, f"{len(texts)} cells under a header of {len(columns)} columns"))
             continue
+        stated = {name: text.strip() for name, text in zip(columns, texts, strict=True)}
         # a shipped table's rows are its own, whatever they name as source
-        origin = None if own.source else same_origin(cells.get("source", ""))
+        origin = None if own.source else same_origin(stated.get("source", ""))
         facts = origin.facts if origin else own
         try:
+            cells, notes = read_cells(stated, file.separator)
             row = _row_of_all(_KnownOfRows(path.stem, facts, origin), line, cells)
+            row = msgspec.structs.replace(row, assumed=(*named.loose, *notes, *row.assumed))
         except (UnusableError, InputError) as error:
             skipped.append(SkippedRow(line, str(error).removeprefix(f"line {line}: ")))
             continue
@@ -151,7 +160,7 @@ def load_table(path: Path) -> PublishedTable:
     complete = [*rows, *(each.row for each in skipped if each.row)]
     if origins := Counter(row.origin for row in complete if row.origin):
         own = msgspec.structs.replace(own, conventions=tuple(_origin_words(*each) for each in origins.most_common()))
-    return PublishedTable(path.stem, own, tuple(rows), tuple(skipped))
+    return PublishedTable(path.stem, own, tuple(rows), tuple(skipped), tuple(named.unread))
 
 
 def _origin_words(origin: str, rows: int) -> str:
@@ -175,60 +184,23 @@ class _KnownOfRows(NamedTuple):
 def _assumptions(file: str) -> dict[str, list[Assumption]]:
     """By column, what is assumed in the table of that file: its own first, then what is in any."""
     by_column: dict[str, list[Assumption]] = {}
-    for assumption in (*table_facts(Path(file)).assumed, *load_tables().assumed):
-        by_column.setdefault(assumption.column, []).append(assumption)
+    facts = table_facts(Path(file))
+    for assumption in (*facts.assumed, *load_tables().assumed):
+        if not (assumption.of_users and facts.source):
+            by_column.setdefault(assumption.column, []).append(assumption)
     return by_column
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """Line and cells of each row, or what is wrong with the row."""
-    where = shown_path(path)
-    try:
-        data = file_bytes(path, most=MOST_BYTES)
-        with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=_delimiter(file))
-            header = columns_of(next(reader, []))
-            if missing := absent(header):
-                allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
-                raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
-            for name in header:
-                if name and header.count(name) > 1:
-                    raise InputError("column given twice", got=repr(name), where=where)
-            line = reader.line_num + 1
-            for number, row in enumerate(reader):
-                if number == MOST_ROWS:
-                    raise InputError("too many rows", allowed=f"{MOST_ROWS:,}", where=where)
-                cells = [cell.strip() for cell in row]
-                if any(cells):
-                    wrong = f"{len(cells)} cells under a header of {len(header)} columns"
-                    yield line, wrong if len(cells) != len(header) else dict(zip(header, cells, strict=True))
-                line = reader.line_num + 1
-    except OSError as error:
-        raise InputError(f"cannot read the table: {error.strerror}", where=where) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"not a table of comma-separated values: {error}", where=where) from error
-
-
-def stated_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header of a table that `load_table` reads, and line and cells of each row that is not blank."""
-    data = file_bytes(path, most=MOST_BYTES)
-    with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=_delimiter(file))
-        header = next(reader, [])
-        rows: list[tuple[int, list[str]]] = []
-        line = reader.line_num + 1
-        for cells in reader:
-            if any(cell.strip() for cell in cells):
-                rows.append((line, cells))
-            line = reader.line_num + 1
-    return header, rows
-
-
-def _delimiter(file: TextIO) -> str:
-    """What separates the columns: a comma, or the semicolon or tab of a first line without one."""
-    first = file.readline()
-    file.seek(0)
-    return next((each for each in ",;\t" if each in first), ",")
+def _checked_columns(header: Sequence[str], where: str) -> NamedColumns:
+    named = named_columns(header)
+    if missing := absent(named.columns):
+        allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
+        raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
+    for name in named.columns:
+        if name and named.columns.count(name) > 1:
+            given = [text.strip() for text, column in zip(header, named.columns, strict=True) if column == name]
+            raise InputError("column given twice", got=f"{name!r} as {', '.join(given)}", where=where)
+    return named
 
 
 def _row_of_all(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow:
@@ -299,7 +271,10 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
         run_name = named
     cells = _cells(table, stated, named)
     architecture, recipe, recorded_layout = base_of(run_name, tables.rest_as)
+    if recorded_layout and not facts.source:
+        _check_split(cells, recorded_layout, run_name or "")
     complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
+    complete_batch(cells)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
         unnamed = model and not named and not table.shipped
@@ -341,12 +316,19 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
         stack_read_as=read.how,
         origin=f"{table.origin.name}: source matches {table.origin.pattern!r}" if table.origin else "",
         step_seconds=step_seconds_of(cells),
-        peak_bytes=cells.positive(MEMORY) * 2**30 if stated.get(MEMORY) else None,
+        peak_bytes=peak_bytes_of(cells),
         status=status,
         ran=not status or status.casefold() in tables.ran,
         composed=facts.composed,
         assumed=tuple(dict.fromkeys(cells.assumed)),
     )
+
+
+def _check_split(cells: Cells, recorded: Layout, run: str) -> None:
+    """Refuse a blank `tp` or `pp` where the recorded run is split: 1 would be another layout than its own."""
+    for column, size in (("tp", recorded.tensor_parallel), ("pp", recorded.pipeline_stages)):
+        if size > 1 and not cells.stated.get(column):
+            raise UnusableError(f"{column} is blank, and {run} has {size}")
 
 
 def _left_out(row: PublishedRow, stated: dict[str, str], rules: tuple[LeftOut, ...]) -> tuple[str, bool]:

@@ -13,11 +13,12 @@ import msgspec
 from reference_runs.accelerator import accelerator, accelerator_names, name_words
 from reference_runs.catalog import reference_run
 from reference_runs.dtype_words import DTYPES, dtype_named
-from reference_runs.errors import InputError, nearest
+from reference_runs.errors import InputError
+from reference_runs.gpu_words import near_gpu, worded_gpu
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
-from reference_runs.published_columns import STEP, THROUGHPUTS
+from reference_runs.published_columns import BATCH_TOKENS
 from reference_runs.published_tables import Assumption, TableFacts, load_tables
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import ReadStack, matches, reading, stack
@@ -107,7 +108,8 @@ class Cells:
         except ValueError:
             number = math.nan
         if not 0 <= number <= LARGEST:
-            raise UnusableError(f"{column}: expected a number from 0 to {LARGEST:g}; got {text!r}")
+            marks = ", allowed: a decimal point, or a comma between semicolons or tabs" if "," in text else ""
+            raise UnusableError(f"{column}: expected a number from 0 to {LARGEST:g}; got {text!r}{marks}")
         return number
 
     def positive(self, column: str) -> float:
@@ -135,7 +137,7 @@ class Cells:
         """The member of an enum that is written so."""
         text = self.text(column)
         try:
-            return allowed(text.casefold())
+            return allowed(re.sub(r"[\s_]+", "-", text.casefold()))
         except ValueError as error:
             raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}") from error
 
@@ -150,7 +152,7 @@ def complete_ranks(cells: Cells, context_parallel: int) -> None:
         UnusableError: tp pp cp does not divide gpus.
     """
     stated = cells.stated.get
-    if bool(stated("gpus")) == bool(stated("dp")) or not (stated("tp") and stated("pp")):
+    if bool(stated("gpus")) == bool(stated("dp")) or not (cells.said("tp") and cells.said("pp")):
         return
     inner = cells.count("tp") * cells.count("pp") * (cells.count("cp") if stated("cp") else context_parallel)
     if stated("dp"):
@@ -162,6 +164,21 @@ def complete_ranks(cells: Cells, context_parallel: int) -> None:
         raise UnusableError(f"dp is blank, and tp * pp * cp = {inner} does not divide gpus = {accelerators}")
     cells.known["dp"] = str(accelerators // inner)
     cells.assumed.append(f"dp = gpus / (tp * pp * cp) = {cells.known['dp']}")
+
+
+def complete_batch(cells: Cells) -> None:
+    """Fill a blank `global_batch` from `BATCH_TOKENS`, where the length of a sequence is known.
+
+    Raises:
+        UnusableError: they are no whole number of sequences.
+    """
+    if cells.stated.get("global_batch") or not cells.stated.get(BATCH_TOKENS) or not cells.said("seq_len"):
+        return
+    tokens, sequence = cells.count(BATCH_TOKENS, most=MOST**2), cells.count("seq_len")
+    if tokens % sequence:
+        raise UnusableError(f"{BATCH_TOKENS} = {tokens} is no multiple of seq_len = {sequence}")
+    cells.known["global_batch"] = str(tokens // sequence)
+    cells.assumed.append(f"global_batch = {BATCH_TOKENS} / seq_len = {tokens // sequence}")
 
 
 def stack_reading(
@@ -203,9 +220,10 @@ def device_of(cells: Cells) -> str:
         return device
     names = {name_words(name): device for name, device in tables.accelerators.items()}
     device = names.get(words) or _accelerator_name(text)
+    if device is None and (device := worded_gpu(text)):
+        cells.assumed.append(f"gpu {text} = {device}")
     if device is None:
-        known = [*accelerator_names(), *tables.accelerators]
-        near = nearest(re.sub(r"[\s_-]+", "-", text.casefold()), [name.casefold() for name in known])
+        near = near_gpu(text)
         meant = f"did you mean {near}? " if near else ""
         raise UnusableError(f"gpu: {text!r} is not known; {meant}allowed: {', '.join(accelerator_names())}")
     return device
@@ -376,15 +394,3 @@ def executed_layout(architecture: Architecture, layout: Layout, stack_name: str,
     if run is not None and "layout.reduce_scatter" in reference_run(run).facts:
         return layout
     return reduction_of_stack(layout, stack(stack_name))
-
-
-def step_seconds_of(cells: Cells) -> float | None:
-    """Seconds of a step, as stated or from a throughput; None: neither is."""
-    if cells.stated.get(STEP):
-        return cells.positive(STEP)
-    samples = cells.count("global_batch")
-    tokens = samples * cells.count("seq_len")
-    for column, work in zip(THROUGHPUTS, (tokens, tokens / cells.count("gpus"), samples), strict=True):
-        if cells.stated.get(column):
-            return work / cells.positive(column)
-    return None

@@ -28,11 +28,13 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             `padded_to` times that size.
         where: by column, the texts that the row must match, with * for any letters.
         effect: what it changes in a prediction.
+        of_users: of no table beside `TABLES`: there a blank cell is one that the source leaves open.
     """
 
     column: str
     why: str
     effect: str
+    of_users: bool = False
     value: Cell | None = None
     by: str = ""
     values: dict[str, Cell] = {}

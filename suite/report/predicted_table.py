@@ -7,7 +7,8 @@ import io
 from pathlib import Path
 
 from reference_runs.errors import InputError
-from reference_runs.published import PublishedTable, stated_lines
+from reference_runs.published import PublishedTable
+from reference_runs.published_file import read_table_file
 from suite.paths import whole_file
 from suite.predict.validation.published_tables import RowPrediction, all_predictions
 
@@ -27,8 +28,8 @@ def write_predictions(table: PublishedTable, source: Path, target: Path) -> None
         raise InputError("is the table itself", got=str(target), allowed="another file", where="--write")
     predicted, reasons = all_predictions(table)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    header, lines = stated_lines(source)
+    header, separator, lines = read_table_file(source)
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
     if taken := [column for column in COLUMNS if column in header]:
         raise InputError("the table has such a column", got=", ".join(taken), allowed="none", where=str(source))
     writer.writerow([*header, *COLUMNS])

@@ -204,6 +204,30 @@ def test_each_incomplete_row_of_an_own_table_is_named(capsys, tmp_path) -> None:
     assert "skipped line 5: layers, hidden, heads are blank" in capsys.readouterr().out
 
 
+def test_columns_of_an_own_table_that_are_not_read_are_named(capsys, tmp_path) -> None:
+    path = written(tmp_path / "own.csv", [OWN | {STEP: "1", "etp": "2", "Nodes": "8"}])
+    (score,) = scores(capsys, path)
+    assert score["columns_not_read"] == ["etp", "Nodes"]
+    assert main(["validate", path]) == 0
+    assert "  columns not read: etp, Nodes\n" in capsys.readouterr().out
+    (score,) = scores(capsys, written(tmp_path / "other.csv", [OWN | {STEP: "1"}]))
+    assert score["columns_not_read"] == []
+    (score,) = scores(capsys, str(shipped_tables()[0]))
+    assert "columns_not_read" not in score
+
+
+def test_a_table_with_predictions_has_the_separator_of_the_table(capsys, tmp_path) -> None:
+    path, target = tmp_path / "own.csv", tmp_path / "out.csv"
+    cells = OWN | {STEP: "1,5"}
+    path.write_text(f"# ours\n{';'.join(cells)}\n{';'.join(cells.values())};\n", encoding="utf-8")
+    assert main(["validate", str(path), "--write", str(target)]) == 0
+    with open(target, newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file, delimiter=";")
+    assert {column: row[column] for column in cells} == cells
+    assert float(row["predicted_step_time_s"]) > 0
+    assert main(["validate", str(target)]) == 0
+
+
 def test_reasons_are_counted_without_their_rows_numbers_and_with_the_columns_range(capsys, tmp_path) -> None:
     rows = [
         OWN | {STEP: "1"} | cells for cells in ({"dp": "4"}, {"dp": "2"}, {"seq_len": "long"}, {"seq_len": "short"})

@@ -337,11 +337,11 @@ def test_the_table_of_collectives_names_three_on_seven_sizes_of_cluster() -> Non
             {"layers": "", "hidden": "", "heads": ""},
             "layers, hidden, heads are blank, and no recorded run is called 'GPT-1.7B'",
         ),
-        ({"tp": ""}, "tp is blank"),
+        ({"micro_batch": ""}, "micro_batch is blank"),
         ({"layers": "many"}, "layers: expected a number from 0 to 1e+18; got 'many'"),
         ({"layers": "2.5"}, "layers: expected an integer from 1 to 10000; got '2.5'"),
         ({"hidden": "-4"}, "hidden: expected a number from 0 to 1e+18; got '-4'"),
-        ({STEP: "nan"}, f"{STEP}: expected a number from 0 to 1e+18; got 'nan'"),
+        ({STEP: "inf"}, f"{STEP}: expected a number from 0 to 1e+18; got 'inf'"),
         ({STEP: "0"}, f"{STEP}: expected a number from 1e-09 on; got '0'"),
         ({STEP: ""}, f"{STEP} and {MEMORY} are blank"),
         ({"gpu": "Z80"}, f"gpu: 'Z80' is not known; allowed: {', '.join(accelerator_names())}"),
@@ -386,12 +386,10 @@ def test_accelerators_and_data_parallelism_say_each_other(tmp_path: Path, column
 def test_axes_that_do_not_divide_the_accelerators_are_named(tmp_path: Path) -> None:
     words = "dp is blank, and tp * pp * cp = 6 does not divide gpus = 32"
     assert reason(tmp_path, dp="", tp="3", pp="2") == words
-    # nothing is said for an axis that is blank too
-    assert reason(tmp_path, dp="", tp="") == "dp, tp are blank"
     assert reason(tmp_path, dp="", gpus="") == "gpus, dp are blank"
 
 
-@pytest.mark.parametrize("column", [column for column in NEEDED if column not in ("dp", "gpus")])
+@pytest.mark.parametrize("column", [column for column in NEEDED if column not in ("dp", "gpus", "tp", "pp")])
 def test_a_missing_column_is_refused_by_name(tmp_path: Path, column: str) -> None:
     path = written(tmp_path / "own.csv", {name: text for name, text in GOOD.items() if name not in (column, "model")})
     with pytest.raises(InputError, match=rf"own.csv: missing column {column}; allowed: layers, hidden, .* and source"):
@@ -402,7 +400,7 @@ def test_a_missing_column_is_refused_by_name(tmp_path: Path, column: str) -> Non
     ("text", "expected"),
     [
         (b"", "missing column layers"),
-        (b"\xff\xfe", "not a table of comma-separated values"),
+        (b"\xff\x80", "expected a text file; got byte 0xff in line 1"),
         (",".join((*NEEDED, "tp")).encode(), "column given twice; got 'tp'"),
         (",".join(NEEDED).encode() + b'\n"' + b"x" * 200_000, "not a table of comma-separated values"),
     ],

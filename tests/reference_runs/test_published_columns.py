@@ -11,7 +11,18 @@ import pytest
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.published import PublishedRow, load_table
-from reference_runs.published_columns import NEEDED, OPTIONAL, STEP, absent, columns_of
+from reference_runs.published_columns import (
+    BATCH_TOKENS,
+    MEMORY,
+    MEMORY_GB,
+    NEEDED,
+    OPTIONAL,
+    STEP,
+    STEP_MS,
+    absent,
+    columns_of,
+    named_columns,
+)
 from reference_runs.run import QueryKeyNorm
 
 CELLS = {
@@ -70,7 +81,7 @@ def test_another_name_beside_the_columns_own_is_no_column(tmp_path: Path) -> Non
 
 def test_two_other_names_of_one_column_are_refused(tmp_path: Path) -> None:
     less = {column: text for column, text in CELLS.items() if column != "global_batch"}
-    with pytest.raises(InputError, match="column given twice; got 'global_batch'"):
+    with pytest.raises(InputError, match="column given twice; got 'global_batch' as GBS, Global batch size"):
         load_table(written(tmp_path / "own.csv", less | {"GBS": "256", "Global batch size": "256"}))
 
 
@@ -79,6 +90,124 @@ def test_every_other_name_means_one_column_and_is_none_itself() -> None:
     assert columns_of(names) == names
     assert columns_of(["colour", "Model TFLOP / sec / GPU"]) == ["colour", "Model TFLOP / sec / GPU"]
     assert absent(columns_of([NVIDIAS.get(column, column) for column in NEEDED])) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("seq_len", "Seq. Length|SeqLen|SeqLen (T)|Sequence Length (tokens)|max_seq_len"),
+        ("gpus", "# of GPUs|# GPUs|#GPU|n_gpu|number of GPUs|Num GPUs|Total GPUs"),
+        ("gpu", "GPU|System|Hardware|GPU model"),
+        ("model", "Model name|# model"),
+        ("layers", "n_layer|# layers|number of layers|num layers"),
+        ("hidden", "n_embd|hidden dim"),
+        ("heads", "n_head|# attention heads"),
+        ("tp", "TP size|TP degree|tensor parallelism|tensor-model-parallel-size|# TP"),
+        ("pp", "PP size|pipeline_model_parallel_size|Pipeline Parallelism"),
+        ("cp", "CP size|context parallelism"),
+        ("vpp", "VP|vpp_size|virtual stages"),
+        ("micro_batch", "MicroBatchSize|micro batch (size)|MBS"),
+        ("global_batch", "GlobalBatchSize|Global batch size (sequences)|global_train_batch_size"),
+        (BATCH_TOKENS, "Global batch (tokens)|global_batch_tokens|GlobalBatchSize (T)"),
+        (STEP, "Step time (s)|Step Time [s]|step_time|sec/step|s/step|iteration_time|step time (seconds)"),
+        (STEP_MS, "Step time (ms)|step_time_ms|iteration_time_ms"),
+        ("measured_tokens_per_s", "Throughput (tokens/s)|Throughput (T/s)|tok/s|Tokens/sec"),
+        ("measured_tokens_per_s_per_gpu", "tok/s/GPU|Tokens/s/GPU|Throughput (T/s/GPU)"),
+        ("measured_samples_per_s", "Throughput (S/s)|Samples/sec"),
+        (MEMORY, "peak memory (GiB)|memory_gib"),
+        (MEMORY_GB, "Memory (GB)|Peak memory (GB)"),
+        ("recompute", "recomputation|activation_checkpointing|activation recomputation|recompute_granularity"),
+        ("zero_stage", "zero|ZeRO|zero_optimization_stage|Sharding Strategy"),
+        ("sp", "sequence_parallel|Sequence Parallelism"),
+        ("inter_link", "interconnect|Network"),
+        ("dtype", "data_type|Data type"),
+        ("framework_version", "framework version"),
+    ],
+)
+def test_names_of_a_column_in_configurations_and_tables_are_understood(column: str, names: str) -> None:
+    for name in names.split("|"):
+        assert columns_of([name]) == [column], name
+
+
+@pytest.mark.parametrize("name", ["Nodes", "etp", "MFU (%)", "batch size", "Throughput", "params", "GPU memory", "h"])
+def test_names_of_no_column_or_of_several_are_not_read(name: str) -> None:
+    named = named_columns([f" {name} ", "TP", ""])
+    assert named == ([name, "tp", ""], [name], [])
+
+
+def test_a_word_of_several_meanings_counts_where_no_other_names_the_column_and_is_said(tmp_path: Path) -> None:
+    assert columns_of(["System", "gpu_type", "Network", "Step time"]) == ["System", "gpu", "inter_link", STEP]
+    assert named_columns(["Hardware", "step_time", "Step time (s)"]) == (
+        *(["gpu", "step_time", STEP], ["step_time"]),
+        ["column Hardware = gpu"],
+    )
+    renamed = {{"gpu": "Hardware", STEP: "Step time"}.get(column, column): text for column, text in CELLS.items()}
+    assert row(tmp_path, renamed).assumed[:2] == ("column Hardware = gpu", f"column Step time = {STEP}")
+    with pytest.raises(InputError, match="column given twice; got 'gpu' as Hardware, System"):
+        load_table(written(tmp_path / "own.csv", renamed | {"System": "h100"}))
+
+
+def test_times_in_milliseconds_and_memory_in_units_of_1000_are_converted(tmp_path: Path) -> None:
+    less = {name: text for name, text in CELLS.items() if name != STEP}
+    found = row(tmp_path, less | {"Step time (ms)": "9,500 ms", "Peak memory (GB)": "64"})
+    assert (found.step_seconds, found.peak_bytes) == (9.5, 64e9)
+    found = row(tmp_path, CELLS | {STEP_MS: "9500", MEMORY: "60", MEMORY_GB: "64"})
+    assert (found.step_seconds, found.peak_bytes) == (10, 60 * 2**30)
+
+
+def test_tokens_of_a_batch_are_divided_by_the_sequence(tmp_path: Path) -> None:
+    less = {name: text for name, text in CELLS.items() if name != "global_batch"}
+    found = row(tmp_path, less | {"Global batch (tokens)": "1,048,576"})
+    assert found.recipe.global_batch == 256
+    assert f"global_batch = {BATCH_TOKENS} / seq_len = 256" in found.assumed
+    words = f"{BATCH_TOKENS} = 1000000 is no multiple of seq_len = 4096"
+    assert reason(tmp_path, less | {BATCH_TOKENS: "1000000"}) == words
+    assert row(tmp_path, CELLS | {BATCH_TOKENS: "7"}).recipe.global_batch == 256
+    assert reason(tmp_path, less | {BATCH_TOKENS: ""}) == "global_batch is blank"
+
+
+def test_a_version_in_a_column_of_its_own_belongs_to_the_framework(tmp_path: Path) -> None:
+    assert row(tmp_path, CELLS | {"framework": "NeMo", "framework version": "24.07"}).framework == "NeMo 24.07"
+    assert row(tmp_path, CELLS | {"framework": "NeMo 24.07", "framework version": "24.07"}).framework == "NeMo 24.07"
+    assert row(tmp_path, CELLS | {"framework": "NeMo", "framework version": "n/a"}).framework == "NeMo"
+
+
+@pytest.mark.parametrize("blank", [("tp", "pp"), ("tp",), ("pp",)])
+def test_a_table_without_tensor_or_pipeline_parallelism_is_not_split(tmp_path: Path, blank: tuple[str, ...]) -> None:
+    cells = CELLS | {"tp": "1", "pp": "1", "dp": ""}
+    expected = row(tmp_path, cells)
+    for found in (
+        row(tmp_path, {column: text for column, text in cells.items() if column not in blank}),
+        row(tmp_path, cells | dict.fromkeys(blank, "")),
+    ):
+        assert found.layout == expected.layout
+        assert set(found.assumed) - set(expected.assumed) == {f"{column} = 1" for column in blank}
+    assert "dp * tp * pp * cp = 16, but gpus = 64" in reason(tmp_path, CELLS | {"tp": "", "pp": ""})
+
+
+def test_a_blank_split_of_a_recorded_run_that_is_split_is_refused(tmp_path: Path) -> None:
+    shape = dict.fromkeys(("layers", "hidden", "heads", "vocab", "seq_len"), "")
+    assert reason(tmp_path, CELLS | shape | {"model": "grok-1", "tp": ""}) == "tp is blank, and grok-1 has 4"
+    assert reason(tmp_path, CELLS | shape | {"model": "grok-1", "pp": ""}) == "pp is blank, and grok-1 has 8"
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
+    table = load_table(written(tmp_path / "own.csv", CELLS | {"ETP": "1", "GBS": "7", "nodes": "8"}))
+    assert table.unread == ("ETP", "GBS", "nodes")
+
+
+def test_a_table_of_llm_foundry_is_read(tmp_path: Path) -> None:
+    cells = {
+        **{"Model": "7b", "SeqLen (T)": "2048", "# GPUs": "8", "GPU": "h100_80gb", "MFU": "42.57", "HFU": "42.57"},
+        **{"MicroBatchSize": "6", "GradAccum": "3", "GlobalBatchSize": "144", "Throughput (S/s)": "39"},
+        **{"Throughput (T/s)": "80,000", "Throughput (T/s/GPU)": "10,000", "GlobalBatchSize (T)": "294912"},
+        **{"Precision": "bf16", "MP Mode": "PURE", "Sharding Strategy": "FULL_SHARD"},
+        **{"Activation Checkpointing": "False", "Activation CPUOffload": "False", "NumParams": "6658859008"},
+        **{"n_layers": "32", "d_model": "4096", "n_heads": "32", "vocab_size": "50368"},
+    }
+    found = row(tmp_path, cells)
+    assert (found.layout.zero_stage, found.layout.ranks, found.layout.recomputation) == (3, 8, "none")
+    assert found.step_seconds == pytest.approx(144 * 2048 / 80_000)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_experts_lie_within_the_stated_data_parallelism_of_a_model_without_a_lay
 
 @pytest.mark.parametrize("name", [name for name in UNPUBLISHED if not is_plain(reference_run(name))])
 def test_what_a_row_does_not_state_of_a_layout_is_named(tmp_path: Path, name: str) -> None:
-    assert reason(tmp_path, name, tp="", pp="", micro_batch="") == "tp, pp, micro_batch are blank"
+    assert reason(tmp_path, name, dp="", gpus="", micro_batch="") == "gpus, dp, micro_batch are blank"
     assert row(tmp_path, name, dp="").layout.data_parallel == 16
     assert row(tmp_path, name, dp="", cp="2").layout.data_parallel == 8
     assert row(tmp_path, name, gpus="").layout.ranks == 64

@@ -84,6 +84,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         implausible_rows: that count, but whose measured time no machine can reach.
         skipped_reasons: rows by reason, texts and numbers in it left out, the most frequent first.
         frameworks: as they were read; empty where that was not asked for.
+        columns_not_read: of a table that is not among the published ones.
     """
 
     table: str
@@ -106,6 +107,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     worst_memory: list[WorstMemoryRow]
     skipped_reasons: dict[str, int]
     frameworks: list[FrameworkReading]
+    columns_not_read: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RowPrediction(NamedTuple):
@@ -181,6 +183,7 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
             for each, error in sorted(zip(weighed, of_peaks, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
         ],
         skipped_reasons=dict(Counter(reason_kind(each.reason) for each in skipped).most_common()),
+        columns_not_read=msgspec.UNSET if table.facts.source else list(table.unread),
         frameworks=framework_readings([each.row for each in predicted]) if frameworks else [],
     )
 

@@ -145,6 +145,8 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
         print_folded(out, f"  source: {facts.source}", "")
     for convention in facts.conventions:
         print_folded(out, f"  {convention}")
+    if score.columns_not_read:
+        print_folded(out, f"  columns not read: {', '.join(score.columns_not_read)}", "")
     for words in assumed_lines(score.assumed):
         print_folded(out, f"  {words}")
     if score.skipped:

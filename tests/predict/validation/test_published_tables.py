@@ -76,7 +76,9 @@ def test_memory_of_nanotron_that_its_formula_does_not_describe_is_that_of_other_
 
 @pytest.mark.parametrize("name", MOST_PERCENT)
 def test_a_table_under_another_name_has_the_score_of_its_own(tmp_path: Path, name: str) -> None:
-    """By the column `source`; only what is said of skipped rows differs, as to a user all models are named."""
+    """By the column `source`; only what is said of skipped rows differs, as to a user all models are named, and of
+    columns that are not read.
+    """
     path = tmp_path / "renamed.csv"
     path.write_bytes((PUBLISHED / f"{name}.csv").read_bytes())
     table = load_table(path)
@@ -84,7 +86,7 @@ def test_a_table_under_another_name_has_the_score_of_its_own(tmp_path: Path, nam
     renamed = msgspec.structs.asdict(table_score(table, worst=3))
     for score in (own, renamed):
         score["skipped_rows"] = [each.line for each in score["skipped_rows"]]
-        for key in ("table", "skipped_reasons"):
+        for key in ("table", "skipped_reasons", "columns_not_read"):
             del score[key]
         score["assumed"] = {words: rows for words, rows in score["assumed"].items() if not words.startswith("source ")}
     assert own == renamed
