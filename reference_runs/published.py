@@ -283,7 +283,7 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
     device = device_of(cells)
     cells.known["accelerator"] = device
     split = {"stages": cells.count("pp") > 1, "split": cells.count("tp") > 1}
-    read = stack_reading(framework, facts, device, **split)
+    read = stack_reading(framework, facts, device, model=model, **split)
     cells.known["stack"] = stack = read.stack.name
     shape = described.architecture if described else architecture
     architecture = architecture_of(cells, shape, recorded=run_name is not None)

@@ -182,11 +182,12 @@ def complete_batch(cells: Cells) -> None:
 
 
 def stack_reading(
-    framework: str, facts: TableFacts, device: str = "", *, stages: bool = False, split: bool = False
+    framework: str, facts: TableFacts, device: str = "", *, model: str = "", stages: bool = False, split: bool = False
 ) -> ReadStack:
     """The stack that the text of a table's column `framework` stands for; "generic" where it is not known.
 
     Args:
+        model: what the row calls it; software is no older than what it trains.
         stages: pipeline stages split the layers.
         split: tensor parallelism does so besides.
     """
@@ -195,7 +196,9 @@ def stack_reading(
             return ReadStack(
                 stack(name), f"{pattern.strip('*')!r} in this table" if pattern.strip("*") else "the table's"
             )
-    later = bool(device) and machine_model().is_later(device)
+    later = (bool(device) and machine_model().is_later(device)) or any(
+        matches(pattern, model) for pattern in load_tables().later_models
+    )
     return reading(framework, later=later, stages=stages, split=split and stages)
 
 

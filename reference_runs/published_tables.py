@@ -130,10 +130,12 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Args:
         rest_as: recorded run that says what no column says.
         ran: texts of `status` of a row that ran.
+        later_models: of names of models that are later than the accelerators of the family "ampere".
     """
 
     rest_as: str
     ran: tuple[str, ...]
+    later_models: tuple[str, ...]
     accelerators: dict[str, str]
     open_accelerators: tuple[OpenAccelerator, ...] = msgspec.field(name="open_accelerator")
     assumed: tuple[Assumption, ...]

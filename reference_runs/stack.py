@@ -339,7 +339,7 @@ def reading(framework: str | None, *, later: bool = False, stages: bool = False,
     nothing else does: "PyTorch, NVIDIA NeMo" is NeMo.
 
     Args:
-        later: it runs on an accelerator later than those of the family "ampere", and so is no older than them.
+        later: its accelerator or its model is later than those of the family "ampere", and so is the software.
         stages: pipeline stages split the layers.
         split: tensor parallelism does so besides.
     """
@@ -355,7 +355,7 @@ def reading(framework: str | None, *, later: bool = False, stages: bool = False,
     name, words = found.name, found.words
     entry, how = entries[name], f"{words.strip('*').replace('*', ' ... ')!r}"
     if later and "newer" in entry and not _VERSION.search(_STAGE.sub("", words)):
-        return ReadStack(_recorded(entry["newer"], STACKS), f"{how} on an accelerator of its time")
+        return ReadStack(_recorded(entry["newer"], STACKS), f"{how} of the time of its accelerator or model")
     if split and found.rank == 2 and "split" in entry:
         said = f"{how} alone, with tensor parallelism and pipeline stages, which Megatron-Core adds to it"
         return ReadStack(_recorded(entry["split"], STACKS), said)

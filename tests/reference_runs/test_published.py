@@ -446,6 +446,26 @@ def test_a_frameworks_name_means_its_version_of_the_accelerators_time(framework:
     assert stack_name(framework, facts, "h100-sxm") == stack_name(framework, facts, "b200-sxm") == later
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen2 style", "megatron-core"),
+        ("my llama", "megatron-core"),
+        ("my GPT", "megatron-lm-2022"),
+        ("", "megatron-lm-2022"),
+    ],
+)
+def test_a_frameworks_name_means_its_version_of_the_models_time(tmp_path: Path, model: str, name: str) -> None:
+    shape = {"source": "", "model": model, "kv_heads": "", "ffn_hidden": "28672"}
+    (row,) = load_table(
+        written(tmp_path / "own.csv", GOOD | shape | {"gpu": "a100-sxm-80gb", "framework": "Megatron-LM"})
+    ).rows
+    assert row.stack == name
+    dated = GOOD | shape | {"gpu": "a100-sxm-80gb", "framework": "Megatron-LM 2021"}
+    (row,) = load_table(written(tmp_path / "own.csv", dated)).rows
+    assert row.stack == "megatron-lm-2021"
+
+
 def test_experts_of_a_recorded_run_lie_within_data_parallelism_and_divide_it(tmp_path: Path) -> None:
     name = "dgxc_25_02_grok1_moe"
     loaded, lines = table(name), stated(name)
