@@ -22,6 +22,7 @@ from reference_runs.published_cells import read_cells
 from reference_runs.published_columns import MEMORY, NEEDED, OPTIONAL, SHAPE, STEP, NamedColumns, absent, named_columns
 from reference_runs.published_file import read_table_file
 from reference_runs.published_measured import peak_bytes_of, step_seconds_of
+from reference_runs.published_models import tabled_shape
 from reference_runs.published_network import network_of
 from reference_runs.published_run import (
     Cells,
@@ -257,6 +258,12 @@ def _cells(table: _KnownOfRows, stated: dict[str, str], named: str | None) -> Ce
     shape = stated_shape(reference_run(named)) if named else None
     cells = Cells(dict(stated), _assumptions(table.facts.file), shape, named or "")
     cells.known["shipped"] = "yes" if table.shipped else "no"
+    if not table.shipped and not named and (tabled := tabled_shape(stated.get("model", ""))):
+        where, cells_of_model = tabled
+        if all(not stated.get(column) or stated[column] == value for column, value in cells_of_model.items()):
+            blank = {column: value for column, value in cells_of_model.items() if not stated.get(column)}
+            cells.stated |= blank
+            cells.assumed += [f"{column} = {value} as {where}" for column, value in blank.items()]
     if table.origin:
         cells.assumed.append(f"source {stated['source']} = {table.origin.name}")
     return cells
