@@ -15,6 +15,7 @@ from reference_runs.regular_file import file_bytes
 
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 27  # of a table: each row is a prediction
 SEPARATORS = ",;\t"
+MOST_COLUMNS = 1000
 MOST_HEADER_LINES = 64  # cells of a header may have line breaks
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SAYS_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?[,;\t ]*', re.IGNORECASE)
@@ -57,6 +58,8 @@ def read_table_file(path: Path) -> TableFile:
     rows: list[tuple[int, list[str]]] = []
     try:
         header = next(reader, [])
+        if len(header) > MOST_COLUMNS:
+            raise InputError("too many columns", got=f"{len(header):,}", allowed=f"{MOST_COLUMNS:,}", where=where)
         line = reader.line_num + 1
         for number, cells in enumerate(reader):
             if number == MOST_ROWS:
@@ -100,4 +103,4 @@ def _named(header: list[str], separator: str) -> int:
         cells = next(csv.reader(header, delimiter=separator), [])
     except csv.Error:
         return 0
-    return sum(is_column(column) for column in columns_of(cells))
+    return sum(is_column(column) for column in columns_of(cells[:MOST_COLUMNS]))

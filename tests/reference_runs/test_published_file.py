@@ -79,3 +79,13 @@ def test_the_file_is_kept_as_it_is_worded(tmp_path: Path) -> None:
 def test_too_many_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too many rows; allowed: 10,000"):
         read_table_file(written(tmp_path, "TP\n" + "1\n" * 10_001))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_header_of_a_thousand_columns_is_read_and_a_longer_one_refused(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(separator.join(["layers", *(f"c{number}" for number in range(999))]) + "\n", encoding="utf-8")
+    assert len(read_table_file(path).header) == 1000
+    path.write_text(separator.join(["layers", *(f"c{number}" for number in range(1000))]) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="too many columns; got 1,001, allowed: 1,000"):
+        read_table_file(path)
