@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reference_runs.catalog import reference_run
-from reference_runs.named_runs import named_runs
+from reference_runs.named_runs import named_runs, says_size
 from reference_runs.run import ReferenceRun
 
 _SIZES = ("layers", "hidden", "heads")
@@ -38,11 +38,12 @@ def named_run(model: str, stated: Mapping[str, str] | None = None) -> str | None
     """The recorded run of the model that is called so; None: none is, or several are.
 
     Args:
-        stated: cells of the model's row; of several runs the one is meant that has its layers, hidden and heads.
+        stated: cells of the model's row; where the name says no size, the run is meant that has its layers, hidden and
+            heads: of several one that has some, and the only one unless it has others.
     """
     found = named_runs(model)
-    if len(found) > 1:
-        said = {column: stated[column] for column in _SIZES if stated and stated.get(column)}
+    said = {column: stated[column] for column in _SIZES if stated and stated.get(column)}
+    if len(found) > 1 or (said and found and not says_size(model)):
         shapes = {name: stated_shape(reference_run(name)) for name in found}
         found = [name for name, shape in shapes.items() if said and said.items() <= shape.items()]
     return found[0] if len(found) == 1 else None

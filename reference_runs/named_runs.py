@@ -51,16 +51,23 @@ def _names() -> dict[str, list[str]]:
 def named_runs(model: str) -> list[str]:
     """The recorded runs of the model that is called so; several where its size is not said.
 
-    Letters' case, what stands between them, an owner in front ("meta-llama/"), what is in brackets and endings such as
-    "-hf" do not count; nor does a missing dot: "llama31-405b".
+    Letters' case, what stands between them, an owner in front ("meta-llama/"), endings such as "-hf", and that a head
+    for further tokens is left out ("w/o MTP") do not count; nor does a missing dot: "llama31-405b". What else stands in
+    brackets does: "Llama 2 (7B)" is llama2-7b, "GPT3 (1.3B)" no recorded run.
     """
-    folded = _folded(re.sub(r"\(.*?\)", "", model).strip().rpartition("/")[2])
+    folded = _folded(re.sub(r"\(?w/o mtp\)?", "", model, flags=re.IGNORECASE).strip().rpartition("/")[2])
     for ending in ("", *_ENDINGS):
         if folded.endswith(ending):
             short = folded.removesuffix(ending).removeprefix("meta")
             if found := _names().get(short):
                 return found
     return []
+
+
+def says_size(model: str) -> bool:
+    """Whether a model's name says which size it is: "Llama 2 (7B)" does, and "DeepSeek-V3" as the run's own name."""
+    own = _folded(model.rpartition("/")[2]) in {_folded(run) for run in run_names()}
+    return own or re.search(r"\d ?[bm](?![a-z])", model.casefold()) is not None
 
 
 def meant_run(name: str, names: Iterable[str]) -> str | None:

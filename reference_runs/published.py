@@ -348,7 +348,7 @@ def _left_out(row: PublishedRow, stated: dict[str, str], rules: tuple[LeftOut, .
             number = float(text)
         except ValueError:
             number = math.nan
-        if rule.not_blank and text:
+        if rule.not_blank and text.casefold() not in ("", "0", "no", "false", "none"):
             bound = text
         elif rule.above is not None and number > rule.above:
             bound = f"above {rule.above:g}"

@@ -35,7 +35,8 @@ _OTHERWISE = {
     "padded_vocab": "padded_vocab_size padded_vocabulary_size",
     "seq_len": "sequence_length seq_length sequence seqlen seqlen_t seq_len_tokens sequence_length_tokens "
     "context_length",
-    "experts": "num_experts n_experts num_local_experts n_routed_experts num_moe_experts moe_num_experts",
+    "experts": "num_experts n_experts num_local_experts n_routed_experts num_routed_experts num_moe_experts "
+    "moe_num_experts",
     "experts_per_token": "num_experts_per_tok num_experts_per_token moe_router_topk router_topk moe_top_k moe_topk "
     "top_k topk",
     "expert_ffn_hidden": "moe_intermediate_size moe_ffn_hidden_size",
@@ -165,7 +166,7 @@ def _known_name(given: str) -> str:
 def _folded(name: str) -> str:
     words = re.sub(r"\s*/\s*", " per ", name.strip().casefold())
     words = re.sub(r"[\s_.()\[\]-]+", "_", words).strip("_")
-    return re.sub(r"_sec(s|ond|onds)?(?=_|$)", "_s", words)
+    return words if is_column(words) else re.sub(r"_sec(s|ond|onds)?(?=_|$)", "_s", words)
 
 
 def absent(columns: Sequence[str]) -> list[str]:

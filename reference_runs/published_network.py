@@ -13,14 +13,22 @@ _RATE = re.compile(
     r"(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([gt])(?:(bytes?/s|bits?/s|b(?:/s|ps|e)?)(?![a-z])|(?![a-z]))", re.IGNORECASE
 )
 _PORTS = r"(?:ports?|nics?|hcas?|interfaces?|rails?|adapters?)\b"
-_BEFORE = re.compile(rf"(?<![\w.-])(\d+) ?(?:[x\u00d7*]|(?={_PORTS})|(?=\d+ ?[gt]))", re.IGNORECASE)
+_BEFORE = re.compile(
+    rf"(?<![\w.-])(?:(\d+) ?(?:[x\u00d7*](?! ?\d+\b(?! ?[gt.]))|(?=-?{_PORTS})|(?=\d+ ?[gt]))|[x\u00d7*](\d+)\b)",
+    re.IGNORECASE,
+)
 _BEHIND = re.compile(r"[x\u00d7*] ?(\d+)\b", re.IGNORECASE)
-_OF_PORTS = re.compile(rf"(\d+) ?{_PORTS}", re.IGNORECASE)
-_EACH_PORT = re.compile(rf"(?:per|/|a) ?{_PORTS}", re.IGNORECASE)
+_OF_PORTS = re.compile(rf"(\d+)[ -]?{_PORTS}|(\d+) per node", re.IGNORECASE)
+_EACH_PORT = re.compile(rf"(?:per|/|a) ?{_PORTS}|\beach\b", re.IGNORECASE)
 _EACH_ACCELERATOR = re.compile(r"(?:per|/|each|a) ?(?:gpu|accelerator)\b", re.IGNORECASE)
-_INSIDE = re.compile(r"nvlink|nvswitch|\bnvl\d*\b|xgmi|infinity fabric", re.IGNORECASE)
+_INSIDE = re.compile(r"nvlink|nvswitch|\bnvl\d*\b|xgmi|infinity fabric|\bintra", re.IGNORECASE)
 _TO_THE_HOST = re.compile(r"pcie", re.IGNORECASE)
+_LANES = re.compile(r"\b(?:4X|12X) ?(?=[EFHNX]DR)")  # of one port of InfiniBand
+_NAMED_PORT = re.compile(
+    r"(?:(\d+) ?[x\u00d7*] ?)?(?<![a-z])([ehnx]dr)(\d{3})?(?![a-z])(?:.*?[x\u00d7*] ?(\d+)\b)?", re.IGNORECASE
+)
 _GBITS_OF_A_PORT = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}  # of InfiniBand
+_MOST_OF_AN_ACCELERATOR = 1e11  # bytes per second of its interfaces: beyond that a rate is of more than one host
 
 
 class Network(NamedTuple):
@@ -60,7 +68,8 @@ def network_of(cells: Cells, device: str) -> Network:
         host = board.accelerators_per_host or counted
         rate = worded_rate(text, counted if cells.stated.get("gpus_per_node") else host)
         if rate is not None:
-            of_host = rate.interfaces == host or (not cells.stated.get("gpus_per_node") and rate.interfaces != joined)
+            unsaid = not cells.stated.get("gpus_per_node") and rate.interfaces != joined
+            of_host = rate.interfaces == host or (unsaid and rate.bytes_per_second <= host * _MOST_OF_AN_ACCELERATOR)
             whole = rate.bytes_per_second * joined / (host if of_host else counted)
             cells.assumed.append(f"inter_link {text} = {8e-9 * whole:,.6g} Gbit/s a node")
             return Network(joined, whole)
@@ -81,9 +90,9 @@ def worded_rate(text: str, accelerators: int) -> WordedRate | None:
     each; a small b is a bit, a large one a byte. Of several rates the highest: the others are of storage and
     management. A part that names NVLink is of links inside; one of PCIe counts where no other part has a rate.
     """
-    parts = [
-        part for part in re.split(r"[,;+]", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)) if not _INSIDE.search(part)
-    ]
+    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", _LANES.sub("", text))
+    plain = re.sub(r"(?<=\d),(?=\d{1,2} ?[GT])", ".", plain)
+    parts = [part for part in re.split(r"[,;+]", plain) if not _INSIDE.search(part)]
     for those in (
         [part for part in parts if not _TO_THE_HOST.search(part)],
         [part for part in parts if _TO_THE_HOST.search(part)],
@@ -103,22 +112,21 @@ def _of_part(part: str, text: str, accelerators: int) -> WordedRate | None:
     rate = float(number) * {"g": 1e9, "t": 1e12}[prefix.casefold()] / (1 if is_bytes else 8)
     ahead, behind = _BEFORE.search(part[: found.end()]), _BEHIND.search(part[found.end() :])
     if ahead and ahead.start() < found.start():
-        count = int(ahead[1])
+        count = int(ahead[1] or ahead[2])
     elif behind:
         count = int(behind[1])
     elif _EACH_ACCELERATOR.search(part):
         count = accelerators
     else:
         ports = _OF_PORTS.search(text if _EACH_PORT.search(part) else part)
-        count = int(ports[1]) if ports else 1
+        count = int(ports[1] or ports[2]) if ports else 1
     return WordedRate(count * rate, count) if rate > 0 else None
 
 
 def _of_a_named_port(part: str) -> WordedRate | None:
     """Of words such as "8x NDR", which need a count: how many ports a node has is not in their name."""
-    words = re.findall(r"[a-z]+", part.casefold())
-    count = re.search(r"(\d+) ?[x\u00d7*]", part, re.IGNORECASE)
-    gbits = next((_GBITS_OF_A_PORT[word] for word in words if word in _GBITS_OF_A_PORT), None)
-    if gbits is None or count is None:
+    found = _NAMED_PORT.search(part)
+    if found is None or not (count := found[1] or found[4]):
         return None
-    return WordedRate(int(count[1]) * gbits * 1e9 / 8, int(count[1]))
+    gbits = int(found[3] or _GBITS_OF_A_PORT[found[2].casefold()])
+    return WordedRate(int(count) * gbits * 1e9 / 8, int(count))

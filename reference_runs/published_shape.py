@@ -77,6 +77,10 @@ def _experts(cells: Cells, base: Architecture) -> dict[str, object]:
     """
     if not any(cells.stated.get(column) for column in EXPERTS):
         return {}
+    if base.experts is None and not cells.stated.get("experts"):
+        of_experts = [column for column in EXPERTS if cells.stated.get(column) and cells.count(column, least=0)]
+        if of_experts:
+            raise UnusableError(f"experts is blank, but {of_experts[0]} is {cells.text(of_experts[0])}")
     experts = cells.count("experts", least=0) if cells.stated.get("experts") else base.experts or 0
     if experts <= 1:
         if base.experts is not None:

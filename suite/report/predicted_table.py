@@ -32,10 +32,14 @@ def write_predictions(table: PublishedTable, source: Path, target: Path) -> None
     writer = csv.writer(text, delimiter=separator, lineterminator="\n")
     if taken := [column for column in COLUMNS if column in header]:
         raise InputError("the table has such a column", got=", ".join(taken), allowed="none", where=str(source))
-    writer.writerow([*header, *COLUMNS])
+    width = max([len(header), *(len(cells) for _, cells in lines)])  # a row may have more cells than the header
+
+    def padded(cells: list[str]) -> list[str]:
+        return [*cells, *[""] * (width - len(cells))]
+
+    writer.writerow([*padded(header), *COLUMNS])
     for line, cells in lines:
-        padded = [*cells, *[""] * (len(header) - len(cells))]
-        writer.writerow([*padded, *_said(predicted.get(line), reasons.get(line, ""))])
+        writer.writerow([*padded(cells), *_said(predicted.get(line), reasons.get(line, ""))])
     try:
         with whole_file(target) as partial:
             partial.write_text(text.getvalue(), encoding="utf-8")

@@ -229,6 +229,20 @@ def test_a_table_with_predictions_has_the_separator_of_the_table(capsys, tmp_pat
     assert main(["validate", str(target)]) == 0
 
 
+def test_a_row_of_too_many_cells_keeps_its_reason_in_its_column(capsys, tmp_path) -> None:
+    path, target = tmp_path / "own.csv", tmp_path / "out.csv"
+    cells = OWN | {STEP: "1.5"}
+    lines = [",".join(cells), ",".join(cells.values()), ",".join([*cells.values(), "x", "y"])]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert main(["validate", str(path), "--write", str(target)]) == 0
+    with open(target, newline="", encoding="utf-8") as file:
+        good, long = csv.DictReader(file)
+    assert float(good["predicted_step_time_s"]) > 0
+    assert good["not_predicted"] == ""
+    assert long["predicted_step_time_s"] == ""
+    assert long["not_predicted"] == f"{len(cells) + 2} cells under a header of {len(cells)} columns"
+
+
 def test_reasons_are_counted_without_their_rows_numbers_and_with_the_columns_range(capsys, tmp_path) -> None:
     rows = [
         OWN | {STEP: "1"} | cells for cells in ({"dp": "4"}, {"dp": "2"}, {"seq_len": "long"}, {"seq_len": "short"})

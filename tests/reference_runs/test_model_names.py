@@ -33,6 +33,11 @@ from reference_runs.published_columns import SHAPE
         ("Grok1 314B", "grok-1"),
         ("gpt2-xl", "gpt2-1558m"),
         ("Llama2 70B LoRA", None),  # trains adapters alone
+        ("Llama-2-70b (LoRA)", None),
+        ("Llama 2 (7B)", "llama2-7b"),
+        ("GPT3 (1.3B)", None),
+        ("BLOOM (7B)", None),
+        ("DeepSeek-V3 (16 layers)", None),
         ("Llama-3.2-1B", None),
         ("DeepSeek-R1-Distill-Llama-8B", None),
         ("llama2", None),  # of several sizes
@@ -53,3 +58,10 @@ def test_a_plain_model_is_said_in_full_by_its_cells() -> None:
     assert len(plain) > len(run_names()) / 2
     for run in plain:
         assert set(SHAPE) <= set(stated_shape(run))
+
+
+def test_a_name_without_its_size_means_no_run_of_another_shape() -> None:
+    assert named_run("GPT-3") == named_run("GPT-3", {"layers": "96", "hidden": "12288"}) == "gpt3-175b"
+    assert named_run("GPT-3", {"layers": "24", "hidden": "2048", "heads": "16"}) is None
+    assert named_run("PaLM", {"layers": "32"}) is None
+    assert named_run("llama3.1-405b", {"layers": "21"}) == "llama3.1-405b"  # a proxy with some of its layers

@@ -263,6 +263,8 @@ def test_columns_change_what_a_recorded_mixture_has(
     ("cells", "words"),
     [
         ({"experts": "8"}, "experts_per_token is blank"),
+        ({"experts_per_token": "8"}, "experts is blank, but experts_per_token is 8"),
+        ({"expert_ffn_hidden": "1024"}, "experts is blank, but expert_ffn_hidden is 1024"),
         (
             {"experts": "8", "experts_per_token": "9"},
             "architecture.experts_per_token; got 9, allowed: at most experts = 8",
@@ -283,3 +285,10 @@ def test_what_is_no_mixture_is_refused(tmp_path: Path, cells: dict[str, str], wo
 def test_no_experts_and_one_are_a_dense_model(tmp_path: Path, experts: str) -> None:
     dense = CELLS | {"experts": experts, "experts_per_token": "", "expert_ffn_hidden": ""}
     assert row(tmp_path, dense) == row(tmp_path, CELLS)
+
+
+@pytest.mark.parametrize("name", ["network_bytes_per_second", "Network_Bytes_Per_Second", "network bytes per second"])
+def test_a_columns_own_name_is_read_in_any_case(tmp_path: Path, name: str) -> None:
+    table = load_table(written(tmp_path / "own.csv", CELLS | {name: "1e11"}))
+    assert table.rows[0].network_bytes_per_second == 1e11
+    assert name not in table.unread

@@ -98,3 +98,20 @@ def test_a_width_that_no_llama_has_is_not_assumed(tmp_path: Path) -> None:
     stated = CELLS | {"model": "3B", "framework": "nanotron", "hidden": "2560", "ffn_hidden": ""}
     path.write_text(f"{','.join(stated)}\n{','.join(stated.values())}\n", encoding="utf-8")
     assert [each.reason for each in load_table(path).skipped] == ["ffn_hidden is blank"]
+
+
+@pytest.mark.parametrize(
+    "model", ["LLaMA-30B", "llama-33b", "CodeLlama-34B", "OpenLLaMA-3B", "llama-350m", "llama-7b-8bit"]
+)
+def test_a_size_that_begins_with_3_or_8_is_no_generation(tmp_path: Path, model: str) -> None:
+    other = row(tmp_path, "llama-13b", ffn_hidden="", vocab="32000").architecture
+    found = row(tmp_path, model, ffn_hidden="", vocab="32000").architecture
+    assert (found.ffn_hidden, found.kv_heads) == (other.ffn_hidden, other.kv_heads)
+    assert row(tmp_path, "my llama-3-8b", ffn_hidden="", vocab="").architecture.ffn_hidden == 14336
+
+
+@pytest.mark.parametrize(
+    ("model", "vocab"), [("llama-7b-8bit", 32000), ("LLaMA-30B", 32000), ("my Llama-3-8B", 128256)]
+)
+def test_a_blank_vocabulary_is_that_of_the_generation(tmp_path: Path, model: str, vocab: int) -> None:
+    assert row(tmp_path, model, vocab="").architecture.padded_vocabulary == vocab

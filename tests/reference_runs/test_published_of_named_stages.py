@@ -31,6 +31,11 @@ def stage(tmp_path: Path, framework: str, **cells: str) -> int:
         ("TorchTitan 0.1", 3),
         ("torchtitan DDP", 0),
         ("FSDP", 3),
+        ("PyTorch FSDP (SHARD_GRAD_OP)", 2),
+        ("PyTorch FSDP NO_SHARD", 0),
+        ("DDP (no FSDP)", 0),
+        ("DeepSpeed ZeRO-Infinity", 3),
+        ("DeepSpeed ZeRO++", 3),
         *(
             (words.format(number), number)
             for number in (1, 2, 3)
