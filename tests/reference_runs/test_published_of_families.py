@@ -52,7 +52,21 @@ def test_a_blank_cell_is_as_the_family_has_it(tmp_path: Path, model: str, expect
 
 @pytest.mark.parametrize(
     ("model", "kv_heads"),
-    [("falcon-7b", 1), ("falcon-40b", 8), ("starcoder", 1), ("starcoder2-3b", 2), ("llama 3 custom", 8), ("Yi", 32)],
+    [
+        ("falcon-7b", 1),
+        ("falcon-40b", 8),
+        ("starcoder", 1),
+        ("starcoder2-3b", 2),
+        ("llama 3 custom", 8),
+        ("Yi", 32),
+        ("Mistral-7B-v0.1", 8),
+        ("01-ai/Yi-34B", 8),
+        ("Yi-6B", 4),
+        ("Qwen2-7B", 4),
+        ("Qwen2.5-7B", 4),
+        ("Qwen2.5-72B", 8),
+        ("Qwen3-8B", 8),
+    ],
 )
 def test_grouped_queries_are_those_of_the_family(tmp_path: Path, model: str, kv_heads: int) -> None:
     found = row(tmp_path, model)
