@@ -32,8 +32,9 @@ def run_names() -> list[str]:
     return sorted(command_name(path) for path in RUNS.glob("*.toml"))
 
 
-def _folded(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "", name.casefold())
+def folded_name(model: str) -> str:
+    """A model's name without an owner in front ("meta-llama/"), letters' case, and what stands between its words."""
+    return re.sub(r"[^a-z0-9.]+", "", model.rpartition("/")[2].casefold())
 
 
 @functools.cache
@@ -41,11 +42,10 @@ def _names() -> dict[str, list[str]]:
     """Folded names -> the run; a name without its size -> the runs of all sizes."""
     names: dict[str, list[str]] = {}
     for name in run_names():
-        names.setdefault(_folded(_SIZE.sub("", name)), []).append(name)
-    known = (
-        names | {_folded(name): [run] for name, run in _ALSO.items()} | {_folded(name): [name] for name in run_names()}
-    )
-    return {name.replace(".", ""): runs for name, runs in known.items()} | known
+        names.setdefault(folded_name(_SIZE.sub("", name)), []).append(name)
+    for name, run in (_ALSO | {run: run for run in run_names()}).items():
+        names[folded_name(name)] = [run]
+    return {name.replace(".", ""): runs for name, runs in names.items()} | names
 
 
 def named_runs(model: str) -> list[str]:
@@ -55,7 +55,7 @@ def named_runs(model: str) -> list[str]:
     for further tokens is left out ("w/o MTP") do not count; nor does a missing dot: "llama31-405b". What else stands in
     brackets does: "Llama 2 (7B)" is llama2-7b, "GPT3 (1.3B)" no recorded run.
     """
-    folded = _folded(re.sub(r"\(?w/o mtp\)?", "", model, flags=re.IGNORECASE).strip().rpartition("/")[2])
+    folded = folded_name(re.sub(r"\(?w/o mtp\)?", "", model, flags=re.IGNORECASE))
     for ending in ("", *_ENDINGS):
         if folded.endswith(ending):
             short = folded.removesuffix(ending).removeprefix("meta")
@@ -66,7 +66,7 @@ def named_runs(model: str) -> list[str]:
 
 def says_size(model: str) -> bool:
     """Whether a model's name says which size it is: "Llama 2 (7B)" does, and "DeepSeek-V3" as the run's own name."""
-    own = _folded(model.rpartition("/")[2]) in {_folded(run) for run in run_names()}
+    own = folded_name(model) in {folded_name(run) for run in run_names()}
     return own or re.search(r"\d ?[bm](?![a-z])", model.casefold()) is not None
 
 

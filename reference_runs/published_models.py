@@ -6,6 +6,7 @@ import csv
 import re
 from functools import cache
 
+from reference_runs.named_runs import folded_name
 from reference_runs.published_tables import shipped_tables
 
 _SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab")
@@ -18,11 +19,7 @@ def tabled_shape(model: str) -> tuple[str, dict[str, str]] | None:
 
     Letters' case, what stands between them, and an owner in front ("mosaicml/mpt-7b") do not count.
     """
-    return _shapes().get(_folded(model))
-
-
-def _folded(model: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "", model.rpartition("/")[2].casefold())
+    return _shapes().get(folded_name(model))
 
 
 @cache
@@ -33,7 +30,7 @@ def _shapes() -> dict[str, tuple[str, dict[str, str]]]:
         with open(path, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 shape = {column: row.get(column) or "" for column in _SHAPE}
-                of_table.setdefault(_folded(row.get("model") or ""), []).append(shape)
+                of_table.setdefault(folded_name(row.get("model") or ""), []).append(shape)
         for name, shapes in of_table.items():
             said = {column: value for column, value in shapes[0].items() if value}
             if (

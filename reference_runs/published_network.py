@@ -17,7 +17,7 @@ _BEFORE = re.compile(
     rf"(?<![\w.-])(?:(\d+) ?(?:[x\u00d7*](?! ?\d+\b(?! ?[gt.]))|(?=-?{_PORTS})|(?=\d+ ?[gt]))|[x\u00d7*](\d+)\b)",
     re.IGNORECASE,
 )
-_BEHIND = re.compile(r"[x\u00d7*] ?(\d+)\b", re.IGNORECASE)
+_AFTER = re.compile(r"[x\u00d7*] ?(\d+)\b", re.IGNORECASE)
 _OF_PORTS = re.compile(rf"(\d+)[ -]?{_PORTS}|(\d+) per node", re.IGNORECASE)
 _EACH_PORT = re.compile(rf"(?:per|/|a) ?{_PORTS}|\beach\b", re.IGNORECASE)
 _EACH_ACCELERATOR = re.compile(r"(?:per|/|each|a) ?(?:gpu|accelerator)\b", re.IGNORECASE)
@@ -86,8 +86,8 @@ def network_of(cells: Cells, device: str) -> Network:
 def worded_rate(text: str, accelerators: int) -> WordedRate | None:
     """What leaves a node with so many accelerators, in words such as "8x HDR 200Gb/s"; None: no rate in them.
 
-    A count in front or behind multiplies, one of ports what is said of each port, and the accelerators what is said of
-    each; a small b is a bit, a large one a byte. Of several rates the highest: the others are of storage and
+    A count before or after the rate multiplies, one of ports what is said of each port, and the accelerators what is
+    said of each; a small b is a bit, a large one a byte. Of several rates the highest: the others are of storage and
     management. A part that names NVLink is of links inside; one of PCIe counts where no other part has a rate.
     """
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", _LANES.sub("", text))
@@ -110,11 +110,11 @@ def _of_part(part: str, text: str, accelerators: int) -> WordedRate | None:
     number, prefix, unit = found.groups()
     is_bytes = bool(unit) and (unit.startswith("B") or unit.casefold().startswith("byte"))
     rate = float(number) * {"g": 1e9, "t": 1e12}[prefix.casefold()] / (1 if is_bytes else 8)
-    ahead, behind = _BEFORE.search(part[: found.end()]), _BEHIND.search(part[found.end() :])
-    if ahead and ahead.start() < found.start():
-        count = int(ahead[1] or ahead[2])
-    elif behind:
-        count = int(behind[1])
+    before, after = _BEFORE.search(part[: found.end()]), _AFTER.search(part[found.end() :])
+    if before and before.start() < found.start():
+        count = int(before[1] or before[2])
+    elif after:
+        count = int(after[1])
     elif _EACH_ACCELERATOR.search(part):
         count = accelerators
     else:

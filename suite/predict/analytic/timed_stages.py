@@ -27,11 +27,11 @@ def timed_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     stages: Any = layout.pipeline_stages
     if layout.stage_layer_counts is not None or (isinstance(stages, int) and stages < 3):
         return tuple(range(stages))
-    told = _telling_stages(architecture, layout)
-    return tuple(sorted(set(told))) if isinstance(stages, int) else told
+    keys = _key_stages(architecture, layout)
+    return tuple(sorted(set(keys))) if isinstance(stages, int) else keys
 
 
-def _telling_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
+def _key_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """The first stage, the second and the last; with dense layers before others, two more: see `timed_stages`."""
     stages: Any = layout.pipeline_stages
     ends = (0 * stages, smaller(1, stages - 1), stages - 1)
@@ -77,34 +77,34 @@ def all_stages_seconds(
     """Seconds of one micro-batch in all stages one after the other, from passes and messages of `timed_stages`.
 
     Stages between the second and the last have layers alone, so they take the second's time for each of its layers, and
-    send as often as it does; where they differ in dense layers, each kind takes the time that both of them tell of.
-    (Recomputation from a stage's input grows with the square of its layers: a stage that has one
-    less than the second then counts a little too much.)
+    send as often as it does; where they differ in dense layers, each kind takes the time that follows from both.
+    (Recomputation from a stage's input grows with the square of its layers: a stage that has one less than the second
+    then counts a little too much.)
     """
     stages: Any = layout.pipeline_stages
     if len(passes) < 3 or layout.stage_layer_counts is not None:
         return sum(passes) + sum(sends)
-    timed, told = timed_stages(architecture, layout), _telling_stages(architecture, layout)
+    timed, keys = timed_stages(architecture, layout), _key_stages(architecture, layout)
     # arrays may hold pipelines of one or two stages, whose second or last stage is named twice
-    places = [timed.index(stage) for stage in told] if isinstance(stages, int) else range(len(told))
-    of_told, sends_of_told = [passes[place] for place in places], [sends[place] for place in places]
-    middle = _middle_seconds(architecture, layout, told, of_told) + (stages - 2) * sends_of_told[1]
-    ends_seconds = of_told[0] + sends_of_told[0] + of_told[2] + sends_of_told[2]
+    places = [timed.index(stage) for stage in keys] if isinstance(stages, int) else range(len(keys))
+    of_keys, sends_of_keys = [passes[place] for place in places], [sends[place] for place in places]
+    middle = _middle_seconds(architecture, layout, keys, of_keys) + (stages - 2) * sends_of_keys[1]
+    ends_seconds = of_keys[0] + sends_of_keys[0] + of_keys[2] + sends_of_keys[2]
     several: float = ends_seconds + chosen(stages > 2, middle, 0.0 * middle)
-    return chosen(stages > 1, several, of_told[0] + sends_of_told[0])
+    return chosen(stages > 1, several, of_keys[0] + sends_of_keys[0])
 
 
-def _middle_seconds(architecture: Architecture, layout: Layout, told: Sequence[int], passes: Sequence[float]) -> float:
+def _middle_seconds(architecture: Architecture, layout: Layout, keys: Sequence[int], passes: Sequence[float]) -> float:
     """Seconds of the passes of all stages between the first and the last."""
-    first, second, last = told[:3]
+    first, second, last = keys[:3]
     layers = [stage_layers(architecture, layout, stage=stage) for stage in (first, second, last)]
     each = larger((architecture.layers - layers[0] - layers[2]) / larger(layers[1], 1), 0.0) * passes[1]
-    if len(told) == 3:
+    if len(keys) == 3:
         return each
-    of_kinds = [[number for _, number in stage_layer_kinds(architecture, layout, stage=stage)] for stage in told]
+    of_kinds = [[number for _, number in stage_layer_kinds(architecture, layout, stage=stage)] for stage in keys]
     dense, others = zip(*of_kinds, strict=True)
-    # the seconds of a dense layer and of one with experts are those with which the second stage and the last of those
-    # told take what they take
+    # the seconds of a dense layer and of one with experts are those with which the second stage and the last of the
+    # keys take what they take
     apart = dense[1] * others[4] - dense[4] * others[1]
     divisor = chosen(apart == 0, 1, apart)
     of_dense = (passes[1] * others[4] - passes[4] * others[1]) / divisor

@@ -1,4 +1,4 @@
-"""The few stages that are looked at tell of all: the slowest, the fullest, and what all take together."""
+"""A few stages stand for all: the slowest and the fullest are among them, and what all take follows from them."""
 
 from __future__ import annotations
 
