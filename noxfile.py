@@ -21,6 +21,9 @@ RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
 RECORDED = "results/recorded"  # the project's own results, committed
 PROJECT = nox.project.load_toml("pyproject.toml")
 SIMULATED = "tests/simulated_cuda"
+TESTED = ("execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet")
+PYTEST = ("python", "-m", "pytest")
+SIDE_BY_SIDE = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--benchmark-disable")
 OLDEST = ("2.11.0", "3.6.0")  # PyTorch, and the Triton that it comes with
 
 
@@ -224,26 +227,23 @@ def formulas(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet")
-    pytest = ("python", "-m", "pytest")
-    if session.posargs:
-        session.run(*pytest, *session.posargs)
-        return
-    files = ("--dist", "loadfile", "--benchmark-disable")
-    # a test file on every core, each computing in one thread of its own process
-    usual = "not (ranks or timing or rare)"
-    session.run(*pytest, "-n", "auto", *files, "-m", usual, env={"OMP_NUM_THREADS": "1"})
-    # three files of launches: while the ranks of one start, wait or end, those of the others compute
-    launches = ("--naming", "mark.ranks", "-m", "ranks and not (timing or rare)")
-    session.run(*pytest, "-n", "3", *files, "--no-loadscope-reorder", *launches)  # in the order of conftest.py
-    session.run(*pytest, "--naming", "mark.timing", "-m", "timing and not rare")  # alone
-    if Path(".nox/simulated_gpu/simulated_cuda").exists():
-        simulated(session, ".nox/simulated_gpu", "-m", "not (long or rare)")
-    else:
-        session.log(
-            "NOT RUN: the tests over simulated GPUs; nox -s simulated_gpu makes their environment and runs them"
-        )
+    """Run the tests that are quick, or those that are named: nox -s tests -- -k traffic"""
+    install(session, *TESTED)
+    session.run(*PYTEST, *(session.posargs or (*SIDE_BY_SIDE, "--choice", "quick")))
+
+
+@nox.session
+def more_tests(session: nox.Session) -> None:
+    """Run the tests that `tests` leaves out, except rare ones."""
+    install(session, *TESTED)
+    session.run(*PYTEST, *SIDE_BY_SIDE, "--choice", "others", *session.posargs)
+
+
+@nox.session
+def durations(session: nox.Session) -> None:
+    """Measure the processor time of every test and write tests/durations.tsv, by which `tests` chooses."""
+    install(session, *TESTED)
+    session.run(*PYTEST, *SIDE_BY_SIDE, "--write-durations", "tests/durations.tsv", *session.posargs)
 
 
 @nox.session
@@ -334,12 +334,11 @@ def page(session: nox.Session) -> None:
 @nox.session
 def rare(session: nox.Session) -> None:
     """Run the tests that take long and that `tests` leaves out, and all examples of those of which it runs a third."""
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet")
-    pytest = ("python", "-m", "pytest")
-    session.run(*pytest, "-m", "rare", *session.posargs)
+    install(session, *TESTED)
+    session.run(*PYTEST, "-m", "rare", *session.posargs)
     if not session.posargs:
-        examples = ("--naming", "hypothesis", "--hypothesis-profile", "all", "-m", "hypothesis and not (ranks or rare)")
-        session.run(*pytest, "-n", "auto", "--dist", "loadfile", *examples, env={"OMP_NUM_THREADS": "1"})
+        examples = ("--hypothesis-profile", "all", "-m", "hypothesis and not (ranks or rare)")
+        session.run(*PYTEST, *SIDE_BY_SIDE, *examples)
 
 
 @nox.session
@@ -348,7 +347,7 @@ def mutation(session: nox.Session) -> None:
 
     Without a path 40 mutants of each area, for once a week; `-- --changed main` takes 10 minutes.
     """
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report", "fleet", "mutation")
+    install(session, *TESTED, "mutation")
     python(session, "benchmarks.mutation", *session.posargs)
 
 

@@ -1,51 +1,63 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import shutil
 import signal
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from suite.machine.devices import has_driver
+from suite.machine.devices import has_driver, usable_cores
+from tests.support import choice
 from tests.support.covering import make_others_rare
 from tests.support.examples import register
+from tests.support.turns import turn
 from tests.support.warm_ranks import launch_warm_ranks
 
 gc.disable()  # until all files are imported, which leaves no garbage
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from, or set by their workers
 os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machine unless it says so
+os.environ["OMP_NUM_THREADS"] = "1"  # read when PyTorch is imported: a worker on every core computes in one thread
 if not has_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU
 
-LONGEST_FIRST = (  # of launches
-    "test_chosen_layouts.py",
-    "test_comparison.py",
-    "test_mixtures.py",
-    "test_faults.py",
-)
+TURNS = "TESTS_TURNS"  # tells workers the directory of the lock that they share
+turns = pytest.StashKey[Path]()
 
 register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """To import all files costs each process 17 s (an Intel Xeon, 2026-11-26)."""
-    parser.addoption("--naming", default="", help="leave out test files without these words, such as mark.ranks")
+    choices = (choice.QUICK, choice.OTHERS, choice.ALL)
+    parser.addoption(
+        "--choice", choices=choices, default=choice.ALL, help="by tests/durations.tsv: see support/choice.py"
+    )
+    parser.addoption("--write-durations", type=Path, help="measure processor time, and write it to this file")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    words = config.getoption("naming")
-    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    return True if is_test and words not in collection_path.read_text(encoding="utf-8") else None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: while ranks start, wait for each other and end, theirs are idle."""
+    return usable_cores() + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files are begun first: the last ones would run alone."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     make_others_rare(items)
-    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    durations = choice.read(choice.FILE)
+    wanted = config.getoption("choice")
+    if wanted != choice.ALL:
+        quick = choice.quick([item for item in items if not item.get_closest_marker("rare")], durations)
+        left_out = [item for item in items if (item in quick) != (wanted == choice.QUICK)]
+        items[:] = [item for item in items if (item in quick) == (wanted == choice.QUICK)]
+        config.hook.pytest_deselected(items=left_out)
+    choice.put_long_files_first(items, durations)
 
 
 def pytest_collection_finish() -> None:
@@ -54,16 +66,59 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """OpenMP's threads of what a test starts sleep while they wait, unless it measures times.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Each test in its turn, where several run side by side.
 
-    By default they spin: where other processes want the cores too, 20 steps of 60,000 parameters took 94 s, not 2.
+    OpenMP's threads of what a test starts sleep while they wait. By default they spin: where other processes want the
+    cores too, 20 steps of 60,000 parameters took 94 s, not 2. A test that runs alone has the usual settings.
     """
-    if item.get_closest_marker("timing"):
+    alone, place = item.get_closest_marker("timing") is not None, item.config.stash.get(turns, None)
+    if alone:
         os.environ.pop("OMP_WAIT_POLICY", None)
     else:
         os.environ["OMP_WAIT_POLICY"] = "passive"
+    if alone or item.get_closest_marker("ranks"):
+        os.environ.pop("OMP_NUM_THREADS", None)
+    else:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    with turn(place, alone=alone) if place else contextlib.nullcontext():
+        return (yield)
+
+
+class Durations:
+    """Notes the processor time of each phase of a test where it runs, and writes what all workers reported."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.seconds, self.clock = path, defaultdict[str, float](float), choice.Clock()
+
+    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
+        item.user_properties.append((choice.PROPERTY, self.clock.lap()))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":  # the last report has those of all phases
+            phases = [float(str(value)) for name, value in report.user_properties if name == choice.PROPERTY]
+            self.seconds[report.nodeid] = sum(phases)
+
+    def pytest_sessionfinish(self) -> None:
+        if self.path:
+            choice.write(self.path, self.seconds)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
+    if is_worker:
+        config.stash[turns] = Path(os.environ.pop(TURNS))  # what its tests start are no workers of this run
+    elif config.getoption("numprocesses", None):
+        os.environ[TURNS] = tempfile.mkdtemp(prefix="tests-turns-")
+    path = config.getoption("write_durations")
+    if path:
+        config.pluginmanager.register(Durations(None if is_worker else path))
+
+
+def pytest_unconfigure() -> None:
+    if TURNS in os.environ:
+        shutil.rmtree(os.environ.pop(TURNS))
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""The tests that run by default: those that are quick by a file of measured durations, which `nox -s durations` writes.
+
+Durations are seconds of a processor, of a test and of all that it starts: they hardly depend on what else the machine
+does. The unit is a test function with all its cases. A test that the file does not list is quick, so a new one runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+FILE = Path(__file__).resolve().parents[1] / "durations.tsv"
+LEAST_LISTED = 0.5  # seconds
+QUICK_SECONDS = 1.5  # of a processor, which a test function may take by default
+ALWAYS = "always"
+QUICK, OTHERS, ALL = "quick", "others", "all"
+PROPERTY = "processor_seconds"
+
+
+class Duration(NamedTuple):
+    """Seconds of a processor that all cases of a test function took together, and how many they were."""
+
+    seconds: float
+    cases: int
+
+
+def read(path: Path) -> dict[str, Duration]:
+    """Durations by test function."""
+    rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:])
+    return {test: Duration(float(seconds), int(cases)) for test, seconds, cases in rows}
+
+
+def write(path: Path, measured: Mapping[str, float]) -> None:
+    """Write the durations of test functions that took long; `measured` has seconds by test item."""
+    seconds, cases = defaultdict[str, float](float), Counter[str]()
+    for item, spent in measured.items():
+        seconds[function(item)] += spent
+        cases[function(item)] += 1
+    listed = [test for test in sorted(seconds) if seconds[test] >= LEAST_LISTED]
+    lines = [f"{test}\t{seconds[test]:.1f}\t{cases[test]}" for test in listed]
+    path.write_text("\n".join(["test\tprocessor seconds\tcases", *lines, ""]), encoding="utf-8")
+
+
+def function(item: str) -> str:
+    """Test function of an item's id: what stands before its parameters."""
+    return item.partition("[")[0]
+
+
+def quick(items: Iterable[pytest.Item], durations: Mapping[str, Duration]) -> set[pytest.Item]:
+    """Items that run by default.
+
+    Of a function whose cases take longer together than QUICK_SECONDS: as many as fit, spread over all, and those with
+    the marker `always`.
+    """
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[function(item.nodeid)].append(item)
+    chosen = set[pytest.Item]()
+    for test, own in cases.items():
+        known = durations.get(test, Duration(0.0, 1))
+        fit = min(len(own), int(QUICK_SECONDS * known.cases / known.seconds)) if known.seconds else len(own)
+        chosen.update(own[number * len(own) // fit] for number in range(fit))
+        chosen.update(item for item in own if item.get_closest_marker(ALWAYS))
+    return chosen
+
+
+def processor_seconds() -> float:
+    """Seconds of a processor that this process, and all that it started, have taken so far."""
+    own = psutil.Process()
+    total = sum(own.cpu_times()[:4])  # with children that have ended
+    for child in own.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            total += sum(child.cpu_times()[:4])
+    return total
+
+
+class Clock:
+    """Tells processor time in laps."""
+
+    def __init__(self) -> None:
+        self._last = processor_seconds()
+
+    def lap(self) -> float:
+        """Processor seconds since the lap before; none where a process that ended is in nobody's account any more."""
+        last, self._last = self._last, processor_seconds()
+        return max(0.0, self._last - last)
+
+
+def put_long_files_first(items: list[pytest.Item], durations: Mapping[str, Duration]) -> None:
+    """Sort items by the duration of their files, the longest first: begun last, it would run alone at the end."""
+    files = defaultdict[str, float](float)
+    for test, known in durations.items():
+        files[test.partition("::")[0]] += known.seconds
+    items.sort(key=lambda item: -files[item.nodeid.partition("::")[0]])
