@@ -451,6 +451,16 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def times(session: nox.Session) -> None:
+    """Time commands and predictions, and compare with the times before on this machine: nox -s times -- -k commands"""
+    install(session, "test", "fit")
+    stored = Path("results/times")
+    compared = ("--benchmark-compare",) if any(stored.rglob("*.json")) else ()
+    storing = (f"--benchmark-storage={stored}", "--benchmark-autosave", "--benchmark-columns=min,median,iqr,rounds")
+    session.run(*PYTEST, "benchmarks/times.py", *storing, *compared, *session.posargs)
+
+
+@nox.session
 def inspect(session: nox.Session) -> None:
     """Say what the kernels' machine code allows on an H100, without one: nox -s inspect -- --kernel row_norm"""
     install(session, "execute", "kernels")
