@@ -73,7 +73,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     OpenMP's threads of what a test starts sleep while they wait. By default they spin: where other processes want the
     cores too, 20 steps of 60,000 parameters took 94 s, not 2. A test that runs alone has the usual settings.
     """
-    alone, place = item.get_closest_marker("timing") is not None, item.config.stash.get(turns, None)
+    alone, place = item.get_closest_marker("alone") is not None, item.config.stash.get(turns, None)
     if alone:
         os.environ.pop("OMP_WAIT_POLICY", None)
     else:

@@ -109,7 +109,6 @@ def test_functions_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(case().functions(CPU)) == ["plain", "eager"]
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("differentiated", [0, 1])
 def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, int]] = []
@@ -140,7 +139,6 @@ def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeyp
     assert places[:3] == places[3:6]
 
 
-@pytest.mark.timing
 def test_slower_functions_take_longer_and_ratios_say_so() -> None:
     def slow(x: Tensor) -> Tensor:
         time.sleep(0.02)

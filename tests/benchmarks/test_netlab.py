@@ -129,7 +129,7 @@ def test_help_is_shown_without_root() -> None:
     assert "--rates" in done.stdout
 
 
-@pytest.mark.timing  # counts the namespaces of the whole machine
+@pytest.mark.alone  # counts the namespaces of the whole machine
 def test_a_polite_end_leaves_no_namespace_and_no_rank():
     if reason := network_namespaces.why_not():
         pytest.skip(reason)

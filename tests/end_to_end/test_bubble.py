@@ -18,7 +18,7 @@ from suite.reproduce.judged_record import judged_rows
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, launched, small_plan
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.alone
 
 LAUNCHES = 5
 MOST_IDLE = 0.05  # of the steady state without flush
@@ -53,7 +53,7 @@ def pipelined_plan(
 
 
 def bubble_rows(plan: Plan, results: Path) -> tuple[Row, Row]:
-    """Of passes as long as their flop, and as long as they were measured; the record says the same."""
+    """Rows for passes as long as their flop, and as long as they were measured; the record says the same."""
     result = launched(plan, results)
     by_flop, of_passes = (row for row in result.rows if row.quantity == Quantity.BUBBLE_FRACTION)
     assert (by_flop.term, of_passes.term) == (None, MEASURED_PASSES)
@@ -65,7 +65,7 @@ def bubble_rows(plan: Plan, results: Path) -> tuple[Row, Row]:
 
 
 def undisturbed_bubble_rows(plan: Plan, results: Path) -> tuple[Row, Row]:
-    """Of up to three launches: whatever else runs on these processors makes one of the stages wait longer."""
+    """Rows of the best of three launches: whatever else runs on these processors makes a stage wait longer."""
     for _ in range(3):
         by_flop, of_passes = bubble_rows(plan, results)
         if by_flop.verdict is not Verdict.FAIL and apart(of_passes) <= BUBBLE_TOLERANCE:

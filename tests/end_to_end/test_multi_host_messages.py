@@ -36,7 +36,7 @@ def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationResult]:
-    """What a calibration between hosts will say; namespaces are permitted and none is made."""
+    """Answers that a calibration between hosts will give; namespaces are permitted and none is made."""
     answers: list[CalibrationResult] = []
     monkeypatch.setattr("suite.launch.network_namespaces.why_not", lambda: None)
     monkeypatch.setattr(timing, "hosts_of", lambda _plan: nullcontext(Hosts(HostAccess.NAMESPACE, ("a", "b"))))
@@ -78,7 +78,7 @@ def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[Cali
         timing.with_messages(ladder_run("ddp-hosts"), quiet)
 
 
-@pytest.mark.timing
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     if (why := network_namespaces.why_not()) is not None:

@@ -21,7 +21,7 @@ from suite.reproduce.plan import Plan
 from suite.reproduce.reproduce import LaunchResult
 from tests.support.launches import FP32_WITHOUT_DROPOUT, failed_rows, launched, small_plan
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.ranks
 EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_bytes", "optimizer_bytes"}
 
 NAMES = [term.value for term in StepTerm]

@@ -154,7 +154,7 @@ def ideal_rate(words: str, slow: str, *, steps: int) -> float:
 
 
 @pytest.mark.rare
-@pytest.mark.timing
+@pytest.mark.alone
 @pytest.mark.parametrize("slow", ["1:2:10", "1:8:10", "0:4:10,1:4:10"])
 def test_throughputs_are_within_15_percent_of_the_predicted_ones_and_rank_as_they_do(slow: str, tmp_path: Path) -> None:
     """One rank slower in one step of ten, or both in turns: BSP slowest, then SSP 3, then ASP.

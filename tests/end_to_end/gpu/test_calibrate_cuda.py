@@ -18,7 +18,7 @@ from suite.paths import ROOT
 from suite.report.terminal.machine_profile import best_rate
 
 pytestmark = [
-    pytest.mark.timing,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device"),
 ]
 

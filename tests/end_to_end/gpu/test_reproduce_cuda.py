@@ -14,7 +14,7 @@ from reference_runs.catalog import miniatures
 from suite.paths import ROOT
 
 pytestmark = [
-    pytest.mark.timing,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device"),
 ]
 

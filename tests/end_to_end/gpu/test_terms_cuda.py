@@ -15,7 +15,7 @@ from suite.metrics.figures import StepTerm
 from suite.paths import ROOT
 
 pytestmark = [
-    pytest.mark.timing,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device"),
 ]
 

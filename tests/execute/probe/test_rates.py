@@ -16,7 +16,7 @@ def test_the_median_call_is_timed_without_the_warm_up() -> None:
     assert 0.02 <= seconds(lambda: time.sleep(next(spent)), torch.device("cpu")) < 0.05
 
 
-@pytest.mark.timing
+@pytest.mark.rare
 def test_a_product_of_twice_the_rows_has_about_the_same_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for rows in (512, 1024):
