@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def looked_up(pins: Path) -> Dependencies:
-    """What pip-audit says of each line of a file of pins; none where it gives no answer."""
+    """pip-audit's entry for each line of a file of pins; none where it gives no answer."""
     options = ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off", "--timeout", "30"]
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(pins), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ LONGEST, LARGEST, HIGHEST = LIMITS["MOST_LINES_OF_FUNCTION"], LIMITS["MOST_LINES
 
 
 def problems(root: Path, **rooms: str) -> list[str]:
-    """What is broken in a tree of one module a room, each with its text; other rooms up to the number are empty."""
+    """Broken limits of a tree of one module a room, each with its text; other rooms up to the number are empty."""
     rooms |= {f"empty{number}": "" for number in range(LIMITS["ROOMS"] - len(rooms))}
     for name, text in rooms.items():
         (root / "suite" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the pages in docs/ quote is what the program does."""
+"""The program does what the pages in docs/ quote."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ QUOTED = sorted({(page, line) for page, text in TEXTS.items() for line in comman
 
 
 def refusal(line: str) -> str:
-    """What is wrong with a command line, or nothing."""
+    """The reason why a command line is wrong, or nothing."""
     words = shlex.split(line.partition("`")[0])
     if words[:2] == ["nox", "-s"]:
         rest = words.index("--") if "--" in words else len(words)

@@ -1,4 +1,4 @@
-"""What sessions of the noxfile run, without nox: it is not among what tests are installed with."""
+"""Commands that sessions of the noxfile run, without nox, which the tests' environment does not have."""
 
 from __future__ import annotations
 

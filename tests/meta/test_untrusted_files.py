@@ -23,7 +23,7 @@ EVALUATION = {"eval", "exec", "compile", "__import__"}
 
 
 def dangers(text: str) -> Iterator[str]:
-    """What a module does that runs code from a file, or a command through a shell."""
+    """Calls and imports of a module that run code from a file, or a command through a shell."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import(names=names):

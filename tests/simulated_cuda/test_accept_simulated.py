@@ -102,7 +102,7 @@ def node(tmp_path, monkeypatch):
 
 
 def in_its_time(result):
-    """What a probe measured on devices that are `SLOWER` times slower, as the devices of the other phases would."""
+    """A probe's measurements on devices that are `SLOWER` times slower, as the devices of the other phases would."""
     replace = msgspec.structs.replace
     exchanges = [replace(item, bytes_per_second=item.bytes_per_second * SLOWER) for item in result.exchanges]
     soaks = [
@@ -131,7 +131,7 @@ def accept(tmp_path, monkeypatch, capsys, node):
 
 
 def bad(findings):
-    """What failed: check and part."""
+    """Check and part of each finding that failed."""
     return {(check, found["part"]) for (check, _), found in findings.items() if found["verdict"] in ("FAIL", "INVALID")}
 
 

@@ -35,7 +35,7 @@ def run(*arguments: str, devices: int = 1, **settings: Any) -> subprocess.Comple
 
 
 def reproduced(results: Path, *arguments: str, devices: int = 1, **settings: Any) -> dict[str, Any]:
-    """What a launch of 6 steps reported, once its exact figures agree. Its losses mean nothing: they fail."""
+    """The report of a launch of 6 steps, once its exact figures agree. Its losses mean nothing: they fail."""
     command = ("suite", "reproduce", *arguments, "--device", "cuda", "--no-calibrate", "--json")
     steps = () if "--steps" in arguments else ("--steps", "6")
     done = run(*command, *steps, "--results", str(results), devices=devices, **settings)

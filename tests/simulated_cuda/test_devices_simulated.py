@@ -1,4 +1,4 @@
-"""What the stand-ins promise: devices, memory, order, times, faults, as PyTorch sees them. Each case is a process."""
+"""Devices, memory, order, times and faults of the stand-ins, as PyTorch sees them. Each case is a process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def ended(code: str, devices: int = 1, **settings: Any) -> subprocess.CompletedP
 
 
 def printed(code: str, devices: int = 1, **settings: Any) -> Any:
-    """What it prints last, decoded."""
+    """The last line that it prints, decoded."""
     done = ended(code, devices, **settings)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -67,7 +67,7 @@ def test_a_layer_s_launches_are_products_attention_and_compiled_kernels(run: str
 
 @RUNS
 @pytest.mark.long  # seconds of this machine against predicted ones: not for every machine that tests a change
-@pytest.mark.timing
+@pytest.mark.alone
 def test_the_host_takes_less_than_a_tenth_of_the_predicted_step(run: str, scratch: Path) -> None:
     found = counted(run, "suite", scratch)
     predicted = predicted_step(on_one_gpu(run), found)

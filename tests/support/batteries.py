@@ -26,7 +26,7 @@ def micro(**changes):
 
 
 def moments(*, slower=1.0, memory=1.0, **changes):
-    """Of a rank whose turns took `slower` times as long as usual, and those of the memory kernel `memory` times."""
+    """Moments of a rank whose turns took `slower` times as long as usual, those of the memory kernel `memory` times."""
     kernels = {"host": 5e-5, "product": 1e-4, "elementwise": 3e-5}
     sample = SpeedSample(**{name: slower * seconds for name, seconds in kernels.items()}, memory=memory * 1e-4)
     usual = {

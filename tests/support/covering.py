@@ -1,4 +1,4 @@
-"""Of a test's parametrizations that are stacked, a choice in which every value has its turn; the others are rare."""
+"""A choice from a test's stacked parametrizations in which every value has its turn; the others are rare."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cover(cases: Sequence[Case], together: int) -> set[int]:
 
 
 def values(item: Any) -> Case:
-    """Of each parametrization what it gives to the item; the same objects stand for the same value."""
+    """The item's values, one of each parametrization; the same objects stand for the same value."""
     marks = list(item.iter_markers("parametrize"))
     names = [mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0] for mark in marks]
     return [tuple(id(item.callspec.params[name.strip()]) for name in together) for together in names]

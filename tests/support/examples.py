@@ -16,5 +16,5 @@ def register() -> None:
 
 
 def examples(most: int) -> settings:
-    """Of a test that tries `most` examples by `nox -s rare`."""
+    """Settings of a test that tries `most` examples in `nox -s rare`."""
     return settings(max_examples=-(-most * settings().max_examples // ALL))

@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Of a rank; `dp` counts all ranks with the same weights, those of one sample first."""
+    """A rank's index on each axis; `dp` counts all ranks with the same weights, those of one sample first."""
 
     dp: int
     tp: int

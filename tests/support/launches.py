@@ -59,7 +59,7 @@ def small_plan(
 
 
 def probe_job(directory: Path, **changes: Any) -> ProbeJob:
-    """Of one rank: nothing to repeat, exchange or soak unless `changes` say so."""
+    """A probe of one rank: nothing to repeat, exchange or soak unless `changes` say so."""
     plan = small_plan(ranks=1)
     usual: dict[str, Any] = {
         "directory": str(directory),

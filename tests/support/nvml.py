@@ -31,7 +31,7 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, **second: Any) -> ModuleType:
 
 
 def health_of(monkeypatch: pytest.MonkeyPatch, **second: Any) -> Health:
-    """What a watch reads of them in four samples."""
+    """A watch's four samples of these devices."""
     fake_library(monkeypatch, **second)
     monkeypatch.setattr(gpu_watch, "SAMPLE_SECONDS", 0.01)
     watch = gpu_watch.HealthWatch()

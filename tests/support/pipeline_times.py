@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline would measure if each pass took a given time and its messages some more."""
+"""Times that the ranks of a pipeline would measure if each pass took a given time and its messages some more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pipelined_job(words: str, *, layers: int = 4, ranks: int = 2, samples: int =
 
 
 def times_of(job: Job, durations: Durations) -> list[PipelineTimes]:
-    """Of every rank; `durations` in seconds."""
+    """Times of every rank; `durations` in seconds."""
     stages = timed_passes(job.layout, durations, micro_batches=accumulation(job.recipe, job.layout))
     of_stages = []
     for done in stages:

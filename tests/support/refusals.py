@@ -1,4 +1,4 @@
-"""What a refusal looks like, and run files with one mistake."""
+"""The form of a refusal, and run files with one mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers at a parameter store compute, replayed in one process from the order in which their gradients came."""
+"""Weights that workers at a parameter store compute, replayed in one process in the order of their gradients."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class SlurmCluster:
         return self.run(sys.executable, "-m", "suite", *arguments, timeout=timeout, **variables)
 
     def state(self, node: str) -> str:
-        """What the controller says of a node: "idle", "drained*", …, as `sinfo` prints it."""
+        """The node's state by the controller: "idle", "drained*", …, as `sinfo` prints it."""
         return self.run("sinfo", "--noheader", "-N", "-n", node, "-o", "%T").stdout.split()[0]
 
     def reason(self, node: str) -> str:

@@ -1,4 +1,4 @@
-"""What each precision keeps of a parameter, and the state of a model in one stage."""
+"""Bytes that each precision keeps of a parameter, and the state of a model in one stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def state_of(architecture: Architecture, recipe: Recipe, layout: Layout) -> Stag
 
 
 class Precise(NamedTuple):
-    """What each precision keeps a parameter: dtypes of weights and gradients, fp32 copies of them."""
+    """Storage of a parameter in each precision: dtypes of weights and gradients, fp32 copies of them."""
 
     weights: torch.dtype
     gradients: torch.dtype

@@ -38,7 +38,7 @@ def time_of(case: Case, machine: Machine) -> StepTime:
 
 
 def stage_times(case: Case, machine: Machine) -> list[StepTime]:
-    """What each stage in turn takes if there is no other to wait for."""
+    """Seconds of each stage in turn if there is no other to wait for."""
     architecture, recipe, layout, micro_batches = case
     times = []
     for stage in range(layout.pipeline_stages):
@@ -59,7 +59,7 @@ def pass_seconds(time: StepTime, *, micro_batches: int) -> float:
 
 
 def waiting_stages(case: Case, machine: Machine) -> list[StepTime]:
-    """What each stage in turn takes if it waits for one micro-batch of every other, all of them walked."""
+    """Seconds of each stage in turn if it waits for one micro-batch of every other, all of them walked."""
     layout, micro_batches = case.layout, case.micro_batches
     alone = stage_times(case, machine)
     assert all(time.bubble_seconds == 0 for time in alone)
