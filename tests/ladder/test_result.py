@@ -58,7 +58,7 @@ def test_what_does_not_apply_is_inconclusive_and_nothing_is_read_or_calibrated_f
     assert main([*line, "--json"]) == exit_codes.INCONCLUSIVE
     built = json.loads(capsys.readouterr().out)
     assert (built["verdict"], built["failures"], built["plot"]) == ("inconclusive", [], "none: nothing ran")
-    assert [result["rung"]["name"] for result in built["heights"]] == ["pinned", "fused-kernels"]
+    assert [result["rung"]["name"] for result in built["rungs"]] == ["pinned", "fused-kernels"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -510,7 +510,7 @@ def test_the_picture_and_the_object_have_every_rung(machine: Machine, tmp_path: 
     write_plot(outcome, tmp_path / "ladder.png")
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
     built = json.loads(msgspec.json.encode(as_json(outcome)))
-    assert [rung_result["rung"]["name"] for rung_result in built["heights"]] == [
+    assert [rung_result["rung"]["name"] for rung_result in built["rungs"]] == [
         rung.name for rung in of_track(Track.SPEED)
     ]
     assert built["failures"] == []
