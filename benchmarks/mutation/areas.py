@@ -35,7 +35,7 @@ FEW = 6  # modules, whose own tests are run to see what they run: all of an area
 
 # Modules that have no test file of their name, and modules that others' tests check too
 ALSO = {
-    "suite/metrics/change_points.py": ("tests/metrics/test_change_points.py", "tests/regression/test_change_points.py"),
+    "suite/metrics/change_points.py": ("tests/metrics/test_change_points.py", "tests/regression/test_segments.py"),
     "suite/metrics/figures.py": ("tests/metrics/test_figures.py", "tests/metrics/test_comparison.py"),
     "suite/predict/analytic/axis_links.py": ("tests/predict/analytic/test_step_time.py",),
     "suite/predict/analytic/exposed_messages.py": ("tests/predict/analytic/test_step_time_terms.py",),
@@ -51,9 +51,8 @@ ALSO = {
     "suite/predict/analytic/stage_memory.py": ("tests/predict/analytic/test_memory.py",),
     "suite/regression/baselines.py": ("tests/commands/test_regress.py",),
     "suite/regression/check.py": ("tests/commands/test_regress.py",),
-    "suite/regression/comparability.py": ("tests/regression/test_change_points.py", "tests/commands/test_regress.py"),
+    "suite/regression/comparability.py": ("tests/regression/test_segments.py", "tests/commands/test_regress.py"),
     "suite/regression/findings.py": ("tests/regression/test_verdicts.py", "tests/commands/test_regress.py"),
-    "suite/regression/baseline_checkout.py": ("tests/commands/test_regress.py",),
     "suite/acceptance/judge/launches.py": ("tests/acceptance/judge/test_judge.py",),
     "suite/records/diff.py": ("tests/commands/test_results.py",),
     "suite/records/export.py": ("tests/commands/test_results.py",),

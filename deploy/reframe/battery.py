@@ -68,7 +68,8 @@ class Battery(rfm.RunOnlyRegressionTest):
         if said.returncode:
             raise SanityError(f"no references: {said.stderr.strip()}")
         known = json.loads(said.stdout)["figures"]
-        measured = {f"{f['check']} {f['siblings']}": f["measured"] for f in self.said["findings"] if f.get("siblings")}
+        findings = self.said["findings"]
+        measured = {f"{f['check']} {f['compared_as']}": f["measured"] for f in findings if f.get("compared_as")}
         bounds = {}
         for name, value in measured.items():
             if value is None or name not in known:

@@ -104,7 +104,7 @@ class MiniatureLaunch(msgspec.Struct, frozen=True, kw_only=True, tag="launched")
         exact: number of exact figures that are equal; `unequal` describes those that differ.
         step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
         cpu_slowdown: predicted seconds of the step at the CPU speed between its timed steps, over those at the speed of
-            the micro-measurements; None on a GPU. `cpu_slowdowns` of each reference kernel. Stored as "pace", "paces".
+            the micro-measurements; None on a GPU. `cpu_slowdowns` of each reference kernel.
         points: see `MicroMeasurements`, of the profile that the prediction rests on; 0: none.
         measured_terms, predicted_terms: seconds of the step by term.
         compute_seconds: of a timed step, by rank; `stages` the pipeline stage of each, empty where there is one alone.
@@ -127,8 +127,8 @@ class MiniatureLaunch(msgspec.Struct, frozen=True, kw_only=True, tag="launched")
     step_seconds: float | None = None
     predicted_seconds: float | None = None
     points: int = 0
-    cpu_slowdown: float | None = msgspec.field(default=None, name="pace")
-    cpu_slowdowns: dict[str, float] = msgspec.field(default_factory=dict, name="paces")
+    cpu_slowdown: float | None = None
+    cpu_slowdowns: dict[str, float] = {}
     measured_terms: dict[str, float] = {}
     predicted_terms: dict[str, float] = {}
     compute_seconds: list[float] = []

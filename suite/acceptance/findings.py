@@ -64,8 +64,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
             reject in 9 of 10 cases; None where the check has no statistics.
         spread: standard deviation of the logarithms of the launches; None likewise.
         terms: by term of a step, measured less predicted seconds as share of the predicted step; empty likewise.
-        compared_as: name of the value in other batteries of this node and of the fleet; empty: not compared. Stored as
-            "siblings".
+        compared_as: name of the value in other batteries of this node and of the fleet; empty: not compared.
         good_until: the newest battery of this node in which this check passed on this subject; None: none is known, or
             nothing is bad now.
         bad_since: the oldest battery after `good_until` in which it was as bad as now; None: it is bad for the first
@@ -88,7 +87,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     least_detectable: float | None = None
     spread: float | None = None
     terms: dict[str, float] = {}
-    compared_as: str = msgspec.field(default="", name="siblings")
+    compared_as: str = ""
     good_until: PastBattery | None = None
     bad_since: PastBattery | None = None
 

@@ -73,7 +73,7 @@ def _entry(result: CalibrationResult) -> dict[str, object]:
         "message": result.message,
         "path": result.path,
         "interpolation_error": median(errors) if errors else None,
-        "trial_steps": [
+        "reference_steps": [
             {
                 "ranks": correction.timed.step.layout.ranks,
                 "compiled": correction.timed.step.compiled,

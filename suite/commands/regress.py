@@ -25,8 +25,7 @@ from suite.paths import ROOT, stores
 from suite.records.index import launches as all_launches
 from suite.records.kernel_runs import kernel_runs
 from suite.records.store import records_directory
-from suite.regression.baseline_checkout import OldCodeError
-from suite.regression.baselines import Baseline, accept, accepted, baseline, resolved
+from suite.regression.baselines import Baseline, OldCodeError, accept, accepted, baseline, resolved
 from suite.regression.check import CheckedRun, Comparison, LaunchFailedError, RegressionCheck
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
 from suite.regression.verdicts import LIMIT, ChangeVerdict

@@ -150,8 +150,8 @@ def _accept(_part: HourPart, found: Any) -> PartReading:
 
 
 def _ladder(_part: HourPart, found: Any) -> PartReading:
-    measured = sum(rung.get("measured") is not None for rung in found["heights"])
-    return PartReading(f"{found['verdict']}: {measured} of {len(found['heights'])} rungs ran", [*found["failures"]])
+    measured = sum(rung.get("measured") is not None for rung in found["rungs"])
+    return PartReading(f"{found['verdict']}: {measured} of {len(found['rungs'])} rungs ran", [*found["failures"]])
 
 
 def _tests(output: str) -> PartReading:

@@ -25,6 +25,7 @@ from suite.acceptance.findings import Decision
 from suite.fleet import fleet_record
 from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, part_name, parts, usable
 from suite.machine.devices import usable_cores
+from suite.stored_words import BATTERY, FLEET, in_todays_words
 
 PART_RECORDS = 20_000
 ROW_GROUP = 2048  # rows, of which a query of one node reads few: DuckDB's least
@@ -43,7 +44,7 @@ class _StoredFinding(msgspec.Struct, frozen=True):
     unit: str = ""
     part: str = ""
     evidence: str = ""
-    siblings: str = ""
+    compared_as: str = ""
 
 
 class _StoredEnd(msgspec.Struct, frozen=True):
@@ -201,7 +202,7 @@ def _battery(results: str, file: str) -> list[dict[str, object]]:
     """
     path = f"{results}/{file}"
     try:
-        end = _END_DECODER.decode(_contents(path))
+        end = _END_DECODER.decode(in_todays_words(_contents(path), BATTERY))
         if end.schema.split(".")[0] != SCHEMA.split(".")[0]:
             allowed = f"{SCHEMA.split('.')[0]}.x"
             raise InputError("unknown schema version of a battery", got=repr(end.schema), allowed=allowed, where=path)
@@ -225,9 +226,9 @@ def _battery(results: str, file: str) -> list[dict[str, object]]:
             "hardware": f"{begin.hardware.get('cpu', '')}, GPUs {begin.hardware.get('gpus', '')}" if software else "",
             "firmware": f"driver {software.get('driver', '')}, {software.get('system', '')}" if software else "",
             "figures": [
-                {"name": f"{finding.check} {finding.siblings}", "value": finding.measured, "unit": finding.unit}
+                {"name": f"{finding.check} {finding.compared_as}", "value": finding.measured, "unit": finding.unit}
                 for finding in end.findings
-                if finding.siblings and finding.measured is not None
+                if finding.compared_as and finding.measured is not None
             ],
         }
     ]
@@ -250,7 +251,7 @@ def _fleet(results: str, file: str) -> list[dict[str, object]]:
     """
     path = f"{results}/{file}"
     try:
-        end = _FLEET_DECODER.decode(_contents(path))
+        end = _FLEET_DECODER.decode(in_todays_words(_contents(path), FLEET))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"damaged record of a fleet: {error}", where=path) from error
     return [

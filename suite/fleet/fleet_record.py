@@ -13,9 +13,10 @@ from typing import TypeVar
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import json_file
+from reference_runs.regular_file import file_bytes, json_of
 from suite.records import store
 from suite.records.private_paths import private_directories, without_private_paths
+from suite.stored_words import FLEET, in_todays_words
 
 SCHEMA = "1.0"
 
@@ -154,7 +155,7 @@ def _public(text: str) -> str:
 def kept(path: Path, kind: type[Answer]) -> Answer | None:
     """A part that was kept; None where there is none, or it is damaged: it is measured again."""
     try:
-        return json_file(path, kind)
+        return json_of(in_todays_words(file_bytes(path), FLEET), kind)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -91,10 +91,10 @@ class RankMoments(msgspec.Struct, frozen=True, kw_only=True):
     triad: tuple[Positive, ...] = ()
 
 
-class ReferenceSteps(msgspec.Struct, frozen=True, tag="trial-steps"):
+class ReferenceSteps(msgspec.Struct, frozen=True, tag="reference steps"):
     """Seconds of one block of a reference step on one rank that took part; `step` is its index in the job."""
 
-    step: int = msgspec.field(name="trial")
+    step: int
     seconds: tuple[Positive, ...]
     time: float
 
@@ -116,7 +116,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     environment: dict[str, str]
     gpus: list[dict[str, float | str]]
     time: float
-    cpu_speed: dict[int, SpeedSample] = msgspec.field(default_factory=dict, name="pace")
+    cpu_speed: dict[int, SpeedSample] = {}
     moments: RankMoments | None = None
 
 

@@ -194,7 +194,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         shared: how it shared the processors; None where the system does not report it.
         resident_bytes: the largest resident set of its process before its timed steps; None where not reported.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
-        cpu_speed: median of the samples between timed steps; None on a GPU. CheckpointStored as "pace".
+        cpu_speed: median of the samples between timed steps; None on a GPU.
         synchronisations: how often the counted step read numbers from the device (see `SynchronisationCounter`).
         routed: what each router of this rank's layers did in the counted step; empty without experts.
         computed_rows: where experts are shared out over ranks, what this rank's computed in the pass in which a figure
@@ -240,7 +240,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     weight_versions: int | None = None
     staleness: int | None = None
     store_work: StoreWork | None = None
-    cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
+    cpu_speed: SpeedSample | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

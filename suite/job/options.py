@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 
 import msgspec
 
 from suite.machine.half_precision import Kernels
+from suite.stored_words import DOCUMENTS, in_todays_words
 
 POWER_SGD_RANK = 4  # of the factors that approximate a gradient matrix
 
@@ -37,8 +39,13 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
 class Documents(msgspec.Struct, frozen=True):
     """A corpus of documents: the offset of each one, in bytes of the text and in tokens, and the end of the last."""
 
-    byte_offsets: list[int] = msgspec.field(name="byte_places")
-    token_offsets: list[int] = msgspec.field(name="token_places")
+    byte_offsets: list[int]
+    token_offsets: list[int]
+
+
+def document_offsets(texts: Texts) -> Documents:
+    """The offsets of a script's documents, from the file that the cache has of them."""
+    return msgspec.json.decode(in_todays_words(Path(texts.documents_file).read_bytes(), DOCUMENTS), type=Documents)
 
 
 class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):

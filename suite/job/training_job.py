@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         averaging: over the data-parallel ranks.
         exact_steps: first steps that are averaged exactly, whatever `averaging` is.
         renewal: whether exact steps renew 1-bit Adam's second moment, each time the steps after the first ones doubled.
-        training_options: of a rung of the ladder. Stored as "script".
+        training_options: of a rung of the ladder.
         changes: what the suite chose that the request did not say, in words.
         shares_devices: whether several ranks share a GPU; their messages go through gloo, and their times say nothing
             of ranks with a GPU each.
@@ -74,7 +74,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
-    training_options: TrainingOptions = msgspec.field(default=DEFAULT_OPTIONS, name="script")
+    training_options: TrainingOptions = DEFAULT_OPTIONS
     changes: tuple[str, ...] = ()
     shares_devices: bool = False
     slice: Slice | None = None

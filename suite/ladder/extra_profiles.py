@@ -7,13 +7,12 @@ import random
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from suite.calibration.calibrate import CalibrationResult, between_hosts, with_ranks
 from suite.job.events import Event, Status
-from suite.job.options import Documents, Texts
+from suite.job.options import Texts, document_offsets
 from suite.ladder.request import LadderRun, wanted
 from suite.ladder.rung import setting_above
 from suite.ladder.rungs import seconds_unknown
@@ -94,7 +93,7 @@ def sample_seconds(texts: Texts, *, tokens: int, sequence: int, seed: int) -> fl
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    documents = msgspec.json.decode(Path(texts.documents_file).read_bytes(), type=Documents)
+    documents = document_offsets(texts)
     tokenizer = Tokenizer.from_file(texts.tokenizer_file)
     chance = random.Random(seed)
     bytes_at, tokens_at = documents.byte_offsets, documents.token_offsets

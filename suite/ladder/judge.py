@@ -224,11 +224,11 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
     """What a rung is worth at the top of its track, compared with its gain over the rung below it.
 
     Args:
-        in_track: its gain over the rung below it, stored as "in_walk"; at_top: what the top loses without it.
+        in_track: its gain over the rung below it; at_top: what the top loses without it.
     """
 
     rung: str
-    in_track: float = msgspec.field(name="in_walk")
+    in_track: float
     at_top: float
     noise: float
 

@@ -47,7 +47,7 @@ class RungMeasurement(msgspec.Struct, frozen=True, kw_only=True):
             `_judged_peak`); largest_peak_bytes, reserved_bytes, resident_bytes: of the rank with most.
         launch_seconds: the median step of each launch.
         cpu_slowdown: how many times as long the step should take at the processors' speed as at the calibration's: the
-            median over launches; None where it is not known. Stored as "pace".
+            median over launches; None where it is not known.
         losses: of every step; all launches of a seed have the same ones, or `repeats_differ`.
     """
 
@@ -65,7 +65,7 @@ class RungMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[float]
     records: list[str]
     repeats_differ: bool = False
-    cpu_slowdown: float | None = msgspec.field(default=None, name="pace")
+    cpu_slowdown: float | None = None
     launch_seconds: list[float] = []
 
     @property

@@ -31,7 +31,6 @@ class RungResult(msgspec.Struct, frozen=True, kw_only=True):
         below: name of the rung that it is compared with; empty for a baseline.
         expected: of the setting as launched; of an ablated rung, with the changes that are left out.
         share: its cost over the baseline's.
-        ablated: stored as "broken".
     """
 
     rung: Rung
@@ -44,7 +43,7 @@ class RungResult(msgspec.Struct, frozen=True, kw_only=True):
     gain: Gain | None = None
     share: float | None = None
     checks: tuple[PromiseCheck, ...] = ()
-    ablated: bool = msgspec.field(default=False, name="broken")
+    ablated: bool = False
 
     @property
     def title(self) -> str:
@@ -57,8 +56,7 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         divisor: of the declared samples, so that the baseline fits into the device.
-        rungs: stored as "heights".
-        leave_one_out_failed: how a launch of a top without one rung failed, by its label; stored as "twins_failed".
+        leave_one_out_failed: how a launch of a top without one rung failed, by its label.
         whole: whether every rung was wanted, and none ablated.
         fingerprint: of the machine and its software; older results have none.
         suite: its version and commit.
@@ -66,9 +64,9 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     device: str
-    rungs: list[RungResult] = msgspec.field(name="heights")
+    rungs: list[RungResult]
     interactions: list[Interaction]
-    leave_one_out_failed: dict[str, str] = msgspec.field(default_factory=dict, name="twins_failed")
+    leave_one_out_failed: dict[str, str] = {}
     profile: str
     sample_seconds: float
     interrupted: bool = False

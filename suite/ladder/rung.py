@@ -111,7 +111,6 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: distinct over both tracks.
-        track: stored as "walk".
         title: what is done, in one line.
         changes: fields of `RungSetting` and their values here; none: the track's baseline.
         promise: of the losses of all steps compared with those of the rung below.
@@ -125,7 +124,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    track: Track = msgspec.field(name="walk")
+    track: Track
     title: str
     changes: dict[str, Any]
     promise: Promise

@@ -15,8 +15,9 @@ from suite.machine.fingerprint import Fingerprint, checksum
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing
+from suite.stored_words import PROFILE, in_todays_words
 
-SCHEMA = "10.1"  # results/recorded/LOG.md, "Calibration": what earlier ones lacked
+SCHEMA = "10.2"  # results/recorded/LOG.md, "Calibration": what earlier ones lacked
 DISTURBED_SHARE = 0.1  # of the processors that other processes use, above which the machine counts as busy
 UNSEEN = "unseen"  # sizes between the grid's points: they measure the error of the interpolation
 REPEATED = "repeated"  # sizes of the grid measured again at the end: they measure the noise, the least possible error
@@ -52,7 +53,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         others_share: of the processors' time that processes outside the calibration used; None where not reported.
         facts: texts: governor, processor clock, library versions, how 16-bit products are computed.
         gpus: samples over time of each GPU's clocks, power, temperature and reasons for throttling.
-        cpu_speed: mean over ranks, by the number of ranks at once; empty on GPUs. Stored as "pace".
+        cpu_speed: mean over ranks, by the number of ranks at once; empty on GPUs.
     """
 
     ranks: int
@@ -64,14 +65,14 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     others_share: float | None
     facts: dict[str, str]
     gpus: list[dict[str, float | str]]
-    cpu_speed: dict[int, SpeedSample] = msgspec.field(default_factory=dict, name="pace")
+    cpu_speed: dict[int, SpeedSample] = {}
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one calibration measured.
 
     Args:
-        reference_steps: none on CUDA. Stored as "trials".
+        reference_steps: none on CUDA.
         partial: whether it was measured for the predictions of some runs only.
     """
 
@@ -81,7 +82,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table]
     lines: list[Line]
     checks: list[Check]
-    reference_steps: list[TimedReferenceStep] = msgspec.field(name="trials")
+    reference_steps: list[TimedReferenceStep]
     partial: bool = False
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
@@ -194,6 +195,7 @@ def decode(data: bytes, where: str) -> Profile:
     if whole.get("checksum") != checksum(whole.get("profile")):
         raise InputError("the machine profile was changed after it was measured: its checksum differs", where=where)
     try:
+        whole = json_of(in_todays_words(data, PROFILE), dict[str, object])
         return msgspec.convert(whole["profile"], Profile, str_keys=True)
     except msgspec.MsgspecError as error:
         raise InputError(f"damaged machine profile: {error}", where=where) from error

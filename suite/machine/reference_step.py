@@ -74,11 +74,10 @@ class TimedReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
     """A reference step and its seconds: the mean over ranks of the median over steps.
 
     Args:
-        step: stored as "trial".
         parts_seconds: the sum of its operators' seconds, where the profile no longer has those that were timed with it.
     """
 
-    step: ReferenceStep = msgspec.field(name="trial")
+    step: ReferenceStep
     timing: Timing
     parts_seconds: float | None = None
 

@@ -37,14 +37,15 @@ from suite.machine.gpu import recorded_gpu
 from suite.machine.half_precision import Kernels
 from suite.machine.processes import boot_identity, started_ticks
 from suite.metrics.figures import Figure
+from suite.stored_words import RECORD, in_todays_words
 
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
 # what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
 # workers at a parameter store; 1.7: the nodes that a scheduler gave a launch, checkpoints and restarts,
-# what a pipeline's rank does between steps
-SCHEMA = "1.7"
+# what a pipeline's rank does between steps; 1.8: words (suite/stored_words.py)
+SCHEMA = "1.8"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
@@ -256,6 +257,7 @@ def decode(data: bytes, kind: type[Half], where: str) -> Half:
         InputError: not JSON, fields missing, or a major schema version that this suite does not know.
     """
     check_schema(data, where)
+    data = in_todays_words(data, RECORD)
     try:
         data.decode()
         try:

@@ -14,6 +14,7 @@ import msgspec
 import reference_runs.layout
 import suite.metrics.figures
 import suite.records.record
+import suite.stored_words
 from reference_runs.accelerator import SIMULATED
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
@@ -37,6 +38,7 @@ from suite.records.record import (
     partial,
     shared_fields,
 )
+from suite.stored_words import RECORD, in_todays_words
 
 FigureKey = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
 
@@ -189,7 +191,7 @@ def launch_summary(begin_path: str, end_path: str | None) -> LaunchSummary:
 def _half(decoder: msgspec.json.Decoder[Any], path: str) -> Any:
     data = contents(path)
     try:
-        half = decoder.decode(data)
+        half = decoder.decode(in_todays_words(data, RECORD))
         data.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         check_schema(data, path)
@@ -275,7 +277,7 @@ _BATCH = msgspec.msgpack.Decoder(_Batch)
 def _version() -> bytes:
     """Of the code that makes launches from files: whatever changes there, kept batches are not used."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for module in (suite.records.record, suite.metrics.figures, reference_runs.layout):
+    for module in (suite.records.record, suite.metrics.figures, suite.stored_words, reference_runs.layout):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.digest()

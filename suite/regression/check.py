@@ -21,11 +21,19 @@ from suite.records.index import launches as all_launches
 from suite.records.record import policy
 from suite.records.store import read
 from suite.records.summary import LaunchSummary
-from suite.regression.baseline_checkout import OldCodeError, checkout, old_commit, old_launch, software_changes
-from suite.regression.baselines import BEST, Baseline, baseline
-from suite.regression.change_points import segments
+from suite.regression.baselines import (
+    BEST,
+    Baseline,
+    OldCodeError,
+    baseline,
+    checkout,
+    old_commit,
+    old_launch,
+    software_changes,
+)
 from suite.regression.comparability import floor_of, seconds, setup
 from suite.regression.findings import RegressionFinding, record_findings, time_finding
+from suite.regression.segments import segments
 from suite.regression.verdicts import LIMIT, ChangeVerdict, JudgedChange, Sets, judged
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import LaunchResult

@@ -54,7 +54,8 @@ def kernel_findings(
     Where the sides were stored in turn (A B A B ...), the first half of each is the comparison and the second half its
     re-run. Otherwise a change stays inconclusive. With 7 stored runs a side the family may have 85 members: select.
     """
-    shared = [name for name in before[0].seconds if all(name in run.seconds for run in [*before, *after])]
+    names = dict.fromkeys(name for run in before for name in run.seconds)
+    shared = [name for name in names if all(name in run.seconds for run in [*before, *after])]
     turns = _in_turn(before, after)
     half = min(len(before), len(after)) // 2
     family = []

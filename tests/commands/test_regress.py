@@ -24,8 +24,7 @@ from suite.metrics.figures import Figure, Quantity
 from suite.records import store
 from suite.records.record import SCHEMA, End, RankOutcome, begin_record
 from suite.records.store import new_identity, records_directory
-from suite.regression.baseline_checkout import OldCodeError, checkout, old_launch
-from suite.regression.baselines import accepted
+from suite.regression.baselines import OldCodeError, accepted, checkout, old_launch
 from suite.reproduce.plan import job_for
 from suite.reproduce.reproduce import LaunchResult
 
@@ -132,11 +131,8 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr("suite.commands.regress.corpus_for", lambda *_: CORPUS)
     monkeypatch.setattr("suite.regression.check.checkout", tree)
     monkeypatch.setattr("suite.regression.check.old_launch", old)
-    for module in ("suite.regression.baseline_checkout", "suite.regression.baselines"):
-        monkeypatch.setattr(
-            f"{module}.full_commit",
-            lambda ref, _: {OLD: OLD + 28 * "a", "main": OLD + 28 * "a", NEW: NEW + 28 * "b"}.get(ref),
-        )
+    commits = {OLD: OLD + 28 * "a", "main": OLD + 28 * "a", NEW: NEW + 28 * "b"}
+    monkeypatch.setattr("suite.regression.baselines.full_commit", lambda ref, _: commits.get(ref))
     assert here.regress("--launches", "17", "--accept") == 0
     here.commit = NEW
     here.order.clear()
@@ -220,7 +216,7 @@ def test_a_machine_that_became_slower_is_no_regression(machine, capsys):
 
 
 def test_without_the_old_code_a_slowdown_stays_inconclusive(machine, capsys, monkeypatch):
-    monkeypatch.setattr("suite.regression.baseline_checkout.full_commit", lambda *_: None)
+    monkeypatch.setattr("suite.regression.baselines.full_commit", lambda *_: None)
     machine.slower[NEW] = 1.3
     code, found = reported(capsys, machine)
     assert (code, found[STEP]["change"]) == (3, "inconclusive")

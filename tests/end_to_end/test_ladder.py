@@ -22,7 +22,7 @@ def test_a_ladder_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_a
     code = main([*line, "--results", str(tmp_path)])
     reported = json.loads(capsys.readouterr().out)
     assert (code, reported["verdict"], reported["failures"]) == (exit_codes.PASS, "pass", [])
-    base, here = reported["heights"]
+    base, here = reported["rungs"]
     assert [result["rung"]["name"] for result in (base, here)] == ["memory-baseline", "in-place"]
     assert here["below"] == "memory-baseline"
     assert {check["name"]: check["mark"] for check in here["checks"]} == {
@@ -37,11 +37,11 @@ def test_a_ladder_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_a
     assert here["gain"]["measured"] == base["measured"]["peak_bytes"] - here["measured"]["peak_bytes"] > 0
     assert here["expected"]["step_seconds"] is None  # no profile of the machine
     records = sorted((tmp_path / "records" / "gpt2-mini-ladder").glob("*.begin.json"))
-    rungs = [json.loads(path.read_text(encoding="utf-8"))["job"]["script"]["rung"] for path in records]
+    rungs = [json.loads(path.read_text(encoding="utf-8"))["job"]["training_options"]["rung"] for path in records]
     assert sorted(rungs) == ["memory/in-place", "memory/memory-baseline"]
     assert Path(reported["plot"]).read_bytes().startswith(b"\x89PNG")
     (stored,) = (tmp_path / "ladder").glob("*.json")
-    assert json.loads(stored.read_text(encoding="utf-8"))["heights"] == [
+    assert json.loads(stored.read_text(encoding="utf-8"))["rungs"] == [
         result | {"measured": {k: v for k, v in result["measured"].items() if k != "token_seconds"}}
         for result in (base, here)
     ]

@@ -19,8 +19,8 @@ from suite.first_hour.run import Hour, remaining, result_of, run_hour
 from suite.launch.interruption import ENDING, end_as_interrupted
 
 PROGRAMS = {
-    "works": 'print(\'{"verdict": "pass", "heights": [], "failures": []}\')',
-    "differs": 'print(\'{"verdict": "fail", "heights": [], "failures": ["compile: no gain"]}\'); raise SystemExit(1)',
+    "works": 'print(\'{"verdict": "pass", "rungs": [], "failures": []}\')',
+    "differs": 'print(\'{"verdict": "fail", "rungs": [], "failures": ["compile: no gain"]}\'); raise SystemExit(1)',
     "crashes": "raise RuntimeError('no such GPU')",
     "refuses": "import sys; sys.exit(4)",
     "killed": "import os; print('so far', flush=True); os.kill(os.getpid(), 9)",

@@ -189,7 +189,7 @@ def test_the_slow_node_stands_out_in_its_rack_and_among_its_firmware(results):
         next(
             finding["measured"]
             for finding in json.loads(end_of(results, node, EACH - 1).read_bytes())["findings"]
-            if f"{finding['check']} {finding.get('siblings')}" == worst["rack"].figure
+            if f"{finding['check']} {finding.get('compared_as')}" == worst["rack"].figure
         )
         for node in range(32)
     ]

@@ -77,27 +77,22 @@ def test_only_what_has_more_ranks_is_predicted_by_the_second_profile(monkeypatch
     assert ladder_run("fsdp-4").profile_for(FOUR) == (profile(), "stored")
 
 
-@pytest.mark.parametrize(
-    ("result", "why"),
-    [
-        (
-            CalibrationResult(status=Status.CRASHED, message="rank 3: MemoryError"),
-            "4 ranks at once could not be timed: crashed: rank 3: MemoryError",
-        ),
-        (
-            CalibrationResult(status=Status.OK, message="", profile=with_four(others_share=0.3)),
-            "4 ranks at once were timed while others ran: measured while other processes took 30% "
-            "and other guests 0% of the processors",
-        ),
-    ],
-)
-def test_ranks_that_cannot_be_timed_leave_their_rung_unpredicted_and_say_why(
-    monkeypatch: pytest.MonkeyPatch, result: CalibrationResult, why: str
-) -> None:
-    measured(monkeypatch, result)
-    found = extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
-    assert found.profile_for(FOUR) == (None, why)
-    assert found.profile_for(RungSetting()) == (profile(), "stored")
+def test_ranks_that_cannot_be_timed_leave_their_rung_unpredicted_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_options: object) -> CalibrationResult:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    crashed = CalibrationResult(status=Status.CRASHED, message="rank 3: MemoryError")
+    disturbed = CalibrationResult(status=Status.OK, message="", profile=with_four(others_share=0.3))
+    others = "measured while other processes took 30% and other guests 0% of the processors"
+    for timed, why in (
+        (lambda *_args, **_options: crashed, "4 ranks at once could not be timed: crashed: rank 3: MemoryError"),
+        (lambda *_args, **_options: disturbed, f"4 ranks at once were timed while others ran: {others}"),
+        (full, "4 ranks at once could not be timed: No space left on device"),
+    ):
+        monkeypatch.setattr(extra_profiles, "with_ranks", timed)
+        found = extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
+        assert found.profile_for(FOUR) == (None, why)
+        assert found.profile_for(RungSetting()) == (profile(), "stored")
 
 
 def test_an_interrupt_while_ranks_are_timed_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,15 +142,6 @@ def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibra
     assert main(line) == exit_codes.INCONCLUSIVE
     assert asked == timed
     assert [ladder_run.profile_for(FOUR)[1] for ladder_run in runs] == ["timed" if timed else "stored"]
-
-
-def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_args: object, **_options: object) -> CalibrationResult:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(extra_profiles, "with_ranks", full)
-    found = extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
-    assert found.profile_for(FOUR) == (None, "4 ranks at once could not be timed: No space left on device")
 
 
 @pytest.mark.rare

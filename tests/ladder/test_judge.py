@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from suite.ladder.judge import Mark, loss_check
 from suite.ladder.result import RungResult, failures
 from suite.ladder.rung import Promise
@@ -37,20 +35,18 @@ def test_of_state_sharded_over_a_processor_s_ranks_the_median_one_is_judged_and_
     assert peak_words(results_of(ladder_of(["fsdp-4"]))["fsdp-4"])[0] is Mark.FAIL
 
 
-@pytest.mark.parametrize(("name", "crashes"), [("speed-baseline", ""), ("offline", "workers"), ("batch", "")])
-def test_launches_of_one_seed_with_other_losses_fail_whatever_stands_below(
-    machine: Machine, name: str, crashes: str
-) -> None:
+def test_launches_of_one_seed_with_other_losses_fail_whatever_stands_below(machine: Machine) -> None:
     """A baseline has nothing below it, `offline` a rung that crashed, and `batch` promises other losses anyway."""
-    machine.drifting = {f"speed/{name}"}
-    machine.wrong = {f"speed/{crashes}"}
-    found = failures(ladder_of([name, crashes] if crashes else [name], repeat=2))
-    assert f"{name}: repeats: launches of one seed have different losses" in found
-    machine.drifting = set()
-    assert not any("repeats" in line for line in failures(ladder_of([name], repeat=2)))
+    for name, crashes in (("speed-baseline", ""), ("offline", "workers"), ("batch", "")):
+        machine.drifting = {f"speed/{name}"}
+        machine.wrong = {f"speed/{crashes}"}
+        found = failures(ladder_of([name, crashes] if crashes else [name], repeat=2))
+        assert f"{name}: repeats: launches of one seed have different losses" in found
+        machine.drifting = set()
+        assert not any("repeats" in line for line in failures(ladder_of([name], repeat=2)))
 
 
-@pytest.mark.parametrize(("losses", "mark"), [([0.0, 0.0], Mark.PASS), ([0.0, 1e-9], Mark.FAIL)])
-def test_losses_of_zero_are_judged_as_others_are(losses: list[float], mark: Mark) -> None:
+def test_losses_of_zero_are_judged_as_others_are() -> None:
     rung = next(rung for rung in RUNGS if rung.promise is Promise.EQUAL)
-    assert loss_check(rung, rung_measurement(losses=losses), rung_measurement(losses=[0.0, 0.0])).mark is mark
+    zero, near = (rung_measurement(losses=[0.0, last]) for last in (0.0, 1e-9))
+    assert [loss_check(rung, one, zero).mark for one in (zero, near)] == [Mark.PASS, Mark.FAIL]

@@ -24,17 +24,13 @@ def plan_here(rung: Rung, *, gpus: int) -> Plan:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_state_on_the_host_is_sharded_whatever_stands_below(gpus: int) -> None:
-    layout = plan_here(NAMES["fsdp-offload"], gpus=gpus).layout
-    assert (layout.fully_sharded, layout.offload, layout.data_parallel) == (True, Offload.STATE, gpus)
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_every_rung_that_applies_on_gpus_is_executed(gpus: int) -> None:
     applying = [rung for rung in RUNGS if rung.name not in refusals(msgspec.structs.replace(GPU, gpus=gpus))]
     assert {"fsdp-offload", "offload-activations", "pinned", "fused-kernels"} <= {rung.name for rung in applying}
     assert "cpp-operator" not in {rung.name for rung in applying}  # it has no kernel for GPUs
     assert [not_executed(plan_here(rung, gpus=gpus)) for rung in applying] == [""] * len(applying)
+    layout = plan_here(NAMES["fsdp-offload"], gpus=gpus).layout  # sharded, whatever stands below
+    assert (layout.fully_sharded, layout.offload, layout.data_parallel) == (True, Offload.STATE, gpus)
 
 
 def test_a_rung_whose_setting_is_not_executed_is_not_run_with_the_reason_and_nothing_stands_on_it(

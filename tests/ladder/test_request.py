@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from suite.ladder.plan import target_of
 from suite.ladder.request import LadderRun, predicted
 from suite.ladder.rung import Rung, RungSetting, setting_above
@@ -74,16 +72,13 @@ def test_on_gpus_the_time_of_each_rung_is_predicted_or_has_the_reason_of_what_it
     assert reasons == {name: unknown.get(name, "") for name in names}
 
 
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
-def test_a_profile_that_lacks_what_a_rung_does_leaves_its_time_alone_unknown(rung: Rung) -> None:
+def test_a_profile_that_lacks_what_a_rung_does_leaves_its_time_alone_unknown() -> None:
     """Peaks are predicted of tensors that stay on the device."""
-    found = predicted(ladder_run_with(profile(ranks=4)), on_its_place(rung), "")
-    assert found.step_seconds is None
-    assert found.seconds_unknown
-    setting = on_its_place(rung)
-    assert (found.peak_bytes is None) == (setting.offloads_activations or setting.offloads_state)
-
-
-def test_a_setting_that_a_profile_does_not_cover_has_its_error_as_the_reason() -> None:
-    found = predicted(ladder_run_with(profile(ranks=4)), RungSetting(), "")
-    assert "the profile has no measurement of" in found.seconds_unknown
+    sparse = ladder_run_with(profile(ranks=4))
+    for rung in RUNGS:
+        setting = on_its_place(rung)
+        found = predicted(sparse, setting, "")
+        assert found.step_seconds is None
+        assert found.seconds_unknown
+        assert (found.peak_bytes is None) == (setting.offloads_activations or setting.offloads_state)
+    assert "the profile has no measurement of" in predicted(sparse, RungSetting(), "").seconds_unknown

@@ -33,16 +33,13 @@ def test_a_ladder_passes_fails_breaks_off_or_is_interrupted_in_all_three_places_
     assert reported(ladder_of(["compile"]), capsys) == ("gpt2-mini: fail, 3 rungs run, 0 not run", 1, "fail")
     machine.wrong = {"speed/compile"}
     last = "gpt2-mini: execution failed, 2 rungs run, 0 not run"
-    assert reported(ladder_of(["compile"]), capsys) == (last, 4, "execution failed")
+    outcome = ladder_of(["compile"])
+    assert reported(outcome, capsys) == (last, 4, "execution failed")
+    print_ladder(console(), outcome)
+    assert capsys.readouterr().out.count("crashed: made up") == 1
     machine.interrupts = "speed/compile"
     last = "gpt2-mini: interrupted, 2 rungs run, 0 not run"
     assert reported(ladder_of(["compile"]), capsys) == (last, exit_codes.INTERRUPTED, "interrupted")
-
-
-def test_a_launch_that_failed_is_printed_once(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.wrong = {"speed/workers"}
-    print_ladder(console(), ladder_of(["workers", "offline"]))
-    assert capsys.readouterr().out.count("crashed: made up") == 1
 
 
 def test_what_does_not_apply_is_inconclusive_and_nothing_is_read_or_calibrated_for_it(
@@ -58,7 +55,7 @@ def test_what_does_not_apply_is_inconclusive_and_nothing_is_read_or_calibrated_f
     assert main([*line, "--json"]) == exit_codes.INCONCLUSIVE
     built = json.loads(capsys.readouterr().out)
     assert (built["verdict"], built["failures"], built["plot"]) == ("inconclusive", [], "none: nothing ran")
-    assert [result["rung"]["name"] for result in built["heights"]] == ["pinned", "fused-kernels"]
+    assert [result["rung"]["name"] for result in built["rungs"]] == ["pinned", "fused-kernels"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,21 +108,8 @@ def test_an_ablated_rung_whose_gain_noise_hides_is_inconclusive(
     assert verdict(ladder_of(["compile"], ablated=("compile",))) is LadderVerdict.FAIL
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        (["--walk", "speed"], ["--track", "speed"]),
-        (["--rungs", "pinned", "--break", "pinned"], ["--rungs", "pinned", "--ablate", "pinned"]),
-        (["--rungs", "pinned", "--no-twins"], ["--rungs", "pinned", "--no-leave-one-out"]),
-    ],
-)
-def test_options_by_their_names_before_do_what_those_of_today_do(
-    monkeypatch: pytest.MonkeyPatch, before: list[str], now: list[str]
-) -> None:
+def test_options_by_their_names_before_do_what_those_of_today_do(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-
-    def none_applies(_target: object, chosen: frozenset[str]) -> None:
-        seen.append(chosen)
 
     class EndError(Exception):
         pass
@@ -134,11 +118,16 @@ def test_options_by_their_names_before_do_what_those_of_today_do(
         seen.append((fields["chosen"], fields["ablated"], fields["leave_one_out"]))
         raise EndError
 
-    monkeypatch.setattr(command, "nothing_applies", none_applies)
-    monkeypatch.setattr(command, "_fitted_with_corpus", lambda *_: (None, None, None))
-    monkeypatch.setattr(command, "LadderRun", made)
-    for options in (before, now):
+    def asked(*options: str) -> object:
         with pytest.raises(EndError):
             main(["ladder", "gpt2-mini", "--device", "cpu", *options])
-    assert seen[:2] == seen[2:]
-    assert seen[1] != (seen[0], frozenset(), True) or before[0] == "--walk"
+        return seen[-1]
+
+    monkeypatch.setattr(command, "nothing_applies", lambda *_: None)
+    monkeypatch.setattr(command, "_fitted_with_corpus", lambda *_: (None, None, None))
+    monkeypatch.setattr(command, "LadderRun", made)
+    pinned = ("--rungs", "pinned")
+    usual = asked(*pinned)
+    assert usual != asked("--walk", "speed") == asked("--track", "speed")
+    assert usual != asked(*pinned, "--break", "pinned") == asked(*pinned, "--ablate", "pinned")
+    assert usual != asked(*pinned, "--no-twins") == asked(*pinned, "--no-leave-one-out")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from suite.commands import exit_codes
 from suite.commands.ladder import EXIT_CODES
 from suite.job.training_job import LEAST_STEPS
-from suite.ladder import runner as runner
 from suite.ladder.judge import Mark
 from suite.ladder.result import LadderResult, failures, verdict
 from suite.ladder.run import LADDER_SECONDS
@@ -44,15 +41,6 @@ def unconfirmed(outcome: LadderResult) -> dict[str, Mark]:
     """Marks of the gains that no time was left to measure again."""
     words = "; no time was left to measure it again"
     return {h.rung.name: c.mark for h in outcome.rungs for c in h.checks if c.says.endswith(words)}
-
-
-def test_nothing_is_measured_again_when_the_time_for_it_is_over(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "CONFIRMING_SECONDS", 0.0)
-    machine.phases = {"speed/compile": [3.0]}
-    assert unconfirmed(ladder_of(["compile"])) == {"compile": Mark.INCONCLUSIVE}
-    assert len(machine.launched) == 3
 
 
 def test_a_gain_is_measured_again_where_that_ends_in_15_minutes_behind_all_that_came_before(machine: Machine) -> None:
@@ -113,12 +101,6 @@ def test_a_launch_that_crashes_while_a_gain_is_measured_again_is_named_and_count
     assert one.failed == "measured again: crashed: made up; record record"
     assert one.measured is not None
     assert one.measured.launches == 1
-
-
-def test_with_repeated_launches_a_gain_is_measured_again_in_turn_all_the_same(machine: Machine) -> None:
-    machine.phases = {"speed/compile": [3.0, 3.0]}
-    ladder_of(["compile"], repeat=2)
-    assert machine.launched[6:] == ["speed/no-sync", "speed/compile", "speed/compile", "speed/no-sync"]
 
 
 def test_an_interrupt_while_a_gain_is_measured_again_ends_the_run(machine: Machine) -> None:

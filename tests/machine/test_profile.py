@@ -34,14 +34,14 @@ def test_a_profile_survives_its_file_unchanged() -> None:
 def test_a_recorded_profile_is_written_again_with_the_names_that_it_has() -> None:
     path = next(machines_directory(RECORDED).glob("*.json"))
     recorded = json.loads(path.read_bytes())["profile"]
-    assert recorded["conditions"]["pace"]
-    assert recorded["trials"]
+    assert recorded["conditions"]["cpu_speed"]
+    assert recorded["reference_steps"]
     written = json.loads(encode(read(path)))["profile"]
-    for again, before in zip(written["trials"], recorded["trials"], strict=True):
+    for again, before in zip(written["reference_steps"], recorded["reference_steps"], strict=True):
         for name, kind in (("architecture", Architecture), ("recipe", Recipe), ("layout", Layout)):
             defaults = {field.name: field.default for field in msgspec.structs.fields(kind) if not field.required}
-            for key in again["trial"][name].keys() - before["trial"][name].keys():
-                assert again["trial"][name].pop(key) == defaults[key]
+            for key in again["step"][name].keys() - before["step"][name].keys():
+                assert again["step"][name].pop(key) == defaults[key]
     assert written | {"partial": False} == recorded | {"partial": False}
 
 

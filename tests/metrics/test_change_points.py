@@ -6,40 +6,49 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from suite.metrics.change_points import FALSE_CHANGES, LEAST_STRETCH, change_points, penalty
 
 
-def noisy(levels: list[tuple[float, int]], *, seed: int = 1, spread: float = 0.01) -> list[float]:
-    chance = random.Random(seed)
-    return [level * (1 + chance.gauss(0, spread)) for level, count in levels for _ in range(count)]
+def noisy(*levels: tuple[float, int]) -> list[float]:
+    """So many launches of each level, which spread by 1 %."""
+    chance = random.Random(1)
+    return [level * (1 + chance.gauss(0, 0.01)) for level, count in levels for _ in range(count)]
 
 
-def test_a_step_is_found_where_it_is() -> None:
-    assert change_points(noisy([(1.0, 12), (1.2, 15)])) == [12]
-    assert change_points(noisy([(1.2, 12), (1.0, 15)])) == [12]
+def test_levels_are_found_where_they_begin_and_a_far_one_hides_none() -> None:
+    expected = [
+        ([12], noisy((1.0, 12), (1.2, 15))),
+        ([12], noisy((1.2, 12), (1.0, 15))),
+        ([15, 30], noisy((1.0, 15), (1.1, 15), (1.0, 15))),
+        ([20, 40], noisy((1.0, 20), (1.1, 20), (50.0, 20))),
+        ([5, 10], noisy((1.0, 5), (1.1, 5), (50.0, 20))),  # the first two need all of their ten
+        ([5], [1.0, 1.01, 1.02, 1.03, 1.04, 9.0, 9.01, 9.02, 9.03, 9.04]),
+    ]
+    assert [change_points(values) for _, values in expected] == [found for found, _ in expected]
 
 
-def test_two_steps_are_found_and_a_far_third_level_hides_none() -> None:
-    assert change_points(noisy([(1.0, 15), (1.1, 15), (1.0, 15)])) == [15, 30]
-    assert change_points(noisy([(1.0, 20), (1.1, 20), (50.0, 20)])) == [20, 40]
-    assert change_points(noisy([(1.0, 5), (1.1, 5), (50.0, 20)])) == [5, 10]  # the first two need all of their ten
-
-
-def test_one_launch_that_lies_far_out_is_no_level() -> None:
-    values = noisy([(1.0, 30)])
-    values[14] = 100.0
-    assert change_points(values) == []
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0] * 40, noisy([(1.0, 4), (9.0, 5)]), noisy([(1.0, 5), (9.0, 4)])])
-def test_what_is_equal_or_shorter_than_two_stretches_has_none(values: list[float]) -> None:
-    assert change_points(values) == []
-
-
-def test_the_shortest_history_with_a_change_has_ten_launches() -> None:
+def test_what_lies_far_out_is_equal_or_is_shorter_than_two_stretches_has_none() -> None:
+    far_out = noisy((1.0, 40))
+    far_out[10], far_out[25] = 30.0, 100.0
+    histories = [far_out, [], [1.0], [1.0] * 40, noisy((1.0, 4), (9.0, 5)), noisy((1.0, 5), (9.0, 4))]
+    assert [change_points(values) for values in histories] == [[]] * len(histories)
     assert LEAST_STRETCH == 5
-    assert change_points([1.0, 1.01, 1.02, 1.03, 1.04, 9.0, 9.01, 9.02, 9.03, 9.04]) == [5]
+
+
+@settings(max_examples=20)
+@given(st.lists(st.floats(0.1, 10), min_size=10, max_size=40), st.sampled_from([0.25, 8.0]))
+def test_another_unit_of_time_moves_no_change_point(values: list[float], unit: float) -> None:
+    assert change_points([unit * value for value in values]) == change_points(values)
+
+
+def test_of_histories_of_identical_launches_1_percent_shows_a_change_point() -> None:
+    """Log-normal ones with long tails; of 400 histories 4 are expected, and 12 or more have a chance of 0.001."""
+    chance = random.Random(30)
+    found = sum(bool(change_points([chance.lognormvariate(0, 1) for _ in range(30)])) for _ in range(400))
+    assert found < 12
 
 
 def test_the_penalty_is_what_1_in_100_orders_of_ranks_gain_at_most() -> None:
@@ -48,8 +57,8 @@ def test_the_penalty_is_what_1_in_100_orders_of_ranks_gain_at_most() -> None:
     assert penalty(1000) == pytest.approx(13, rel=0.06)
 
 
-@pytest.mark.parametrize("count", [12, 30])
-def test_the_penalty_is_the_quantile_of_gains_computed_one_split_at_a_time(count: int) -> None:
+def test_the_penalty_is_the_quantile_of_gains_computed_one_split_at_a_time() -> None:
+    count = 30
     chance = random.Random(7)
     middle = (count + 1) / 2
     scale = (sum((rank - middle) ** 2 for rank in range(1, count + 1)) / count) ** 0.5
@@ -57,10 +66,9 @@ def test_the_penalty_is_the_quantile_of_gains_computed_one_split_at_a_time(count
     for _ in range(2000):
         ranks = [(rank - middle) / scale for rank in range(1, count + 1)]
         chance.shuffle(ranks)
-        largest = 0.0
-        for k in range(LEAST_STRETCH, count - LEAST_STRETCH + 1):
-            largest = max(largest, sum(ranks[:k]) ** 2 * (1 / k + 1 / (count - k)))
-        gains.append(largest)
+        sums = list(itertools.accumulate(ranks))
+        splits = range(LEAST_STRETCH, count - LEAST_STRETCH + 1)
+        gains.append(max(sums[k - 1] ** 2 * (1 / k + 1 / (count - k)) for k in splits))
     above = sum(gain > penalty(count) for gain in gains) / len(gains)
     # 0.01 of 2000 orders here against a quantile of 2000 orders there: three standard errors are 0.0094
     assert above == pytest.approx(FALSE_CHANGES, abs=0.0094)

@@ -31,7 +31,7 @@ from suite.metrics.launch_statistics import (
     t_quantile,
     variation,
 )
-from suite.metrics.two_sample import critical_pairs, rank_orders
+from suite.metrics.two_sample import critical_pairs
 from suite.paths import ROOT
 from suite.reproduce.reproduce import LaunchResult
 
@@ -64,28 +64,14 @@ def test_the_rule_beyond_15_launches_is_1_percent_too_small_at_15() -> None:
     assert module.least_detectable_change(16, 1.0) == again
 
 
-@pytest.mark.parametrize(("n", "critical"), [(5, 0), (6, 2), (7, 4), (8, 7), (9, 11), (10, 16), (15, 51), (20, 105)])
-def test_the_critical_pairs_are_those_of_the_published_tables_of_the_mann_whitney_test(n: int, critical: int) -> None:
-    assert critical_pairs(n, n, level=ALPHA) == critical
+def test_critical_pairs_and_quantiles_of_t_are_those_of_the_published_tables() -> None:
+    pairs = {5: 0, 6: 2, 7: 4, 8: 7, 9: 11, 10: 16, 15: 51, 20: 105}  # of the Mann-Whitney test
+    assert {n: critical_pairs(n, n, level=ALPHA) for n in pairs} == pairs
+    quantiles = {2: 9.925, 4: 4.604, 6: 3.707, 8: 3.355, 12: 3.055, 30: 2.750}
+    assert {n: t_quantile(1 - ALPHA / 2, n) for n in quantiles} == pytest.approx(quantiles, abs=0.0005)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_orders_by_pairs_in_the_wrong_order_equal_a_count_of_all_orders(n: int) -> None:
-    counted = [0] * (n * n + 1)
-    for places in itertools.combinations(range(2 * n), n):
-        others = set(range(2 * n)) - set(places)
-        counted[sum(a > b for a in places for b in others)] += 1
-    assert rank_orders(n, n) == counted
-
-
-@pytest.mark.parametrize(
-    ("degrees", "quantile"), [(2, 9.925), (4, 4.604), (6, 3.707), (8, 3.355), (12, 3.055), (30, 2.750)]
-)
-def test_quantiles_of_t_are_those_of_the_published_tables(degrees: int, quantile: float) -> None:
-    assert t_quantile(1 - ALPHA / 2, degrees) == pytest.approx(quantile, abs=0.0005)
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 15, 16, 30])
+@pytest.mark.parametrize("n", [2, 4, 5, 7, 15, 16, 30])
 def test_the_least_detectable_change_is_found_in_nine_of_ten_simulated_pairs_of_sets(n: int) -> None:
     chance = np.random.default_rng(n)
     change = least_detectable_change(n, 0.01)
@@ -108,32 +94,31 @@ def test_with_fewer_than_5_launches_a_rank_test_finds_nothing_and_the_words_say_
 
 
 def test_more_launches_show_smaller_changes_and_twice_the_spread_doubles_them() -> None:
-    changes = [least_detectable_change(n, 0.01) for n in range(2, 40)]
+    changes = [least_detectable_change(n, 0.01) for n in (2, 3, 4, 5, 6, 7, 15, 16, 30, 31)]
     assert changes == sorted(changes, reverse=True)
     assert least_detectable_change(6, 0.02) == pytest.approx(2 * least_detectable_change(6, 0.01))
 
 
-@pytest.mark.parametrize(
-    ("n", "detected"), [(5, "3.5%"), (7, "2.6%"), (10, "2.0%"), (4, "3.8%"), (3, "5.5%"), (2, "15%")]
-)
-def test_the_page_tells_what_so_many_launches_detect_at_a_variation_of_one_percent(n: int, detected: str) -> None:
-    digits = 0 if n == 2 else 1
-    assert f"{least_detectable_change(n, 0.01):.{digits}%}" == detected
-    page = (ROOT / "docs" / "regressions.md").read_text(encoding="utf-8")
-    assert detected.replace("%", " %") in page.partition("## Several launches of one run")[2].partition("\n## ")[0]
+def test_the_page_tells_what_so_many_launches_detect_at_a_variation_of_one_percent() -> None:
+    text = (ROOT / "docs" / "regressions.md").read_text(encoding="utf-8")
+    section = text.partition("## Several launches of one run")[2].partition("\n## ")[0]
+    detected = {5: "3.5 %", 7: "2.6 %", 10: "2.0 %", 4: "3.8 %", 3: "5.5 %", 2: "15 %"}
+    changes = {n: 100 * least_detectable_change(n, 0.01) for n in detected}
+    assert {n: f"{change:.{0 if n == 2 else 1}f} %" for n, change in changes.items()} == detected
+    assert [words for words in detected.values() if words not in section] == []
 
 
 def test_a_thousand_launches_take_no_longer_than_a_few() -> None:
     assert least_detectable_change(1000, 0.01) == pytest.approx(0.01 * 3.858 * math.sqrt(2 / 1000 * math.pi / 3), 0.01)
 
 
-@pytest.mark.parametrize("n", range(2, 13))
+@pytest.mark.parametrize("n", [2, 5, 6, 9, 12])
 def test_the_interval_of_the_median_holds_it_in_as_many_of_all_cases_as_it_says(n: int) -> None:
     interval, confidence, why = median_interval([float(place) for place in range(1, n + 1)])
+    below = [sum(case) for case in itertools.product((0, 1), repeat=n)]
 
     def held(k: int) -> float:
         """Share of all ways to lie below or above the median in which the k-th from either end enclose it."""
-        below = [sum(case) for case in itertools.product((0, 1), repeat=n)]
         return sum(k <= b <= n - k for b in below) / 2**n
 
     if interval is None:
@@ -248,20 +233,19 @@ def test_one_launch_that_ended_well_is_not_summarised(reproduced: Any) -> None:
     assert "launches ended well" not in reproduced([1.0])[1]
 
 
-@pytest.mark.parametrize(
-    ("values", "prior_variance", "degrees"),
-    [([1.0, 1.1, 1.4], 0.02, 4), ([2.0, 3.0], 0.5, 1), ([5.0, 4.0, 7.0, 6.0], 0.1, 0), ([3.0], 0.04, 7), ([], 0.09, 2)],
-)
-def test_a_moderated_variance_is_the_mean_of_both_weighted_by_their_degrees(values, prior_variance, degrees):
-    variances = [prior_variance] * degrees
-    if len(values) > 1:
-        logarithms = [math.log(value) for value in values]
-        variances += [statistics.variance(logarithms)] * (len(values) - 1)
-    deviation = moderated_deviation(values, prior_variance=prior_variance, degrees=degrees)
-    assert deviation == pytest.approx(math.sqrt(statistics.fmean(variances)), rel=1e-12)
-
-
-@pytest.mark.parametrize("values", [[], [2.0]])
-def test_one_value_without_a_prior_has_no_deviation(values):
-    with pytest.raises(ValueError, match="two values, or a prior"):
-        moderated_deviation(values, prior_variance=0.1, degrees=0)
+def test_a_moderated_variance_is_the_mean_of_both_weighted_by_their_degrees() -> None:
+    for values, prior_variance, degrees in (
+        ([1.0, 1.1, 1.4], 0.02, 4),
+        ([2.0, 3.0], 0.5, 1),
+        ([5.0, 4.0, 7.0, 6.0], 0.1, 0),
+        ([3.0], 0.04, 7),
+        ([], 0.09, 2),
+    ):
+        variances = [prior_variance] * degrees
+        if len(values) > 1:
+            variances += [statistics.variance(map(math.log, values))] * (len(values) - 1)
+        deviation = moderated_deviation(values, prior_variance=prior_variance, degrees=degrees)
+        assert deviation == pytest.approx(math.sqrt(statistics.fmean(variances)), rel=1e-12)
+    for values in ([], [2.0]):
+        with pytest.raises(ValueError, match="two values, or a prior"):
+            moderated_deviation(values, prior_variance=0.1, degrees=0)

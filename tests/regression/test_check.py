@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from suite.regression import check
 from suite.regression.check import RegressionCheck
 from suite.regression.comparability import setup_of
@@ -28,9 +26,8 @@ def said(monkeypatch, *, launches, limit, floor="a floor", before=None, show=lam
     return lines, asked
 
 
-@pytest.mark.parametrize(
-    ("launches", "limit", "remedy"),
-    [
+def test_the_fewest_launches_that_would_show_the_limit_are_told(monkeypatch):
+    for launches, limit, remedy in (
         (5, 0.1, "--launches 10 does"),
         (5, 1 / 7, "--launches 7 does"),
         (5, 0.09, "--launches 15 does"),
@@ -38,17 +35,12 @@ def said(monkeypatch, *, launches, limit, floor="a floor", before=None, show=lam
         (5, 0.04, "--launches 30 does"),
         (7, 0.12, "--launches 10 does"),
         (5, 0.03, "a quieter machine is needed"),
-    ],
-)
-def test_the_fewest_launches_that_would_show_the_limit_are_told(launches, limit, remedy, monkeypatch):
-    lines, asked = said(monkeypatch, launches=launches, limit=limit)
-    now = f"no slow-down below {1 / launches:.0%}"
-    assert lines == [f"x: {launches} launches show {now} here, asked for {limit:.0%}: {remedy}"] * 2
-    assert asked[0] == (launches, launches, 2, launches)
-
-
-def test_enough_launches_say_nothing_and_a_baseline_counts_as_many_as_it_has(monkeypatch):
-    assert said(monkeypatch, launches=5, limit=0.2)[0] == []
+    ):
+        lines, asked = said(monkeypatch, launches=launches, limit=limit)
+        now = f"no slow-down below {1 / launches:.0%}"
+        assert lines == [f"x: {launches} launches show {now} here, asked for {limit:.0%}: {remedy}"] * 2
+        assert asked[0] == (launches, launches, 2, launches)
+    assert said(monkeypatch, launches=5, limit=0.2)[0] == []  # enough
     baseline = SimpleNamespace(launches=[None] * 3)
     assert said(monkeypatch, launches=5, limit=0.2, before=baseline)[1][0] == (3, 5, 2, 5)
 

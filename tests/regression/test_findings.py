@@ -41,31 +41,31 @@ def of(quantity, before, after, **changes):
 
 
 REGRESSION, SAME, INCONCLUSIVE = ChangeVerdict.REGRESSION, ChangeVerdict.SAME, ChangeVerdict.INCONCLUSIVE
+DISAGREE = "the baseline's launches disagree"
+UNEQUAL = "one stack and seed, but not bit-equal"
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "values", "change", "why"),
-    [
+def test_an_exact_figure_is_decided_by_one_launch_in_either_direction():
+    for before, after, values, change, why in (
         ([7], [7], (7, 7), SAME, "exact"),
         ([7, 7, 7], [7, 7], (7, 7), SAME, "exact"),
         ([7], [6], (7, 6), REGRESSION, "exact: -1"),
         ([7000, 7000], [7000, 9000], (7000, 9000), REGRESSION, "exact: +2,000"),
-        ([7, 8], [7], (7, 7), INCONCLUSIVE, "the baseline's launches disagree"),
-        ([7, None], [7], (7, 7), INCONCLUSIVE, "the baseline's launches disagree"),
+        ([7, 8], [7], (7, 7), INCONCLUSIVE, DISAGREE),
+        ([7, None], [7], (7, 7), INCONCLUSIVE, DISAGREE),
         ([7], [7, None], (7, 7), REGRESSION, "exact: some launches do not count it"),
         ([None], [7], (None, 7), REGRESSION, "not counted in the baseline"),
         ([7], [None], (7, None), REGRESSION, "no longer counted"),
         ([7, 8], [None], (7, None), REGRESSION, "no longer counted"),
         ([None], [7, 8], (None, 7), REGRESSION, "not counted in the baseline"),
-        ([7, 8], [9, 6], (7, 9), INCONCLUSIVE, "the baseline's launches disagree"),
+        ([7, 8], [9, 6], (7, 9), INCONCLUSIVE, DISAGREE),
         ([7, 7], [7, 8, 9], (7, 8), REGRESSION, "exact: +1"),
         ([1], [0], (1, 0), REGRESSION, "exact: -1"),
-    ],
-)
-def test_an_exact_figure_is_decided_by_one_launch_in_either_direction(before, after, values, change, why):
-    found = of(Quantity.PARAMETERS, before, after)
-    assert ((found.before, found.after), found.change, found.why) == (values, change, why)
-    assert found.ratio == (None if None in values else values[1] / values[0])
+        ([0], [5], (0, 5), REGRESSION, "exact: +5"),  # there is no ratio to nothing
+    ):
+        found = of(Quantity.PARAMETERS, before, after)
+        assert ((found.before, found.after), found.change, found.why) == (values, change, why)
+        assert found.ratio == (values[1] / values[0] if values[0] and values[1] is not None else None)
 
 
 @pytest.mark.parametrize("quantity", [Quantity.ACTIVATION_BYTES, Quantity.PEAK_BYTES, Quantity.SENT_BYTES])
@@ -88,23 +88,19 @@ def test_bytes_are_the_same_up_to_their_tolerance_by_the_largest_launch_of_each_
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "changes", "values", "change", "why"),
-    [
+def test_a_first_loss_is_bit_equal_or_where_it_need_not_be_within_2_percent():
+    undetermined = {"policy": {}}
+    for before, after, changes, values, change, why in (
         ([9.5], [9.5, 9.5], {}, (9.5, 9.5), SAME, "bit-equal"),
-        ([9.5], [9.5, 9.25], {}, (9.5, 9.25), REGRESSION, "one stack and seed, but not bit-equal"),
-        ([9.5, 9.5], [9.5, 9.75, 9.25], {}, (9.5, 9.75), REGRESSION, "one stack and seed, but not bit-equal"),
-        ([9.5, 9.25], [9.5, 9.0], {}, (9.5, 9.5), INCONCLUSIVE, "the baseline's launches disagree"),
-        ([100.0], [102.0], {"policy": {}}, (100.0, 102.0), SAME, "within 2%"),
-        ([100.0], [102.5], {"policy": {}}, (100.0, 102.5), REGRESSION, "beyond 2%; not deterministic"),
-        ([100.0], [97.5], {"policy": {}}, (100.0, 97.5), REGRESSION, "beyond 2%; not deterministic"),
-    ],
-)
-def test_a_first_loss_is_bit_equal_or_where_it_need_not_be_within_2_percent(
-    before, after, changes, values, change, why
-):
-    found = of(Quantity.FIRST_LOSS, before, after, **changes)
-    assert ((found.before, found.after), found.change, found.why) == (values, change, why)
+        ([9.5], [9.5, 9.25], {}, (9.5, 9.25), REGRESSION, UNEQUAL),
+        ([9.5, 9.5], [9.5, 9.75, 9.25], {}, (9.5, 9.75), REGRESSION, UNEQUAL),
+        ([9.5, 9.25], [9.5, 9.0], {}, (9.5, 9.5), INCONCLUSIVE, DISAGREE),
+        ([100.0], [102.0], undetermined, (100.0, 102.0), SAME, "within 2%"),
+        ([100.0], [102.5], undetermined, (100.0, 102.5), REGRESSION, "beyond 2%; not deterministic"),
+        ([100.0], [97.5], undetermined, (100.0, 97.5), REGRESSION, "beyond 2%; not deterministic"),
+    ):
+        found = of(Quantity.FIRST_LOSS, before, after, **changes)
+        assert ((found.before, found.after), found.change, found.why) == (values, change, why)
 
 
 def losses(*sides):
@@ -117,9 +113,9 @@ def test_losses_name_the_first_step_of_any_launch_that_leaves_the_first_ones():
     assert (same.change, same.why, same.before, same.after) == (SAME, "bit-equal in 3 steps", 1.0, 1.0)
     left = losses([record(losses=one)], [record(losses=late), record(losses=other)])
     assert (left.change, left.after) == (REGRESSION, 0.75)
-    assert left.why == "one stack and seed, but not bit-equal from step 1 on"
+    assert left.why == f"{UNEQUAL} from step 1 on"
     apart = losses([record(losses=one), record(losses=late)], [record(losses=one)])
-    assert (apart.change, apart.why) == (INCONCLUSIVE, "the baseline's launches disagree")
+    assert (apart.change, apart.why) == (INCONCLUSIVE, DISAGREE)
     assert (apart.before, apart.after) == (1.0, 1.0)
     without = record()
     without.end.ranks = []
@@ -130,9 +126,8 @@ def test_losses_name_the_first_step_of_any_launch_that_leaves_the_first_ones():
     assert (none.before, none.after, none.before_launches, none.after_launches) == (None, None, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
+def test_losses_of_another_stack_are_only_shown():
+    for other, why in (
         ({"corpus": "d"}, "another corpus"),
         ({"corpus": "d", "torch": "3"}, "another corpus"),
         ({"torch": "3"}, "another software stack"),
@@ -140,14 +135,12 @@ def test_losses_name_the_first_step_of_any_launch_that_leaves_the_first_ones():
         ({"policy": {}}, "not deterministic"),
         ({"policy": {"deterministic": "False"}}, "not deterministic"),
         ({"suite": "1"}, ""),
-    ],
-)
-def test_losses_of_another_stack_are_only_shown(other, why):
-    sides = [record(losses=[2.0, 1.0])], [record(losses=[2.0, 1.5], **other)]
-    for before, after in (sides, sides[::-1]):
-        found = losses(before, after)
-        assert found.change is (ChangeVerdict.SHOWN if why else REGRESSION)
-        assert found.why == (why or "one stack and seed, but not bit-equal from step 1 on")
+    ):
+        sides = [record(losses=[2.0, 1.0])], [record(losses=[2.0, 1.5], **other)]
+        for before, after in (sides, sides[::-1]):
+            found = losses(before, after)
+            assert found.change is (ChangeVerdict.SHOWN if why else REGRESSION)
+            assert found.why == (why or f"{UNEQUAL} from step 1 on")
 
 
 def test_everything_but_the_seconds_of_the_step_is_found_in_the_order_of_the_vocabulary():
@@ -173,18 +166,10 @@ def test_everything_but_the_seconds_of_the_step_is_found_in_the_order_of_the_voc
     assert (lone.change, lone.why, lone.before, lone.after) == (ChangeVerdict.SHOWN, "of one side alone", None, 4.0)
 
 
-def test_what_is_only_shown_is_the_median_of_the_launches():
+def test_what_is_only_shown_is_the_median_of_the_launches_or_of_one_side_alone():
     found = of(Quantity.TOKENS_PER_SECOND, [1.0, 2.0, 9.0], [4.0, 6.0])
     assert (found.before, found.after, found.ratio) == (2.0, 5.0, 2.5)
-
-
-@pytest.mark.parametrize(("before", "after"), [([None], [7]), ([7], [None])])
-def test_memory_of_one_side_alone_is_shown(before, after):
-    found = of(Quantity.PEAK_BYTES, before, after)
-    assert (found.before, found.after) == (before[0], after[0])
-    assert (found.change, found.why, found.ratio) == (ChangeVerdict.SHOWN, "of one side alone", None)
-
-
-def test_of_nothing_there_is_no_ratio():
-    found = of(Quantity.PARAMETERS, [0], [5])
-    assert (found.change, found.why, found.ratio) == (REGRESSION, "exact: +5", None)
+    for before, after in (([None], [7]), ([7], [None])):
+        found = of(Quantity.PEAK_BYTES, before, after)
+        assert (found.before, found.after) == (before[0], after[0])
+        assert (found.change, found.why, found.ratio) == (ChangeVerdict.SHOWN, "of one side alone", None)

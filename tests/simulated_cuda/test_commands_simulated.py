@@ -124,7 +124,7 @@ def test_the_ladder_climbs_every_rung(tmp_path: Path) -> None:
     options = ("--device", "cuda", "--no-calibrate", "--no-leave-one-out", "--json", "--results", str(tmp_path))
     done = run("suite", "ladder", "gpt2-mini", *options)
     assert done.returncode in (0, 1), done.stderr
-    rungs = json.loads(done.stdout)["heights"]
+    rungs = json.loads(done.stdout)["rungs"]
     assert len(rungs) > 20
     assert [rung for rung in rungs if rung["failed"]] == []
 

@@ -186,7 +186,7 @@ def cpu_speed_findings(run: str, launches: Sequence[MiniatureLaunch], history: H
             "host: processors slower than in the micro-measurements",
             [ExpectedRate(value=1.0, source=before, warn=1 / (1 + MARGIN), fail=UNKNOWN_MODEL)],
             f"{len(speeds)} launches, {min(speeds):.3f} to {max(speeds):.3f}",
-            compared_as=f"{run}, pace",  # its name in the records
+            compared_as=f"{run}, cpu_slowdown",
         )
     ]
 

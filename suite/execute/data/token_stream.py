@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy
 import torch
 from tokenizers import Tokenizer
@@ -17,7 +15,7 @@ from reference_runs.run import Mask, Objective
 from suite.execute.data.blank_infilling import BlankInfilling
 from suite.execute.model.position import dealt
 from suite.job.corpus import END_OF_TEXT, END_TOKEN
-from suite.job.options import Documents, Texts
+from suite.job.options import Texts, document_offsets
 from suite.job.training_job import Job
 
 
@@ -43,7 +41,7 @@ class TokenisedDocuments:
     def __init__(self, texts: Texts) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's threads do not survive a worker's fork
         self._text_file = texts.text_file
-        self._documents = msgspec.json.decode(Path(texts.documents_file).read_bytes(), type=Documents)
+        self._documents = document_offsets(texts)
         self._tokenizer = Tokenizer.from_file(texts.tokenizer_file)
         (self._end,) = self._tokenizer.encode(END_OF_TEXT).ids
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from suite.regression.change_points import HistoryPoint, Segment
+from suite.regression.segments import HistoryPoint, Segment
 from suite.report.html.plot import INK, Cell, Plot, Trace, colour, milliseconds, significant, symbol, utc
 
 NEWEST = 300  # launches of a segment that are drawn one by one

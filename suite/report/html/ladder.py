@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import json_file
+from reference_runs.regular_file import file_bytes, json_of
 from suite.ladder.judge import Interaction
 from suite.ladder.measurement import RungMeasurement
 from suite.ladder.result import LadderResult, RungResult
 from suite.ladder.rung import Track
 from suite.metrics.figures import StepTerm
 from suite.report.html.plot import Cell, Plot, Trace, bars, significant
+from suite.stored_words import LADDER, in_todays_words
 
 MIB = 2.0**20
 DIRECTORY = "ladder"
@@ -46,7 +47,7 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
-            ladder = json_file(path, LadderResult)
+            ladder = json_of(in_todays_words(file_bytes(path), LADDER), LadderResult)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged result of the ladder: {error}", where=str(path)))
             continue

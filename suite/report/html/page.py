@@ -16,7 +16,7 @@ from reference_runs.errors import InputError
 from suite.machine.packages import described, lacking
 from suite.metrics.figures import Quantity
 from suite.records.summary import LaunchSummary
-from suite.regression.change_points import Segment, by_setup, searched_times, segments_of
+from suite.regression.segments import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
 from suite.report.html.dry_runs import dry_runs

@@ -11,7 +11,7 @@ from suite.job.slice import slowest
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
 from suite.records.record import Record
-from suite.regression.change_points import Segment
+from suite.regression.segments import Segment
 from suite.report.html.history import history
 from suite.report.html.memory import memory
 from suite.report.html.plot import Plot, utc

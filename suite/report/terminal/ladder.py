@@ -152,7 +152,7 @@ def print_rungs(out: Console) -> None:
 def as_json(ladder: LadderResult) -> dict[str, Any]:
     """The result with what failed and the verdict, for machines."""
     built: dict[str, Any] = msgspec.to_builtins(ladder)
-    for entry, result in zip(built["heights"], ladder.rungs, strict=True):
+    for entry, result in zip(built["rungs"], ladder.rungs, strict=True):
         if result.measured is not None:
             entry["measured"]["token_seconds"] = result.measured.token_seconds
     for entry, interaction in zip(built["interactions"], ladder.interactions, strict=True):

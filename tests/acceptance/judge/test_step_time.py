@@ -100,7 +100,7 @@ def test_cpu_speed_is_judged_apart_from_the_step_and_excuses_nothing():
 
 
 def test_a_node_that_was_steady_before_may_not_slow_down_by_a_tenth():
-    known = history_of(past={"8:bloom-mini, pace": [1.0, 0.99, 1.01]})
+    known = history_of(past={"8:bloom-mini, cpu_slowdown": [1.0, 0.99, 1.01]})
     assert [step_and_speed(times(1.0, cpu_slowdown=slower), known)[1].verdict for slower in (1.0, 1.1)] == [
         CheckVerdict.PASS,
         CheckVerdict.FAIL,

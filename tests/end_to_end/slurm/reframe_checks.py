@@ -67,7 +67,7 @@ def results(place: Path) -> Path:
 
 
 def says(place: Path, node: str, code: int, rate: float, summary: str = "said") -> None:
-    finding = {"check": 3, "siblings": "copy", "measured": rate}
+    finding = {"check": 3, "compared_as": "copy", "measured": rate}
     entry = {"exit_code": code, "summary": summary, "findings": [finding]}
     (place / f"says.{node}").write_text(json.dumps(entry) + "\n")
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from suite.metrics.change_points import change_points
-from suite.regression.change_points import by_setup, searched_times, segments, segments_of
+from suite.regression.segments import by_setup, searched_times, segments, segments_of
 from suite.report.html import change_point_worker
 from suite.report.html.change_point_worker import Search, searched
 from tests.support.histories import launch_of, normal_launches

@@ -23,7 +23,7 @@ from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
 from suite.predict.analytic.kernel_cost import FORMULAS, kernel_flop
 from suite.records.index import launches
-from suite.regression.change_points import segments
+from suite.regression.segments import segments
 from suite.report.html import acceptance, page
 from suite.report.html.acceptance import batteries
 from suite.report.html.history import BUCKETS, NEWEST, history
