@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reference_runs.errors import InputError
 from reference_runs.published import PublishedTable
-from reference_runs.published_file import read_table_file
+from reference_runs.published_as_written import read_table_file
 from suite.paths import whole_file
 from suite.predict.validation.published_tables import RowPrediction, all_predictions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reference_runs.catalog import reference_run, run_names
-from reference_runs.model_names import is_plain, named_run, stated_shape
-from reference_runs.published_columns import SHAPE
+from reference_runs.published_cells import SHAPE
+from reference_runs.published_shape import is_plain, named_run, stated_shape
 
 
 @pytest.mark.parametrize(

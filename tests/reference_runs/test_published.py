@@ -17,7 +17,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedTable, load_table
-from reference_runs.published_columns import MEMORY, STEP
+from reference_runs.published_cells import MEMORY, STEP
 from reference_runs.published_run import stack_name
 from reference_runs.published_tables import PUBLISHED, TABLES, TableFacts, load_tables, same_origin, shipped_tables
 from reference_runs.run import Activation, Mask, Precision

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
-from reference_runs.gpu_words import gpu_words, near_gpu, worded_gpu
 from reference_runs.published import load_table
-from reference_runs.published_cells import read_cells
-from reference_runs.published_columns import (
+from reference_runs.published_as_written import absent, columns_of, named_columns, read_cells, read_table_file
+from reference_runs.published_cells import (
     BATCH_TOKENS,
     MEMORY,
     MEMORY_GB,
@@ -22,13 +21,10 @@ from reference_runs.published_columns import (
     OPTIONAL,
     STEP,
     STEP_MS,
-    absent,
-    columns_of,
-    named_columns,
+    UnusableError,
 )
-from reference_runs.published_file import read_table_file
-from reference_runs.published_models import tabled_shape
-from reference_runs.published_run import UnusableError
+from reference_runs.published_shape import tabled_shape
+from reference_runs.published_words import gpu_words, near_gpu, worded_gpu
 
 TOKENS, TOKENS_OF_ONE = "measured_tokens_per_s", "measured_tokens_per_s_per_gpu"
 DEVICES = [name for name in accelerator_names() if name != "this-cpu"]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from reference_runs.published import load_table
-from reference_runs.published_columns import MEMORY, STEP
+from reference_runs.published_cells import MEMORY, STEP
 from reference_runs.published_tables import PUBLISHED, shipped_tables
 from suite.predict.validation.published_tables import table_score
 
