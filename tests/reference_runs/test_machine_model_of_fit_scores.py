@@ -17,25 +17,17 @@ SCORES = fit_scores()
 DIGITS = 1e-3  # of numbers stored with four digits: half a unit of the last is at most 0.0005 of the number
 
 
-def test_every_shipped_table_has_its_scores() -> None:
+def test_stored_errors_are_those_of_the_shipped_tables_and_model() -> None:
     tables = [load_table(path) for path in shipped_tables()]
     assert list(SCORES.tables) == [table.name for table in tables]
-    for table in tables:
-        timed = sum(row.step_seconds is not None for row in table.rows)
-        assert SCORES.tables[table.name].rows == timed
-
-
-@pytest.mark.parametrize("path", shipped_tables(), ids=lambda path: path.stem)
-def test_a_tables_stored_error_is_that_of_the_shipped_model(path: Path) -> None:
-    found = table_score(load_table(path), worst=0).step_seconds_mape
+    timed = {table.name: sum(row.step_seconds is not None for row in table.rows) for table in tables}
+    assert {name: score.rows for name, score in SCORES.tables.items()} == timed
+    found = {table.name: table_score(table, worst=0) for table in tables}
     # Values are stored with four digits: nineteen parameters, each off by up to 0.0005 of itself, move the times by
     # at most some 0.1 %, so the error by as many points.
-    assert found == pytest.approx(SCORES.tables[path.stem].fitted, abs=0.1)
-
-
-def test_stored_errors_of_peaks_are_those_of_the_tables_that_have_measured_ones() -> None:
-    found = {path.stem: table_score(load_table(path), worst=0).peak_bytes_mape for path in shipped_tables()}
-    measured = {name: error for name, error in found.items() if error is not None}
+    stored = {name: score.fitted for name, score in SCORES.tables.items()}
+    assert {name: score.step_seconds_mape for name, score in found.items()} == pytest.approx(stored, abs=0.1)
+    measured = {name: score.peak_bytes_mape for name, score in found.items() if score.peak_bytes_mape is not None}
     assert measured == pytest.approx(SCORES.peak_bytes, rel=DIGITS)
 
 
