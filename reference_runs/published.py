@@ -165,7 +165,7 @@ def _origin_words(origin: str, rows: int) -> str:
 
 
 class _KnownOfRows(NamedTuple):
-    """What holds for rows of one table: its name, what is known of it, and of which shipped one that is."""
+    """Facts that hold for rows of one table: its name, what is known of it, and of which shipped one that is."""
 
     name: str
     facts: TableFacts

@@ -193,7 +193,7 @@ def _is_above(line: str, separator: str) -> bool:
 
 
 def _separator(header: list[str]) -> str:
-    """What separates a header's cells: that of `SEPARATORS` with which it names the most columns."""
+    """Separator of a header's cells: the one of `SEPARATORS` with which it names the most columns."""
     return max(SEPARATORS, key=lambda each: (_named(header, each), any(each in line for line in header)))
 
 
@@ -207,7 +207,7 @@ def _named(header: list[str], separator: str) -> int:
 
 
 class NamedColumns(NamedTuple):
-    """What the cells of a header name.
+    """Columns that the cells of a header name.
 
     Args:
         columns: of each cell; what names none stays as it is.
@@ -246,7 +246,7 @@ def columns_of(header: Sequence[str]) -> list[str]:
 
 
 def named_columns(header: Sequence[str]) -> NamedColumns:
-    """The columns that a header names.
+    """Columns that a header names.
 
     Case does not count, nor what stands between words: "Seq. Len" is seq_len, "Tokens / sec / GPU" is
     tokens_per_s_per_gpu, "Step time (ms)" step_time_ms. Another name counts where the column's own is not there: GBS
@@ -326,7 +326,7 @@ def read_cells(stated: dict[str, str], separator: str) -> tuple[dict[str, str], 
 
 
 def _read(column: str, text: str, separator: str) -> tuple[str, bool]:
-    """What a cell says, and whether that is to be said: not of a number's marks, nor of what is blank."""
+    """Meaning of a cell, and whether it needs a note: marks of a number and blanks need none."""
     folded = text.casefold()
     if folded in words().blank and not (folded == "none" and column in _NONE_IS_A_CHOICE):
         return "", False

@@ -66,7 +66,7 @@ class Cells:
         self.assumed: list[str] = []
 
     def text(self, column: str) -> str:
-        """What the row says, or what is assumed.
+        """Text of the row, or what is assumed.
 
         Raises:
             UnusableError: neither.

@@ -1,4 +1,4 @@
-"""What the cells of a published row say of a run: accelerator, stack, shape, recipe, layout and network."""
+"""Accelerator, stack, recipe, layout and network of the run that the cells of a published row describe."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _accelerator_name(text: str) -> str | None:
 
 
 def base_of(run: str | None, rest_as: str) -> tuple[Architecture, Recipe, Layout | None]:
-    """What a recorded run says of everything that a row leaves open.
+    """Architecture, recipe and layout of a recorded run, for everything that a row leaves open.
 
     Args:
         run: the one that the row is of; None: none is, and `rest_as` says what neither row nor assumptions do.
@@ -147,7 +147,7 @@ def read_dtype(cells: Cells) -> None:
 
 
 def _read_column(cells: Cells, column: str) -> str:
-    """What the words of the column say: of `DTYPES` or of `Precision`."""
+    """Meaning of the column's words: one of `DTYPES` or of `Precision`."""
     text = cells.stated[column]
     name = re.sub(r"[\s_-]+", "-", text.casefold())
     said = name if name in list(Precision) else dtype_named(text)

@@ -60,7 +60,7 @@ class DtypeVocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What words.toml says: by column its other names, the units of its numbers, and the words of its cells."""
+    """The file words.toml: by column its other names, the units of its numbers, and the words of its cells."""
 
     blank: frozenset[str]
     columns: Synonyms

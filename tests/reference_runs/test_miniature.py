@@ -24,7 +24,7 @@ SECTIONS = ("architecture", "recipe", "layout")
 
 
 def recorded_value(run: ReferenceRun, section: str, name: str) -> object:
-    """What the run records; of a layout that is not published None for its axes, else the usual value."""
+    """Value that the run records; of a layout that is not published None for its axes, else the usual value."""
     if section == "layout" and run.recorded_layout is None:
         return None if f"layout.{name}" in run.unpublished else getattr(Layout(), name)
     return getattr(getattr(run, section), name)

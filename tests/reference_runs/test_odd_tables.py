@@ -70,7 +70,7 @@ def differences(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def reading(table: dict[str, Any], plain: dict[str, Any], directory: Path) -> list[Any]:
-    """What is read of a table: its columns that are not read, its conventions, and each row or why it is none."""
+    """Reading of a table: columns that are not read, conventions, and each row or why it is none."""
     try:
         found = loaded(table, directory)
     except InputError as error:
