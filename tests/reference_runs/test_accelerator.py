@@ -358,7 +358,6 @@ def test_products_in_no_format_have_no_peak_of_their_own_and_all_8_bit_formats_t
 
 
 TOML = (ACCELERATORS / "a100_sxm_80gb.toml").read_text(encoding="utf-8")
-PEAK_LINES = TOML[TOML.index("[peak_flop") : TOML.index("[board]")]
 
 
 def test_a_users_file_is_an_accelerator(tmp_path: Path) -> None:
@@ -367,61 +366,6 @@ def test_a_users_file_is_an_accelerator(tmp_path: Path) -> None:
     device = accelerator(str(path))
     assert (device.name, device.where) == ("my-card", str(path))
     assert device.board.memory_bytes_per_second == 1900e9
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        (
-            "title = ",
-            "titel = ",
-            "unknown key 'titel'; did you mean title? allowed: aliases, board, flop_per_cycle, peak_flop_per_second, "
-            "sources, sustained, title",
-        ),
-        ("title = ", "# ", "missing key 'title'"),
-        ('aliases = ["a100-80gb"', 'aliases = [7, "a100-80gb"', "aliases: expected a list of texts"),
-        ("datasheet = ", "datasheet = 7 # ", "sources: expected a table of texts"),
-        ("[board]", "[bord]", "unknown key 'bord'"),
-        ("[peak_flop_per_second]", "[flop_per_cycle]", "unknown key 'flop_per_cycle.fp32'"),
-        (PEAK_LINES, "", "missing section [peak_flop_per_second]"),
-        (PEAK_LINES, "[peak_flop_per_second]\n", "peak_flop_per_second: no dtype has a value"),
-        (PEAK_LINES, "[[peak_flop_per_second]]\n", "peak_flop_per_second: expected a table"),
-        (
-            "bf16 = {",
-            "fp4 = {",
-            "unknown key 'peak_flop_per_second.fp4'; did you mean nvfp4? allowed: fp32, tf32, bf16, fp16",
-        ),
-        ("bf16 = { value = 312", "bf16 = { value = 0", "peak_flop_per_second.bf16: Expected `float` > 0"),
-        ('bf16 = { value = 312, unit = "Tflop/s"', "bf16 = { value = 312", "peak_flop_per_second.bf16: missing unit"),
-        ('value = 2039, unit = "GB/s"', 'value = 2039, unit = "GB"', "board.memory_bytes_per_second: unit 'GB' is a"),
-        ("memory_bytes = {", "memory = {", "unknown key 'board.memory'"),
-        ("watts = { value = 400", "watts = { value = inf", "board.watts: expected a finite number"),
-        ('source = "datasheet TDP"', 'source = "blog"', "board.watts: source does not begin with a key of [sources]"),
-        ("accelerators_per_node = {", "# {", "missing key 'board.accelerators_per_node'"),
-        ("[board]", "[board", "not valid TOML"),
-        ("[sustained]", "[[sustained]]", "sustained: expected a table"),
-        (
-            "product_flop_per_second",
-            "gemm",
-            "unknown key 'sustained.gemm'; allowed: burst_flop_per_second, product_flop_per_second, ring_bytes",
-        ),
-    ],
-)
-def test_a_broken_file_is_refused_with_its_key(tmp_path: Path, old: str, new: str, complaint: str) -> None:
-    assert TOML.count(old) >= 1
-    path = tmp_path / "broken.toml"
-    path.write_text(TOML.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(InputError) as refusal:
-        accelerator(str(path))
-    line = str(refusal.value)
-    assert line.startswith(f"{path}: ")
-    assert complaint in line
-    assert "\n" not in line
-
-
-def test_a_missing_file_is_refused() -> None:
-    with pytest.raises(InputError, match="none.toml: cannot read the accelerator file: No such file"):
-        accelerator("none.toml")
 
 
 def test_the_gpus_of_a_node_are_known_by_one_name_also_where_they_are_simulated() -> None:

@@ -70,29 +70,6 @@ def test_families_name_catalogued_accelerators_none_twice_each_with_every_fused_
         assert 0 < family.uncertainty < 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("[parameters.kernel_seconds]", "[parameters.kernel_seconds", "not valid TOML"),
-        ('title = "Machine', 'titles = "Machine', "titles"),
-        ("[families.ampere]\n", '[families.ampere]\ncolour = "green"\n', "colour"),
-        ("flash-attention-1 = 0.3", "flash-attention-9 = 0.3", "flash-attention-9"),
-        ("least = 1e-07", "at_least = 1e-07", "at_least"),
-        ("spread = 1.05", "spread = 0.5", ">= 1"),
-        ("least = 1e-07", 'least = "small"', "Expected `float`, got `str`"),
-    ],
-)
-def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    path, text = tmp_path / "mine.toml", MACHINE_MODEL.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError) as refused:
-        machine_model(path)
-    assert "mine.toml" in str(refused.value)
-    assert reason in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_parameter_without_meaning_is_refused(tmp_path: Path) -> None:
     path, lines = tmp_path / "mine.toml", MACHINE_MODEL.read_text(encoding="utf-8").splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("meaning"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from reference_runs.errors import InputError
-from reference_runs.machine_model import FIT_SCORES, fit_scores, machine_model
+from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.predict.validation.published_tables import table_score
@@ -57,27 +55,3 @@ def test_no_table_is_predicted_better_by_a_fit_that_has_not_seen_it() -> None:
     # up to what a fit gains that stops within 1e-5 of the least cost, and whose cost is not this error
     for score in SCORES.tables.values():
         assert score.table_left_out >= 0.9 * score.fitted
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("[tables.real_runs]", "[tables.real_runs", "not valid TOML"),
-        ("free_parameters", "parameters", "unknown"),
-        ("size_left_out", "sizes_left_out", "sizes_left_out"),
-        ("free_parameters = ", "free_parameters = 0.", "Expected `int`, got `float`"),
-    ],
-)
-def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    path, text = tmp_path / "mine.toml", FIT_SCORES.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError) as refused:
-        fit_scores(path)
-    assert "mine.toml" in str(refused.value)
-    assert reason in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none.toml: cannot read the scores of the fit file: No such file"):
-        fit_scores(tmp_path / "none.toml")

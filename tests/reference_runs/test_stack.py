@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -192,45 +190,6 @@ def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
     assert matches("HF *", "hf accelerate")
     assert not matches("HF *", "hf")
     assert not matches("Megatron-LM", "Megatron-LM 2")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("[stacks.generic]", "[stacks.general]", "stacks.generic is missing"),
-        ('title = "A framework that is not listed"', "title = 7", "stacks.generic.title: expected a text; got 7"),
-        ('title = "A framework that is not listed"', "", "stacks.generic.title: expected a text; got None"),
-        ('"choice", why = "between fused and not', '"rumour", why = "between fused and not', "rumour"),
-        ("loss_share = { value = 0.7", "loss_share = { value = 1.7", "stacks.generic.loss_share"),
-        ("loss_share = { value = 0.7", "loss_shares = { value = 0.7", "loss_shares"),
-        (
-            'layer_kernels = { value = 20, unit = "1", kind = "assumed"',
-            'layer_kernels = { value = 0, unit = "1", kind = "assumed"',
-            "stacks.generic.layer_kernels",
-        ),
-        ("[sources]", "[sources", "not valid TOML"),
-        ("[sources]", "[sauces]", "sauces"),
-        ('like = "megatron-lm-2022"', 'like = "megatron-lm-2020"', "stacks.gpt-neox.like; got 'megatron-lm-2020'"),
-        ('like = "megatron-lm-2022"', 'like = "glm-largescale"', "stacks.gpt-neox.like: that stack is itself like"),
-        ('newer = "', 'newer = "no-', ".newer; got 'no-"),
-        ('with_stages = "', 'with_stages = "no-', ".with_stages; got 'no-"),
-        ('split = "', 'split = "no-', ".split; got 'no-"),
-    ],
-)
-def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    path, text = tmp_path / "mine.toml", STACKS.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError) as refused:
-        stacks(path)
-    assert "mine.toml" in str(refused.value)
-    assert reason in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none.toml: cannot read the stacks file: No such file"):
-        stacks(tmp_path / "none.toml")
 
 
 def test_attention_of_parts_of_a_sequence_is_fused_by_llama_3s_software_and_not_here() -> None:
