@@ -137,7 +137,7 @@ def load_table(path: Path) -> PublishedTable:
     rows: list[PublishedRow] = []
     skipped: list[SkippedRow] = []
     table = canonical_table(path)
-    for line, cells, notes, unread in table.rows:
+    for line, _, cells, notes, unread in table.rows:
         # a shipped table's rows are its own, whatever they name as source
         origin = None if own.source or unread else same_origin(cells.get("source", ""))
         facts = origin.facts if origin else own

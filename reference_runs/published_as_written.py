@@ -36,6 +36,7 @@ from reference_runs.regular_file import file_bytes
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 27  # of a table: each row is a prediction
 SEPARATORS = ",;\t"
 MOST_COLUMNS = 1000
+READ_AS = "read_as"  # the column of notes
 MOST_HEADER_LINES = 64  # cells of a header may have line breaks
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SAYS_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?[,;\t ]*', re.IGNORECASE)
@@ -62,12 +63,14 @@ class CanonicalRow(NamedTuple):
 
     Args:
         line: in the file, from 1.
-        cells: by column; of a row that cannot be read as it is written.
+        texts: its cells as they are written.
+        cells: by column; empty where the row has no canonical form.
         notes: each word or number that stands for another, "recompute core_attn = selective".
-        unread: why it cannot be read; empty where it can.
+        unread: why it has no canonical form; empty where it has one.
     """
 
     line: int
+    texts: tuple[str, ...]
     cells: dict[str, str]
     notes: tuple[str, ...] = ()
     unread: str = ""
@@ -77,7 +80,8 @@ class CanonicalTable(NamedTuple):
     """A table in the canonical form.
 
     Args:
-        unread: columns that nothing is read from, as the header words them.
+        columns: of each cell; a name that is not known stays as the header words it.
+        unread: those names.
     """
 
     columns: tuple[str, ...]
@@ -93,20 +97,43 @@ def canonical_table(path: Path) -> CanonicalTable:
     """
     file = read_table_file(path)
     named = _checked_columns(file.header, shown_path(path))
-    columns = named.columns
-    rows: list[CanonicalRow] = []
+    columns, rows = named.columns, []
     for line, texts in file.rows:
-        stated = {name: text.strip() for name, text in zip(columns, texts, strict=False)}
+        row = CanonicalRow(line, tuple(texts), {})
         if len(texts) != len(columns):
-            unread = f"{len(texts)} cells under a header of {len(columns)} columns"
-            rows.append(CanonicalRow(line, stated, unread=unread))
+            rows.append(row._replace(unread=f"{len(texts)} cells under a header of {len(columns)} columns"))
             continue
+        stated = {name: text.strip() for name, text in zip(columns, texts, strict=True)}
         try:
             cells, notes = read_cells(stated, file.separator)
-            rows.append(CanonicalRow(line, cells, (*named.loose, *notes)))
+            rows.append(row._replace(cells=cells, notes=(*named.loose, *notes)))
         except UnusableError as error:
-            rows.append(CanonicalRow(line, stated, unread=str(error)))
-    return CanonicalTable(tuple(filter(is_column, columns)), tuple(named.unread), tuple(rows))
+            rows.append(row._replace(unread=str(error)))
+    return CanonicalTable(tuple(columns), tuple(named.unread), tuple(rows))
+
+
+def canonical_text(table: CanonicalTable) -> str:
+    """The table as a file with commas, its notes in a last column.
+
+    A row without a canonical form stays as it is written, with the reason in a cell beyond the header: so it is none
+    until somebody corrects it.
+
+    Raises:
+        InputError: the table has such a column.
+    """
+    if READ_AS in table.columns:
+        raise InputError("the table has such a column", got=READ_AS, allowed="none")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*table.columns, READ_AS])
+    for row in table.rows:
+        if row.unread:
+            blank = [""] * (1 + max(0, len(table.columns) - len(row.texts)))
+            writer.writerow([*row.texts, *blank, row.unread])
+            continue
+        cells = [row.cells.get(column, written) for column, written in zip(table.columns, row.texts, strict=True)]
+        writer.writerow([*cells, "; ".join(row.notes)])
+    return text.getvalue()
 
 
 def _checked_columns(header: Sequence[str], where: str) -> NamedColumns:

@@ -89,6 +89,7 @@ def meanings(synonyms: Synonyms) -> dict[str, str]:
     return {word: meaning for meaning, these in synonyms.items() for word in these}
 
 
+@cache
 def dtype_named(text: str) -> str | None:
     """The one of `DTYPES` that `text` says; None: it says none of them, or something else besides.
 

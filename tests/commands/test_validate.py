@@ -363,6 +363,23 @@ def test_frameworks_are_read_and_the_stack_that_would_change_most_is_named(capsy
     assert line.startswith("own: framework 'megatron_deepspeed' in 2 rows: stack megatron-deepspeed-pipeline (")
 
 
+def test_a_table_is_written_as_it_was_read_with_notes_and_refused_rows_for_correction(capsys, tmp_path) -> None:
+    path, target = tmp_path / "own.csv", tmp_path / "canonical.csv"
+    names = {"gpu": "Hardware", "micro_batch": "MBS", STEP: "Step time (s)"}
+    cells = OWN | {STEP: "1,5", "recompute": "core_attn", "note": "ours"}
+    rows = [";".join({**cells, "vocab": vocab}.values()) for vocab in ("50257", "50.257")]
+    path.write_text("\n".join([";".join(names.get(name, name) for name in cells), *rows]), encoding="utf-8")
+    assert main(["validate", str(path), "--as-read", str(target)]) == 0
+    header, good, bad = csv.reader(target.read_text(encoding="utf-8").splitlines())
+    assert header == [*cells, "read_as"]
+    notes = "column Hardware = gpu; recompute core_attn = selective"
+    assert good == [*(cells | {STEP: "1.5", "recompute": "selective"}).values(), notes]
+    assert bad[-2:] == ["", "vocab: expected a number with one reading; got '50.257', which is 50.257 or 50257"]
+    table, again = load_table(path), load_table(target)
+    assert [row.layout for row in again.rows] == [row.layout for row in table.rows]
+    assert len(again.skipped) == 1
+
+
 def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) -> None:
     rows = [OWN | {"note": "as, it stands", STEP: "0.95"}, OWN | {"note": "", "dtype": "amp_fp9", STEP: "1"}]
     path = Path(written(tmp_path / "own.csv", rows))
@@ -376,9 +393,12 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
     assert float(found["predicted_mem_gib_per_gpu"]) == pytest.approx(prediction.peak_bytes / 2**30, rel=1e-5)
     assert (found["predicted_stack"], found["not_predicted"]) == ("generic", "")
     assert (unknown["predicted_step_time_s"], unknown["not_predicted"][:16]) == ("", "dtype: 'amp_fp9'")
+    assert main(["validate", str(path), "--as-read", str(tmp_path / "canonical.csv")]) == 0
     before = path.read_bytes()
     capsys.readouterr()
     for arguments, words in (
+        ([str(path), "--as-read", str(path)], "--as-read: is the table itself"),
+        ([str(tmp_path / "canonical.csv"), "--as-read", str(target)], "the table has such a column; got read_as"),
         ([str(path), "--write", str(path)], "--write: is the table itself"),
         (["--write", str(target)], "--write: is of one table"),
         ([str(target), "--write", str(path)], "the table has such a column"),
@@ -390,4 +410,4 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
         assert words in captured.err
         assert captured.err.count("\n") == 1
     assert path.read_bytes() == before
-    assert sorted(tmp_path.iterdir()) == [target, path]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "canonical.csv", target, path]

@@ -22,6 +22,7 @@ import msgspec
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.published import PublishedRow, PublishedTable, load_table
+from reference_runs.published_as_written import canonical_table, canonical_text
 
 TABLES = tomllib.loads(Path(__file__).with_name("odd_tables.toml").read_text(encoding="utf-8"))
 READ = Path(__file__).with_name("odd_tables.json")
@@ -69,6 +70,12 @@ def differences(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return changed | ({"assumed": notes} if notes else {})
 
 
+def all_rows(table: PublishedTable) -> list[PublishedRow | None]:
+    """Each row of the table's file, counted or not; None where it is none."""
+    rows = {row.line: row for row in table.rows} | {each.line: each.row for each in table.skipped}
+    return [row for _, row in sorted(rows.items())]
+
+
 def reading(table: dict[str, Any], plain: dict[str, Any], directory: Path) -> list[Any]:
     """Reading of a table: columns that are not read, conventions, and each row or why it is none."""
     try:
@@ -106,6 +113,25 @@ def test_odd_tables_are_read_as_they_were(tmp_path: Path) -> None:
         if before != now
     ]
     assert wrong == []
+
+
+def test_the_canonical_form_of_a_table_is_read_as_the_table_without_its_notes(tmp_path: Path) -> None:
+    wrong, compared = [], 0
+    for name, table in TABLES.items():
+        try:
+            found = all_rows(loaded(table, tmp_path))
+        except InputError:
+            continue
+        canonical = canonical_table(tmp_path / table.get("file", "own.csv"))
+        again = all_rows(loaded(table | {"text": canonical_text(canonical)}, tmp_path))
+        for written, before, now in zip(canonical.rows, found, again, strict=True):
+            compared += 1
+            if before is None or now is None or written.unread:
+                wrong += [] if before is now is None else [(name, written)]
+            elif now != msgspec.structs.replace(before, line=now.line, assumed=before.assumed[len(written.notes) :]):
+                wrong.append((name, written))
+    assert wrong == []
+    assert compared > 800
 
 
 if __name__ == "__main__":
