@@ -216,27 +216,6 @@ def test_llama_has_the_parameters_of_its_shapes() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "measurement", "relative_rounding"),
-    [
-        # 138 Tflop/s is printed to 0.5, "around 32 seconds" to 0.5
-        ("gpt3-175b", 0, 0.5 / 138 + 0.5 / 32),
-        # 31.5 s is computed from 140 Tflop/s, to 0.05
-        ("gpt3-175b", 1, 0.05 / 31.5),
-        # 51.7 Tflop/s is computed from 17.25 s, to 0.05
-        ("megatron-13b", 0, 0.05 / 51.7),
-    ],
-)
-def test_published_rate_and_time_multiply_to_the_flop_of_equation_3_flop(
-    name: str, measurement: int, relative_rounding: float
-) -> None:
-    row = RUNS[name].measured[measurement]
-    assert row.hardware_flop_per_second is not None
-    assert row.step_seconds is not None
-    flop = row.hardware_flop_per_second * row.step_seconds * row.accelerators
-    assert flop == pytest.approx(equation_3_flop(RUNS[name], samples=row.global_batch), rel=relative_rounding)
-
-
 def test_tr1_beat_its_plan_of_45_tflop_over_the_whole_printed_range_of_step_times() -> None:
     run = RUNS["megatron-13b"]
     flop = equation_3_flop(run, samples=64)
