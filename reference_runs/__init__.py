@@ -1,1 +1,1 @@
-"""What was published: the recorded training runs, with units and sources. No torch."""
+"""Published facts: recorded training runs and tables, with units and sources. No torch."""

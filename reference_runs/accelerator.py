@@ -1,4 +1,4 @@
-"""What an accelerator can do at most: dense peaks, memory, links and power, recorded or read from this CPU."""
+"""Limits of an accelerator: dense peaks, memory, links and power, recorded or read from this CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Sustained(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What known-good devices keep up, below what their data sheets promise.
+    """Rates that known-good devices keep up, below what their data sheets promise.
 
     Args:
         burst_flop_per_second: of 16-bit products with random factors, all accelerators of the node at once, in bursts
@@ -59,7 +59,7 @@ class Sustained(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What surrounds the arithmetic.
+    """Memory, links and power around the arithmetic.
 
     Args:
         memory_bytes: as printed.

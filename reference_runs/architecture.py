@@ -228,7 +228,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 yield InputError(f"architecture.{name} needs {needed}", got=value, where=where)
 
     def _latent_mistakes(self, where: str) -> Iterator[InputError]:
-        """What latent attention lacks, or does not go with."""
+        """Mistakes of latent attention: keys that it lacks, or does not go with."""
         latent = self.key_value_rank is not None
         needed, optional = ("value_head_dim",), () if latent else ("query_rank",)
         to = "latent attention (key_value_rank)"
@@ -248,7 +248,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 yield InputError(what, got=str(getattr(self, name)).lower(), allowed=allowed, where=where)
 
     def _expert_mistakes(self, where: str) -> Iterator[InputError]:
-        """What a mixture of experts lacks, or what belongs to one alone."""
+        """Mistakes of a mixture of experts: keys that it lacks, or that belong to one alone."""
         routed = self.experts is not None
         yield from belonging_mistakes("architecture", self, _WITH_EXPERTS, "experts", is_needed=routed, where=where)
         if not routed:

@@ -89,7 +89,7 @@ class QueryKeyNorm(enum.StrEnum):
 
 
 class Gate(enum.StrEnum):
-    """What weighs a token's experts: a softmax over all experts, over the chosen ones alone, or a sigmoid of each,
+    """Weights of a token's experts: a softmax over all experts, over the chosen ones alone, or a sigmoid of each,
     divided by their sum over the chosen ones.
     """
 
@@ -99,7 +99,7 @@ class Gate(enum.StrEnum):
 
 
 class Balancing(enum.StrEnum):
-    """What keeps experts equally busy: nothing, a loss of its own, or a bias of each expert in the choice alone."""
+    """Means to keep experts equally busy: none, a loss of its own, or a bias of each expert in the choice alone."""
 
     NONE = "none"
     AUXILIARY_LOSS = "auxiliary-loss"

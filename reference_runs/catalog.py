@@ -170,7 +170,7 @@ def _measured(
 
 
 def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
-    """What the sections of a file say against each other."""
+    """Contradictions between the sections of a file."""
     recipe, reported, layout = run.recipe, run.reported, run.recorded_layout
     conventions = ", ".join(FlopConvention)
     if not {"warmup", "decay"} & {*missing_keys(recipe)} and recipe.warmup > recipe.decay:

@@ -1,4 +1,4 @@
-"""What a run file may leave out: what follows from its other values, and what most runs have; each becomes a fact."""
+"""Keys that a run file may leave out: they follow from other values, or are as in most runs. Each becomes a fact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reference_runs.sourced import Kind, Sourced, Value
 
 
 class Default(NamedTuple):
-    """What a key is taken to be where the file leaves it out.
+    """Value that a key is taken to have where the file leaves it out.
 
     Args:
         value: from the values that the section has; None where it does not follow from them.

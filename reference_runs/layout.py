@@ -78,7 +78,7 @@ class StageAssignment(enum.StrEnum):
 
 
 class Offload(enum.StrEnum):
-    """What is kept in the host's memory.
+    """State that is kept in the host's memory.
 
     none: nothing.
     optimizer: master weights, moments and the sharded gradients (ZeRO-Offload).
@@ -302,7 +302,7 @@ def stages_word(word: str, numbers: Iterable[int]) -> str:
 
 
 def _with_stages(named: dict[str, object]) -> dict[str, object]:
-    """What the words name, with the stages that replicas are listed for; equally many of each are those of dpN.
+    """Values that the words name, with the stages that replicas are listed for; equally many of each are those of dpN.
 
     Raises:
         InputError: none of a stage, another number of stages, or replicas of all stages too.

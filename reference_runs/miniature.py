@@ -32,7 +32,7 @@ class ScaledFact(msgspec.Struct, frozen=True):
 
 
 class Miniature(msgspec.Struct, frozen=True, kw_only=True):
-    """What is executed: shape, recipe and layout, and how they differ from the record."""
+    """Shape, recipe and layout that are executed, and how they differ from the record."""
 
     name: str
     run: str
@@ -165,7 +165,7 @@ def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
 
 
 def miniature_name(run: ReferenceRun) -> str:
-    """What the miniature of a run is called."""
+    """Name of the miniature of a run."""
     return run.miniature or f"{run.name}-mini"
 
 

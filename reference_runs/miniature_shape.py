@@ -75,7 +75,7 @@ SCALES = {
 
 
 def sequence_divisor(architecture: Architecture, scale: Scale) -> int:
-    """What the sequence is divided by, and with it a sliding window and the wavelengths of scaled rotary positions."""
+    """Divisor of the sequence, of a sliding window, and of the wavelengths of scaled rotary positions."""
     divisor = scale.sequence
     while architecture.sequence // divisor > scale.most_sequence:
         divisor *= 2

@@ -85,7 +85,7 @@ def stage_chunks(layout: Layout, *, stage: int) -> tuple[int, ...]:
 
 
 def stage_chunk_layers(layers: int, layout: Layout, *, stage: int) -> list[range]:
-    """Of `chunk_layers`, those of the chunks of a pipeline stage."""
+    """Layers of each chunk of a pipeline stage, as `chunk_layers` deals them."""
     dealt = chunk_layers(layers, layout)
     return [dealt[chunk] for chunk in stage_chunks(layout, stage=stage)]
 
@@ -99,7 +99,7 @@ def head_stage(layout: Layout) -> int:
 
 
 class Blocks(NamedTuple):
-    """What stands on one stage."""
+    """Layers and tables of one stage."""
 
     layers: int
     embedding: bool

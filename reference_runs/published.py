@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,27 +15,30 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.model_names import is_plain, named_run, stated_shape
 from reference_runs.named_runs import any_of, named_runs
-from reference_runs.published_cells import read_cells
-from reference_runs.published_columns import MEMORY, NEEDED, OPTIONAL, SHAPE, STEP, NamedColumns, absent, named_columns
-from reference_runs.published_file import read_table_file
-from reference_runs.published_measured import peak_bytes_of, step_seconds_of
-from reference_runs.published_models import tabled_shape
-from reference_runs.published_network import network_of
-from reference_runs.published_run import (
+from reference_runs.published_as_written import canonical_table
+from reference_runs.published_cells import (
+    MEMORY,
+    NEEDED,
+    SHAPE,
+    STEP,
     Cells,
     UnusableError,
-    base_of,
     complete_batch,
     complete_ranks,
+    peak_bytes_of,
+    step_seconds_of,
+)
+from reference_runs.published_run import (
+    base_of,
     device_of,
     executed_layout,
     layout_of,
+    network_of,
     recipe_of,
     stack_reading,
 )
-from reference_runs.published_shape import architecture_of
+from reference_runs.published_shape import architecture_of, is_plain, named_run, stated_shape, tabled_shape
 from reference_runs.published_tables import (
     Assumption,
     LeftOut,
@@ -46,7 +48,6 @@ from reference_runs.published_tables import (
     same_origin,
     table_facts,
 )
-from reference_runs.recorded_file import shown_path
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import matches
 
@@ -135,24 +136,19 @@ def load_table(path: Path) -> PublishedTable:
     own = table_facts(path)
     rows: list[PublishedRow] = []
     skipped: list[SkippedRow] = []
-    file = read_table_file(path)
-    named = _checked_columns(file.header, shown_path(path))
-    columns = named.columns
-    for line, texts in file.rows:
-        if len(texts) != len(columns):
-            skipped.append(SkippedRow(line, f"{len(texts)} cells under a header of {len(columns)} columns"))
-            continue
-        stated = {name: text.strip() for name, text in zip(columns, texts, strict=True)}
+    table = canonical_table(path)
+    for line, _, cells, notes, unread in table.rows:
         # a shipped table's rows are its own, whatever they name as source
-        origin = None if own.source else same_origin(stated.get("source", ""))
+        origin = None if own.source or unread else same_origin(cells.get("source", ""))
         facts = origin.facts if origin else own
         try:
-            cells, notes = read_cells(stated, file.separator)
+            if unread:
+                raise UnusableError(unread)
             row = _row_of_all(_KnownOfRows(path.stem, facts, origin), line, cells)
-            row = msgspec.structs.replace(row, assumed=(*named.loose, *notes, *row.assumed))
         except (UnusableError, InputError) as error:
             skipped.append(SkippedRow(line, str(error).removeprefix(f"line {line}: ")))
             continue
+        row = msgspec.structs.replace(row, assumed=(*notes, *row.assumed))
         reason, time_only = _left_out(row, cells, facts.left_out)
         if reason:
             skipped.append(SkippedRow(line, reason, row, time_only))
@@ -161,7 +157,7 @@ def load_table(path: Path) -> PublishedTable:
     complete = [*rows, *(each.row for each in skipped if each.row)]
     if origins := Counter(row.origin for row in complete if row.origin):
         own = msgspec.structs.replace(own, conventions=tuple(_origin_words(*each) for each in origins.most_common()))
-    return PublishedTable(path.stem, own, tuple(rows), tuple(skipped), tuple(named.unread))
+    return PublishedTable(path.stem, own, tuple(rows), tuple(skipped), table.unread)
 
 
 def _origin_words(origin: str, rows: int) -> str:
@@ -169,7 +165,7 @@ def _origin_words(origin: str, rows: int) -> str:
 
 
 class _KnownOfRows(NamedTuple):
-    """What holds for rows of one table: its name, what is known of it, and of which shipped one that is."""
+    """Facts that hold for rows of one table: its name, what is known of it, and of which shipped one that is."""
 
     name: str
     facts: TableFacts
@@ -190,18 +186,6 @@ def _assumptions(file: str) -> dict[str, list[Assumption]]:
         if not (assumption.of_users and facts.source):
             by_column.setdefault(assumption.column, []).append(assumption)
     return by_column
-
-
-def _checked_columns(header: Sequence[str], where: str) -> NamedColumns:
-    named = named_columns(header)
-    if missing := absent(named.columns):
-        allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
-        raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
-    for name in named.columns:
-        if name and named.columns.count(name) > 1:
-            given = [text.strip() for text, column in zip(header, named.columns, strict=True) if column == name]
-            raise InputError("column given twice", got=f"{name!r} as {', '.join(given)}", where=where)
-    return named
 
 
 def _row_of_all(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow:

@@ -1,168 +1,211 @@
-"""Cells as people write them: numbers such as "2,048" and "8 GPUs", blanks such as "n/a", words such as "ZeRO-1"."""
+"""The canonical form of a table of measurements: its columns, and the cells of a row, read strictly."""
 
 from __future__ import annotations
 
+import enum
 import math
 import re
+import typing
 
-from reference_runs.published_columns import BATCH_TOKENS, MEMORY, MEMORY_GB, STEP, STEP_MS, THROUGHPUTS
-from reference_runs.published_run import UnusableError
+from reference_runs.published_tables import Assumption
+from reference_runs.stack import matches
 
-_BLANK = frozenset(["n/a", "n.a.", "na", "#n/a", "-", "--", "\u2013", "\u2014", "none", "null", "nan", "?"])
-_NONE_IS_A_CHOICE = ("recompute", "product_format")
-_CLAIMS = ("sp", "biases", "tied_embeddings", "fused_attention", "scatter_gather")
-_AXES = ("tp", "pp", "cp", "vpp", "ep")  # 0 of them: nothing is split
-_COUNTS = frozenset(
-    [
-        *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "padded_vocab", "seq_len"),
-        *("experts", "experts_per_token", "expert_ffn_hidden", "shared_experts", "dense_layers", "gpus"),
-        *("gpus_per_node", "dp", "global_batch", "micro_batch", "zero_stage", "mean_document", *_AXES, BATCH_TOKENS),
-    ]
+STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
+STEP_MS, MEMORY_GB = "measured_step_time_ms", "measured_mem_gb_per_gpu"  # the same in other units: GB of 10^9 bytes
+BATCH_TOKENS = "global_batch_tokens"  # in place of global_batch
+# in place of `STEP`: tokens of all accelerators or of one, and samples of all, per second
+THROUGHPUTS = ("measured_tokens_per_s", "measured_tokens_per_s_per_gpu", "measured_samples_per_s")
+SHAPE = ("layers", "hidden", "heads", "vocab", "seq_len")
+EXPERTS = ("experts", "experts_per_token", "expert_ffn_hidden", "shared_experts", "dense_layers")
+NEEDED = (*SHAPE, *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batch", STEP))
+OPTIONAL = (
+    *("source", "model", "kv_heads", "head_dim", "ffn_hidden", *EXPERTS, "gpus_per_node", "inter_link", "dtype"),
+    *THROUGHPUTS,
+    *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
+    *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
+    *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
+    *("network_bytes_per_second", "mean_document", "framework_version", BATCH_TOKENS, STEP_MS, MEMORY_GB),
 )
-_FRACTIONS = (STEP, MEMORY, MEMORY_GB, "dropout")  # numbers that a table has with decimals
-_NUMBERS = _COUNTS.union(_FRACTIONS, THROUGHPUTS, ("rotary_base", "network_bytes_per_second", STEP_MS))
 
-_PER_S = r"(?:/| per )(?:s|sec|second)"
-_TOKENS_PER_S = rf"(?:tok|tokens?){_PER_S}"
-_SAMPLES = "samples?|sequences?|seqs?"
-_UNITS = {
-    "gpus": "gpus?|accelerators?|chips?",
-    "gpus_per_node": r"gpus?(?:\s*(?:/|per)\s*node)?",
-    "layers": "layers?",
-    "heads": "heads?",
-    "kv_heads": "(?:kv )?heads?",
-    "experts": "experts?",
-    **dict.fromkeys(("seq_len", "vocab", "padded_vocab", "mean_document", BATCH_TOKENS), "tokens?"),
-    **dict.fromkeys(("global_batch", "micro_batch"), _SAMPLES),
-    STEP: "s|secs?|seconds?",
-    STEP_MS: "ms",
-    MEMORY: "gib",
-    MEMORY_GB: "gb",
-    "measured_tokens_per_s": _TOKENS_PER_S,
-    "measured_tokens_per_s_per_gpu": rf"{_TOKENS_PER_S}(?:(?:/| per )gpu)?",
-    "measured_samples_per_s": rf"(?:{_SAMPLES}){_PER_S}",
-    "network_bytes_per_second": rf"(?:b|bytes?){_PER_S}",
-}
-_BY_BLANKS = re.compile(r"\d{1,3}(?:[ '\u2019\u00a0\u2009\u202f]\d{3})+(?=[.,]|$)")
-_BY_COMMAS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
-_BY_POINTS = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?")
-
-_WORDS: dict[str, dict[str, str]] = {
-    "recompute": {
-        "full": "1 true yes on y enabled all block uniform full-block full-uniform full-recompute "
-        "activation-checkpointing activation-recomputation checkpointing",
-        "selective": "sel attn attention core-attn core-attention selective-core-attn selective-core-attention",
-        "none": "0 false no off n disabled",
-    },
-    "zero_stage": {
-        "0": "ddp no-shard off false no",
-        "1": "zero-1 zero1 stage-1 stage1 zero-stage-1 distributed-optimizer dist-opt distopt",
-        "2": "zero-2 zero2 stage-2 stage2 zero-stage-2 shard-grad-op",
-        "3": "zero-3 zero3 stage-3 stage3 zero-stage-3 fsdp fsdp2 full-shard",
-    },
-    "norm": {
-        "pre-rms-norm": "rmsnorm rms-norm rms pre-rmsnorm",
-        "pre-layer-norm": "layernorm layer-norm pre-layernorm",
-    },
-    "position": {
-        "rotary": "rope rotary-embedding rotary-embeddings rotary-position-embedding rotary-position-embeddings",
-        "learned": "absolute learned-absolute learned-absolute-embeddings",
-    },
-    "activation": {
-        "swiglu": "silu swish swi-glu",
-        "geglu": "ge-glu",
-        "gelu-tanh": "gelu-new gelu-pytorch-tanh",
-        "relu-squared": "relu2 squared-relu relu-square",
-    },
-}
-_WORDS |= {column: {"1": "1.0 on y enabled", "0": "0.0 off n disabled"} for column in _CLAIMS}
-_MEANINGS = {
-    column: {word: meaning for meaning, words in meanings.items() for word in words.split()}
-    for column, meanings in _WORDS.items()
-}
+LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
+Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
+_TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
-def read_cells(stated: dict[str, str], separator: str) -> tuple[dict[str, str], list[str]]:
-    """The cells of a row, numbers with a point and no other mark and words as tables have them; and what is to be said.
+def is_column(name: str) -> bool:
+    """Whether a table is read for it."""
+    return name in NEEDED or name in OPTIONAL
+
+
+class UnusableError(Exception):
+    """Why a row cannot be used."""
+
+
+class Cells:
+    """The cells of one row by column; blank ones are filled by the table's assumptions, which are noted in `assumed`.
+
+    `known` has texts found on the way (accelerator, stack) that assumptions may ask for.
 
     Args:
-        separator: between the file's cells; a comma within a number may be a decimal one where it is another.
+        recorded: cells of the recorded run that the row's model is called after, before all assumptions.
+        of_run: its name.
+    """
+
+    def __init__(
+        self,
+        stated: dict[str, str],
+        assumptions: dict[str, list[Assumption]],
+        recorded: dict[str, str] | None = None,
+        of_run: str = "",
+    ) -> None:
+        self.stated = stated
+        self.assumptions = assumptions
+        self.recorded = recorded or {}
+        self.of_run = of_run
+        self.known: dict[str, str] = {}
+        self.assumed: list[str] = []
+
+    def text(self, column: str) -> str:
+        """Text of the row, or what is assumed.
+
+        Raises:
+            UnusableError: neither.
+        """
+        said = self.stated.get(column) or self.known.get(column)
+        if said:
+            return said
+        if value := self.recorded.get(column):
+            self.assumed.append(f"{column} = {value} as {self.of_run}")
+            self.known[column] = value
+            return value
+        for assumption in self.assumptions.get(column, ()):
+            if (value := self._value(assumption)) is not None:
+                self.assumed.append(f"{column} = {value}")
+                self.known[column] = value
+                return value
+        raise UnusableError(f"{column} is blank")
+
+    def _value(self, assumption: Assumption) -> str | None:
+        for column, patterns in assumption.where.items():
+            text = self.said(column)
+            if not any(matches(pattern, text) for pattern in patterns):
+                return None
+        if not assumption.same_as:
+            value = assumption.values.get(self.said(assumption.by)) if assumption.by else assumption.value
+            return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
+        number = -(-assumption.times * self.count(assumption.same_as) // assumption.over)
+        if assumption.rounded_to:
+            number = -(-number // assumption.rounded_to) * assumption.rounded_to
+        if assumption.padded_to and number % (tensor_parallel := self.count("tp")):
+            multiple = assumption.padded_to * tensor_parallel
+            number = -(-number // multiple) * multiple
+        return str(number)
+
+    def said(self, column: str) -> str:
+        """As `text`, and empty where nothing is said and nothing assumed."""
+        try:
+            return self.text(column)
+        except UnusableError:
+            return ""
+
+    def number(self, column: str) -> float:
+        """A number from 0 to `LARGEST`."""
+        text = self.text(column)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number <= LARGEST:
+            marks = ", allowed: a decimal point, or a comma between semicolons or tabs" if "," in text else ""
+            raise UnusableError(f"{column}: expected a number from 0 to {LARGEST:g}; got {text!r}{marks}")
+        return number
+
+    def positive(self, column: str) -> float:
+        """A number from `SMALLEST` to `LARGEST`."""
+        number = self.number(column)
+        if number < SMALLEST:
+            raise UnusableError(f"{column}: expected a number from {SMALLEST:g} on; got {self.text(column)!r}")
+        return number
+
+    def count(self, column: str, *, least: int = 1, most: int = MOST) -> int:
+        """An integer from `least` to `most`."""
+        number = self.number(column)
+        if number != int(number) or not least <= number <= most:
+            raise UnusableError(f"{column}: expected an integer from {least} to {most}; got {self.text(column)!r}")
+        return int(number)
+
+    def claim(self, column: str) -> bool:
+        """Whether it is so."""
+        text = self.text(column)
+        if (claim := _TRUTH.get(text.casefold())) is None:
+            raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(_TRUTH)}")
+        return claim
+
+    def choice(self, column: str, allowed: type[Choice]) -> Choice:
+        """The member of an enum that is written so."""
+        text = self.text(column)
+        try:
+            return allowed(re.sub(r"[\s_]+", "-", text.casefold()))
+        except ValueError as error:
+            raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}") from error
+
+
+def complete_ranks(cells: Cells, context_parallel: int) -> None:
+    """Fill `gpus` or `dp`, whichever is blank, from the other: gpus = dp tp pp cp; nothing where tp or pp is blank.
+
+    Args:
+        context_parallel: where the row says nothing of `cp`.
 
     Raises:
-        UnusableError: a number that has two readings.
+        UnusableError: tp pp cp does not divide gpus.
     """
-    read: dict[str, str] = {}
-    notes: list[str] = []
-    for column, text in stated.items():
-        read[column], noted = _read(column, text, separator)
-        if noted:
-            notes.append(f"{column} {text} = {read[column]}")
-    framework, version = read.get("framework", ""), read.get("framework_version", "")
-    if version not in framework:
-        read["framework"] = f"{framework} {version}".strip()
-    return read, notes
+    stated = cells.stated.get
+    if bool(stated("gpus")) == bool(stated("dp")) or not (cells.said("tp") and cells.said("pp")):
+        return
+    inner = cells.count("tp") * cells.count("pp") * (cells.count("cp") if stated("cp") else context_parallel)
+    if stated("dp"):
+        cells.known["gpus"] = str(cells.count("dp") * inner)
+        cells.assumed.append(f"gpus = dp * tp * pp * cp = {cells.known['gpus']}")
+        return
+    accelerators = cells.count("gpus")
+    if accelerators % inner:
+        raise UnusableError(f"dp is blank, and tp * pp * cp = {inner} does not divide gpus = {accelerators}")
+    cells.known["dp"] = str(accelerators // inner)
+    cells.assumed.append(f"dp = gpus / (tp * pp * cp) = {cells.known['dp']}")
 
 
-def _read(column: str, text: str, separator: str) -> tuple[str, bool]:
-    """What a cell says, and whether that is to be said: not of a number's marks, nor of what is blank."""
-    folded = text.casefold()
-    if folded in _BLANK and not (folded == "none" and column in _NONE_IS_A_CHOICE):
-        return "", False
-    said = _number(column, text, separator) if column in _NUMBERS or column in _MEANINGS else text
-    if column in _AXES and said == "0":
-        return "1", True
-    words = re.sub(r"[\s_()/-]+", "-", said.casefold()).strip("-")
-    if meaning := _MEANINGS.get(column, {}).get(words):
-        return meaning, column not in _CLAIMS
-    return said, column in _FRACTIONS and bool(_BY_COMMAS.fullmatch(text))
+def complete_batch(cells: Cells) -> None:
+    """Fill a blank `global_batch` from `BATCH_TOKENS`, where the length of a sequence is known.
 
-
-def _number(column: str, text: str, separator: str) -> str:
-    """`text` as a number with a decimal point and no unit; unchanged where it is none, or is written so already."""
-    bare = text
-    if (unit := _UNITS.get(column)) and (found := re.fullmatch(rf"(\d[^a-z]*?)\s*(?:{unit})", text, re.IGNORECASE)):
-        bare = found[1]
-    bare = _BY_BLANKS.sub(lambda found: re.sub(r"\D", "", found[0]), bare)
-    readings = _readings(bare, separator, decimals=column in _FRACTIONS)
-    integer = column in _COUNTS or column in _MEANINGS
-    possible = [value for value in readings if value == int(value)] if integer and "," in bare else readings
-    if len(possible) > 1:
-        either = " or ".join(f"{value:.15g}" for value in readings)
-        raise UnusableError(f"{column}: expected a number with one reading; got {text!r}, which is {either}")
-    if not readings or bare.isdecimal():
-        return bare if readings else text
-    value = (possible or readings)[0]
-    if value == int(value) and integer:
-        return str(int(value))
-    return text if _plain(text) is not None else f"{value:.15g}"
-
-
-def _plain(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if 0 <= number < math.inf else None
-
-
-def _readings(text: str, separator: str, *, decimals: bool) -> list[float]:
-    """The numbers that `text` may be.
-
-    In a file without commas between its cells a comma may be a decimal one, and a point before three digits none.
-
-    Args:
-        decimals: such numbers have decimals more often than thousands.
+    Raises:
+        UnusableError: they are no whole number of sequences.
     """
-    free = separator != ","
-    plain, one_mark = _plain(text), len(re.findall("[.,]", text)) == 1
-    by_points = float(text.replace(".", "").replace(",", ".")) if _BY_POINTS.fullmatch(text) else None
-    if plain is not None:
-        return [plain, by_points] if free and by_points is not None and not decimals else [plain]
-    if _BY_COMMAS.fullmatch(text):
-        thousands = float(text.replace(",", ""))
-        if one_mark and decimals and separator == ";":
-            return [float(text.replace(",", "."))]
-        return [thousands, float(text.replace(",", "."))] if one_mark and (free or decimals) else [thousands]
-    if by_points is not None and (free or "," not in text):
-        return [by_points]
-    return [float(text.replace(",", "."))] if free and re.fullmatch(r"\d+,\d+", text) else []
+    if cells.stated.get("global_batch") or not cells.stated.get(BATCH_TOKENS) or not cells.said("seq_len"):
+        return
+    tokens, sequence = cells.count(BATCH_TOKENS, most=MOST**2), cells.count("seq_len")
+    if tokens % sequence:
+        raise UnusableError(f"{BATCH_TOKENS} = {tokens} is no multiple of seq_len = {sequence}")
+    cells.known["global_batch"] = str(tokens // sequence)
+    cells.assumed.append(f"global_batch = {BATCH_TOKENS} / seq_len = {tokens // sequence}")
+
+
+def step_seconds_of(cells: Cells) -> float | None:
+    """Seconds of a step, as stated or from a throughput; None: neither is."""
+    if cells.stated.get(STEP):
+        return cells.positive(STEP)
+    if cells.stated.get(STEP_MS):
+        return cells.positive(STEP_MS) / 1000
+    samples = cells.count("global_batch")
+    tokens = samples * cells.count("seq_len")
+    for column, work in zip(THROUGHPUTS, (tokens, tokens / cells.count("gpus"), samples), strict=True):
+        if cells.stated.get(column):
+            return work / cells.positive(column)
+    return None
+
+
+def peak_bytes_of(cells: Cells) -> float | None:
+    """Bytes of the fullest accelerator; None: not stated."""
+    for column, unit in ((MEMORY, 2**30), (MEMORY_GB, 10**9)):
+        if cells.stated.get(column):
+            return cells.positive(column) * unit
+    return None

@@ -1,184 +1,27 @@
-"""What the cells of a published row say of a run: accelerator, stack, shape, recipe, layout and network."""
+"""Accelerator, stack, recipe, layout and network of the run that the cells of a published row describe."""
 
 from __future__ import annotations
 
-import enum
-import math
 import re
-import typing
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.accelerator import accelerator, accelerator_names, name_words
 from reference_runs.catalog import reference_run
-from reference_runs.dtype_words import DTYPES, dtype_named
 from reference_runs.errors import InputError
-from reference_runs.gpu_words import near_gpu, worded_gpu
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
-from reference_runs.published_columns import BATCH_TOKENS
-from reference_runs.published_tables import Assumption, TableFacts, load_tables
+from reference_runs.published_cells import Cells, UnusableError
+from reference_runs.published_tables import TableFacts, load_tables
+from reference_runs.published_words import DTYPES, dtype_named, near_gpu, worded_gpu, worded_rate
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
 
-LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
-Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
-_TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-
-
-class UnusableError(Exception):
-    """Why a row cannot be used."""
-
-
-class Cells:
-    """The cells of one row by column; blank ones are filled by the table's assumptions, which are noted in `assumed`.
-
-    `known` has texts found on the way (accelerator, stack) that assumptions may ask for.
-
-    Args:
-        recorded: cells of the recorded run that the row's model is called after, before all assumptions.
-        of_run: its name.
-    """
-
-    def __init__(
-        self,
-        stated: dict[str, str],
-        assumptions: dict[str, list[Assumption]],
-        recorded: dict[str, str] | None = None,
-        of_run: str = "",
-    ) -> None:
-        self.stated = stated
-        self.assumptions = assumptions
-        self.recorded = recorded or {}
-        self.of_run = of_run
-        self.known: dict[str, str] = {}
-        self.assumed: list[str] = []
-
-    def text(self, column: str) -> str:
-        """What the row says, or what is assumed.
-
-        Raises:
-            UnusableError: neither.
-        """
-        said = self.stated.get(column) or self.known.get(column)
-        if said:
-            return said
-        if value := self.recorded.get(column):
-            self.assumed.append(f"{column} = {value} as {self.of_run}")
-            self.known[column] = value
-            return value
-        for assumption in self.assumptions.get(column, ()):
-            if (value := self._value(assumption)) is not None:
-                self.assumed.append(f"{column} = {value}")
-                self.known[column] = value
-                return value
-        raise UnusableError(f"{column} is blank")
-
-    def _value(self, assumption: Assumption) -> str | None:
-        for column, patterns in assumption.where.items():
-            text = self.said(column)
-            if not any(matches(pattern, text) for pattern in patterns):
-                return None
-        if not assumption.same_as:
-            value = assumption.values.get(self.said(assumption.by)) if assumption.by else assumption.value
-            return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
-        number = -(-assumption.times * self.count(assumption.same_as) // assumption.over)
-        if assumption.rounded_to:
-            number = -(-number // assumption.rounded_to) * assumption.rounded_to
-        if assumption.padded_to and number % (tensor_parallel := self.count("tp")):
-            multiple = assumption.padded_to * tensor_parallel
-            number = -(-number // multiple) * multiple
-        return str(number)
-
-    def said(self, column: str) -> str:
-        """As `text`, and empty where nothing is said and nothing assumed."""
-        try:
-            return self.text(column)
-        except UnusableError:
-            return ""
-
-    def number(self, column: str) -> float:
-        """A number from 0 to `LARGEST`."""
-        text = self.text(column)
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number <= LARGEST:
-            marks = ", allowed: a decimal point, or a comma between semicolons or tabs" if "," in text else ""
-            raise UnusableError(f"{column}: expected a number from 0 to {LARGEST:g}; got {text!r}{marks}")
-        return number
-
-    def positive(self, column: str) -> float:
-        """A number from `SMALLEST` to `LARGEST`."""
-        number = self.number(column)
-        if number < SMALLEST:
-            raise UnusableError(f"{column}: expected a number from {SMALLEST:g} on; got {self.text(column)!r}")
-        return number
-
-    def count(self, column: str, *, least: int = 1, most: int = MOST) -> int:
-        """An integer from `least` to `most`."""
-        number = self.number(column)
-        if number != int(number) or not least <= number <= most:
-            raise UnusableError(f"{column}: expected an integer from {least} to {most}; got {self.text(column)!r}")
-        return int(number)
-
-    def claim(self, column: str) -> bool:
-        """Whether it is so."""
-        text = self.text(column)
-        if (claim := _TRUTH.get(text.casefold())) is None:
-            raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(_TRUTH)}")
-        return claim
-
-    def choice(self, column: str, allowed: type[Choice]) -> Choice:
-        """The member of an enum that is written so."""
-        text = self.text(column)
-        try:
-            return allowed(re.sub(r"[\s_]+", "-", text.casefold()))
-        except ValueError as error:
-            raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}") from error
-
-
-def complete_ranks(cells: Cells, context_parallel: int) -> None:
-    """Fill `gpus` or `dp`, whichever is blank, from the other: gpus = dp tp pp cp; nothing where tp or pp is blank.
-
-    Args:
-        context_parallel: where the row says nothing of `cp`.
-
-    Raises:
-        UnusableError: tp pp cp does not divide gpus.
-    """
-    stated = cells.stated.get
-    if bool(stated("gpus")) == bool(stated("dp")) or not (cells.said("tp") and cells.said("pp")):
-        return
-    inner = cells.count("tp") * cells.count("pp") * (cells.count("cp") if stated("cp") else context_parallel)
-    if stated("dp"):
-        cells.known["gpus"] = str(cells.count("dp") * inner)
-        cells.assumed.append(f"gpus = dp * tp * pp * cp = {cells.known['gpus']}")
-        return
-    accelerators = cells.count("gpus")
-    if accelerators % inner:
-        raise UnusableError(f"dp is blank, and tp * pp * cp = {inner} does not divide gpus = {accelerators}")
-    cells.known["dp"] = str(accelerators // inner)
-    cells.assumed.append(f"dp = gpus / (tp * pp * cp) = {cells.known['dp']}")
-
-
-def complete_batch(cells: Cells) -> None:
-    """Fill a blank `global_batch` from `BATCH_TOKENS`, where the length of a sequence is known.
-
-    Raises:
-        UnusableError: they are no whole number of sequences.
-    """
-    if cells.stated.get("global_batch") or not cells.stated.get(BATCH_TOKENS) or not cells.said("seq_len"):
-        return
-    tokens, sequence = cells.count(BATCH_TOKENS, most=MOST**2), cells.count("seq_len")
-    if tokens % sequence:
-        raise UnusableError(f"{BATCH_TOKENS} = {tokens} is no multiple of seq_len = {sequence}")
-    cells.known["global_batch"] = str(tokens // sequence)
-    cells.assumed.append(f"global_batch = {BATCH_TOKENS} / seq_len = {tokens // sequence}")
+_MOST_OF_AN_ACCELERATOR = 1e11  # bytes per second of its interfaces: beyond that a rate is of more than one host
 
 
 def stack_reading(
@@ -243,7 +86,7 @@ def _accelerator_name(text: str) -> str | None:
 
 
 def base_of(run: str | None, rest_as: str) -> tuple[Architecture, Recipe, Layout | None]:
-    """What a recorded run says of everything that a row leaves open.
+    """Architecture, recipe and layout of a recorded run, for everything that a row leaves open.
 
     Args:
         run: the one that the row is of; None: none is, and `rest_as` says what neither row nor assumptions do.
@@ -304,7 +147,7 @@ def read_dtype(cells: Cells) -> None:
 
 
 def _read_column(cells: Cells, column: str) -> str:
-    """What the words of the column say: of `DTYPES` or of `Precision`."""
+    """Meaning of the column's words: one of `DTYPES` or of `Precision`."""
     text = cells.stated[column]
     name = re.sub(r"[\s_-]+", "-", text.casefold())
     said = name if name in list(Precision) else dtype_named(text)
@@ -397,3 +240,47 @@ def executed_layout(architecture: Architecture, layout: Layout, stack_name: str,
     if run is not None and "layout.reduce_scatter" in reference_run(run).facts:
         return layout
     return reduction_of_stack(layout, stack(stack_name))
+
+
+class Network(NamedTuple):
+    """The network of a row.
+
+    Args:
+        accelerators_per_node: that reach each other without it.
+        bytes_per_second: out of so many together; None: not known, and not needed where they hold the run.
+    """
+
+    accelerators_per_node: int
+    bytes_per_second: float | None
+
+
+def network_of(cells: Cells, device: str) -> Network:
+    """The rate as a number, else as the words of `inter_link`, else as assumed.
+
+    Where the link of a board joins several hosts, all that it joins are a node here. A rate is of one host if the row
+    counts the accelerators of a host, or says nothing of a node, or if its words have an interface for each of a
+    host's: 4 x 400 Gbit/s of a GB200's compute tray are 72 x 400 Gbit/s of NVL72.
+
+    Raises:
+        UnusableError: the run has more accelerators than one node, and no rate is known.
+    """
+    counted, board = cells.count("gpus_per_node"), accelerator(device).board
+    joined = board.joined(counted)
+    if joined != counted:
+        cells.assumed.append(f"gpus_per_node {counted} = {joined}")
+    if (text := cells.stated.get("inter_link", "")) and not cells.stated.get("network_bytes_per_second"):
+        host = board.accelerators_per_host or counted
+        rate = worded_rate(text, counted if cells.stated.get("gpus_per_node") else host)
+        if rate is not None:
+            unsaid = not cells.stated.get("gpus_per_node") and rate.interfaces != joined
+            of_host = rate.interfaces == host or (unsaid and rate.bytes_per_second <= host * _MOST_OF_AN_ACCELERATOR)
+            whole = rate.bytes_per_second * joined / (host if of_host else counted)
+            cells.assumed.append(f"inter_link {text} = {8e-9 * whole:,.6g} Gbit/s a node")
+            return Network(joined, whole)
+        cells.assumed.append(f"inter_link {text} = no rate")
+    if cells.count("gpus") <= joined and not cells.stated.get("network_bytes_per_second"):
+        return Network(joined, None)
+    if not cells.said("network_bytes_per_second"):
+        what = "inter_link and network_bytes_per_second are blank, or name no rate"
+        raise UnusableError(f"{what}, for more than one node")
+    return Network(joined, cells.positive("network_bytes_per_second") * joined / counted)

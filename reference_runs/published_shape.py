@@ -1,15 +1,25 @@
-"""What the cells of a published row say of a model's shape, over that of a recorded run."""
+"""A published row's model: its shape by the row's columns, or by a name that the catalog or a shipped table knows."""
 
 from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import cache
 
 import msgspec
 
 from reference_runs.architecture import RotaryScaling
-from reference_runs.published_columns import EXPERTS
-from reference_runs.published_run import Cells, UnusableError
-from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, Residual
+from reference_runs.catalog import reference_run
+from reference_runs.named_runs import folded_name, named_runs, says_size
+from reference_runs.published_cells import EXPERTS, Cells, UnusableError
+from reference_runs.published_tables import shipped_tables
+from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, ReferenceRun, Residual
 
 MOST_LAYERS = 10_000
+_SIZES = ("layers", "hidden", "heads")
+_TABLED = (*_SIZES, "kv_heads", "ffn_hidden", "vocab")
+_OF_A_SIZE = re.compile(r"gpt[\d.]+[bmt]")  # "GPT-18B" is any GPT of that size
 _UNSCALED = {
     **dict.fromkeys(name for name in Architecture.__struct_fields__ if name.startswith("rotary_scaling_")),
     "rotary_scaling": RotaryScaling.BANDS,
@@ -113,3 +123,76 @@ def _biases(cells: Cells) -> dict[str, object]:
     if cells.stated.get("biases"):
         biases |= dict.fromkeys(_BIASES_OF_PARTS) | {"head_bias": False}
     return biases
+
+
+def stated_shape(run: ReferenceRun) -> dict[str, str]:
+    """The columns of a table that the run's architecture fills, each as a cell."""
+    shape = run.architecture
+    cells: dict[str, object] = {
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "seq_len": shape.sequence,
+        "vocab": shape.padded_vocabulary,
+        "padded_vocab": shape.padded_vocabulary,
+        "ffn_hidden": shape.ffn_hidden,
+        "position": shape.position.value,
+        "rotary_base": shape.rotary_base,
+        "norm": shape.norm.value,
+        "activation": shape.activation.value,
+        "residual": shape.residual.value,
+        "biases": int(shape.biases is True),
+        "tied_embeddings": int(shape.tied_embeddings),
+    }
+    return {column: str(value) for column, value in cells.items() if value is not None}
+
+
+def named_run(model: str, stated: Mapping[str, str] | None = None) -> str | None:
+    """The recorded run of the model that is called so; None: none is, or several are.
+
+    Args:
+        stated: cells of the model's row; where the name says no size, the run is meant that has its layers, hidden and
+            heads: of several one that has some, and the only one unless it has others.
+    """
+    found = named_runs(model)
+    said = {column: stated[column] for column in _SIZES if stated and stated.get(column)}
+    if len(found) > 1 or (said and found and not says_size(model)):
+        shapes = {name: stated_shape(reference_run(name)) for name in found}
+        found = [name for name, shape in shapes.items() if said and said.items() <= shape.items()]
+    return found[0] if len(found) == 1 else None
+
+
+def is_plain(run: ReferenceRun) -> bool:
+    """Whether the columns of a table say all of its shape: dense layers, heads of hidden / heads, plain attention."""
+    shape = run.architecture
+    return shape.experts is None and shape.key_value_rank is None and shape.query_width == shape.hidden
+
+
+def tabled_shape(model: str) -> tuple[str, dict[str, str]] | None:
+    """The first shipped table that calls a model so, and the cells of its shape; None: none does, or with one shape.
+
+    Letters' case, what stands between them, and an owner in front ("mosaicml/mpt-7b") do not count.
+    """
+    return _shapes().get(folded_name(model))
+
+
+@cache
+def _shapes() -> dict[str, tuple[str, dict[str, str]]]:
+    known: dict[str, tuple[str, dict[str, str]]] = {}
+    for path in shipped_tables():
+        of_table: dict[str, list[dict[str, str]]] = {}
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                shape = {column: row.get(column) or "" for column in _TABLED}
+                of_table.setdefault(folded_name(row.get("model") or ""), []).append(shape)
+        for name, shapes in of_table.items():
+            said = {column: value for column, value in shapes[0].items() if value}
+            if (
+                name
+                and not _OF_A_SIZE.fullmatch(name)
+                and all(said.get(column) for column in _SIZES)
+                and all(shape == shapes[0] for shape in shapes)
+            ):
+                known.setdefault(name, (path.stem, said))
+    return known

@@ -1,4 +1,4 @@
-"""What published tables leave unsaid, as data: sources, rows that do not count, and assumptions with their reasons."""
+"""Facts of published tables that their cells leave unsaid: sources, rows that do not count, and assumptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cell = str | int | float
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in for a blank cell of `column`; exactly one of `value`, `values` and `same_as`.
+    """Value in place of a blank cell of `column`; exactly one of `value`, `values` and `same_as`.
 
     Args:
         values: by what the row says in the column `by`.
@@ -93,7 +93,7 @@ class OpenAccelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of one table as a whole.
+    """Facts of one table as a whole.
 
     Args:
         conventions: how its numbers came about, and what they mean.
@@ -181,7 +181,7 @@ def proxy_tables() -> list[Path]:
 
 
 def table_facts(path: Path) -> TableFacts:
-    """What is known of the table at `path`: of a shipped one by its file's name, otherwise nothing but that name."""
+    """Facts of the table at `path`: a shipped one is known by its file's name, of another nothing but that name is."""
     for table in load_tables().tables:
         if table.file == path.name:
             return table

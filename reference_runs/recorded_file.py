@@ -114,7 +114,7 @@ def unit_of(kind: type[msgspec.Struct], key: str) -> str | None:
 
 
 class Omitted(NamedTuple):
-    """What becomes of keys that a section leaves out.
+    """Treatment of keys that a section leaves out.
 
     Args:
         defaults: facts of such keys, from the values that the section has.

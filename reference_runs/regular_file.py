@@ -61,7 +61,7 @@ def typed_text(path: Path) -> str:
 
 
 def json_of(data: bytes, kind: type[Kind]) -> Kind:
-    """What some JSON says.
+    """Value that some JSON describes.
 
     Raises:
         msgspec.MsgspecError: it is not JSON, not UTF-8, nested too deeply, or not of that kind.
@@ -73,7 +73,7 @@ def json_of(data: bytes, kind: type[Kind]) -> Kind:
 
 
 def json_file(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
-    """What a JSON file says.
+    """Value that a JSON file describes.
 
     Raises:
         OSError: as `file_bytes`.

@@ -35,7 +35,7 @@ from reference_runs.sourced import Sourced
 
 
 class Objective(enum.StrEnum):
-    """What the model learns to predict."""
+    """Task that the model learns: what it predicts."""
 
     CAUSAL_LM = "causal-lm"
     BLANK_INFILLING = "blank-infilling"
@@ -46,7 +46,7 @@ LEAST_WINDOW = 4  # tokens of a packed text: one of a question, [gMASK], [sop], 
 
 
 class Precision(enum.StrEnum):
-    """What weights, gradients and optimizer state are kept in; bytes a parameter on one rank without sharding.
+    """Formats of weights, gradients and optimizer state; bytes a parameter on one rank without sharding.
 
     fp32 (16): everything in fp32: weights 4, gradients 4, moments 8.
     bf16 (18): weights and arithmetic in bf16, gradients accumulated and reduced in fp32, fp32 master weights and
@@ -120,7 +120,7 @@ class LearningRateDecay(enum.StrEnum):
 
 
 class FlopConvention(enum.StrEnum):
-    """What a published flop rate, MFU or HFU counts (formulas in `suite.predict.analytic.flop`)."""
+    """Convention by which a published flop rate, MFU or HFU counts (formulas in `suite.predict.analytic.flop`)."""
 
     MEGATRON_RECOMPUTED = "megatron-eq3-recomputed"
     MEGATRON_MODEL = "megatron-eq3-model"
@@ -202,7 +202,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the run stood on."""
+    """Accelerators, nodes and network of the run."""
 
     accelerator: str
     accelerators: Count | None = None
@@ -216,7 +216,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the run was executed with."""
+    """Software that the run was executed with."""
 
     stack: str
     fused_kernels: str | None = None
@@ -224,7 +224,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was published of the outcome. Rates are per accelerator unless said otherwise.
+    """Published outcome. Rates are per accelerator unless said otherwise.
 
     Args:
         flop_convention: what the published flop rate, MFU and HFU count; needed where one of them is published.

@@ -21,7 +21,7 @@ Value = int | float | str | bool | tuple[int, ...]
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What another source says of the same quantity, in the unit of the value that was chosen."""
+    """Reading of the same quantity by another source, in the unit of the value that was chosen."""
 
     value: Value
     source: str

@@ -56,7 +56,7 @@ class Generation(enum.StrEnum):
 
 
 class AttentionKernel(enum.StrEnum):
-    """What computes attention: batched products that store the scores, or one kernel that does not."""
+    """Kernel of attention: batched matrix multiplications that store the scores, or one that does not."""
 
     UNFUSED = "unfused"
     FLASH_ATTENTION_1 = "flash-attention-1"
@@ -100,7 +100,7 @@ class Weights32(enum.StrEnum):
 
 
 class Keeping(NamedTuple):
-    """What a stack keeps in memory: by eager modules, and which weights in fp32."""
+    """State that a stack keeps in memory: for eager modules, and which weights in fp32."""
 
     eager: bool
     weights_32: Weights32
@@ -167,12 +167,12 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def keeping(self) -> Keeping:
-        """What it keeps in memory."""
+        """State that it keeps in memory."""
         return Keeping(self.modules is Modules.EAGER, self.weights_32)
 
 
 class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of `SEARCHED` a stack executes, separated by commas."""
+    """Members of `SEARCHED` that a stack executes, separated by commas."""
 
     layouts: str
 

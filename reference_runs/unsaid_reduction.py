@@ -1,4 +1,4 @@
-"""What a stack does where nothing says it: how ZeRO-1 reduces gradients, and in which messages."""
+"""Reduction of gradients that a stack executes under ZeRO-1 where nothing says it, and in which messages."""
 
 from __future__ import annotations
 

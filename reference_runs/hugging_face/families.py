@@ -45,7 +45,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {"architecture": Architecture, "reci
 
 
 class Imported(NamedTuple):
-    """What a configuration says of a model.
+    """Model that a configuration describes.
 
     Args:
         facts: under `section.key`, of the architecture whole, of the recipe in part.

@@ -97,7 +97,7 @@ def training(
     attention: tuple[str, float] = ("attention_dropout", 0.0),
     deviation: tuple[str, float] = ("initializer_range", 0.02),
 ) -> None:
-    """What a configuration says of training, each a key and its default: dropouts, deviation of initial weights."""
+    """Put the recipe of a configuration: dropouts and deviation of initial weights, each a key and its default."""
     for name, key in (("embedding_dropout", embedding), ("hidden_dropout", hidden), ("attention_dropout", attention)):
         fact = c.number(key[0], default=key[1]) if key else c.model(0.0, "no such dropout")
         c.put(name, fact, section="recipe")

@@ -16,7 +16,7 @@ from suite.predict.plan.published_layouts import ranked_layouts
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
-from suite.report.predicted_table import write_predictions
+from suite.report.predicted_table import write_as_read, write_predictions
 from suite.report.terminal.plan import print_ranked
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_proxies, print_scores
@@ -34,6 +34,9 @@ def validate(
     ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the one of TABLES with predicted values in further columns to this file.")
+    ] = None,
+    as_read: Annotated[
+        Path | None, typer.Option(help="Write the one of TABLES to this file as it was read, with notes, to be edited.")
     ] = None,
     proxies: Annotated[
         bool, typer.Option("--proxies", help="Predict whole models from published steps of some of their layers.")
@@ -54,28 +57,34 @@ def validate(
 
     Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10;
     python -m suite validate my_measurements.csv --write with_predictions.csv;
+    python -m suite validate my_measurements.csv --as-read canonical.csv;
     python -m suite validate --proxies; python -m suite validate --layouts
 
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
+    written = {"--write": write, "--as-read": as_read}
     if layouts:
-        given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables, "--write": write}
+        given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables, **written}
         if ignored := [name for name, value in given.items() if value]:
             raise InputError("excludes --layouts", got="--layouts", allowed="one of both", where=", ".join(ignored))
         _layouts(json=json)
         return
     if proxies:
-        if ignored := [name for name, given in (("--plot", plot), ("--all", every_table), ("--write", write)) if given]:
+        given = {"--plot": plot, "--all": every_table, **written}
+        if ignored := [name for name, value in given.items() if value]:
             raise InputError("excludes --proxies", got="--proxies", allowed="one of both", where=", ".join(ignored))
         _proxies(tables or proxy_tables(), json=json)
         return
-    if write is not None and len(tables or ()) != 1:
-        raise InputError("is of one table", got=f"{len(tables or ())} TABLES", allowed="one", where="--write")
+    for option, target in written.items():
+        if target is not None and len(tables or ()) != 1:
+            raise InputError("is of one table", got=f"{len(tables or ())} TABLES", allowed="one", where=option)
     loaded = [load_table(path) for path in tables or shipped_tables()]
     shown = every_table or bool(tables)
     scored = [(table.facts, table_score(table, worst=worst, frameworks=shown)) for table in loaded]
     if write is not None and tables:
         write_predictions(loaded[0], tables[0], write)
+    if as_read is not None and tables:
+        write_as_read(tables[0], as_read)
     if json:
         for _, score in scored:
             print_json(score)

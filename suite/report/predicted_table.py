@@ -1,4 +1,4 @@
-"""A user's table of measurements with what was predicted of each row, in columns after its own."""
+"""A user's table of measurements written again: with its predictions in further columns, or as it was read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reference_runs.errors import InputError
 from reference_runs.published import PublishedTable
-from reference_runs.published_file import read_table_file
+from reference_runs.published_as_written import canonical_table, canonical_text, read_table_file
 from suite.paths import whole_file
 from suite.predict.validation.published_tables import RowPrediction, all_predictions
 
@@ -24,8 +24,7 @@ def write_predictions(table: PublishedTable, source: Path, target: Path) -> None
     Raises:
         InputError: `target` is the table itself, or cannot be written; nothing is left half-written.
     """
-    if target.exists() and target.samefile(source):
-        raise InputError("is the table itself", got=str(target), allowed="another file", where="--write")
+    _check_other(source, target, "--write")
     predicted, reasons = all_predictions(table)
     text = io.StringIO()
     header, separator, lines = read_table_file(source)
@@ -40,11 +39,30 @@ def write_predictions(table: PublishedTable, source: Path, target: Path) -> None
     writer.writerow([*padded(header), *COLUMNS])
     for line, cells in lines:
         writer.writerow([*padded(cells), *_said(predicted.get(line), reasons.get(line, ""))])
+    _write(text.getvalue(), target, "--write")
+
+
+def write_as_read(source: Path, target: Path) -> None:
+    """Write the table at `source` to `target` as it was read: canonical columns, and notes in a last one.
+
+    Raises:
+        InputError: as `write_predictions`.
+    """
+    _check_other(source, target, "--as-read")
+    _write(canonical_text(canonical_table(source)), target, "--as-read")
+
+
+def _check_other(source: Path, target: Path, option: str) -> None:
+    if target.exists() and target.samefile(source):
+        raise InputError("is the table itself", got=str(target), allowed="another file", where=option)
+
+
+def _write(text: str, target: Path, option: str) -> None:
     try:
         with whole_file(target) as partial:
-            partial.write_text(text.getvalue(), encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", got=str(target), where="--write") from error
+        raise InputError(f"cannot write: {error.strerror}", got=str(target), where=option) from error
 
 
 def _said(found: RowPrediction | None, reason: str) -> list[str]:

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.catalog import reference_run
 from reference_runs.published import STEP, load_table
 from reference_runs.published_tables import PUBLISHED, shipped_tables
-from reference_runs.run import Precision, ProductFormat
 from reference_runs.stack import stacks
 from suite.__main__ import main
 from suite.predict.validation.published_tables import best_constant, row_prediction
@@ -52,6 +50,7 @@ def test_without_arguments_every_published_table_is_scored(capsys) -> None:
         assert score["used"] + score["skipped"] == score["rows"]
         assert len(score["skipped_rows"]) == score["skipped"]
         assert score["used"] > 0
+        assert score["implausible_rows"] == []
         assert len(score["worst"]) == 5
         assert abs(score["worst"][0]["error_percent"]) == pytest.approx(abs(score["step_seconds_max"]))
         assert 0 <= abs(score["step_seconds_bias"]) <= score["step_seconds_mape"] <= abs(score["step_seconds_max"])
@@ -108,24 +107,6 @@ def test_a_time_that_no_machine_reaches_is_remarked(capsys, tmp_path) -> None:
     assert re.match(r"\d{3}% of the peak, with that half of attention alone that a causal mask leaves", row["reason"])
     assert main(["validate", path]) == 0
     assert "implausible: own, line 3: " in capsys.readouterr().out
-
-
-def test_no_published_row_is_implausible(capsys) -> None:
-    assert [score["implausible_rows"] for score in scores(capsys)] == [[] for _ in shipped_tables()]
-
-
-def test_fp8_is_a_format_of_products_and_not_of_weights(capsys, tmp_path) -> None:
-    rows = [OWN | {"gpu": "h100-sxm", "dtype": dtype, STEP: "0.5"} for dtype in ("bf16", "fp8", "amp_fp8")]
-    path = written(tmp_path / "own.csv", [*rows, OWN | {"dtype": "fp8", STEP: "0.5"}])
-    (score,) = scores(capsys, path)
-    assert score["used"] == 3
-    assert score["skipped_rows"] == [{"line": 5, "reason": "a100-sxm-80gb computes no products in fp8-delayed"}]
-    wide, fp8, amp = load_table(Path(path)).rows
-    assert (wide.recipe.product_format, wide.recipe.precision) == (ProductFormat.NONE, Precision.BF16)
-    assert (fp8.recipe.product_format, fp8.recipe.precision) == (ProductFormat.FP8_DELAYED, Precision.BF16)
-    assert amp.recipe == fp8.recipe
-    assert "product_format = fp8-delayed" in fp8.assumed
-    assert row_prediction(fp8).step_seconds < row_prediction(wide).step_seconds
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
@@ -217,41 +198,35 @@ def test_columns_of_an_own_table_that_are_not_read_are_named(capsys, tmp_path) -
     assert "columns_not_read" not in score
 
 
-def test_a_table_with_predictions_has_the_separator_of_the_table(capsys, tmp_path) -> None:
+def test_a_table_with_predictions_has_its_separator_and_reasons_in_their_column(capsys, tmp_path) -> None:
     path, target = tmp_path / "own.csv", tmp_path / "out.csv"
     cells = OWN | {STEP: "1,5"}
-    path.write_text(f"# ours\n{';'.join(cells)}\n{';'.join(cells.values())};\n", encoding="utf-8")
+    row, long = ";".join(cells.values()), ";".join([*cells.values(), "x", "y"])
+    path.write_text(f"# ours\n{';'.join(cells)}\n{row};\n{long}\n", encoding="utf-8")
     assert main(["validate", str(path), "--write", str(target)]) == 0
     with open(target, newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file, delimiter=";")
-    assert {column: row[column] for column in cells} == cells
-    assert float(row["predicted_step_time_s"]) > 0
-    assert main(["validate", str(target)]) == 0
-
-
-def test_a_row_of_too_many_cells_keeps_its_reason_in_its_column(capsys, tmp_path) -> None:
-    path, target = tmp_path / "own.csv", tmp_path / "out.csv"
-    cells = OWN | {STEP: "1.5"}
-    lines = [",".join(cells), ",".join(cells.values()), ",".join([*cells.values(), "x", "y"])]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    assert main(["validate", str(path), "--write", str(target)]) == 0
-    with open(target, newline="", encoding="utf-8") as file:
-        good, long = csv.DictReader(file)
+        good, bad = csv.DictReader(file, delimiter=";")
+    assert {column: good[column] for column in cells} == cells
     assert float(good["predicted_step_time_s"]) > 0
-    assert good["not_predicted"] == ""
-    assert long["predicted_step_time_s"] == ""
-    assert long["not_predicted"] == f"{len(cells) + 2} cells under a header of {len(cells)} columns"
+    assert (good["not_predicted"], bad["predicted_step_time_s"]) == ("", "")
+    assert bad["not_predicted"] == f"{len(cells) + 2} cells under a header of {len(cells)} columns"
+    assert main(["validate", str(target)]) == 0
 
 
 def test_reasons_are_counted_without_their_rows_numbers_and_with_the_columns_range(capsys, tmp_path) -> None:
     rows = [
         OWN | {STEP: "1"} | cells for cells in ({"dp": "4"}, {"dp": "2"}, {"seq_len": "long"}, {"seq_len": "short"})
     ]
-    (score,) = scores(capsys, written(tmp_path / "own.csv", rows), code=3)
+    path = written(tmp_path / "own.csv", [*rows, OWN | {"dtype": "fp8", STEP: "1"}, OWN | {"gpu": "A1", STEP: "1"}])
+    (score,) = scores(capsys, path, code=3)
     assert score["skipped_reasons"] == {
         "dp * tp * pp * cp = N, but gpus = N": 2,
         "seq_len: expected a number from 0 to 1e+18": 2,
+        "a100-sxm-80gb computes no products in fp8-delayed": 1,
+        "gpu: ... is not known": 1,
     }
+    assert main(["validate", path]) == 3
+    assert "skipped 6 of 6 rows: dp * tp * pp * cp = N, but gpus = N (2); " in " ".join(capsys.readouterr().out.split())
 
 
 def test_assumptions_are_grouped_by_rows_and_by_the_run_that_they_are_of(capsys, tmp_path) -> None:
@@ -267,6 +242,12 @@ def test_assumptions_are_grouped_by_rows_and_by_the_run_that_they_are_of(capsys,
     assert out.index(read) < out.index(of_run)
     assert out.count("layers = 32") == 1
     assert "each in 1 row: position = learned, " in out
+
+
+def test_products_in_fp8_are_predicted_to_take_less_time(tmp_path) -> None:
+    rows = [OWN | {"gpu": "h100-sxm", "dtype": dtype, STEP: "0.5"} for dtype in ("bf16", "fp8")]
+    wide, fp8 = load_table(Path(written(tmp_path / "own.csv", rows))).rows
+    assert row_prediction(fp8).step_seconds < row_prediction(wide).step_seconds
 
 
 def test_a_long_list_of_reasons_ends_with_a_count(capsys, tmp_path) -> None:
@@ -355,60 +336,6 @@ def test_a_table_without_proxies_says_so(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.startswith("no row is a proxy of another")
 
 
-def test_words_for_dtypes_are_understood_and_others_named_as_such(capsys, tmp_path) -> None:
-    words = ["amp_bf16", "bf16 (fp32 grad accum)", "float16", "amp_fp9", "amp_fp7"]
-    path = written(tmp_path / "own.csv", [OWN | {"dtype": word, STEP: "0.95"} for word in words])
-    (score,) = scores(capsys, path)
-    assert score["used"] == 3
-    allowed = "bf16, fp16, fp32, fp8, fp8-delayed, fp8-current, fp8-blockwise, mxfp8, nvfp4"
-    assert score["skipped_rows"] == [
-        {"line": line, "reason": f"dtype: '{word}' is not known; allowed: {allowed}"}
-        for line, word in ((5, "amp_fp9"), (6, "amp_fp7"))
-    ]
-    assert score["skipped_reasons"] == {"dtype: ... is not known": 2}
-    assert "dtype amp_bf16 = bf16" in score["assumed"]
-    bf16, noted, fp16 = load_table(Path(path)).rows
-    assert bf16.recipe == noted.recipe
-    assert (bf16.recipe.precision, fp16.recipe.precision) == (Precision.BF16, Precision.FP16)
-    assert main(["validate", path]) == 0
-    assert "skipped 2 of 5 rows: dtype: ... is not known (2)\n" in capsys.readouterr().out
-
-
-def test_a_blank_dtype_and_a_blank_shape_are_assumed_by_a_stated_rule(capsys, tmp_path) -> None:
-    """The catalog knows Llama-2-7B by its name; of LLaMAs that it has not, the width of the feed-forward part."""
-    shape = ("layers", "hidden", "heads", "seq_len", "vocab")
-    named = OWN | dict.fromkeys((*shape, "dtype"), "") | {"model": "meta-llama/Llama-2-7b-hf", STEP: "9"}
-    rows = [named, OWN | {"model": "LLaMA-2B", STEP: "1"}, named | {"model": "LLaMA-6B"}]
-    (score,) = scores(capsys, written(tmp_path / "own.csv", rows))
-    assert score["used"] == 2
-    assert "ffn_hidden = 11008 as llama2-7b" in score["assumed"]
-    assert "dtype = bf16" in score["assumed"]
-    blank = "layers, hidden, heads, vocab, seq_len are blank, and no recorded run is called 'LLaMA-6B'"
-    assert score["skipped_rows"] == [{"line": 4, "reason": blank}]
-    known, other = load_table(tmp_path / "own.csv").rows
-    assert known.architecture == reference_run("llama2-7b").architecture
-    assert other.architecture.ffn_hidden == 5632  # 8 / 3 of 2048, up to a multiple of 256
-    # without the columns the name says as much
-    less = [{column: cell for column, cell in named.items() if column not in shape}]
-    assert load_table(Path(written(tmp_path / "less.csv", less))).rows[0].architecture == known.architecture
-
-
-def test_an_unknown_accelerator_is_refused_with_the_known_ones(capsys, tmp_path) -> None:
-    path = written(tmp_path / "own.csv", [OWN | {"gpu": "A100-SXM-81GB", STEP: "1"}])
-    (score,) = scores(capsys, path, code=3)
-    (row,) = score["skipped_rows"]
-    assert row["reason"].startswith("gpu: 'A100-SXM-81GB' is not known; did you mean a100-sxm-80gb? allowed: a100-pcie")
-
-
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_semicolons_and_tabs_separate_columns_too(separator: str, tmp_path) -> None:
-    path = tmp_path / "own.csv"
-    rows = [OWN | {STEP: "0.95"}]
-    comma = load_table(Path(written(path, rows))).rows
-    path.write_text(path.read_text(encoding="utf-8").replace(",", separator), encoding="utf-8")
-    assert load_table(path).rows == comma
-
-
 def test_frameworks_are_read_and_the_stack_that_would_change_most_is_named(capsys, tmp_path) -> None:
     """Megatron-DeepSpeed with pipeline stages is DeepSpeed's engine, without stages it is not."""
     split = OWN | {"framework": "megatron_deepspeed", "dp": "4", "pp": "2", STEP: "1"}
@@ -436,6 +363,23 @@ def test_frameworks_are_read_and_the_stack_that_would_change_most_is_named(capsy
     assert line.startswith("own: framework 'megatron_deepspeed' in 2 rows: stack megatron-deepspeed-pipeline (")
 
 
+def test_a_table_is_written_as_it_was_read_with_notes_and_refused_rows_for_correction(capsys, tmp_path) -> None:
+    path, target = tmp_path / "own.csv", tmp_path / "canonical.csv"
+    names = {"gpu": "Hardware", "micro_batch": "MBS", STEP: "Step time (s)"}
+    cells = OWN | {STEP: "1,5", "recompute": "core_attn", "note": "ours"}
+    rows = [";".join({**cells, "vocab": vocab}.values()) for vocab in ("50257", "50.257")]
+    path.write_text("\n".join([";".join(names.get(name, name) for name in cells), *rows]), encoding="utf-8")
+    assert main(["validate", str(path), "--as-read", str(target)]) == 0
+    header, good, bad = csv.reader(target.read_text(encoding="utf-8").splitlines())
+    assert header == [*cells, "read_as"]
+    notes = "column Hardware = gpu; recompute core_attn = selective"
+    assert good == [*(cells | {STEP: "1.5", "recompute": "selective"}).values(), notes]
+    assert bad[-2:] == ["", "vocab: expected a number with one reading; got '50.257', which is 50.257 or 50257"]
+    table, again = load_table(path), load_table(target)
+    assert [row.layout for row in again.rows] == [row.layout for row in table.rows]
+    assert len(again.skipped) == 1
+
+
 def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) -> None:
     rows = [OWN | {"note": "as, it stands", STEP: "0.95"}, OWN | {"note": "", "dtype": "amp_fp9", STEP: "1"}]
     path = Path(written(tmp_path / "own.csv", rows))
@@ -449,9 +393,12 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
     assert float(found["predicted_mem_gib_per_gpu"]) == pytest.approx(prediction.peak_bytes / 2**30, rel=1e-5)
     assert (found["predicted_stack"], found["not_predicted"]) == ("generic", "")
     assert (unknown["predicted_step_time_s"], unknown["not_predicted"][:16]) == ("", "dtype: 'amp_fp9'")
+    assert main(["validate", str(path), "--as-read", str(tmp_path / "canonical.csv")]) == 0
     before = path.read_bytes()
     capsys.readouterr()
     for arguments, words in (
+        ([str(path), "--as-read", str(path)], "--as-read: is the table itself"),
+        ([str(tmp_path / "canonical.csv"), "--as-read", str(target)], "the table has such a column; got read_as"),
         ([str(path), "--write", str(path)], "--write: is the table itself"),
         (["--write", str(target)], "--write: is of one table"),
         ([str(target), "--write", str(path)], "the table has such a column"),
@@ -463,4 +410,4 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
         assert words in captured.err
         assert captured.err.count("\n") == 1
     assert path.read_bytes() == before
-    assert sorted(tmp_path.iterdir()) == [target, path]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "canonical.csv", target, path]

@@ -1,4 +1,4 @@
-"""What a run file leaves out is derived or assumed, and said; what does not follow is not made up."""
+"""Keys that a run file leaves out are derived or assumed, and said; nothing else is made up."""
 
 from __future__ import annotations
 

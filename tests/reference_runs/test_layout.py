@@ -59,7 +59,7 @@ def test_ranks_are_the_product_of_the_axes(layout: Layout) -> None:
     assert layout.ranks == words["dp"] * words["tp"] * words["pp"] * words["cp"]
 
 
-def test_bloom_is_written_as_people_write_it() -> None:
+def test_blooms_layout_is_read_as_people_write_it_and_changed_by_some_words() -> None:
     layout = parse_layout("dp8,tp4,pp12,zero1,1f1b,recompute-full,accumulate128", base=Layout())
     assert layout == Layout(
         data_parallel=8,
@@ -70,11 +70,8 @@ def test_bloom_is_written_as_people_write_it() -> None:
         accumulation=128,
     )
     assert layout.ranks == 384
-
-
-def test_axes_that_are_left_out_are_one_and_the_rest_stays() -> None:
-    base = Layout(data_parallel=8, tensor_parallel=4, zero_stage=1, recomputation=Recomputation.FULL, accumulation=128)
-    assert parse_layout("dp2", base=base) == Layout(data_parallel=2, zero_stage=1, recomputation=Recomputation.FULL)
+    # axes that are left out are one, and the rest stays
+    assert parse_layout("dp2", base=layout) == Layout(data_parallel=2, zero_stage=1, recomputation=Recomputation.FULL)
 
 
 @pytest.mark.parametrize(
@@ -95,40 +92,19 @@ def test_layers_listed_for_each_stage_are_of_their_own_stages(text: str, *, kept
     assert parse_layout(f"{text},layers6-10-10-6", base=base).stage_layer_counts == (6, 10, 10, 6)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "dp",
-        "dp0",
-        "dp-1",
-        "dp2.5",
-        "2dp",
-        "zero4",
-        "bucket0",
-        "interleave0",
-        "recompute",
-        "recompute-some",
-        "full",
-        "dp2,,tp2",
-        "gpipe2",
-        "sp1",
-        "DP2",
-        "dp2;tp2",
-        "accumulate0",
-    ],
+OUTSIDE = (
+    "dp|dp0|dp-1|dp2.5|2dp|zero4|bucket0|interleave0|recompute|recompute-some|full|dp2,,tp2|gpipe2|sp1|DP2|dp2;tp2|"
 )
-def test_a_word_outside_the_grammar_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--layout: .*allowed: dpN"):
-        parse_layout(text, base=Layout())
+TWICE = "dp2,dp2|dp2,dp4|sp,sp|gpipe,1f1b|recompute-none,recompute-full|fused,unfused"
 
 
 @pytest.mark.parametrize(
-    "text", ["dp2,dp2", "dp2,dp4", "sp,sp", "gpipe,1f1b", "recompute-none,recompute-full", "fused,unfused"]
+    ("texts", "complaint"), [(f"{OUTSIDE}|dp2;tp2|accumulate0", "--layout: .*allowed: dpN"), (TWICE, "given twice")]
 )
-def test_a_word_given_twice_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="given twice"):
-        parse_layout(text, base=Layout())
+def test_a_word_outside_the_grammar_or_given_twice_is_refused(texts: str, complaint: str) -> None:
+    for text in texts.split("|"):
+        with pytest.raises(InputError, match=complaint):
+            parse_layout(text, base=Layout())
 
 
 def test_replicas_of_each_stage_are_a_list_and_so_are_its_layers() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from reference_runs.errors import InputError
-from reference_runs.machine_model import FIT_SCORES, fit_scores, machine_model
+from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.predict.validation.published_tables import table_score
@@ -17,25 +15,17 @@ SCORES = fit_scores()
 DIGITS = 1e-3  # of numbers stored with four digits: half a unit of the last is at most 0.0005 of the number
 
 
-def test_every_shipped_table_has_its_scores() -> None:
+def test_stored_errors_are_those_of_the_shipped_tables_and_model() -> None:
     tables = [load_table(path) for path in shipped_tables()]
     assert list(SCORES.tables) == [table.name for table in tables]
-    for table in tables:
-        timed = sum(row.step_seconds is not None for row in table.rows)
-        assert SCORES.tables[table.name].rows == timed
-
-
-@pytest.mark.parametrize("path", shipped_tables(), ids=lambda path: path.stem)
-def test_a_tables_stored_error_is_that_of_the_shipped_model(path: Path) -> None:
-    found = table_score(load_table(path), worst=0).step_seconds_mape
+    timed = {table.name: sum(row.step_seconds is not None for row in table.rows) for table in tables}
+    assert {name: score.rows for name, score in SCORES.tables.items()} == timed
+    found = {table.name: table_score(table, worst=0) for table in tables}
     # Values are stored with four digits: nineteen parameters, each off by up to 0.0005 of itself, move the times by
     # at most some 0.1 %, so the error by as many points.
-    assert found == pytest.approx(SCORES.tables[path.stem].fitted, abs=0.1)
-
-
-def test_stored_errors_of_peaks_are_those_of_the_tables_that_have_measured_ones() -> None:
-    found = {path.stem: table_score(load_table(path), worst=0).peak_bytes_mape for path in shipped_tables()}
-    measured = {name: error for name, error in found.items() if error is not None}
+    stored = {name: score.fitted for name, score in SCORES.tables.items()}
+    assert {name: score.step_seconds_mape for name, score in found.items()} == pytest.approx(stored, abs=0.1)
+    measured = {name: score.peak_bytes_mape for name, score in found.items() if score.peak_bytes_mape is not None}
     assert measured == pytest.approx(SCORES.peak_bytes, rel=DIGITS)
 
 
@@ -65,27 +55,3 @@ def test_no_table_is_predicted_better_by_a_fit_that_has_not_seen_it() -> None:
     # up to what a fit gains that stops within 1e-5 of the least cost, and whose cost is not this error
     for score in SCORES.tables.values():
         assert score.table_left_out >= 0.9 * score.fitted
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("[tables.real_runs]", "[tables.real_runs", "not valid TOML"),
-        ("free_parameters", "parameters", "unknown"),
-        ("size_left_out", "sizes_left_out", "sizes_left_out"),
-        ("free_parameters = ", "free_parameters = 0.", "Expected `int`, got `float`"),
-    ],
-)
-def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    path, text = tmp_path / "mine.toml", FIT_SCORES.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError) as refused:
-        fit_scores(path)
-    assert "mine.toml" in str(refused.value)
-    assert reason in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none.toml: cannot read the scores of the fit file: No such file"):
-        fit_scores(tmp_path / "none.toml")

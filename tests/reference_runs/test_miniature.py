@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -18,15 +20,20 @@ from tests.support.launches import WHOLE_BATCHES
 from tests.support.strategies import BLOOM
 
 RUNS = [reference_run(name) for name in miniatures().values()]
-CASES = [pytest.param(run, scale, id=f"{run.name}-{scale}") for run in RUNS for scale in SCALES]
 SECTIONS = ("architecture", "recipe", "layout")
 
 
 def recorded_value(run: ReferenceRun, section: str, name: str) -> object:
-    """What the run records; of a layout that is not published None for its axes, else the usual value."""
+    """Value that the run records; of a layout that is not published None for its axes, else the usual value."""
     if section == "layout" and run.recorded_layout is None:
         return None if f"layout.{name}" in run.unpublished else getattr(Layout(), name)
     return getattr(getattr(run, section), name)
+
+
+def every_miniature(ranks: Sequence[int]) -> Iterator[tuple[ReferenceRun, str, int, Miniature]]:
+    """Each recorded run's miniature of each scale on each of these numbers of ranks."""
+    for run, scale, number in itertools.product(RUNS, SCALES, ranks):
+        yield run, scale, number, miniature(run, scale, ranks=number)
 
 
 def changed(run: ReferenceRun, mini: Miniature) -> set[str]:
@@ -38,45 +45,56 @@ def changed(run: ReferenceRun, mini: Miniature) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(("run", "scale"), CASES)
-def test_every_changed_fact_is_listed_with_its_rule_and_every_other_as_kept(run: ReferenceRun, scale: str) -> None:
-    mini = miniature(run, scale, ranks=2)
-    assert {difference.key for difference in mini.scaled} == changed(run, mini)
-    assert all(difference.rule not in ("", "kept") for difference in mini.scaled)
-    fields = {f"{section}.{name}" for section in SECTIONS for name in msgspec.structs.asdict(getattr(mini, section))}
-    assert {difference.key for difference in mini.kept} == fields - changed(run, mini)
-    for difference in (*mini.scaled, *mini.kept):
-        section, name = difference.key.split(".")
-        assert difference.here == getattr(getattr(mini, section), name)
-        assert difference.recorded == recorded_value(run, section, name)
+def test_every_changed_fact_is_listed_with_its_rule_and_every_other_as_kept() -> None:
+    wrong = []
+    for run, _, _, mini in every_miniature([2]):
+        names = {f"{section}.{name}" for section in SECTIONS for name in msgspec.structs.asdict(getattr(mini, section))}
+        differ = changed(run, mini)
+        assert {difference.key for difference in mini.scaled} == differ, mini.name
+        assert {difference.key for difference in mini.kept} == names - differ, mini.name
+        assert all(difference.rule not in ("", "kept") for difference in mini.scaled), mini.name
+        for difference in (*mini.scaled, *mini.kept):
+            section, name = difference.key.split(".")
+            here, recorded = getattr(getattr(mini, section), name), recorded_value(run, section, name)
+            if (difference.here, difference.recorded) != (here, recorded):
+                wrong.append((mini.name, difference))
+    assert wrong == []
 
 
-@pytest.mark.parametrize(("run", "scale"), CASES)
-def test_what_makes_the_run_itself_is_kept(run: ReferenceRun, scale: str) -> None:
-    mini = miniature(run, scale, ranks=2)
-    for section, names in {
+def test_what_makes_the_run_itself_is_kept() -> None:
+    kept = {
         "architecture": "position norm embedding_norm activation residual mask biases tied_embeddings",
         "recipe": "objective precision optimizer beta1 beta2 epsilon weight_decay decay_of_vectors gradient_clip "
         "learning_rate_decay residual_init_scaled embedding_dropout hidden_dropout attention_dropout",
         "layout": "zero_stage recomputation schedule",
-    }.items():
-        for name in names.split():
-            assert getattr(getattr(mini, section), name) == recorded_value(run, section, name), name
+    }
+    wrong = [
+        (mini.name, section, name)
+        for run, _, _, mini in every_miniature([2])
+        for section, names in kept.items()
+        for name in names.split()
+        if getattr(getattr(mini, section), name) != recorded_value(run, section, name)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(("run", "scale"), CASES)
-def test_ratios_are_kept(run: ReferenceRun, scale: str) -> None:
-    large, mini = run.architecture, miniature(run, scale, ranks=1)
-    small = mini.architecture
-    ratio = (small.padded_vocabulary / small.hidden) / (large.padded_vocabulary / large.hidden)
-    assert 1 / 2 <= ratio <= 2
-    assert small.ffn_hidden * large.hidden == large.ffn_hidden * small.hidden
-    recipe, recorded = mini.recipe, run.recipe
-    assert recipe.minimum_learning_rate / recipe.learning_rate == pytest.approx(
-        recorded.minimum_learning_rate / recorded.learning_rate
-    )
-    assert recipe.init_std**2 * small.hidden == pytest.approx(recorded.init_std**2 * large.hidden)
-    assert recipe.learning_rate * small.hidden == pytest.approx(recorded.learning_rate * large.hidden)
+def test_ratios_are_kept() -> None:
+    for run, _, _, mini in every_miniature([1]):
+        large, small, recipe, recorded = run.architecture, mini.architecture, mini.recipe, run.recipe
+        ratio = (small.padded_vocabulary / small.hidden) / (large.padded_vocabulary / large.hidden)
+        assert 1 / 2 <= ratio <= 2, mini.name
+        assert small.ffn_hidden * large.hidden == large.ffn_hidden * small.hidden, mini.name
+        here = (
+            recipe.minimum_learning_rate / recipe.learning_rate,
+            recipe.init_std**2 * small.hidden,
+            recipe.learning_rate * small.hidden,
+        )
+        there = (
+            recorded.minimum_learning_rate / recorded.learning_rate,
+            recorded.init_std**2 * large.hidden,
+            recorded.learning_rate * large.hidden,
+        )
+        assert here == pytest.approx(there), mini.name
 
 
 @pytest.mark.parametrize(("sequence", "cpu", "cuda"), [(2048, 64, 1024), (8192, 256, 2048), (131072, 256, 2048)])
@@ -87,33 +105,24 @@ def test_a_long_sequence_is_halved_until_its_scores_can_be_stored(sequence: int,
         assert (small.sequence, small.sliding_window) == (left, left // 4)
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_blooms_vocabulary_keeps_its_ratio_to_hidden_exactly(scale: str) -> None:
-    large, small = BLOOM.architecture, miniature(BLOOM, scale, ranks=1).architecture
-    assert small.padded_vocabulary * large.hidden == large.padded_vocabulary * small.hidden
+def test_the_size_fits_the_device() -> None:
+    sizes = {"cpu": (3e6, 5e6), "cuda": (1e8, 2e8)}
+    for _, scale, _, mini in every_miniature([1]):
+        least, most = sizes[scale]
+        stored = 1 if mini.architecture.experts is None else 3  # a token passes a part of the experts
+        assert least <= parameter_count(mini.architecture) <= most * stored, (mini.name, scale)
 
 
-@pytest.mark.parametrize(("scale", "least", "most"), [("cpu", 3e6, 5e6), ("cuda", 1e8, 2e8)])
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_the_size_fits_the_device(run: ReferenceRun, scale: str, least: float, most: float) -> None:
-    small = miniature(run, scale, ranks=1).architecture
-    stored = 1 if small.experts is None else 3  # a token passes a part of the experts
-    assert least <= parameter_count(small) <= most * stored
-
-
-@pytest.mark.parametrize(("run", "scale"), CASES)
-@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 8])
-def test_steps_accumulate_as_many_micro_batches_as_recorded_up_to_a_limit(
-    run: ReferenceRun, scale: str, ranks: int
-) -> None:
-    mini = miniature(run, scale, ranks=ranks)
-    here = accumulation(mini.recipe, mini.layout)
-    recorded = accumulation(run.recipe, run.recorded_layout or Layout())
-    most = SCALES[scale].most_micro_batches / mini.layout.data_parallel
-    stages = mini.layout.pipeline_stages
-    assert here <= recorded or here == stages
-    assert here % stages == 0
-    assert min(recorded, most) <= here < min(recorded, most) + stages
+def test_steps_accumulate_as_many_micro_batches_as_recorded_up_to_a_limit() -> None:
+    for run, scale, ranks, mini in every_miniature([1, 2, 4, 5, 8]):
+        here = accumulation(mini.recipe, mini.layout)
+        recorded = accumulation(run.recipe, run.recorded_layout or Layout())
+        most = SCALES[scale].most_micro_batches / mini.layout.data_parallel
+        stages = mini.layout.pipeline_stages
+        case = (mini.name, scale, ranks)
+        assert here <= recorded or here == stages, case
+        assert here % stages == 0, case
+        assert min(recorded, most) <= here < min(recorded, most) + stages, case
 
 
 def test_words_of_a_layout_set_the_batch() -> None:
@@ -130,56 +139,52 @@ def test_words_of_a_layout_set_the_batch() -> None:
     assert batch("dp4,pp2") == 32
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_blooms_heads_stay_no_power_of_two_so_that_alibi_interpolates(scale: str) -> None:
-    heads = miniature(BLOOM, scale, ranks=1).architecture.heads
-    assert not math.log2(heads).is_integer()
+def test_bloom_keeps_its_ratio_of_vocabulary_to_hidden_and_heads_that_are_no_power_of_two() -> None:
+    for scale in SCALES:
+        large, small = BLOOM.architecture, miniature(BLOOM, scale, ranks=1).architecture
+        assert small.padded_vocabulary * large.hidden == large.padded_vocabulary * small.hidden
+        assert not math.log2(small.heads).is_integer()  # so that ALiBi interpolates
 
 
-@pytest.mark.parametrize(("run", "scale"), CASES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 12])
-def test_the_global_batch_divides_by_the_ranks(run: ReferenceRun, scale: str, ranks: int) -> None:
-    mini = miniature(run, scale, ranks=ranks)
-    check_layout(mini.workload, "here")
-    share = mini.layout.data_parallel * mini.layout.micro_batch * accumulation(mini.recipe, mini.layout)
-    assert mini.layout.ranks == ranks
-    assert share == mini.recipe.global_batch
+def test_the_global_batch_divides_by_the_ranks() -> None:
+    for _, scale, ranks, mini in every_miniature([1, 2, 3, 4, 6, 12]):
+        check_layout(mini.workload, f"{mini.name} {scale} {ranks}")
+        share = mini.layout.data_parallel * mini.layout.micro_batch * accumulation(mini.recipe, mini.layout)
+        assert (mini.layout.ranks, share) == (ranks, mini.recipe.global_batch), (mini.name, scale)
 
 
-@pytest.mark.parametrize(("run", "scale"), CASES)
-def test_ranks_change_the_layout_and_the_batch_alone(run: ReferenceRun, scale: str) -> None:
-    one, four = (miniature(run, scale, ranks=ranks) for ranks in (1, 4))
-    assert one.architecture == four.architecture
-    batch = {key: getattr(four.recipe, key) for key in ("global_batch", "tokens", "warmup", "decay", *WHOLE_BATCHES)}
-    assert msgspec.structs.replace(one.recipe, **batch) == four.recipe
-    assert one.recipe.tokens * four.recipe.global_batch == four.recipe.tokens * one.recipe.global_batch
+def test_ranks_change_the_layout_and_the_batch_alone() -> None:
     axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "accumulation")
-    there = {axis: getattr(four.layout, axis) for axis in axes}
-    assert msgspec.structs.replace(one.layout, **there) == four.layout
+    spans = ("global_batch", "tokens", "warmup", "decay", *WHOLE_BATCHES)
+    for run, scale in itertools.product(RUNS, SCALES):
+        one, four = (miniature(run, scale, ranks=ranks) for ranks in (1, 4))
+        assert one.architecture == four.architecture, one.name
+        batch = {key: getattr(four.recipe, key) for key in spans}
+        assert msgspec.structs.replace(one.recipe, **batch) == four.recipe, one.name
+        assert one.recipe.tokens * four.recipe.global_batch == four.recipe.tokens * one.recipe.global_batch, one.name
+        there = {axis: getattr(four.layout, axis) for axis in axes}
+        assert msgspec.structs.replace(one.layout, **there) == four.layout, one.name
 
 
-@pytest.mark.parametrize(("run", "scale"), CASES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 12])
-def test_the_batch_ramps_up_by_whole_slices_and_is_whole_from_the_first_counted_step_on(
-    run: ReferenceRun, scale: str, ranks: int
-) -> None:
-    mini = miniature(run, scale, ranks=ranks)
-    seen, batches = 0, []
-    for _ in range(WARM_UP_STEPS + 2):
-        batches.append(global_batch_at(mini.recipe, seen))
-        seen += batches[-1]
-    full = mini.layout.data_parallel * mini.layout.pipeline_stages
-    share = full * mini.layout.micro_batch
-    assert all(batch % share == 0 for batch in batches)
-    assert batches == sorted(batches)
-    # one step earlier, which prepares the schedule of a pipeline
-    assert set(batches[WARM_UP_STEPS - 1 :]) == {mini.recipe.global_batch}
-    if run.recipe.batch_rampup_start is None:
-        assert batches[0] == mini.recipe.global_batch
-    else:
-        exact = mini.recipe.global_batch * run.recipe.batch_rampup_start / run.recipe.global_batch
-        assert batches[0] == share or abs(batches[0] - exact) <= share / 2
-        assert batches[0] < mini.recipe.global_batch or full * 2 > SCALES[scale].global_batch
+def test_the_batch_ramps_up_by_whole_slices_and_is_whole_from_the_first_counted_step_on() -> None:
+    for run, scale, ranks, mini in every_miniature([1, 2, 3, 4, 6, 12]):
+        case = (mini.name, scale, ranks)
+        seen, batches = 0, []
+        for _ in range(WARM_UP_STEPS + 2):
+            batches.append(global_batch_at(mini.recipe, seen))
+            seen += batches[-1]
+        full = mini.layout.data_parallel * mini.layout.pipeline_stages
+        share = full * mini.layout.micro_batch
+        assert all(batch % share == 0 for batch in batches), case
+        assert batches == sorted(batches), case
+        # one step earlier, which prepares the schedule of a pipeline
+        assert set(batches[WARM_UP_STEPS - 1 :]) == {mini.recipe.global_batch}, case
+        if run.recipe.batch_rampup_start is None:
+            assert batches[0] == mini.recipe.global_batch, case
+        else:
+            exact = mini.recipe.global_batch * run.recipe.batch_rampup_start / run.recipe.global_batch
+            assert batches[0] == share or abs(batches[0] - exact) <= share / 2, case
+            assert batches[0] < mini.recipe.global_batch or full * 2 > SCALES[scale].global_batch, case
 
 
 def test_the_rotated_part_of_a_head_is_even_and_keeps_its_share_to_within_one_pair() -> None:
@@ -226,13 +231,9 @@ def test_a_change_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         miniature(BLOOM, "cpu", ranks=1)
 
 
-def test_a_miniature_has_the_name_that_its_run_gives_it() -> None:
+def test_a_miniature_has_the_name_that_its_run_gives_it_or_one_of_the_runs() -> None:
     for name, run in miniatures().items():
-        assert reference_run(run).miniature == name
-        assert miniature(reference_run(run), "cpu", ranks=1).name == name
-
-
-def test_a_run_that_names_no_miniature_has_one_by_the_same_rules() -> None:
+        assert reference_run(run).miniature == name == miniature(reference_run(run), "cpu", ranks=1).name
     own = msgspec.structs.replace(BLOOM, miniature=None)
     small, named = miniature(own, "cpu", ranks=2), miniature(BLOOM, "cpu", ranks=2)
     assert small.name == "bloom-176b-mini"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,29 +31,30 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize(("name", "ranks"), AXES)
-def test_prime_factors_go_in_turns_to_the_recorded_axes(name: str, ranks: int) -> None:
-    run = reference_run(name)
-    architecture = miniature(run, "cpu", ranks=1).architecture
-    text = layout_text(scaled_layout(run.layout, architecture, ranks=ranks))
-    assert text.startswith(AXES[name, ranks] + ",")
+def test_prime_factors_go_in_turns_to_the_recorded_axes() -> None:
+    texts = {}
+    for name, ranks in AXES:
+        run = reference_run(name)
+        architecture = miniature(run, "cpu", ranks=1).architecture
+        texts[name, ranks] = layout_text(scaled_layout(run.layout, architecture, ranks=ranks))
+    assert {case: ",".join(text.split(",")[:3]) for case, text in texts.items()} == AXES
 
 
 @pytest.mark.parametrize("name", miniatures())
 def test_a_miniature_can_be_executed_on_any_number_of_ranks(name: str) -> None:
+    request = Request(
+        name=name,
+        ranks=1,
+        layout=None,
+        device="cpu",
+        compiled=None,
+        steps=LEAST_STEPS,
+        seed=1,
+        corpus=None,
+        results=Path("unused"),
+    )
     for ranks in range(1, 41):
-        request = Request(
-            name=name,
-            ranks=ranks,
-            layout=None,
-            device="cpu",
-            compiled=None,
-            steps=LEAST_STEPS,
-            seed=1,
-            corpus=None,
-            results=Path("unused"),
-        )
-        planned = plan(request)
+        planned = plan(msgspec.structs.replace(request, ranks=ranks))
         assert planned.layout.ranks == ranks
         assert describes_ranks(planned.workload)
 

@@ -1,4 +1,4 @@
-"""A name that is no recorded run's is refused with the run that it means, where it is a model's."""
+"""Names of models as people write them find the catalog's run and no other model's, or are refused with a hint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,53 @@ import pytest
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.named_runs import _ALSO, meant_run
+from reference_runs.published_cells import SHAPE
+from reference_runs.published_shape import is_plain, named_run, stated_shape
 from suite.__main__ import main
+
+NAMED = {
+    "llama2-7b": "meta-llama/Llama-2-7b-hf|Llama 2 (7B)",
+    "llama2-13b": "LLaMA2 13B",
+    "llama3.1-405b": "Meta-Llama-3.1-405B|llama31_405b",
+    "gpt3-175b": "GPT-3 175B",
+    "bloom-176b": "BLOOM",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
+    "gpt-neox-20b": "GPT-NeoX",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "llama3.1-8b": "LLAMA3_8B|Llama-3.1-8B-Instruct",
+    "llama3.1-70b": "Meta-Llama-3-70B|Llama-3.3-70B-Instruct",
+    "deepseek-v3": "DeepSeekV3 (w/o MTP)|deepseek-ai/DeepSeek-R1",
+    "grok-1": "Grok1 314B",
+    "gpt2-1558m": "gpt2-xl",
+}
+# of several sizes, of a size that is not recorded, with other layers, distilled, or trained by adapters alone
+UNNAMED = (
+    "Llama2 70B LoRA|Llama-2-70b (LoRA)|GPT3 (1.3B)|BLOOM (7B)|DeepSeek-V3 (16 layers)|Llama-3.2-1B|"
+    "DeepSeek-R1-Distill-Llama-8B|llama2|mixtral|Qwen/Qwen3|Llama-2-8b|GPT-2B|bloomz-7b1|"
+)
+
+
+def test_a_model_is_found_by_its_name() -> None:
+    found = [(text, named_run(text), name) for name, texts in NAMED.items() for text in texts.split("|")]
+    found += [(text, named_run(text), None) for text in UNNAMED.split("|")]
+    found += [(name, named_run(name), name) for name in run_names()]
+    assert [each for each in found if each[1] != each[2]] == []
+
+
+def test_a_plain_model_is_said_in_full_by_its_cells() -> None:
+    plain = [run for name in run_names() if is_plain(run := reference_run(name))]
+    assert len(plain) > len(run_names()) / 2
+    for run in plain:
+        assert set(SHAPE) <= set(stated_shape(run))
+
+
+def test_a_name_without_its_size_means_no_run_of_another_shape() -> None:
+    assert named_run("GPT-3") == named_run("GPT-3", {"layers": "96", "hidden": "12288"}) == "gpt3-175b"
+    assert named_run("GPT-3", {"layers": "24", "hidden": "2048", "heads": "16"}) is None
+    assert named_run("PaLM", {"layers": "32"}) is None
+    assert named_run("llama3.1-405b", {"layers": "21"}) == "llama3.1-405b"  # a proxy with some of its layers
 
 
 @pytest.mark.parametrize(

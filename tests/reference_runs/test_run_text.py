@@ -1,4 +1,4 @@
-"""What is written as a run file is read as the same facts."""
+"""Facts that are written as a run file are read again."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class MeasuredPeak(NamedTuple):
 
 
 def measured_peaks(table: PublishedTable) -> list[MeasuredPeak]:
-    """Of each row of the table whose memory was measured and counts."""
+    """Peaks of the rows of a table whose memory was measured and counts."""
     rows = [*table.rows, *(each.row for each in table.skipped if each.memory_counts and each.row)]
     return [
         MeasuredPeak(

@@ -128,7 +128,7 @@ def parts_of_proxy(proxy: PublishedRow) -> PartSeconds:
 
 
 def _layer(row: PublishedRow) -> tuple[Any, ...]:
-    """What two rows have in common whose layers take as long."""
+    """Properties that two rows share whose layers take as long."""
     layout, recipe = row.layout, row.recipe
     return (
         *(row.model, row.stack, row.accelerator, msgspec.structs.replace(row.architecture, layers=1)),

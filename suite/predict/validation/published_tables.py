@@ -200,7 +200,7 @@ def reason_kind(reason: str) -> str:
 def _weighed(
     table: PublishedTable, predicted: Sequence[RowPrediction], others: Sequence[RowPrediction]
 ) -> list[RowPrediction]:
-    """Of the rows that count, and of the `others` whose memory counts, those whose memory was measured."""
+    """Rows whose memory was measured, of those that count and of the `others` whose memory counts."""
     of_memory = {each.line for each in table.skipped if each.memory_counts}
     weighed = [*predicted, *(each for each in others if each.row.line in of_memory)]
     return [each for each in weighed if each.row.peak_bytes is not None]

@@ -61,7 +61,7 @@ def _reading(rows: Sequence[PublishedRow]) -> FrameworkReading:
 
 
 def _changes(rows: Sequence[PublishedRow]) -> dict[str, float]:
-    """Of each stack that executes all layouts, the mean logarithm of its step times over those of the rows' stack."""
+    """Mean logarithm of step times over those of the rows' stack, for each stack that executes all layouts."""
     possible = [set(rival_stacks(row.stack, row.accelerator, row.layout)) for row in rows]
     names = sorted(set.intersection(*possible))
     model = machine_model()

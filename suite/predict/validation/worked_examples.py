@@ -12,7 +12,7 @@ from suite.predict.validation.computations import COMPUTATIONS, Computed, Value
 
 
 class ExampleVerdict(enum.StrEnum):
-    """Of one result.
+    """Verdict of one result.
 
     agrees: the text's claim is what the formula gives, or it has none.
     slips: it is not, as recorded.
@@ -51,7 +51,7 @@ class FormulaResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def computed_values(example: WorkedExample) -> Computed:
-    """What the formulas give for an example's inputs, by result; empty where none is assigned to it."""
+    """Values that the formulas give for an example's inputs, by result; empty where none is assigned to it."""
     computation = COMPUTATIONS.get(example.id)
     if computation is None:
         return {}
