@@ -316,8 +316,9 @@ def test_a_link_whose_answer_was_lost_on_the_way_is_no_error(tmp_path, monkeypat
 
 def test_what_killed_writers_left_goes_when_it_is_a_day_old(tmp_path):
     directory = store.records_directory(tmp_path, "small")
-    names = [f".{begin().id}.reserve", f".{begin().id}.begin.json.0123abcd", ".0123456789abcdef", ".0123abcd..launches"]
-    kept = [".launches", ".nfs0000000000000001"]
+    names = [f".{begin().id}.reserve", f".{begin().id}.begin.json.0123abcd", ".0123456789abcdef", ".launches"]
+    names.append(".0123abcd..launches")
+    kept = [".nfs0000000000000001"]
     for name in names + kept:
         (directory / name).write_bytes(b"x")
     store.Opened(directory, first := begin()).close(end(first.id))
