@@ -25,12 +25,13 @@ from suite.acceptance.evidence import (
     Timed,
     made_for_times,
 )
-from suite.acceptance.findings import TIME_LIMIT, CheckFinding, CheckVerdict, confirmed, rests_on_clocks
+from suite.acceptance.findings import TIME_LIMIT, confirmed, rests_on_clocks
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.noninferiority import FEWEST
 from suite.acceptance.judge.rates import needs_launches
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict
 
 REPEATED, REPEATED_TWICE = "repeated", "repeated twice"  # attempts at what others disturbed
 AGAIN, THIRD, FOURTH = "again", "a third time", "a fourth time"  # attempts at what failed

@@ -12,9 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.presets import effort
 from suite.fleet import fleet_record, judge, pairs, verdicts
 from suite.fleet.commands_at_once import EndedCommand, FleetCommand, public_output, run_all
@@ -23,6 +20,7 @@ from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult
 from suite.fleet.judge import NodeFacts
 from suite.fleet.siblings import FirstBatteries
 from suite.launch.slurm import drain_reason
+from suite.records.battery import BatteryEnd, battery_directory, read_half
 
 PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
 GROUP_SECONDS = 1800.0
@@ -207,8 +205,8 @@ def _facts(running: _Running, name: str) -> NodeFacts:
             continue
         answers.append(answer)
         if answer.record:
-            path = battery_record.directory(running.settings.results) / answer.record
-            batteries.append(battery_record.decode(file_bytes(path), BatteryEnd, str(path)))
+            path = battery_directory(running.settings.results) / answer.record
+            batteries.append(read_half(path, BatteryEnd))
     return NodeFacts(answers, batteries)
 
 

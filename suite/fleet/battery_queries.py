@@ -11,9 +11,8 @@ import msgspec
 
 from suite.fleet.battery_store import BATTERIES, FLEETS, database, empty_columns, parts, usable
 from suite.fleet.verdicts import ACCEPTED, BAD, NOT_RUN
+from suite.metrics.modified_z import FACTOR, LIMIT, SHOWN_FROM
 
-OUTLIER_Z = 3.5  # Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.3: "potential outliers"
-GROUP_FROM = 4  # nodes, from which a z is computed
 GROUPS = ("rack", "firmware")
 
 
@@ -218,12 +217,10 @@ class FleetStore:
     def outliers(self) -> list[Outlier]:
         """Figures of newest batteries whose modified z in their rack or firmware is 3.5 or more, furthest first.
 
-        z = 0.6745 (value - median) / MAD of all nodes of the group with the same hardware, device and ranks, four at
-        least, this one too.
+        z as `suite.metrics.modified_z` defines it, among all nodes of the group with the same hardware, device and
+        ranks: this one too, and three others at least.
         """
-        from suite.acceptance.judge.expected_rates import MODIFIED_Z_FACTOR  # imports more than a history needs
-
-        values = {"factor": MODIFIED_Z_FACTOR, "least": GROUP_FROM, "limit": OUTLIER_Z}
+        values = {"factor": FACTOR, "least": SHOWN_FROM + 1, "limit": LIMIT}
         found = self._asked(_OUTLIERS, values, Outlier)
         return [outlier for outlier in found if math.isfinite(outlier.z)]
 

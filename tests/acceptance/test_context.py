@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
-from suite.acceptance import battery_record, measurements
+from suite.acceptance import measurements
 from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
+from suite.records.battery import read_half
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
 
 QUICK = EFFORTS["quick"].miniatures
@@ -106,7 +107,7 @@ def test_a_phase_that_the_limit_ends_keeps_what_it_measured_and_is_run_anew_when
     assert (straggler["verdict"], straggler["part"]) == ("NOT RUN", "") or straggler["part"] == "time limit"
     assert not list((tmp_path / "acceptance").glob("*.gpt2-mini_times.phase.json"))
     (path,) = (tmp_path / "acceptance").glob("*.gpt2-mini_times_ended_by_the_limit.phase.json")
-    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+    kept = read_half(path, PhaseEvidence).evidence
     assert [one.outcome for one in kept if hasattr(one, "outcome")] == ["ended by the limit"]
     assert len(kept) == 3
 

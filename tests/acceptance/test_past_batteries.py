@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
-from suite.acceptance.battery_record import SCHEMA, BatteryEnd, decode, encode
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery
 from suite.acceptance.past_batteries import NodeIdentity, history, measured_values
+from suite.records.battery import SCHEMA, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, decode, encode
 
 ALIKE = {"device": "cpu", "ranks": "2"}
 

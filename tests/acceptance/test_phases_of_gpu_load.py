@@ -20,7 +20,7 @@ from suite.acceptance.evidence import (
     SoakResult,
     Surroundings,
 )
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
+from suite.acceptance.findings import decision
 from suite.acceptance.gpu_watch import joined
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.judge import battery_findings
@@ -28,6 +28,7 @@ from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import probe_phase
 from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 COUNTERS = frozenset({0, 12, 13})  # a soak is made for them
 

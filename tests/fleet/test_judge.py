@@ -8,9 +8,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.fleet.accept import better, group_sizes, reason
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.judge import NodeFacts, battery_faults, first_batteries, rows
@@ -21,6 +18,7 @@ from suite.job.events import Status
 from suite.machine.profile import read
 from suite.machine.timing_tables import Subject
 from suite.paths import RECORDED
+from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, Decision, read_half
 
 NAMES = ["n1", "n2", "n3", "n4"]
 FLEETS = 100
@@ -259,7 +257,7 @@ def quick_batteries() -> list[BatteryEnd]:
     """Ten of one virtual machine; they are older than the fact, which their micro-measurements have."""
     found = []
     for path in sorted((RECORDED / "quick_batteries" / "acceptance").glob("*.end.json")):
-        end = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
+        end = read_half(path, BatteryEnd)
         assert end.virtual is None
         found.append(msgspec.structs.replace(end, virtual=True))
     return found

@@ -9,12 +9,11 @@ import pytest
 
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.acceptance.battery_record import BatteryEnd, encode
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
 from suite.fleet.references import references
 from suite.fleet.siblings import least_failing
+from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, Decision, encode
 
 RATES = {"a": 100.0, "b": 80.0, "c": 120.0, "bad": 10.0}
 

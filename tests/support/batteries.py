@@ -10,11 +10,11 @@ from suite.acceptance.evidence import (
     ReplayHashes,
     Surroundings,
 )
-from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.past_batteries import History
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_speed import SpeedSample
+from suite.records.battery import CheckFinding, CheckVerdict
 
 NOTHING = History()
 

@@ -8,8 +8,9 @@ import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT
 from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
+from suite.acceptance.findings import joined_evidence, not_run
 from suite.acceptance.judge.host import host_findings
+from suite.records.battery import CheckFinding, CheckVerdict
 
 LEAST_MEMORY_CLOCK = 0.97  # of a GPU's highest
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes

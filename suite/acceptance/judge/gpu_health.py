@@ -9,7 +9,8 @@ import msgspec
 
 from suite.acceptance.check_table import ERRORS, THROTTLE
 from suite.acceptance.evidence import GpuHealth, Health
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
+from suite.acceptance.findings import joined_evidence, not_run
+from suite.records.battery import CheckFinding, CheckVerdict
 
 CONSECUTIVE = 3  # samples with a reason, from which it is throttling
 BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")

@@ -19,15 +19,7 @@ from suite.acceptance.evidence import (
     ProbeResult,
     Surroundings,
 )
-from suite.acceptance.findings import (
-    CheckFinding,
-    CheckVerdict,
-    guard_findings,
-    joined_evidence,
-    not_run,
-    rests_on_clocks,
-    unmeasured_findings,
-)
+from suite.acceptance.findings import guard_findings, joined_evidence, not_run, rests_on_clocks, unmeasured_findings
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
@@ -55,6 +47,7 @@ from suite.acceptance.judge.step_time import OF_CPU_SPEED
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict
 
 
 class JudgedBattery:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from suite.acceptance.evidence import Health
-from suite.acceptance.findings import CheckFinding
+from suite.records.battery import CheckFinding
 
 _RANKS = re.compile(r"\brank (\d+)\b|\blink (\d+)-(\d+)\b")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from suite.acceptance.check_table import CHECKS, CPU_SPEED, MATRIX, MEMORY, STEP_TIME
 from suite.acceptance.evidence import MiniatureLaunch
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
+from suite.acceptance.findings import joined_evidence
 from suite.acceptance.judge.expected_rates import UNKNOWN_MODEL, ExpectedRate, outlier_words
 from suite.acceptance.judge.noninferiority import FEWEST, Look, launches_missing, look
 from suite.acceptance.judge.rates import rate_finding
@@ -18,6 +18,7 @@ from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, mea
 from suite.job.events import Status
 from suite.machine import cpu_speed
 from suite.metrics.figures import StepTerm
+from suite.records.battery import CheckFinding, CheckVerdict
 
 _WORST_FIRST = (CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE, CheckVerdict.WARN, CheckVerdict.PASS)
 PART_OF_TERM = {

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from suite.acceptance.evidence import PhaseTiming, SoakResult
-from suite.acceptance.findings import CheckVerdict, guard_findings
+from suite.acceptance.findings import guard_findings
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import probing, replays
 
 

@@ -19,11 +19,12 @@ from suite.acceptance.evidence import (
     ProbeResult,
     Surroundings,
 )
-from suite.acceptance.findings import CheckVerdict, rests_on_clocks
+from suite.acceptance.findings import rests_on_clocks
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.records.battery import CheckVerdict
 
 NOTHING = History()
 H200 = known_gpu("NVIDIA H200, NVIDIA H200")

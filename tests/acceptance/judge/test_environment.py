@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from suite.acceptance.evidence import LaunchPurpose, Surroundings
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.environment import environment_findings
 from suite.machine.cpu_contention import Competitor
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import launched, micro, surroundings
 from tests.support.nvml import health_of
 

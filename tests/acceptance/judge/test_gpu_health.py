@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from suite.acceptance.evidence import EarlierXid, GpuHealth, GpuSample, GpuState, Health
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.environment import environment_findings
 from suite.acceptance.judge.gpu_health import gpu_findings, longest_run
+from suite.records.battery import CheckVerdict
 from tests.support.nvml import fake_library, health_of
 
 

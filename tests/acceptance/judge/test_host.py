@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.host import host_findings
 from suite.machine.host_state import HostState
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import surroundings
 
 SOUND = HostState(

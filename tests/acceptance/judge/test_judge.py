@@ -11,7 +11,7 @@ from reference_runs.miniature import miniature
 from suite.acceptance import check_table
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.evidence import Exchange, LaunchPurpose
-from suite.acceptance.findings import CheckVerdict, Decision, decision
+from suite.acceptance.findings import decision
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
@@ -20,6 +20,7 @@ from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
+from suite.records.battery import CheckVerdict, Decision
 from tests.support.batteries import (
     NOTHING,
     by_check,

@@ -8,9 +8,10 @@ import pytest
 
 from suite.acceptance.check_table import CHECKS, STRAGGLER
 from suite.acceptance.evidence import Exchange, PhaseTiming, SoakResult
-from suite.acceptance.findings import CheckVerdict, Decision, decision
+from suite.acceptance.findings import decision
 from suite.acceptance.judge.judge import JudgedBattery, battery_findings
 from suite.job.events import Status
+from suite.records.battery import CheckVerdict, Decision
 from tests.support.batteries import (
     NOTHING,
     by_check,

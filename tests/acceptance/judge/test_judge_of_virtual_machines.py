@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from suite.acceptance.evidence import Exchange
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import BY_TURNS, PRODUCTS_BY_TURNS, micro_findings
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import NOTHING, history_of, launched, micro, moments, probing
 
 

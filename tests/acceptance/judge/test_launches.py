@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from suite.acceptance.evidence import LaunchPurpose
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.launches import (
     TAIL_FAIL,
     _late_beyond_chance,
@@ -22,6 +21,7 @@ from suite.acceptance.judge.launches import (
 )
 from suite.job.events import Status
 from suite.metrics.figures import StepTerm
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import NOTHING, by_check, history_of, launched
 
 

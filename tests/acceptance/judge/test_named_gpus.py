@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from suite.acceptance.evidence import GpuHealth, GpuState, Health, MicroMeasurements, Surroundings
-from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict
 
 STATE = GpuState()
 HEALTH = Health(

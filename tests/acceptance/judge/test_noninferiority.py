@@ -10,10 +10,10 @@ import statistics
 import pytest
 from scipy.stats import t as student
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.noninferiority import FALSE_ACCEPTANCE, FALSE_REJECTION, LOOKS, launches_missing, look
 from suite.metrics.launch_statistics import t_quantile
 from suite.paths import ROOT
+from suite.records.battery import CheckVerdict
 
 MARGIN = 0.05
 RUNS = 2000

@@ -7,7 +7,6 @@ import pytest
 
 from reference_runs.accelerator import known_gpu
 from suite.acceptance.evidence import Exchange
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import UpperLimit
 from suite.acceptance.judge.rates import (
     BY_TURNS,
@@ -25,6 +24,7 @@ from suite.job.calibration_job import Task, TimedTask
 from suite.job.events import Status
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import NOTHING, history_of, micro, moments, probing
 from tests.support.profiles import profile as machine
 

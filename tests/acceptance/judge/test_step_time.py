@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
 from suite.acceptance.judge.noninferiority import Look
 from suite.acceptance.judge.step_time import _lateness, _ReferenceVerdict, excess, slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
+from suite.records.battery import CheckVerdict
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
 
 EVEN = {"host": 1.0, "product": 1.0, "elementwise": 1.0, "memory": 1.0}

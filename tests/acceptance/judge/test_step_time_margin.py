@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION, look
 from suite.acceptance.judge.step_time_margin import (
     MARGIN,
@@ -21,6 +20,7 @@ from suite.acceptance.judge.step_time_margin import (
     reference,
     spread_of_batteries,
 )
+from suite.records.battery import CheckVerdict
 
 RUNS = 400
 LAUNCHES = 5

@@ -7,11 +7,12 @@ import pytest
 
 from reference_runs.accelerator import known_gpu
 from suite.acceptance.evidence import ProbeResult, SoakResult, Surroundings
-from suite.acceptance.findings import CheckVerdict, rests_on_clocks
+from suite.acceptance.findings import rests_on_clocks
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.records.battery import CheckVerdict
 
 H200 = known_gpu("NVIDIA H200")
 BURST, SUSTAINED, SPREAD = (
