@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-import msgspec
 import pytest
 
 from suite.__main__ import main
@@ -72,12 +71,6 @@ def test_what_was_left_out_is_launched_when_nothing_else_counts_figures(tmp_path
     assert {found[7, name]["verdict"] for name in QUICK} == {"PASS"}
 
 
-def test_a_battery_whose_limit_suffices_says_nothing_of_it(tmp_path, capsys, node: Node) -> None:
-    code, report, _ = accept(capsys, tmp_path, "--only", "7", "--minutes", "60")
-    assert (code, report["findings"][0]["verdict"]) == (0, "PASS")
-    assert all(finding["part"] != "time limit" for finding in report["findings"])
-
-
 def test_a_phase_that_the_limit_ends_keeps_what_it_measured_and_is_run_anew_when_resumed(
     tmp_path, capsys, monkeypatch
 ) -> None:
@@ -118,10 +111,3 @@ def test_a_loop_that_waits_ends_at_the_limit_and_not_after_it() -> None:
     with pytest.raises(OutOfTimeError), time_limit(-1):
         check_interrupted()
     check_interrupted()
-
-
-def test_what_the_limit_left_is_no_past(tmp_path, capsys, node: Node) -> None:
-    _, report, _ = accept(capsys, tmp_path, "--only", "7", "--minutes", "0.01")
-    assert node.asked == []
-    assert {f["verdict"] for f in report["findings"]} == {"INCONCLUSIVE"}
-    assert msgspec.json.decode((tmp_path / "acceptance").glob("*.end.json").__next__().read_bytes())["losses"] == {}

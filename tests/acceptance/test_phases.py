@@ -56,15 +56,6 @@ def test_a_further_look_needs_no_time_for_a_re_run_of_its_own(
     assert words in found["evidence"]
 
 
-def test_after_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
-    node.stragglers = {"gpt2-mini"}
-    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
-    found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "gpt2-mini")
-    assert node.asked == ["gpt2-mini"] * 5
-    assert found[11, "gpt2-mini"]["verdict"] == "INCONCLUSIVE"
-    assert "no time was left for a re-run" in found[11, "gpt2-mini"]["evidence"]
-
-
 def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_looks(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6], "opt-mini": [1.6]}
     first, again = MICRO_SECONDS + 10 * LAUNCH_SECONDS, 8 * LAUNCH_SECONDS

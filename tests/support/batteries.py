@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.evidence import (
     LaunchPurpose,
     MicroMeasurements,
@@ -11,12 +12,33 @@ from suite.acceptance.evidence import (
     Surroundings,
 )
 from suite.acceptance.past_batteries import History
+from suite.acceptance.presets import EFFORTS, selected_checks
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_speed import SpeedSample
 from suite.records.battery import CheckFinding, CheckVerdict
 
 NOTHING = History()
+
+
+def planned_battery(results, *, device="cpu", ranks=2, profile="quick", **changes):
+    """A battery that has settings, and nothing else yet."""
+    effort = EFFORTS[profile]
+    usual = {
+        "profile": profile,
+        "effort": effort,
+        "device": device,
+        "ranks": ranks,
+        "results": results,
+        "fleet": None,
+        "selected": selected_checks(None, None),
+        "miniatures": effort.miniatures,
+        "timed": effort.timed,
+        "devices": None,
+        "others": 0.05,
+        "resume": False,
+    }
+    return RunningBattery(Settings(**(usual | changes)), None, NOTHING, print)
 
 
 def micro(**changes):

@@ -40,14 +40,6 @@ def test_two_ranks_that_each_repeat_themselves_leave_open_which_is_wrong():
     assert found.part.startswith("rank 0 or rank 1")
 
 
-def test_a_wrong_bit_of_memory_names_its_rank():
-    good = SoakResult(rank=0, bytes=100, passes=2, wrong=0, first="")
-    bad = SoakResult(rank=1, bytes=100, passes=2, wrong=1, first="memory from element 0")
-    assert soak_finding(probing(soaks=[good])).verdict is CheckVerdict.PASS
-    found = soak_finding(probing(soaks=[good, bad]))
-    assert (found.verdict, found.part) == (CheckVerdict.FAIL, "rank 1: memory or arithmetic")
-
-
 def phase(outcome, message="", **more):
     usual = {"phase": "p", "predicted_seconds": 10.0, "budget_seconds": 50.0, "seconds": 51.0}
     return PhaseTiming(outcome=outcome, message=message, **(usual | more))
@@ -108,14 +100,19 @@ def test_of_several_ranks_the_one_outvoted_most_is_at_fault_and_all_are_told_of(
     )
 
 
-def test_at_one_step_the_kind_that_is_computed_first_is_named():
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({1: {"loss": "x", "parameters": "y"}, 2: {"loss": "z"}}, "loss"),  # of one step what is computed first
+        ({1: {"parameters": "y"}, 2: {"gradients": "x"}}, "parameters"),  # of all steps the earliest
+    ],
+)
+def test_the_earliest_difference_is_named(changed, kind):
     mixed = [
-        msgspec.structs.replace(one, loss="x", parameters="y") if (one.rank, one.step) == (1, 1) else one
-        for one in replays(ranks=3)
+        msgspec.structs.replace(one, **changed.get(one.step, {})) if one.rank == 1 else one for one in replays(ranks=3)
     ]
-    later = [msgspec.structs.replace(one, loss="z") if (one.rank, one.step) == (1, 2) else one for one in mixed]
-    assert replay_finding(probing(replays=later)).evidence.startswith(
-        "first at step 1, in the loss; rank 1 outvoted in 9"
+    assert replay_finding(probing(replays=mixed)).evidence.startswith(
+        f"first at step 1, in the {kind}; rank 1 outvoted"
     )
 
 
@@ -130,15 +127,10 @@ def test_a_soak_tells_how_much_was_verified():
     assert (found.measured, found.expected, found.subject) == (0.0, 0.0, "memory and products")
     bad = [msgspec.structs.replace(soak, wrong=2 + soak.rank, first="here") for soak in soaks]
     wrong = soak_finding(probing(soaks=bad))
+    assert (wrong.verdict, wrong.part) == (
+        CheckVerdict.FAIL,
+        "rank 0: memory or arithmetic, rank 1: memory or arithmetic",
+    )
     assert (wrong.measured, wrong.evidence) == (5.0, "rank 0: 2 wrong, here; rank 1: 3 wrong, here")
     assert soak_finding(probing()).verdict is CheckVerdict.NOT_RUN
     assert replay_finding(probing()).verdict is CheckVerdict.NOT_RUN
-
-
-def test_the_earliest_step_is_named_whatever_kinds_differ_later():
-    def changed(one):
-        at = (one.rank, one.step)
-        return {"parameters": "y"} if at == (1, 1) else {"gradients": "x"} if at == (1, 2) else {}
-
-    mixed = [msgspec.structs.replace(one, **changed(one)) for one in replays(ranks=3)]
-    assert replay_finding(probing(replays=mixed)).evidence.startswith("first at step 1, in the parameters")

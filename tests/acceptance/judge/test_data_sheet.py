@@ -11,15 +11,7 @@ from reference_runs.accelerator import known_gpu
 from suite.__main__ import main
 from suite.acceptance import measurements
 from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import (
-    Exchange,
-    LaunchPurpose,
-    MicroMeasurements,
-    MiniatureLaunch,
-    ProbeResult,
-    Surroundings,
-)
-from suite.acceptance.findings import rests_on_clocks
+from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult, Surroundings
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.past_batteries import History
@@ -71,13 +63,11 @@ def test_a_good_h200_passes_every_rate_of_its_first_battery():
 @pytest.mark.parametrize(
     ("changes", "key", "expected", "verdict"),
     [
-        ({"matrix": [780e12] * 7 + [742e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),
         ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),  # 0.72 of the dense peak
         ({"copy": [4.3e12] * 7 + [4.0e12]}, (3, "copy"), 4.8e12, CheckVerdict.WARN),
         ({"copy": [4.3e12] * 7 + [3.8e12]}, (3, "copy"), 4.8e12, CheckVerdict.FAIL),
         ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.WARN),
         ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.FAIL),
-        ({"host_device": {"host to device": 50e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
         ({"host_device": {"host to device": 27e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
     ],
 )
@@ -106,9 +96,7 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
 @pytest.mark.parametrize(
     ("changes", "gpus", "key", "verdict"),
     [
-        ({"pair": 340e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
         ({"pair": 330e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
-        ({"sums": 350e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
         ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
         ({"sums": 180e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.FAIL),  # one link at half rate holds up a ring
         ({"by": {"ring": 365e9, "nvls": 473e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.PASS),
@@ -176,48 +164,6 @@ def test_cards_that_a_bridge_may_join_have_no_limit_of_their_pcie_links():
     """Its data sheet has 64 GB/s each way, and 300 over the bridge."""
     found = exchange_findings(probing(pair=270e9, ranks=2), NOTHING, known_gpu("NVIDIA H100 NVL"), 2)
     assert CheckVerdict.INVALID not in {f.verdict for f in found}
-
-
-def test_what_is_predicted_from_impossible_rates_is_no_verdict_either():
-    """A step that is late beside 49 Pflop/s says nothing of the node."""
-    around = Surroundings(
-        device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
-    )
-    late = [
-        MiniatureLaunch(
-            run="m",
-            purpose=LaunchPurpose.TIMES,
-            status=Status.OK,
-            message="",
-            ranks_at_fault=[],
-            record="",
-            seconds=1.0,
-            step_seconds=1.0,
-            predicted_seconds=0.1,
-            others_share=0.0,
-        )
-    ] * 5
-    verdicts = {}
-    for rate in (780e12, 49e15):
-        micro = msgspec.structs.replace(GOOD, matrix=[rate] * 8)
-        found = battery_findings([around, micro, *late], NOTHING, others=0.05, selected={8})
-        verdicts[rate] = {f.verdict for f in found if f.check == 8}
-    assert verdicts == {780e12: {CheckVerdict.FAIL}, 49e15: {CheckVerdict.INVALID}}
-
-
-def test_a_host_link_says_where_its_ranks_were_bound():
-    bound = msgspec.structs.replace(GOOD, numa_nodes=["0", "0", "not bound: why", "1"])
-    finding = of_micro(bound)[4, "host to device"]
-    assert finding.evidence == "rank 0 1: NUMA node 0; rank 2: not bound: why; rank 3: NUMA node 1"
-
-
-def test_a_wrong_product_of_the_micro_measurements_fails_to_the_bit():
-    assert (1, "products to the bit") not in of_micro(GOOD)
-    finding = of_micro(msgspec.structs.replace(GOOD, wrong_products=["rank 3: element 5 is 1, not 2"]))[
-        1, "products to the bit"
-    ]
-    assert (finding.verdict, rests_on_clocks(finding)) == (CheckVerdict.FAIL, False)
-    assert "rank 3: element 5" in finding.evidence
 
 
 def test_each_model_has_its_own_floors_of_an_all_reduce():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suite.acceptance.evidence import LaunchPurpose, Surroundings
+from suite.acceptance.evidence import LaunchPurpose
 from suite.acceptance.judge.environment import environment_findings
 from suite.machine.cpu_contention import Competitor
 from suite.records.battery import CheckVerdict
@@ -46,22 +46,6 @@ def test_firmware_that_differs_only_warns_and_says_where(health):
     assert finding.evidence == "firmware differs: 96.00.74.00.01 on GPU 0, 1.0 on GPU 1"
     (finding,) = environment_findings(None, health(firmware="1.0", mig=1), [], others=0.05, loaded=(0, 1))
     assert (finding.verdict, finding.part) == (CheckVerdict.INVALID, "GPU 1")
-
-
-def test_the_link_of_an_idle_gpu_is_not_judged(health):
-    (finding,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=())
-    assert finding.verdict is CheckVerdict.PASS
-
-
-def test_other_processes_beyond_the_limit_make_the_environment_invalid():
-    def around(share):
-        return Surroundings(device="cpu", ranks=2, devices=2, devices_expected=None, others_share=share, competitors=[])
-
-    verdicts = []
-    for share in (0.04, 0.06):
-        findings = environment_findings(around(share), None, [], others=0.05, loaded=())
-        verdicts += [finding.verdict for finding in findings if finding.subject == "other processes"]
-    assert verdicts == [CheckVerdict.PASS, CheckVerdict.INVALID]
 
 
 def found_of(subject, around, during=(), others=0.05):

@@ -10,7 +10,7 @@ import pytest
 from suite.acceptance.evidence import EarlierXid, GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.environment import environment_findings
-from suite.acceptance.judge.gpu_health import gpu_findings, longest_run
+from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.records.battery import CheckVerdict
 from tests.support.nvml import fake_library, health_of
 
@@ -34,14 +34,9 @@ def test_healthy_gpus_pass(health):
         ({"throttle": 0x8}, 12, CheckVerdict.FAIL, "hardware slowdown in"),
         ({"throttle": 0x80}, 12, CheckVerdict.FAIL, "power brake in"),
         ({"throttle": 0x4}, 12, CheckVerdict.PASS, r"(\d+) samples; software power cap in \1;"),
-        ({"uncorrected": 1}, 13, CheckVerdict.FAIL, "1 uncorrectable ECC errors"),
-        ({"corrected": 5}, 13, CheckVerdict.WARN, "5 corrected ECC errors"),
-        ({"remapped": 1}, 13, CheckVerdict.FAIL, "1 rows remapped for uncorrectable errors"),
         ({"remap_pending": 1}, 13, CheckVerdict.FAIL, "waits to be remapped"),
-        ({"xids": [79]}, 13, CheckVerdict.FAIL, "XID 79"),
         *(({"xids": [xid]}, 13, CheckVerdict.WARN, rf"XID {xid} \(of a program\)") for xid in (13, 31, 43, 45, 68)),
         *(({"xids": [xid]}, 13, CheckVerdict.FAIL, f"XID {xid}$") for xid in (12, 14, 32, 44, 46, 63, 69)),
-        ({"uncorrected_before": 2}, 13, CheckVerdict.WARN, "2 uncorrectable ECC errors since the driver was loaded"),
         ({"lifetime": 5}, 13, CheckVerdict.WARN, "5 uncorrectable ECC errors in its life"),
         ({"remapped_before": 3}, 13, CheckVerdict.WARN, "3 rows remapped earlier for uncorrectable errors"),
         ({"no_spare_rows": 1}, 13, CheckVerdict.WARN, "1 of 640 banks have no spare row left"),
@@ -176,23 +171,6 @@ def test_a_gpu_without_ranks_passes_nothing_and_still_fails(health):
     assert around.verdict is CheckVerdict.PASS  # its link may sleep
 
 
-def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
-    module = fake_library(monkeypatch)
-
-    def no_driver():
-        raise module.NVMLError(9)
-
-    module.nvmlInit = no_driver
-    found = HealthWatch().finished()
-    assert [f.verdict for f in gpu_findings(found, loaded=())] == [CheckVerdict.NOT_RUN, CheckVerdict.NOT_RUN]
-    assert found.why_none == "no NVIDIA driver answers"
-
-
-def test_two_consecutive_samples_are_no_throttling():
-    assert longest_run([True, True, False, True]) == 2
-    assert longest_run([False]) == longest_run([]) == 0
-
-
 def gpu(index=0, *, before=None, after=None, **changes):
     usual = {"model": "m", "driver": "d", "firmware": "f", "samples": [], "xids": []}
     states = {"before": GpuState(**(before or {})), "after": GpuState(**(before or {}) | (after or {}))}
@@ -291,7 +269,14 @@ def test_errors_in_its_life_are_told_beside_those_since_the_driver_only_where_th
     assert found.evidence.count("uncorrectable ECC errors") - (uncorrected is None) == lines
 
 
-def test_without_gpus_or_answers_nothing_passes():
+def test_without_gpus_or_answers_nothing_passes(monkeypatch):
+    module = fake_library(monkeypatch)
+
+    def no_driver():
+        raise module.NVMLError(9)
+
+    module.nvmlInit = no_driver
+    assert HealthWatch().finished().why_none == "no NVIDIA driver answers"
     assert {one.evidence for one in gpu_findings(None, loaded=())} == {"not read"}
     assert {one.evidence for one in gpu_findings(Health(gpus=[], why_none="no driver"), loaded=())} == {"no driver"}
     assert [one.check for one in gpu_findings(None, loaded=())] == [12, 13]

@@ -10,7 +10,7 @@ from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from suite.acceptance import check_table
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.evidence import Exchange, LaunchPurpose
+from suite.acceptance.evidence import Exchange
 from suite.acceptance.findings import decision
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
@@ -160,20 +160,6 @@ def test_what_passes_is_invalid_too_where_the_environment_is_and_bits_are_not():
     assert {f.verdict for f in disturbed if f.check in (7, 14)} == {CheckVerdict.PASS}
 
 
-def test_the_most_that_others_took_while_times_were_measured_counts_and_is_named():
-    exact = launched(purpose=LaunchPurpose.EXACT, others_share=0.5, steal_share=0.5)
-    cases = [
-        ([launched(others_share=0.5)], "INVALID", 0.5, "other processes: ended since, or not visible"),
-        ([launched(others_share=0.3, steal_share=0.2)], "INVALID", 0.3, "other processes: ended since, or not visible"),
-        ([launched(others_share=0.2, steal_share=0.3)], "INVALID", 0.3, "other guests of the host"),
-        ([launched(others_share=0.01), exact], "PASS", 0.01, ""),
-    ]
-    for launches, verdict, share, part in cases:
-        found = battery_findings([surroundings(), *launches], NOTHING, others=0.05)
-        (others,) = [f for f in found if f.subject == "other processes"]
-        assert (others.verdict, others.measured, others.part) == (verdict, share, part)
-
-
 @pytest.mark.parametrize("shares", [{"others_share": 0.5}, {"steal_share": 0.5}])
 def test_with_other_processes_a_low_rate_of_exchanges_is_invalid_and_a_good_one_stands(shares):
     fast, slow = exchanges(), exchanges(slow=0.5)
@@ -225,12 +211,6 @@ def test_one_rank_has_nobody_to_exchange_with_whatever_else_the_probe_did():
     assert [(f.verdict, f.evidence) for f in found] == [
         (CheckVerdict.NOT_RUN, "one rank has nobody to exchange with") for _ in (5, 6)
     ]
-
-
-def test_a_wrong_number_of_devices_is_invalid():
-    found = battery_findings([surroundings(devices_expected=8)], NOTHING, others=0.05)
-    (devices,) = [f for f in found if f.subject == "devices"]
-    assert (devices.verdict, devices.part) == (CheckVerdict.INVALID, "cores: 2 in place of 8")
 
 
 def test_a_failure_of_a_check_that_is_not_selected_is_reported_of_bits_of_a_soak_alone():

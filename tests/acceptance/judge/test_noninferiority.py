@@ -98,23 +98,18 @@ def test_the_least_detectable_slowdown_is_rejected_in_about_9_of_10_batteries():
     assert 0.85 <= found / RUNS <= 0.95
 
 
+def test_three_launches_have_a_bound_and_further_ones_are_asked_for_up_to_the_next_look():
+    noisy = [0.8, 1.3, 0.9, 1.2, 1.05]
+    assert [launches_missing(some, margin=MARGIN) for some in (noisy[:3], noisy, 3 * noisy)] == [2, 5, 0]
+    assert launches_missing([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN) == 0
+    with pytest.raises(ValueError, match="3 launches"):
+        look([1.0, 1.0], margin=MARGIN)
+
+
 def test_a_look_that_was_not_declared_decides_nothing():
     assert look([1.0, 1.001, 0.999, 1.0], margin=MARGIN).verdict is CheckVerdict.INCONCLUSIVE
     assert look([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN).verdict is CheckVerdict.PASS
     assert look([2.0, 2.001, 1.999, 2.0, 2.0, 2.0], margin=MARGIN).verdict is CheckVerdict.INCONCLUSIVE
-
-
-def test_further_launches_are_asked_for_up_to_the_next_look_and_no_further():
-    noisy = [0.8, 1.3, 0.9, 1.2, 1.05]
-    assert launches_missing(noisy[:3], margin=MARGIN) == 2
-    assert launches_missing(noisy, margin=MARGIN) == 5
-    assert launches_missing([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN) == 0
-    assert launches_missing(3 * noisy, margin=MARGIN) == 0
-
-
-def test_a_bound_from_two_launches_is_refused():
-    with pytest.raises(ValueError, match="3 launches"):
-        look([1.0, 1.0], margin=MARGIN)
 
 
 @pytest.mark.parametrize("looks", [LOOKS, (5,), (4, 8)])

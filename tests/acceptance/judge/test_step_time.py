@@ -24,16 +24,6 @@ def test_step_time_without_history_has_room_for_the_predictions_own_error():
     assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
 
 
-def test_step_time_with_history_is_held_to_the_bias_of_the_past():
-    known = history_of(past={"8:bloom-mini": [1.2, 1.21, 1.19]})
-    same, slower = (by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.34))
-    assert same.verdict in (CheckVerdict.PASS, CheckVerdict.WARN)
-    assert same.ratio == pytest.approx(1.0, abs=0.01)
-    assert slower.verdict is CheckVerdict.FAIL
-    assert slower.least_detectable is not None
-    assert slower.least_detectable > 0.05
-
-
 def test_a_prediction_from_more_points_has_another_bias():
     def found(points, known=NOTHING):
         return by_check(time_findings(times(1.2, points=points), known, looks=(5,)))[8]
@@ -208,16 +198,6 @@ def test_products_or_memory_is_decided_by_cpu_speed_or_else_by_checks_1_and_3(cp
     )
     assert (found.verdict, found.part) == (CheckVerdict.FAIL, part)
     assert words in found.evidence
-
-
-def test_what_is_in_another_term_is_not_decided_by_cpu_speed():
-    slow = times(1.6, term="optimizer", cpu_slowdowns=EVEN | {"product": 1.6})
-    slow = [msgspec.structs.replace(one, predicted_terms=one.predicted_terms | {"optimizer": 0.1}) for one in slow]
-    assert by_check(time_findings(slow, NOTHING, looks=(5,)))[8].part == "memory bandwidth (optimizer)"
-
-
-def test_two_launches_judge_no_time():
-    assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict is CheckVerdict.NOT_RUN
 
 
 def judged_steps(ratios, past):

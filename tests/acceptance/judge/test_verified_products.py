@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.acceptance.evidence import ProbeResult, SoakResult, Surroundings
+from suite.acceptance.evidence import ProbeResult, SoakResult
 from suite.acceptance.findings import rests_on_clocks
-from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -82,22 +81,6 @@ def test_a_soak_that_did_not_time_its_products_says_nothing_of_them():
     assert found(soaked([])) == {}
     untimed = SoakResult(rank=0, bytes=8, passes=2, wrong=0, first="")
     assert found(msgspec.structs.replace(soaked([]), soaks=[untimed])) == {}
-
-
-def test_a_slow_soak_that_is_not_selected_does_not_reject_and_wrong_bits_do():
-    """It runs as a load for the counters of GPUs."""
-    around = Surroundings(
-        device="cuda", ranks=2, devices=2, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
-    )
-    slow = soaked([350e12] * 2)
-    verdicts = {}
-    for name, probe in {
-        "slow": slow,
-        "wrong": msgspec.structs.replace(slow, soaks=[msgspec.structs.replace(slow.soaks[0], wrong=1)]),
-    }.items():
-        findings = battery_findings([around, probe], History(), others=0.05, selected={12})
-        verdicts[name] = [finding.subject for finding in findings if finding.check == 15]
-    assert verdicts == {"slow": [], "wrong": ["memory and products"]}
 
 
 def test_the_slowest_rank_may_stand_still():
