@@ -49,11 +49,10 @@ BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
 
-def partial(kind: type[msgspec.Struct], *names: str, array_like: bool = False, **replaced: Any) -> Any:
+def partial(kind: type[msgspec.Struct], *names: str, **replaced: Any) -> Any:
     """A struct with the fields `names` of `kind`, with their types, defaults and encoded names.
 
     Args:
-        array_like: encoded as an array of the fields in the order of `names`; then none has a default.
         replaced: more fields of `kind`, each decoded as the type that is given: a `partial` of its own, or msgspec.Raw;
             [type] is a list of it.
 
@@ -65,10 +64,9 @@ def partial(kind: type[msgspec.Struct], *names: str, array_like: bool = False, *
     for name in dict.fromkeys([*names, *replaced]):
         field, asked = fields[name], replaced.get(name, fields[name].type)
         asked = list.__class_getitem__(asked[0]) if isinstance(asked, list) else asked
-        default = {} if array_like else {"default": field.default, "default_factory": field.default_factory}
+        default = {"default": field.default, "default_factory": field.default_factory}
         kept.append((name, asked, msgspec.field(name=field.encode_name, **default)))
-    title = f"Partial{kind.__name__}"
-    return msgspec.defstruct(title, kept, frozen=True, kw_only=not array_like, array_like=array_like, gc=False)
+    return msgspec.defstruct(f"Partial{kind.__name__}", kept, frozen=True, kw_only=True, gc=False)
 
 
 def shared_fields(kind: type[msgspec.Struct], other: type[msgspec.Struct], *but: str) -> tuple[str, ...]:

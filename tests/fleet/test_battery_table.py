@@ -223,16 +223,16 @@ def test_outliers_are_those_of_the_one_modified_z(results):
         assert found[key].siblings == siblings
 
 
-def test_three_siblings_are_too_few_for_a_z_with_one_s_own_and_four_are_not(tmp_path):
-    for nodes, shown in ((3, 0), (4, 1)):
-        results = tmp_path / str(nodes)
-        write_records(results, nodes=nodes, batteries=1, seed=1)
-        for node in range(nodes):
-            findings = [{"check": 1, "subject": "", "verdict": "PASS", "siblings": "x", "measured": 1.0 + node % 2}]
-            findings[0]["measured"] = [1.0, 1.1, 1.2, 9.0][node - nodes]
-            changed(end_of(results, node, 0), findings=findings)
+def test_a_group_needs_three_nodes_beside_the_one_that_stands_out(tmp_path):
+    for rates in ([1.1, 1.2, 9.0], [1.0, 1.1, 1.2, 9.0]):
+        results = tmp_path / str(len(rates))
+        write_records(results, nodes=len(rates), batteries=1, seed=1)
+        for node, rate in enumerate(rates):
+            finding = {"check": 1, "subject": "", "verdict": "PASS", "siblings": "x", "measured": rate}
+            changed(end_of(results, node, 0), findings=[finding])
         ingest(results, results / STORE)
-        assert len([one for one in store_of(results).outliers() if one.group == "firmware"]) == shown
+        found = [one.node for one in store_of(results).outliers() if one.group == "firmware"]
+        assert found == ["00000003"] * (len(rates) > 3)
 
 
 def test_the_store_says_of_a_battery_what_its_whole_record_says(results):

@@ -33,11 +33,6 @@ def test_a_name_that_the_whole_struct_lacks_is_an_error() -> None:
         partial(Whole, "renamed")
 
 
-def test_an_array_keeps_the_order_of_the_names() -> None:
-    kind = partial(Whole, "given", "kept", array_like=True)
-    assert msgspec.json.encode(kind("x", 1)) == b'["x",1]'
-
-
 def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
     """Every field that both structs have; a new one needs no line of its own."""
     names = shared_fields(RankOutcome, Finished)
