@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
 
-from suite.__main__ import main
 from suite.acceptance import measurements
 from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MiniatureLaunch
@@ -15,16 +13,9 @@ from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
 from suite.records.battery import read_half
-from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
+from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node, accept
 
 QUICK = EFFORTS["quick"].miniatures
-
-
-def accept(capsys, tmp_path, *arguments):
-    """Exit code, report, and its findings by check and subject."""
-    code = main(["accept", *arguments, "--results", str(tmp_path), "--json"])
-    report = json.loads(capsys.readouterr().out)
-    return code, report, {(f["check"], f["subject"]): f for f in report["findings"]}
 
 
 def test_no_phase_begins_that_the_limit_leaves_no_time_for(tmp_path, capsys, node: Node) -> None:

@@ -6,43 +6,21 @@ import pytest
 
 from reference_runs.errors import InputError
 from suite.acceptance.past_batteries import NodeIdentity, history, measured_values
-from suite.records.battery import SCHEMA, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, encode
+from suite.records.battery import CheckFinding, CheckVerdict, Decision, PastBattery, encode
+from tests.support.batteries import ended
 
 ALIKE = {"device": "cpu", "ranks": "2"}
 
 
-def battery(
-    results,
-    number,
-    *,
-    value=1.0,
-    verdict=CheckVerdict.PASS,
-    node="here",
-    decision=Decision.ACCEPTED,
-    hardware="h",
-    software="s",
-    options=ALIKE,
-    compared_as="copy",
-):
-    """One record with one rate."""
+def battery(results, number, *, value=1.0, verdict=CheckVerdict.PASS, compared_as="copy", **changes):
+    """One record with one rate, of this node unless it is said otherwise."""
     directory = results / "acceptance"
     directory.mkdir(parents=True, exist_ok=True)
     rate = CheckFinding(check=3, subject="copy", verdict=verdict, measured=value, compared_as=compared_as)
-    closed = BatteryEnd(
-        kind="battery",
-        schema=SCHEMA,
-        id=str(number),
-        node=node,
-        profile="quick",
-        finished=float(number),
-        seconds=1.0,
-        decision=decision,
-        findings=[rate],
-        hashes={"hardware": hardware, "software": software},
-        options=options,
-    )
+    hashes = {"hardware": changes.pop("hardware", "h"), "software": changes.pop("software", "s")}
+    usual = {"id": str(number), "node": "here", "finished": float(number), "hashes": hashes, "options": ALIKE}
     path = directory / f"{number}.end.json"
-    path.write_bytes(encode(closed))
+    path.write_bytes(encode(ended([rate], **(usual | changes))))
     return path
 
 

@@ -18,7 +18,8 @@ from suite.job.events import Status
 from suite.machine.profile import read
 from suite.machine.timing_tables import Subject
 from suite.paths import RECORDED
-from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, Decision, read_half
+from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, read_half
+from tests.support.batteries import ended
 
 NAMES = ["n1", "n2", "n3", "n4"]
 FLEETS = 100
@@ -41,20 +42,8 @@ def battery(
         )
         for key, value in values.items()
     ]
-    return BatteryEnd(
-        kind="battery",
-        schema="8.0",
-        id="b",
-        node="x",
-        profile="quick",
-        finished=0.0,
-        seconds=1.0,
-        decision=Decision.ACCEPTED,
-        findings=[*made, *findings],
-        hashes={"hardware": "h"},
-        options={"device": device},
-        virtual=virtual,
-    )
+    options = {"device": device}
+    return ended([*made, *findings], options=options, virtual=virtual)
 
 
 def facts(code: int = 0, *batteries: BatteryEnd) -> NodeFacts:

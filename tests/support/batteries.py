@@ -16,7 +16,7 @@ from suite.acceptance.presets import EFFORTS, selected_checks
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_speed import SpeedSample
-from suite.records.battery import CheckFinding, CheckVerdict
+from suite.records.battery import SCHEMA, BatteryEnd, CheckFinding, CheckVerdict, Decision
 
 NOTHING = History()
 
@@ -39,6 +39,22 @@ def planned_battery(results, *, device="cpu", ranks=2, profile="quick", **change
         "resume": False,
     }
     return RunningBattery(Settings(**(usual | changes)), None, NOTHING, print)
+
+
+def ended(findings, **changes):
+    """A battery that was accepted, with these findings."""
+    usual = {
+        "kind": "battery",
+        "schema": SCHEMA,
+        "id": "b",
+        "node": "x",
+        "profile": "quick",
+        "finished": 0.0,
+        "seconds": 1.0,
+        "decision": Decision.ACCEPTED,
+        "hashes": {"hardware": "h"},
+    }
+    return BatteryEnd(**(usual | changes), findings=list(findings))
 
 
 def micro(**changes):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.__main__ import main
-from suite.acceptance import measurements
-from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult, Surroundings
+from suite.acceptance.evidence import Exchange
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
-from suite.acceptance.past_batteries import History
-from suite.job.events import Status
 from suite.records.battery import CheckVerdict
+from tests.support.batteries import NOTHING, surroundings
+from tests.support.batteries import micro as made_up_micro
+from tests.support.batteries import probing as made_up_probe
 
-NOTHING = History()
 H200 = known_gpu("NVIDIA H200, NVIDIA H200")
 # of 8 H200 that reach what is known: products, copy and triad of 4.8 TB/s, 64 GB/s each way to the host
-GOOD = MicroMeasurements(
-    status=Status.OK,
-    message="",
-    seconds=1.0,
+GOOD = made_up_micro(
     matrix=[780e12] * 8,
     copy=[4.3e12] * 8,
     triad=[4.3e12] * 8,
@@ -47,7 +39,7 @@ def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None):
         Exchange(rank=r, bytes_per_second=rate, operation="all-to-all", **alike)
         for r, rate in enumerate(all_to_all or [])
     ]
-    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
+    return made_up_probe(exchanges=exchanges)
 
 
 def of_micro(micro, gpu=H200):
@@ -192,17 +184,10 @@ def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
     )
 
 
-def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none(tmp_path, capsys, monkeypatch):
+def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none():
     slow = msgspec.structs.replace(GOOD, copy=[3.8e12] * 8)
-    around = Surroundings(
-        device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
-    )
+    around = surroundings(device="cuda", ranks=8, devices=8, gpus="NVIDIA H200")
     on_gpu = battery_findings([around, slow], NOTHING, others=0.05, selected={3})
     assert [f.verdict for f in on_gpu] == [CheckVerdict.FAIL, CheckVerdict.PASS]
     on_cpu = battery_findings([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={3})
     assert [f.verdict for f in on_cpu] == [CheckVerdict.NOT_RUN]
-    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
-    monkeypatch.setattr(measurements, "micro_measurements", lambda *_arguments: (slow, None))
-    main(["accept", "--only", "3", "--device", "cpu", "--results", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert {f["verdict"] for f in found} == {"NOT RUN"}

@@ -105,35 +105,6 @@ def test_a_fault_of_its_links_is_found_on_that_gpu_alone(fault, verdict, words, 
     assert (found["GPU 1, NVLink"].part == "NVLink of GPU 1") == (verdict is not CheckVerdict.PASS)
 
 
-def test_a_gpu_of_a_node_without_links_has_no_finding_of_them(health):
-    now = health()
-    without = [
-        msgspec.structs.replace(gpu, before=msgspec.structs.replace(gpu.before, nvlinks=[], fabric=""), after=gpu.after)
-        for gpu in now.gpus
-    ]
-    found = gpu_findings(msgspec.structs.replace(now, gpus=without), loaded=(0, 1))
-    assert [finding.subject for finding in found] == ["GPU 0", "GPU 0", "GPU 1", "GPU 1", "earlier XIDs"]
-
-
-@pytest.mark.parametrize(("fabric", "warns"), [("completed", True), ("", False)])  # the latter: cards with a bridge
-def test_links_that_no_gpu_has_active_warn_where_switches_join_them(fabric, warns, health):
-    now = health()
-    states = [[*[True] * 17, False]] * 2
-    gpus = [
-        msgspec.structs.replace(
-            gpu,
-            before=msgspec.structs.replace(gpu.before, nvlinks=links, fabric=fabric),
-            after=msgspec.structs.replace(gpu.after, nvlinks=links),
-        )
-        for gpu, links in zip(now.gpus, states, strict=True)
-    ]
-    found = gpu_findings(msgspec.structs.replace(now, gpus=gpus), loaded=(0, 1))
-    warned = [finding for finding in found if finding.verdict is CheckVerdict.WARN]
-    words = "17 of 18 links active on every GPU"
-    both = [("GPU 0, NVLink", words), ("GPU 1, NVLink", words)]
-    assert [(f.subject, f.evidence) for f in warned] == (both if warns else [])
-
-
 @pytest.mark.parametrize(
     ("xids", "why", "verdict", "part", "words"),
     [
@@ -234,6 +205,15 @@ def test_a_gpu_with_fewer_links_than_another_fails_and_links_that_came_up_are_no
     assert found["GPU 1, NVLink"].verdict is CheckVerdict.PASS
     up = gpu(before={"nvlinks": [False, True]}, after={"nvlinks": [True, True]})
     assert next(one for one in of_check(13, up) if "NVLink" in one.subject).verdict is CheckVerdict.PASS
+
+
+def test_links_that_no_gpu_has_active_warn_where_switches_join_them():
+    for fabric, warned in (("completed", 2), ("", 0)):  # the latter: cards with a bridge
+        links = {"nvlinks": [*[True] * 17, False], "fabric": fabric}
+        found = of_check(13, gpu(0, before=links), gpu(1, before=links))
+        words = [one.evidence for one in found if one.verdict is CheckVerdict.WARN]
+        assert words == ["17 of 18 links active on every GPU"] * warned
+    assert [one.subject for one in of_check(13, gpu(), gpu(1))] == ["GPU 0", "GPU 1", "earlier XIDs"]  # without links
 
 
 COUNTERS = ("uncorrected", "corrected", "remapped_uncorrected", "remapped_corrected")

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.acceptance.evidence import ProbeResult, SoakResult
+from suite.acceptance.evidence import SoakResult
 from suite.acceptance.findings import rests_on_clocks
 from suite.acceptance.judge.verified_products import product_findings
-from suite.acceptance.past_batteries import History
-from suite.job.events import Status
 from suite.records.battery import CheckVerdict
+from tests.support.batteries import NOTHING, probing
 
 H200 = known_gpu("NVIDIA H200")
 BURST, SUSTAINED, SPREAD = (
@@ -33,11 +32,11 @@ def soaked(rates, *, seconds=60.0, bursts=None):
         )
         for rank, rate in enumerate(rates)
     ]
-    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, soaks=soaks)
+    return probing(soaks=soaks)
 
 
 def found(probe):
-    return {finding.subject: finding for finding in product_findings(probe, History(), H200)}
+    return {finding.subject: finding for finding in product_findings(probe, NOTHING, H200)}
 
 
 @pytest.mark.parametrize(
