@@ -24,12 +24,12 @@ _MEASURED = (CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL)
 
 
 def not_run(check: int, why: str, subject: str = "") -> CheckFinding:
-    """That a check did not run, and why."""
+    """The finding that a check did not run, and why."""
     return CheckFinding(check=check, subject=subject, verdict=CheckVerdict.NOT_RUN, evidence=why)
 
 
 def decision(findings: Sequence[CheckFinding]) -> Decision:
-    """What all findings together say.
+    """The decision that follows from all findings.
 
     In this order, the most certain decision first:
         rejected            a check failed on what it measured
@@ -105,7 +105,7 @@ def _confirmed(finding: CheckFinding, repeated: Sequence[CheckFinding], why_open
 
 
 def _of_most(finding: CheckFinding, repeated: Sequence[CheckFinding]) -> CheckFinding:
-    """What most of up to four measurements by clocks say.
+    """The finding of the majority of up to four measurements by clocks.
 
     Where ranks are compared with each other, only failures of the same rank agree: noise slows down one rank now and
     another one then.
@@ -204,7 +204,7 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
 
 
 def unmeasured_findings(phases: Sequence[PhaseTiming], earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """What a check would have said whose phase its budget or the battery's limit ended, or that was left out: nothing.
+    """A finding for each check that nothing measured: its phase was left out, or ended by its budget or by the limit.
 
     Where another phase measured it, or this one before its end, there is a finding already. What was left out did not
     run; the others leave the check open.

@@ -1,4 +1,4 @@
-"""What other batteries measured: earlier ones of this node, and those of other nodes of a fleet."""
+"""Values of other batteries: earlier ones of this node, and those of other nodes of a fleet."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _verdicts(finding: CheckFinding, earlier: list[CheckFinding]) -> set[CheckVe
 
 
 class NodeIdentity(NamedTuple):
-    """What batteries must share with this one: node, hashes of hardware and software, device and ranks."""
+    """Facts that batteries must share with this one: node, hashes of hardware and software, device and ranks."""
 
     node: str
     hardware: str
@@ -122,7 +122,7 @@ def measured_values(findings: Sequence[CheckFinding]) -> list[float]:
 
 
 def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
-    """What can be compared with a battery of this node.
+    """Everything that can be compared with a battery of this node.
 
     Batteries with other software or other ranks are not compared. They are counted among the problems, so that an
     operator sees why a new driver has no past. Records that cannot be read are left out, and named.

@@ -102,7 +102,7 @@ def micro_phase(battery: RunningBattery) -> BatteryPhase:
 
 
 def rates_phase(battery: RunningBattery) -> BatteryPhase:
-    """Of the micro-measurements the rates alone, for a re-run; predictions stay as they are."""
+    """The phase that measures only the rates again; predictions stay as they are."""
     settings = battery.settings
 
     def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:

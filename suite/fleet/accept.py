@@ -30,7 +30,7 @@ ATTEMPTS = (1, 2)
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a fleet.
+    """Settings of a fleet run.
 
     Args:
         accept_options: further options of `accept`, for every node.
@@ -132,7 +132,7 @@ def _opened(
 
 
 def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, NodeFacts]:
-    """What is known of every node after its battery, and after a second one where the first needs it."""
+    """Facts of every node after its battery, and after a second one where the first needs it."""
     refused: dict[str, NodeFacts] = {}
     first = ATTEMPTS[0]
     begin = fleet_record.kept(running.directory / "begin.json", FleetBegin)
@@ -231,7 +231,7 @@ def _pairs(running: _Running, names: Sequence[str]) -> list[PairResult]:
 
 
 def better(first: PairResult, second: PairResult) -> PairResult:
-    """Of two measurements of a pair: the faster link, the smaller difference of clocks and of products.
+    """The better of two measurements of a pair: the faster link, the smaller difference of clocks and of products.
 
     Damaged messages of either stay: bits are not noise.
     """

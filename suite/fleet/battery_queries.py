@@ -1,4 +1,4 @@
-"""What the columnar store of batteries says: of each node its last verdict, of one node its history, and outliers."""
+"""Questions to the columnar store of batteries: the last verdict of each node, the history of one, and outliers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = ("rack", "firmware")
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a node last, or was at one time.
+    """The last verdict of a node, or that of one time.
 
     Args:
         node: its hash, as in the records of batteries; its name where it never had one.
@@ -68,7 +68,7 @@ class FigureOverTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for; None: all.
+    """Conditions of a question; None: all.
 
     Args:
         node: its name, or its hash.

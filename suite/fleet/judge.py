@@ -26,7 +26,7 @@ _PairKind = tuple[str, list[NodePair], list[NodePair], Callable[[PairResult], st
 
 
 class NodeFacts(NamedTuple):
-    """What is known of a node before pairs: its answers, one for each attempt, and the verdicts of their batteries.
+    """Facts of a node before pairs: its answers, one for each attempt, and the verdicts of their batteries.
 
     Args:
         why_none: why it has no answer; empty where it has one, or was not asked.
@@ -76,7 +76,7 @@ def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple
 
 
 def _causes_first(fault: _Fault) -> tuple[int, bool]:
-    """What decides the node's verdict comes first, and causes before what follows from them."""
+    """Order of a node's faults: those that decide its verdict first, and causes before their consequences."""
     return _DECIDING.index(fault.verdict), fault.part in CONSEQUENCES
 
 
@@ -90,12 +90,12 @@ def _verdict(known: NodeFacts, faults: Sequence[_Fault]) -> str:
 
 
 def first_batteries(facts: Mapping[str, NodeFacts]) -> FirstBatteries:
-    """Those that batteries of other nodes are compared with."""
+    """The batteries that those of other nodes are compared with."""
     return FirstBatteries({node: known.batteries[0] for node, known in facts.items() if known.batteries})
 
 
 def battery_faults(node: str, known: NodeFacts, first: FirstBatteries) -> Iterator[_Fault]:
-    """What a node's own batteries say: of the last attempt, and beside its siblings where every attempt says so."""
+    """Faults by a node's own batteries: of the last attempt, and beside its siblings where every attempt says so."""
     if known.why_none:
         yield _Fault("node", known.why_none, NO_ANSWER)
         return

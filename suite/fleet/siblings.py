@@ -20,7 +20,7 @@ Values = Mapping[str, float]
 
 
 class SiblingLimit(NamedTuple):
-    """What no good node has of a figure: the siblings' median, and the share of it beyond which a value fails."""
+    """Limit of a figure for good nodes: the siblings' median, and the share of it beyond which a value fails."""
 
     median: float
     share: float
@@ -28,7 +28,7 @@ class SiblingLimit(NamedTuple):
 
 
 class SiblingSpread(NamedTuple):
-    """Of a figure of the siblings: how many have it, their median, and their standard deviation as a share of it."""
+    """Spread of a figure among siblings: how many have it, their median, and their deviation as a share of it."""
 
     siblings: int
     median: float
@@ -54,7 +54,7 @@ def battery_values(battery: BatteryEnd) -> dict[str, float]:
 
 
 def steady_values(battery: BatteryEnd) -> dict[str, float]:
-    """Those that may reject a node: not products of a virtual machine's CPU, as in `accept`."""
+    """Values that may reject a node: not products of a virtual machine's CPU, as in `accept`."""
     return {
         name: value
         for name, value in battery_values(battery).items()
@@ -189,7 +189,7 @@ class Siblings:
         return limits
 
     def _spreads(self, left_out: Values) -> dict[str, SiblingSpread]:
-        """Those of figures that three nodes have, but for the one whose values these are."""
+        """Spreads of figures that three nodes have, without the node whose values are left out."""
         spreads = {}
         for name, figure in self._figures.items():
             own = left_out.get(name)
@@ -228,12 +228,12 @@ class FirstBatteries:
         self._steady = {kind: _siblings(alike, steady_values) for kind, alike in kinds.items()}
 
     def failures(self, node: str, battery: BatteryEnd) -> dict[str, str]:
-        """Of a battery of a node, what no good sibling has: by figure, in words."""
+        """Figures of a node's battery that no good sibling has, in words."""
         siblings = self._steady.get(_kind(battery), Siblings({}))
         return {failed.figure: _words(failed) for failed in siblings.failures(node, steady_values(battery))}
 
     def remarks(self, node: str, battery: BatteryEnd) -> list[str]:
-        """What it has that no good sibling has, though nothing follows from it: products on shared cores."""
+        """Figures that no good sibling has, though nothing follows from them: products on shared cores."""
         if not battery.shares_cores:
             return []
         steady = steady_values(battery)

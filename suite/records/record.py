@@ -103,7 +103,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank left: its samples, its last phase and step, and its traceback where it failed.
+    """Outcome of one rank: its samples, its last phase and step, and its traceback where it failed.
 
     Fields that `suite.job.events.Finished` has too are those, and are copied from there by name.
     """
@@ -129,7 +129,7 @@ _OF_FINISHED = shared_fields(RankOutcome, Finished)
 
 
 def rank_outcome(rank: int, events: Sequence[Event]) -> RankOutcome:
-    """What the events of one rank leave in the record."""
+    """The outcome that follows from the events of one rank."""
     finished = next((event for event in events if isinstance(event, Finished)), None)
     failed = next((event for event in events if isinstance(event, Failed)), None)
     steps = [event for event in events if isinstance(event, Step)]
@@ -286,7 +286,7 @@ _FIRST_OF_LAYOUT = frozenset(Layout.__struct_fields__) - _LATER_IN_LAYOUT
 
 
 def _said(record: Architecture | Recipe | Layout, first: frozenset[str]) -> dict[str, Any]:
-    """Its fields without what was added later and left open, so that launches stay comparable with earlier ones."""
+    """Fields of a struct without later ones that were left open: launches stay comparable with earlier ones."""
     return {
         field.name: value
         for field in msgspec.structs.fields(record)
@@ -295,7 +295,7 @@ def _said(record: Architecture | Recipe | Layout, first: frozenset[str]) -> dict
 
 
 def policy(job: Job) -> dict[str, str]:
-    """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
+    """Facts that decide results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
     script = msgspec.structs.replace(job.training_options, texts=None)  # the corpus has the hash of its texts
     return {
@@ -325,7 +325,7 @@ def policy(job: Job) -> dict[str, str]:
 
 
 def status_without_end(node: str, launcher: Launcher) -> str:
-    """Of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
+    """Status of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
     if node != node_identity():
         return "unknown"
     alive = launcher.boot == boot_identity() and started_ticks(launcher.pid) == launcher.started_ticks != -1

@@ -1,4 +1,4 @@
-"""What a rate should be: from a data sheet, this node's past, or other nodes of the fleet; each with its source."""
+"""Expected rates: from a data sheet, this node's past, or other nodes of the fleet; each with its source."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def from_values(
 
 
 def outlier_words(check: AcceptanceCheck, value: float, others: Sequence[float]) -> str:
-    """That a value is an outlier on the bad side of ten nodes or more, with its modified z; empty where it is none."""
+    """Words that say that a value is an outlier on the bad side of ten nodes or more; empty where it is none."""
     z = modified_z_among(value, others) if len(others) >= WARNS_FROM else None
     if z is None or check.bad_side * z <= LIMIT:
         return ""

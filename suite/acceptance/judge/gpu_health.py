@@ -41,7 +41,7 @@ def gpu_findings(
 
 
 def _not_passed(finding: CheckFinding, why: str) -> CheckFinding:
-    """What passes without a load did not run."""
+    """The finding, but NOT RUN where it would pass without a load."""
     if finding.verdict is not CheckVerdict.PASS:
         return finding
     evidence = joined_evidence(why, finding.evidence)
@@ -109,7 +109,7 @@ def _errors(gpu: GpuHealth) -> CheckFinding:
 
 
 def _earlier_errors(gpu: GpuHealth) -> list[str]:
-    """What the GPU had before the battery began."""
+    """Faults that the GPU had before the battery began."""
     before, spare = gpu.before, gpu.before.spare_rows
     found = []
     if before.uncorrected:

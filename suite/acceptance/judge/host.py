@@ -18,7 +18,7 @@ CHOOSING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
 
 
 def host_findings(around: Surroundings, *, others: float) -> list[CheckFinding]:
-    """What is unusual, a finding each, or one that says that nothing is."""
+    """A finding for each unusual setting, or one that says that nothing is unusual."""
     host = around.host
     if host is None:
         return []

@@ -51,7 +51,7 @@ from suite.records.battery import CheckFinding, CheckVerdict
 
 
 class JudgedBattery:
-    """What one battery measured, by kind of evidence, and what it is compared with."""
+    """Evidence of one battery by kind, and the history that it is compared with."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class JudgedBattery:
 
 
 class Rule(NamedTuple):
-    """What some checks find.
+    """A rule that makes findings of some checks.
 
     Args:
         checks: their numbers.
@@ -262,7 +262,7 @@ def battery_findings(
 def _invalid_environment(
     reported: Sequence[CheckFinding], battery: JudgedBattery, selected: Collection[int]
 ) -> list[CheckFinding]:
-    """What made reported findings invalid, where check 0 is not selected."""
+    """Findings that made others invalid, where check 0 is not selected."""
     invalid = any(rests_on_clocks(finding) and finding.verdict is CheckVerdict.INVALID for finding in reported)
     if check.ENVIRONMENT in selected or not invalid:
         return []
@@ -270,7 +270,7 @@ def _invalid_environment(
 
 
 def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]) -> list[CheckFinding]:
-    """What is reported of checks that are not selected: bit errors of a soak, and failed measurements, each once.
+    """Findings of checks that are not selected: bit errors of a soak, and failed measurements, each once.
 
     A soak also runs as a load for the counters of GPUs. A failed probe is reported as a failed soak: where no check of
     its own is selected, nothing else of it ran.

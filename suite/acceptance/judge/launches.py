@@ -173,7 +173,7 @@ class RankInLaunches(NamedTuple):
 
 
 def rank_in_launches(launches: Sequence[MiniatureLaunch], rank: int) -> RankInLaunches | None:
-    """Of all launches in which all ranks have the same work; None without any."""
+    """How late a rank is in launches whose ranks all have the same work; None without any."""
     known = [launch.compute_seconds for launch in launches if not launch.stages]
     known = [seconds for seconds in known if len(seconds) > rank and len(seconds) > 1 and all(seconds)]
     if not known:

@@ -55,7 +55,7 @@ def step_ratios(launches: Sequence[MiniatureLaunch]) -> list[float]:
 
 
 def step_references(launches: Sequence[MiniatureLaunch], history: History) -> list[Reference]:
-    """What a miniature's step time is compared with: accepted batteries of this node, and other nodes of the fleet."""
+    """References of a miniature's step time: accepted batteries of this node, and other nodes of the fleet."""
     past, fleet = history.of(STEP_TIME, _compared_as(launches))
     references = [
         reference(
