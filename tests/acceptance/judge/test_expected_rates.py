@@ -21,22 +21,21 @@ from suite.acceptance.judge.expected_rates import (
     outlier_words,
     rated,
 )
-from suite.records.battery import CheckVerdict
 
 
 def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
     past = from_values(CHECKS[MATRIX], [100.0, 101.0, 99.0], "batteries")
     found = rated(CHECKS[MATRIX], "x", 90.0, [from_peak(100.0, "a data sheet"), past], part="rank 0")
-    assert (found.verdict, found.ratio, found.part) == (CheckVerdict.FAIL, 0.9, "rank 0")
+    assert (found.verdict, found.ratio, found.part) == ("FAIL", 0.9, "rank 0")
     assert found.source == "median of 3 batteries, spread 1.0%"
     assert "0.900 of a data sheet" in found.evidence
-    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.PASS
-    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.FAIL
+    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict == "PASS"
+    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict == "FAIL"
 
 
 def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
     found = rated(CHECKS[MATRIX], "x", 90.0, [], part="rank 0")
-    assert (found.verdict, found.measured, found.compared_as) == (CheckVerdict.NOT_RUN, 90.0, "x")
+    assert (found.verdict, found.measured, found.compared_as) == ("NOT RUN", 90.0, "x")
 
 
 def test_few_values_of_a_virtual_machine_may_all_lie_at_a_ceiling():
@@ -72,8 +71,8 @@ def test_an_outlier_among_ten_nodes_is_a_warning_at_least():
     fleet = [100.0 + step for step in range(-5, 6)]  # MAD 3
     same = rated(CHECKS[MATRIX], "x", 97.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
     flagged = rated(CHECKS[MATRIX], "x", 80.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
-    assert (same.verdict, flagged.verdict, flagged.part) == (CheckVerdict.PASS, CheckVerdict.WARN, "p")
-    assert rated(CHECKS[MATRIX], "x", 70.0, [rate()], part="p", fleet=fleet).verdict is CheckVerdict.FAIL
+    assert (same.verdict, flagged.verdict, flagged.part) == ("PASS", "WARN", "p")
+    assert rated(CHECKS[MATRIX], "x", 70.0, [rate()], part="p", fleet=fleet).verdict == "FAIL"
 
 
 def rate(value=100.0, warn=0.9, fail=0.8, source="s"):
@@ -88,9 +87,9 @@ def test_a_threshold_itself_is_still_good_on_either_side():
     higher, lower = check_of(), check_of(Sense.LOWER_IS_BETTER, warn=1.25, fail=1.5)
     for check, figures in ((higher, (0.9, 0.899, 0.8, 0.799)), (lower, (1.25, 1.26, 1.5, 1.51))):
         verdicts = [limited(check, "x", figure, part="p", source="s").verdict for figure in figures]
-        assert verdicts == [CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.WARN, CheckVerdict.FAIL]
+        assert verdicts == ["PASS", "WARN", "WARN", "FAIL"]
     found = limited(check_of(fail=None), "x", 0.1, part="p", source="s", evidence="e")
-    assert (found.verdict, found.part, found.evidence, found.ratio) == (CheckVerdict.WARN, "p", "e", 0.1)
+    assert (found.verdict, found.part, found.evidence, found.ratio) == ("WARN", "p", "e", 0.1)
     assert limited(higher, "x", 1.0, part="p", source="s").part == ""
 
 
@@ -142,15 +141,15 @@ def test_an_outlier_is_one_on_the_bad_side_beyond_3_5_among_ten():
 
 def test_the_worst_expectation_is_reported_and_the_others_are_told_of():
     found = rated(check_of(), "x", 85.0, [rate(source="far"), rate(value=98.0, source="near")], part="p", evidence="e")
-    assert (found.verdict, found.source, found.ratio) == (CheckVerdict.WARN, "far", 0.85)
+    assert (found.verdict, found.source, found.ratio) == ("WARN", "far", 0.85)
     assert found.evidence == "e; 0.867 of near"
     assert (found.measured, found.expected, found.warn, found.fail, found.part) == (85.0, 100.0, 0.9, 0.8, "p")
     better = rated(check_of(), "x", 95.0, [rate(value=98.0, source="near"), rate(source="far")], part="p")
-    assert (better.verdict, better.source, better.part) == (CheckVerdict.PASS, "far", "")
+    assert (better.verdict, better.source, better.part) == ("PASS", "far", "")
     failing = rated(
         check_of(), "x", 75.0, [rate(fail=None, source="warns"), rate(value=99.0, source="fails")], part="p"
     )
-    assert (failing.verdict, failing.source) == (CheckVerdict.FAIL, "fails")
+    assert (failing.verdict, failing.source) == ("FAIL", "fails")
     late = rated(check_of(Sense.LOWER_IS_BETTER), "x", 95.0, [rate(value=98.0), rate(source="far")], part="p")
     assert late.ratio == pytest.approx(95 / 98)
 
@@ -159,7 +158,7 @@ def test_of_rates_that_pass_that_with_the_least_distance_to_its_threshold_is_rep
     close, far = rate(source="close"), rate(value=200.0, warn=0.4, fail=0.3, source="far")
     for both in ([close, far], [far, close]):
         found = rated(check_of(), "x", 95.0, both, part="p")
-        assert (found.verdict, found.source) == (CheckVerdict.PASS, "close")
+        assert (found.verdict, found.source) == ("PASS", "close")
 
 
 @pytest.mark.parametrize("value", [101.0, math.nan, math.inf])
@@ -168,10 +167,10 @@ def test_more_than_a_device_can_is_invalid_whatever_is_expected(value):
     for expected in ([], [rate()]):
         found = rated(check_of(), "x", value, expected, part="p", evidence="e", most=most)
         assert (found.verdict, found.part, found.source, found.expected) == (
-            CheckVerdict.INVALID,
+            "INVALID",
             "measurement: faster than such a device can be",
             "a peak",
             100.0,
         )
         assert found.ratio == value / 100 or math.isnan(value)
-    assert rated(check_of(), "x", 100.0, [rate()], part="p", most=most).verdict is CheckVerdict.PASS
+    assert rated(check_of(), "x", 100.0, [rate()], part="p", most=most).verdict == "PASS"
