@@ -23,7 +23,7 @@ from suite.acceptance.findings import guard_findings, joined_evidence, not_run, 
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
-from suite.acceptance.judge.gpu_health import gpu_findings
+from suite.acceptance.judge.gpu_health import gpu_findings, with_gpus
 from suite.acceptance.judge.launches import (
     RankInLaunches,
     exact_findings,
@@ -32,7 +32,6 @@ from suite.acceptance.judge.launches import (
     rank_in_launches,
     time_findings,
 )
-from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import (
     BY_TURNS,
