@@ -25,11 +25,10 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryBegin, BatteryEnd, PhaseEvidence
+from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.check_table import ALL_REDUCE, ATTRIBUTION, MATRIX, MEMORY, PEER, SPREAD, STEP_TIME, STRAGGLER
 from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, MicroMeasurements, MiniatureLaunch, ProbeResult
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
+from suite.acceptance.findings import confirmed, decision
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import EXCHANGES, MEASURED_BY_TIMES, NEEDS_MICRO
@@ -38,6 +37,7 @@ from suite.commands import exit_codes
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.paths import ROOT
+from suite.records.battery import BatteryBegin, BatteryEnd, CheckFinding, CheckVerdict, Decision, read_half
 
 CHECKS = (MATRIX, SPREAD, MEMORY, PEER, ALL_REDUCE, STEP_TIME, ATTRIBUTION, STRAGGLER)
 FEWEST = 3  # recorded batteries of a machine
@@ -82,9 +82,9 @@ def recorded_batteries(directories: Sequence[Path]) -> list[RecordedBattery]:
     found = []
     for path in sorted(path for directory in directories for path in directory.rglob("acceptance/*.end.json")):
         try:
-            end = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
+            end = read_half(path, BatteryEnd)
             begin_path = path.with_name(path.name.replace(".end.", ".begin."))
-            begin = battery_record.decode(begin_path.read_bytes(), BatteryBegin, str(begin_path))
+            begin = read_half(begin_path, BatteryBegin)
             evidence = _evidence(path)
         except (OSError, InputError) as error:
             sys.stderr.write(f"left out: {error}\n")
@@ -109,9 +109,7 @@ def recorded_batteries(directories: Sequence[Path]) -> list[RecordedBattery]:
 
 def _evidence(end: Path) -> list[Evidence]:
     phases = sorted(end.parent.glob(f"{end.name.removesuffix('.end.json')}.*.phase.json"))
-    return [
-        item for path in phases for item in battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
-    ]
+    return [item for path in phases for item in read_half(path, PhaseEvidence).evidence]
 
 
 def drawn_battery(chance: random.Random, one: RecordedBattery, other: RecordedBattery, launches: int) -> DrawnBattery:

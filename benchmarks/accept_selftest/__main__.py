@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 from benchmarks.accept_selftest.child import child
 from benchmarks.accept_selftest.faults import INJECTIONS
 from benchmarks.accept_selftest.injection import AcceptedBefore, Injection, InjectionDirectories
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
+from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import PhaseTiming
-from suite.acceptance.findings import CheckVerdict, Decision
 from suite.acceptance.presets import EFFORTS
 from suite.commands import exit_codes
 from suite.launch.interruption import end_as_interrupted
+from suite.records.battery import BatteryEnd, CheckVerdict, Decision, read_half
 
 LIMIT_SECONDS = 1800.0
 START_SECONDS = 10.0  # of the command, before its battery begins and after it ended
@@ -218,7 +217,7 @@ def _problems(injection: Injection, answer: Answer) -> list[str]:
     path = Path(report["record"])
     if injection.stacks_of:
         problems += _missing_stacks(path, injection.stacks_of)
-    closed = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
+    closed = read_half(path, BatteryEnd)
     if closed.decision != report["decision"] or len(closed.findings) != len(report["findings"]):
         problems.append("the record has another verdict")
     return problems
@@ -229,7 +228,7 @@ def _missing_stacks(record: Path, ranks: Sequence[int]) -> list[str]:
     stacks = "".join(
         timing.stacks
         for path in record.parent.glob(f"{record.name.removesuffix('.end.json')}.*.phase.json")
-        for timing in battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+        for timing in read_half(path, PhaseEvidence).evidence
         if isinstance(timing, PhaseTiming) and timing.outcome == "hang"
     )
     recorded = {int(rank) for rank, text in FRAMES.findall(stacks) if 'File "' in text}

@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.accept_selftest.host_faults import HOST_INJECTIONS
 from benchmarks.accept_selftest.injection import AcceptedBefore, Injection, InjectionDirectories, Prepare, Prepared
 from benchmarks.accept_selftest.interruptions import INTERRUPTIONS
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import SCHEMA, PhaseEvidence
+from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MicroMeasurements
 from suite.commands import exit_codes
 from suite.job.events import Status
@@ -23,6 +22,8 @@ from suite.launch import network_namespaces
 from suite.machine.devices import cuda_devices, resolved_device, usable_cores
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.profile import Conditions, Profile, encode, machines_directory
+from suite.records.battery import SCHEMA, battery_directory
+from suite.records.battery import encode as encode_battery
 
 HERE = Path(__file__).parent
 ABSURD_BYTES_PER_SECOND = 1.0
@@ -132,12 +133,12 @@ def _disk_that_fills(directories: InjectionDirectories) -> Iterator[Prepared]:
 
 def _records(results: Path, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """File names and contents of the "begin" or "end" halves of all batteries below `results`."""
-    for path in sorted(battery_record.directory(results).glob(f"*.{part}.json")):
+    for path in sorted(battery_directory(results).glob(f"*.{part}.json")):
         yield path.name, json.loads(path.read_bytes())
 
 
 def _store(results: Path, name: str, text: str) -> Path:
-    directory = battery_record.directory(results)
+    directory = battery_directory(results)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / name).write_text(text)
     return directory
@@ -196,7 +197,7 @@ def _stale_profile(directories: InjectionDirectories) -> Iterator[Prepared]:
         status=Status.OK, message="", seconds=1.0, matrix=rates, copy=rates, triad=rates, profile=str(profile)
     )
     kept = PhaseEvidence(kind="battery", schema=SCHEMA, id=began["id"], phase="micro-measurements", evidence=[micro])
-    (directory / f"{began['id']}.micro-measurements.phase.json").write_bytes(battery_record.encode(kept))
+    (directory / f"{began['id']}.micro-measurements.phase.json").write_bytes(encode_battery(kept))
     yield Prepared(["--results", str(results), "--resume"], {}, [])
 
 

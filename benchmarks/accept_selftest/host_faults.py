@@ -13,10 +13,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from benchmarks.accept_selftest.injection import AcceptedBefore, Injection, InjectionDirectories, Prepare, Prepared
-from suite.acceptance import battery_record
 from suite.commands import exit_codes
 from suite.machine.devices import resolved_device, usable_cores, usable_threads
 from suite.machine.host_state import SYS
+from suite.records.battery import battery_directory
 
 PROCESSORS, NODES = "devices/system/cpu", "devices/system/node"
 HUGE_PAGES = "kernel/mm/transparent_hugepage"
@@ -157,9 +157,9 @@ def _removed(cgroup: Path) -> None:
 def _wrong_clock(places: InjectionDirectories) -> Iterator[Prepared]:
     """The last battery of this node ended in three days: the clock went back since."""
     results = places.scratch / "results"
-    directory = battery_record.directory(results)
+    directory = battery_directory(results)
     directory.mkdir(parents=True)
-    for path in battery_record.directory(places.results).glob("*.end.json"):
+    for path in battery_directory(places.results).glob("*.end.json"):
         closed = json.loads(path.read_bytes())
         (directory / path.name).write_text(json.dumps(closed | {"finished": time.time() + AHEAD_SECONDS}))
     yield Prepared(["--results", str(results)], {}, [])

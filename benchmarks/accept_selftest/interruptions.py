@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.accept_selftest.child import child
 from benchmarks.accept_selftest.injection import Injection, InjectionDirectories, Prepare, Prepared
 from suite.acceptance import battery_record
+from suite.records.battery import battery_directory
 
 LIMIT_SECONDS = 300.0
 AGONY_SECONDS = 10.0  # until the kernel has ended all processes of a battery that is gone
@@ -54,7 +55,7 @@ def _killed(moment: KillMoment, options: list[str], environment: dict[str, str] 
             output.open("wb") as errors,
             child(command, os.environ | (environment or {}), out=subprocess.DEVNULL, err=errors) as battery,
         ):
-            orphans = _end(battery, lambda: moment(output.read_text(), battery_record.directory(results)))
+            orphans = _end(battery, lambda: moment(output.read_text(), battery_directory(results)))
         prefix = ["sh", "-c", f"echo '{orphans}' >&2; exit 9"] if orphans else []
         yield Prepared(["--results", str(results), "--resume"], {}, prefix)
 

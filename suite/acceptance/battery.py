@@ -15,7 +15,7 @@ from suite.acceptance.battery_record import BatteryRecord, unfinished
 from suite.acceptance.check_table import ENVIRONMENT, STEP_TIME
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
+from suite.acceptance.findings import decision
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.past_batteries import NodeIdentity, history
@@ -23,6 +23,7 @@ from suite.acceptance.starts import starts
 from suite.job.events import Status
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import check_holds, read
+from suite.records.battery import CheckFinding, CheckVerdict, Decision, battery_directory
 
 
 class BatteryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +101,7 @@ def _opened(settings: Settings) -> tuple[BatteryRecord, list[str]]:
         node = battery_record.opening("", settings.profile, options, 0.0).node
         earlier, refused = unfinished(settings.results, profile=settings.profile, options=options, node=node)
         if earlier is None and settings.resume:
-            kept = str(battery_record.directory(settings.results))
+            kept = str(battery_directory(settings.results))
             got = f"{kept}: {'; '.join(refused)}" if refused else kept
             allowed = "a battery of this node with the same options that has no verdict; without --resume a new one"
             raise InputError("nothing to resume", got=got, allowed=allowed, where="--resume")

@@ -22,7 +22,6 @@ from suite.acceptance.evidence import (
     Load,
     PhaseTiming,
 )
-from suite.acceptance.findings import CheckFinding
 from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.past_batteries import History
@@ -30,6 +29,7 @@ from suite.acceptance.presets import Effort
 from suite.job.events import Event, Status
 from suite.launch.interruption import OutOfTimeError, time_limit
 from suite.machine.profile import Profile
+from suite.records.battery import CheckFinding
 
 BUDGET_FACTOR = 5.0
 LEAST_BUDGET_SECONDS = 120.0  # of a phase: as long as the launcher waits for a rank's first step

@@ -1,4 +1,4 @@
-"""What a battery measured, phase by phase: the data that checks judge and that its record stores."""
+"""Measurements of a battery, phase by phase: the data that checks judge and that its record stores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
 
 
 class LaunchPurpose(enum.StrEnum):
-    """What a miniature is launched for: its step time, the spread of its steps, or its exact figures alone."""
+    """Purpose of a launch of a miniature: its step time, the spread of its steps, or its exact figures alone."""
 
     TIMES = "times"
     JITTER = "jitter"
@@ -156,7 +156,7 @@ class ReplayHashes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank received from a peer, or (peer None) in collectives of all ranks.
+    """Messages that one rank received from a peer, or (peer None) in collectives of all ranks.
 
     Args:
         bytes: of one message; of an all-to-all, what the rank sends to all others together.
@@ -175,7 +175,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank verified.
+    """Memory and products that one rank verified.
 
     Args:
         products: large ones, one after another for `product_seconds`; 0 where only memory was verified.

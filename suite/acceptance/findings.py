@@ -1,8 +1,7 @@
-"""What a check can find, also of measurements that failed, and what all findings together say of a node."""
+"""Findings of measurements that failed or are confirmed, and what all findings together say of a node."""
 
 from __future__ import annotations
 
-import enum
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ import msgspec
 from suite.acceptance.check_table import BETWEEN_RANKS, HANG_GUARD, NOISY
 from suite.acceptance.evidence import LEFT_OUT, NOT_BEGUN, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
@@ -20,109 +20,16 @@ NOT_HUNG = "slow, not hung"  # the part of a phase that took too long
 PRODUCTS = "verified products"  # how the subjects begin whose clocks are judged, in the check of the soak's contents
 
 
-class CheckVerdict(enum.StrEnum):
-    """Of one finding. Only PASS and WARN say that something was measured and is good enough."""
-
-    PASS = "PASS"
-    WARN = "WARN"
-    FAIL = "FAIL"
-    INVALID = "INVALID"
-    NOT_RUN = "NOT RUN"
-    HANG = "HANG"
-    INCONCLUSIVE = "INCONCLUSIVE"
-
-
-class Decision(enum.StrEnum):
-    """Of all findings: what an operator acts on."""
-
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
-    UNDECIDED = "not decidable"
-    EXECUTION_FAILED = "execution failed"
-
-
-class PastBattery(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier battery of this node: its identity, and when it ended in seconds since 1970."""
-
-    battery: str
-    finished: float
-
-
-class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One check's verdict on one part of the node.
-
-    Args:
-        check: number of the check.
-        subject: what was checked: a miniature, a rank, a link.
-        measured, expected: in `unit`; None where the check has no number.
-        ratio: measured over expected; `warn` and `fail` are thresholds of it.
-        source: where the expected value comes from.
-        part: the part at fault, which an operator may replace; empty where no part is.
-        evidence: what the verdict rests on, in one line.
-        status: how the execution ended, apart from the verdict.
-        least_detectable: smallest relative slowdown that this check, with as many launches and their spread, would
-            reject in 9 of 10 cases; None where the check has no statistics.
-        spread: standard deviation of the logarithms of the launches; None likewise.
-        terms: by term of a step, measured less predicted seconds as share of the predicted step; empty likewise.
-        compared_as: name of the value in other batteries of this node and of the fleet; empty: not compared.
-        good_until: the newest battery of this node in which this check passed on this subject; None: none is known, or
-            nothing is bad now.
-        bad_since: the oldest battery after `good_until` in which it was as bad as now; None: it is bad for the first
-            time.
-    """
-
-    check: int
-    subject: str
-    verdict: CheckVerdict
-    measured: float | None = None
-    expected: float | None = None
-    unit: str = ""
-    ratio: float | None = None
-    warn: float | None = None
-    fail: float | None = None
-    source: str = ""
-    part: str = ""
-    evidence: str = ""
-    status: Status = Status.OK
-    least_detectable: float | None = None
-    spread: float | None = None
-    terms: dict[str, float] = {}
-    compared_as: str = ""
-    good_until: PastBattery | None = None
-    bad_since: PastBattery | None = None
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Equal for a finding and for that of its re-run."""
-        return self.check, self.subject
-
-
-_WORST_FIRST = (
-    CheckVerdict.FAIL,
-    CheckVerdict.HANG,
-    CheckVerdict.INVALID,
-    CheckVerdict.INCONCLUSIVE,
-    CheckVerdict.WARN,
-    CheckVerdict.PASS,
-    CheckVerdict.NOT_RUN,
-)
-
-
 _MEASURED = (CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL)
 
 
 def not_run(check: int, why: str, subject: str = "") -> CheckFinding:
-    """That a check did not run, and why."""
+    """The finding that a check did not run, and why."""
     return CheckFinding(check=check, subject=subject, verdict=CheckVerdict.NOT_RUN, evidence=why)
 
 
-def worst_first(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """The findings by verdict, failures first; those of one verdict in the order of the checks."""
-    return sorted(findings, key=lambda finding: (_WORST_FIRST.index(finding.verdict), finding.check))
-
-
 def decision(findings: Sequence[CheckFinding]) -> Decision:
-    """What all findings together say.
+    """The decision that follows from all findings.
 
     In this order, the most certain decision first:
         rejected            a check failed on what it measured
@@ -198,7 +105,7 @@ def _confirmed(finding: CheckFinding, repeated: Sequence[CheckFinding], why_open
 
 
 def _of_most(finding: CheckFinding, repeated: Sequence[CheckFinding]) -> CheckFinding:
-    """What most of up to four measurements by clocks say.
+    """The finding of the majority of up to four measurements by clocks.
 
     Where ranks are compared with each other, only failures of the same rank agree: noise slows down one rank now and
     another one then.
@@ -297,7 +204,7 @@ def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[Ch
 
 
 def unmeasured_findings(phases: Sequence[PhaseTiming], earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """What a check would have said whose phase its budget or the battery's limit ended, or that was left out: nothing.
+    """A finding for each check that nothing measured: its phase was left out, or ended by its budget or by the limit.
 
     Where another phase measured it, or this one before its end, there is a finding already. What was left out did not
     run; the others leave the check open.

@@ -1,4 +1,4 @@
-"""What a battery measures: micro-measurements, launches of miniatures, and probes; each returns its evidence."""
+"""Measurements of a battery: micro-measurements, launches of miniatures, and probes; each returns its evidence."""
 
 from __future__ import annotations
 

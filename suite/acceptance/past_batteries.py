@@ -1,4 +1,4 @@
-"""What other batteries measured: earlier ones of this node, and those of other nodes of a fleet."""
+"""Values of other batteries: earlier ones of this node, and those of other nodes of a fleet."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import HANG_GUARD
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery
 from suite.paths import stores
+from suite.records.battery import (
+    DIRECTORY,
+    BatteryEnd,
+    CheckFinding,
+    CheckVerdict,
+    Decision,
+    PastBattery,
+    battery_directory,
+    battery_paths,
+    decode,
+    good_until_and_bad_since,
+)
+from suite.records.record import contents
 
 NODE_PAST = "accepted batteries of this node"
 OTHER_NODES = "other nodes of the fleet"
 _ONE = {NODE_PAST: "1 accepted battery of this node", OTHER_NODES: "1 other node of the fleet"}
-_BAD = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.WARN)
+_FAILED = {CheckVerdict.FAIL, CheckVerdict.HANG}
 
 
 def counted(count: int, of: str) -> str:
@@ -64,17 +73,14 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         Only failures and hangs are as bad as a failure; a warning, a failure and a hang are as bad as a warning.
         Batteries without a verdict (not run, invalid, inconclusive) are skipped.
         """
-        if finding.verdict not in _BAD:
+        if finding.verdict not in {*_FAILED, CheckVerdict.WARN}:
             return finding
-        as_bad = _BAD if finding.verdict is CheckVerdict.WARN else (CheckVerdict.FAIL, CheckVerdict.HANG)
-        good: PastBattery | None = None
-        bad: PastBattery | None = None
-        for battery, findings in self.judged:
-            verdicts = _verdicts(finding, findings)
-            if verdicts & set(as_bad):
-                bad = bad or battery
-            elif verdicts == {CheckVerdict.PASS}:
-                good, bad = battery, None
+        as_bad = _FAILED | {CheckVerdict.WARN} if finding.verdict is CheckVerdict.WARN else _FAILED
+        earlier = ((battery, _verdicts(finding, findings)) for battery, findings in self.judged)
+        good, bad = good_until_and_bad_since(
+            (battery, False if verdicts & as_bad else True if verdicts == {CheckVerdict.PASS} else None)
+            for battery, verdicts in earlier
+        )
         return msgspec.structs.replace(finding, good_until=good, bad_since=bad)
 
 
@@ -93,7 +99,7 @@ def _verdicts(finding: CheckFinding, earlier: list[CheckFinding]) -> set[CheckVe
 
 
 class NodeIdentity(NamedTuple):
-    """What batteries must share with this one: node, hashes of hardware and software, device and ranks."""
+    """Facts that batteries must share with this one: node, hashes of hardware and software, device and ranks."""
 
     node: str
     hardware: str
@@ -116,7 +122,7 @@ def measured_values(findings: Sequence[CheckFinding]) -> list[float]:
 
 
 def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
-    """What can be compared with a battery of this node.
+    """Everything that can be compared with a battery of this node.
 
     Batteries with other software or other ranks are not compared. They are counted among the problems, so that an
     operator sees why a new driver has no past. Records that cannot be read are left out, and named.
@@ -129,7 +135,7 @@ def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
     problems: list[str] = []
     left_out: Counter[str] = Counter()
     judged: list[tuple[PastBattery, list[CheckFinding]]] = []
-    for end in (end for store in stores(results) for end in _ended(store / "acceptance", problems)):
+    for end in (end for store in stores(results) for end in _ended(battery_directory(store), problems)):
         accepted = end.decision is Decision.ACCEPTED
         if end.node != here.node:
             continue
@@ -212,15 +218,15 @@ def _fleet_summary(counting: Mapping[str, bool], left_out: Mapping[str, str]) ->
     return f"{summary}; left out: {why}" if why else summary
 
 
-def _ended(directory: Path, problems: list[str]) -> list[BatteryEnd]:
+def _ended(place: Path, problems: list[str]) -> list[BatteryEnd]:
+    """Batteries below a place that ended; in a directory of another name those that say that they are batteries."""
     ended = []
-    for path in sorted(directory.rglob("*.end.json")):
+    for path in battery_paths(place, everywhere=True):
         try:
-            data = file_bytes(path)
-            if b'"battery"' not in data[:200] and "acceptance" not in path.parts[-2:]:
-                continue  # the record of a launch
-            ended.append(battery_record.decode(data, BatteryEnd, str(path)))
-        except (OSError, InputError) as error:
+            data = contents(path)
+            if b'"battery"' in data[:200] or DIRECTORY in Path(path).parts[-2:]:
+                ended.append(decode(data, BatteryEnd, path))
+        except InputError as error:
             problems.append(f"left out: {error}")
     return ended
 

@@ -16,6 +16,7 @@ from suite.job.events import Event, Status
 from suite.machine.cpu_contention import competitors
 from suite.machine.devices import cuda_devices, usable_cores
 from suite.machine.host_state import host_state, thread_ticks
+from suite.records.battery import battery_directory
 
 MICRO = "micro-measurements"
 MEASURED_BY_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
@@ -89,7 +90,7 @@ def micro_phase(battery: RunningBattery) -> BatteryPhase:
     settings = battery.settings
 
     def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
-        where = battery_record.directory(settings.results)
+        where = battery_directory(settings.results)
         micro, battery.profile = measurements.micro_measurements(
             settings.device, settings.ranks, settings.effort, where, on_event
         )
@@ -101,7 +102,7 @@ def micro_phase(battery: RunningBattery) -> BatteryPhase:
 
 
 def rates_phase(battery: RunningBattery) -> BatteryPhase:
-    """Of the micro-measurements the rates alone, for a re-run; predictions stay as they are."""
+    """The phase that measures only the rates again; predictions stay as they are."""
     settings = battery.settings
 
     def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:

@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile runs.
+    """Amount of work of a profile.
 
     Args:
         micro_seconds: by device, how long the micro-measurements should take.
@@ -113,7 +113,7 @@ EFFORTS = {
 
 
 def effort(profile: str) -> Effort:
-    """What the profile of that name runs.
+    """The amount of work of the profile of that name.
 
     Raises:
         InputError: there is none.

@@ -25,12 +25,13 @@ from suite.acceptance.evidence import (
     Timed,
     made_for_times,
 )
-from suite.acceptance.findings import TIME_LIMIT, CheckFinding, CheckVerdict, confirmed, rests_on_clocks
+from suite.acceptance.findings import TIME_LIMIT, confirmed, rests_on_clocks
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.noninferiority import FEWEST
 from suite.acceptance.judge.rates import needs_launches
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict
 
 REPEATED, REPEATED_TWICE = "repeated", "repeated twice"  # attempts at what others disturbed
 AGAIN, THIRD, FOURTH = "again", "a third time", "a fourth time"  # attempts at what failed
@@ -73,7 +74,7 @@ def disturbed(
 
 
 def seen_before(battery: RunningBattery, health: Health | None = None) -> list[CheckFinding]:
-    """What check 0 finds before anything is measured."""
+    """Findings of check 0 before anything is measured."""
     around = next((item for item in battery.evidence() if isinstance(item, Surroundings)), None)
     return environment_findings(around, health, [], others=battery.settings.others, loaded=())
 
@@ -122,7 +123,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shortest_seconds(self) -> float:
-        """Of the least that confirms a failure: 3 launches, or everything."""
+        """Seconds of the least that confirms a failure: 3 launches, or everything."""
         return self.seconds * min(FEWEST, self.launches) / self.launches if self.launches else self.seconds
 
 
@@ -292,7 +293,7 @@ def confirmed_findings(
 def _findings_again(
     battery: RunningBattery, health: Health, first: Sequence[CheckFinding], again: dict[str, list[Evidence]]
 ) -> list[CheckFinding]:
-    """What the re-runs of one round find; each miniature's re-run is one look at as many launches as it has."""
+    """Findings of the re-runs of one round; each miniature's re-run is one look at as many launches as it has."""
     # further looks belong to the first measurement: a re-run is judged without them
     further_looks = tuple(f"{name} from launch" for name in again)
     before = {name: of_phase for name, of_phase in battery.evidence_of.items() if not name.startswith(further_looks)}

@@ -1,4 +1,4 @@
-"""What a battery starts, and the seconds that each start is stated to take: the budgets of its phases follow."""
+"""Starts of a battery, and the seconds that each is stated to take: the budgets of its phases follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.acceptance.context import BatteryPhase, LaunchesPhase
 
 
 class StatedSeconds(NamedTuple):
-    """Of the parts of phases on one kind of device.
+    """Stated seconds of the parts of phases on one kind of device.
 
     Args:
         question: which devices torch can use; asked once.
@@ -96,7 +96,7 @@ def stated_launches(
 
 
 def starts(phases: Sequence[BatteryPhase]) -> str:
-    """What the phases start, in words, with the seconds that all take together."""
+    """Starts of the phases, in words, with the seconds that all take together."""
     of_miniatures = [phase for phase in phases if isinstance(phase, LaunchesPhase)]
     launches = sum(phase.launches for phase in of_miniatures)
     compiled = sum(phase.compiled for phase in of_miniatures)

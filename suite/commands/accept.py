@@ -19,13 +19,13 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.acceptance.battery import BatteryReport, run_battery
 from suite.acceptance.context import Settings
-from suite.acceptance.findings import Decision
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
 from suite.commands.options import Device, JsonWithProgress, check_writable, print_json
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.paths import ROOT
+from suite.records.battery import Decision
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
 from suite.report.terminal.tables import console, print_refusal
 

@@ -12,9 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.presets import effort
 from suite.fleet import fleet_record, judge, pairs, verdicts
 from suite.fleet.commands_at_once import EndedCommand, FleetCommand, public_output, run_all
@@ -23,6 +20,7 @@ from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult
 from suite.fleet.judge import NodeFacts
 from suite.fleet.siblings import FirstBatteries
 from suite.launch.slurm import drain_reason
+from suite.records.battery import BatteryEnd, battery_directory, read_half
 
 PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
 GROUP_SECONDS = 1800.0
@@ -32,7 +30,7 @@ ATTEMPTS = (1, 2)
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a fleet.
+    """Settings of a fleet run.
 
     Args:
         accept_options: further options of `accept`, for every node.
@@ -134,7 +132,7 @@ def _opened(
 
 
 def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, NodeFacts]:
-    """What is known of every node after its battery, and after a second one where the first needs it."""
+    """Facts of every node after its battery, and after a second one where the first needs it."""
     refused: dict[str, NodeFacts] = {}
     first = ATTEMPTS[0]
     begin = fleet_record.kept(running.directory / "begin.json", FleetBegin)
@@ -207,8 +205,8 @@ def _facts(running: _Running, name: str) -> NodeFacts:
             continue
         answers.append(answer)
         if answer.record:
-            path = battery_record.directory(running.settings.results) / answer.record
-            batteries.append(battery_record.decode(file_bytes(path), BatteryEnd, str(path)))
+            path = battery_directory(running.settings.results) / answer.record
+            batteries.append(read_half(path, BatteryEnd))
     return NodeFacts(answers, batteries)
 
 
@@ -233,7 +231,7 @@ def _pairs(running: _Running, names: Sequence[str]) -> list[PairResult]:
 
 
 def better(first: PairResult, second: PairResult) -> PairResult:
-    """Of two measurements of a pair: the faster link, the smaller difference of clocks and of products.
+    """The better of two measurements of a pair: the faster link, the smaller difference of clocks and of products.
 
     Damaged messages of either stay: bits are not noise.
     """

@@ -1,4 +1,4 @@
-"""What the columnar store of batteries says: of each node its last verdict, of one node its history, and outliers."""
+"""Questions to the columnar store of batteries: the last verdict of each node, the history of one, and outliers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import msgspec
 
 from suite.fleet.battery_store import BATTERIES, FLEETS, database, empty_columns, parts, usable
 from suite.fleet.verdicts import ACCEPTED, BAD, NOT_RUN
+from suite.metrics.modified_z import FACTOR, LIMIT, SHOWN_FROM
 
-OUTLIER_Z = 3.5  # Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993), section 3.3: "potential outliers"
-GROUP_FROM = 4  # nodes, from which a z is computed
 GROUPS = ("rack", "firmware")
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a node last, or was at one time.
+    """The last verdict of a node, or that of one time.
 
     Args:
         node: its hash, as in the records of batteries; its name where it never had one.
@@ -69,7 +68,7 @@ class FigureOverTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for; None: all.
+    """Conditions of a question; None: all.
 
     Args:
         node: its name, or its hash.
@@ -218,12 +217,10 @@ class FleetStore:
     def outliers(self) -> list[Outlier]:
         """Figures of newest batteries whose modified z in their rack or firmware is 3.5 or more, furthest first.
 
-        z = 0.6745 (value - median) / MAD of all nodes of the group with the same hardware, device and ranks, four at
-        least, this one too.
+        z as `suite.metrics.modified_z` defines it, among all nodes of the group with the same hardware, device and
+        ranks: this one too, and three others at least.
         """
-        from suite.acceptance.judge.expected_rates import MODIFIED_Z_FACTOR  # imports more than a history needs
-
-        values = {"factor": MODIFIED_Z_FACTOR, "least": GROUP_FROM, "limit": OUTLIER_Z}
+        values = {"factor": FACTOR, "least": SHOWN_FROM + 1, "limit": LIMIT}
         found = self._asked(_OUTLIERS, values, Outlier)
         return [outlier for outlier in found if math.isfinite(outlier.z)]
 

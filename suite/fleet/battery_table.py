@@ -19,52 +19,28 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
-from suite.acceptance.battery_record import SCHEMA
-from suite.acceptance.findings import Decision
+from reference_runs.regular_file import json_of
 from suite.fleet import fleet_record
-from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, STORE, database, part_name, parts, usable
+from suite.fleet.battery_store import BATTERIES, COLUMNS, FLEETS, database, part_name, parts, usable
 from suite.machine.devices import usable_cores
-from suite.stored_words import BATTERY, FLEET, in_todays_words
+from suite.records.battery import (
+    BatteryBegin,
+    BatteryEnd,
+    CheckFinding,
+    directories,
+    has_batteries,
+    read_half,
+    worst_of,
+)
+from suite.records.record import BEGIN, END, contents, partial
+from suite.stored_words import FLEET, in_todays_words
 
 PART_RECORDS = 20_000
 ROW_GROUP = 2048  # rows, of which a query of one node reads few: DuckDB's least
-_END, _BEGIN = ".end.json", ".begin.json"
-_BAD = ("FAIL", "HANG", "INVALID", "INCONCLUSIVE")  # worst first, as `findings` has them
 _EVIDENCE_LETTERS = 200
-
-
-class _StoredFinding(msgspec.Struct, frozen=True):
-    """What the store takes of a finding."""
-
-    check: int
-    verdict: str
-    subject: str = ""
-    measured: float | None = None
-    unit: str = ""
-    part: str = ""
-    evidence: str = ""
-    compared_as: str = ""
-
-
-class _StoredEnd(msgspec.Struct, frozen=True):
-    """What the store takes of a battery's verdict."""
-
-    schema: str
-    id: str
-    node: str
-    finished: float
-    decision: Decision
-    findings: list[_StoredFinding]
-    hashes: dict[str, str]
-    options: dict[str, str] = {}
-
-
-class _StoredBegin(msgspec.Struct, frozen=True):
-    """What the store takes of a battery's first half."""
-
-    hardware: dict[str, str]
-    software: dict[str, str]
+_FINDING = partial(CheckFinding, "check", "verdict", "subject", "measured", "unit", "part", "evidence", "compared_as")
+_BATTERY = partial(BatteryEnd, "schema", "id", "node", "finished", "decision", "hashes", "options", findings=[_FINDING])
+_FIRST_HALF = partial(BatteryBegin, "hardware", "software")
 
 
 class Ingested(NamedTuple):
@@ -121,12 +97,10 @@ def _known(store: Path, kind: str) -> set[str]:
 
 def _records(results: str) -> Iterator[tuple[str, str]]:
     """Kind and path below `results` of every record: NAME.end.json in acceptance/, fleet/ID/end.json."""
-    for place, directories, files in os.walk(results):
-        directories[:] = [name for name in directories if name not in (STORE, "records")]
-        room = os.path.basename(place)  # noqa: PTH119  # a Path for each of a million records costs seconds
+    for place, files in directories(results):
         below = os.path.relpath(place, results)
-        if room == "acceptance":
-            yield from ((BATTERIES, f"{below}/{name}") for name in files if name.endswith(_END))
+        if has_batteries(place):
+            yield from ((BATTERIES, f"{below}/{name}") for name in files if name.endswith(END))
         elif "end.json" in files and Path(place).parent.name == "fleet":
             yield FLEETS, f"{below}/end.json"
 
@@ -154,7 +128,7 @@ def _written(chunk: tuple[str, str, str, list[str]]) -> list[str]:
                 except UnicodeEncodeError:
                     left_out.append(f"{results}/{ascii(file)[1:-1]}: the name is no UTF-8")
                     continue
-                except (OSError, InputError) as error:
+                except InputError as error:
                     left_out.append(str(error))
                     continue
                 lines.writelines(encoded)
@@ -184,34 +158,18 @@ def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
 
 
-_END_DECODER = msgspec.json.Decoder(_StoredEnd)
-_BEGIN_DECODER = msgspec.json.Decoder(_StoredBegin)
-_FLEET_DECODER = msgspec.json.Decoder(fleet_record.FleetEnd)
-
-
-def _contents(path: str) -> bytes:
-    return file_bytes(path)
-
-
 def _battery(results: str, file: str) -> list[dict[str, object]]:
     """One battery as a row.
 
     Raises:
-        InputError: it is damaged, or of another major schema version.
-        OSError: it cannot be read.
+        InputError: it cannot be read, is damaged, or of another major schema version.
     """
     path = f"{results}/{file}"
-    try:
-        end = _END_DECODER.decode(in_todays_words(_contents(path), BATTERY))
-        if end.schema.split(".")[0] != SCHEMA.split(".")[0]:
-            allowed = f"{SCHEMA.split('.')[0]}.x"
-            raise InputError("unknown schema version of a battery", got=repr(end.schema), allowed=allowed, where=path)
-        begin = _first_half(path.removesuffix(_END) + _BEGIN)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"damaged record of a battery: {error}", where=path) from error
-    bad = [finding for finding in end.findings if finding.verdict in _BAD]
-    worst = min(bad, key=lambda finding: _BAD.index(finding.verdict), default=None)
-    software = begin.software
+    end = read_half(path, _BATTERY)
+    begin_path = path.removesuffix(END) + BEGIN  # which only says what the node is made of: it may be deleted
+    begin = read_half(begin_path, _FIRST_HALF, any_version=True) if os.path.lexists(begin_path) else None
+    hardware, software = ({}, {}) if begin is None else (begin.hardware, begin.software)
+    worst = worst_of(end.findings)
     device, ranks = end.options.get("device", ""), end.options.get("ranks", "")
     return [
         {
@@ -223,7 +181,7 @@ def _battery(results: str, file: str) -> list[dict[str, object]]:
             "part": worst.part or worst.subject if worst else "",
             "evidence": worst.evidence[:_EVIDENCE_LETTERS] if worst else "",
             "siblings": f"{end.hashes.get('hardware', '')} {device} {ranks}",
-            "hardware": f"{begin.hardware.get('cpu', '')}, GPUs {begin.hardware.get('gpus', '')}" if software else "",
+            "hardware": f"{hardware.get('cpu', '')}, GPUs {hardware.get('gpus', '')}" if software else "",
             "firmware": f"driver {software.get('driver', '')}, {software.get('system', '')}" if software else "",
             "figures": [
                 {"name": f"{finding.check} {finding.compared_as}", "value": finding.measured, "unit": finding.unit}
@@ -234,25 +192,16 @@ def _battery(results: str, file: str) -> list[dict[str, object]]:
     ]
 
 
-def _first_half(path: str) -> _StoredBegin:
-    """The first half, which only says what the node is made of: empty where it was deleted."""
-    try:
-        return _BEGIN_DECODER.decode(_contents(path))
-    except FileNotFoundError:
-        return _StoredBegin({}, {})
-
-
 def _fleet(results: str, file: str) -> list[dict[str, object]]:
     """One fleet as a row a node; nodes that did not run say nothing.
 
     Raises:
-        InputError: it is damaged.
-        OSError: it cannot be read.
+        InputError: it cannot be read, or is damaged.
     """
     path = f"{results}/{file}"
     try:
-        end = _FLEET_DECODER.decode(in_todays_words(_contents(path), FLEET))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        end = json_of(in_todays_words(contents(path), FLEET), fleet_record.FleetEnd)
+    except msgspec.MsgspecError as error:
         raise InputError(f"damaged record of a fleet: {error}", where=path) from error
     return [
         {

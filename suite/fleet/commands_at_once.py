@@ -105,7 +105,7 @@ def _words(command: FleetCommand) -> str:
 
 
 def public_output(path: Path) -> str:
-    """What an ended command said, without private paths; from now on the file has none either."""
+    """Output of an ended command without private paths, which are removed from its file too."""
     said = path.read_text(encoding="utf-8", errors="replace")
     public = without_private_paths(said, private_directories())
     if public != said:

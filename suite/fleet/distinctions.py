@@ -1,4 +1,4 @@
-"""What distinguishes nodes that stand out from their siblings: a rack, a driver, a kernel that more of them have."""
+"""Distinctions of nodes that stand out from their siblings: a rack, a driver, a kernel that more of them have."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def distinctions(nodes: Sequence[NodeVerdict], standing_out: Collection[str]) ->
 
 
 def attributes(node: NodeVerdict) -> Iterator[tuple[str, str]]:
-    """What is known of a node: its rack, and each part of its firmware."""
+    """Attributes of a node and their values: its rack, and each part of its firmware."""
     if node.rack:
         yield "rack", node.rack
     for part in node.firmware.split(", ") if node.firmware else ():

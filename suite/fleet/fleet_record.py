@@ -1,4 +1,4 @@
-"""What a fleet run keeps: a file for its options, for each node's answer, each pair and each group; one for the table.
+"""The record of a fleet run: a file for its options, each node's answer, each pair and each group; one for the table.
 
 Every file is written once, by a link or a rename: many writers may share the directory over a network file system.
 """
@@ -22,7 +22,7 @@ SCHEMA = "1.0"
 
 
 class FleetBegin(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked: an interrupted fleet is resumed with the same options alone."""
+    """Options of a fleet: an interrupted one is resumed only with the same."""
 
     schema: str
     id: str
@@ -32,7 +32,7 @@ class FleetBegin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node said of its battery.
+    """A node's answer about its battery.
 
     Args:
         exit_code: of `accept`.
@@ -52,7 +52,7 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What two nodes measured together, at the same time.
+    """Measurements of two nodes together, at the same time.
 
     Args:
         bytes_per_second: the slower direction of their link; None where it was not measured.

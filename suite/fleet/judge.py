@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import NOT_HUNG, TIME_LIMIT, CheckFinding, CheckVerdict, joined_evidence, worst_first
+from suite.acceptance.findings import NOT_HUNG, TIME_LIMIT, joined_evidence
 from suite.fleet import pairs
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.pairs import NodePair
 from suite.fleet.siblings import FirstBatteries, Siblings, battery_values, check_of
 from suite.fleet.verdicts import ACCEPTED, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
+from suite.records.battery import BatteryEnd, worst_of
 
 _DECIDING = (NO_ANSWER, REJECTED, FAILED, UNDECIDED)  # of several verdicts on a node, the first of these
 _BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 3: UNDECIDED, 4: FAILED}
@@ -26,7 +26,7 @@ _PairKind = tuple[str, list[NodePair], list[NodePair], Callable[[PairResult], st
 
 
 class NodeFacts(NamedTuple):
-    """What is known of a node before pairs: its answers, one for each attempt, and the verdicts of their batteries.
+    """Facts of a node before pairs: its answers, one for each attempt, and the verdicts of their batteries.
 
     Args:
         why_none: why it has no answer; empty where it has one, or was not asked.
@@ -59,7 +59,7 @@ def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple
         verdict = _verdict(known, own)
         battery = known.batteries[-1] if known.batteries else None
         remarks = first.remarks(node, battery) if battery else []
-        worst = _worst(battery)
+        worst = worst_of(battery.findings) if battery else None
         table.append(
             FleetRow(
                 node=node,
@@ -76,7 +76,7 @@ def rows(facts: Mapping[str, NodeFacts], results: Sequence[PairResult]) -> tuple
 
 
 def _causes_first(fault: _Fault) -> tuple[int, bool]:
-    """What decides the node's verdict comes first, and causes before what follows from them."""
+    """Order of a node's faults: those that decide its verdict first, and causes before their consequences."""
     return _DECIDING.index(fault.verdict), fault.part in CONSEQUENCES
 
 
@@ -89,20 +89,13 @@ def _verdict(known: NodeFacts, faults: Sequence[_Fault]) -> str:
     return ACCEPTED
 
 
-def _worst(battery: BatteryEnd | None) -> CheckFinding | None:
-    if battery is None:
-        return None
-    bad = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)
-    return next((finding for finding in worst_first(battery.findings) if finding.verdict in bad), None)
-
-
 def first_batteries(facts: Mapping[str, NodeFacts]) -> FirstBatteries:
-    """Those that batteries of other nodes are compared with."""
+    """The batteries that those of other nodes are compared with."""
     return FirstBatteries({node: known.batteries[0] for node, known in facts.items() if known.batteries})
 
 
 def battery_faults(node: str, known: NodeFacts, first: FirstBatteries) -> Iterator[_Fault]:
-    """What a node's own batteries say: of the last attempt, and beside its siblings where every attempt says so."""
+    """Faults by a node's own batteries: of the last attempt, and beside its siblings where every attempt says so."""
     if known.why_none:
         yield _Fault("node", known.why_none, NO_ANSWER)
         return
@@ -111,7 +104,7 @@ def battery_faults(node: str, known: NodeFacts, first: FirstBatteries) -> Iterat
     answer = known.answers[-1]
     verdict = _BY_EXIT_CODE.get(answer.exit_code, FAILED)
     if verdict != ACCEPTED:
-        worst = _worst(known.batteries[-1]) if known.batteries else None
+        worst = worst_of(known.batteries[-1].findings) if known.batteries else None
         if worst is None:
             yield _Fault("battery", answer.words or f"accept ended with code {answer.exit_code}", verdict)
         else:

@@ -1,4 +1,4 @@
-"""What an engine starts on a node: one battery, and the node's answer in the fleet's directory.
+"""Command that an engine starts on a node: one battery, and the node's answer in the fleet's directory.
 
 python -m suite.fleet.node_battery ANSWER.json NODE RESULTS [OPTIONS OF accept]
 """

@@ -24,7 +24,7 @@ VALUES = {1: "rejected", 4: "execution-failed"}  # of the taint
 
 
 class KubernetesNode(NamedTuple):
-    """What of a Node is needed: its version, and the lists that a patch changes."""
+    """The parts of a Node that are needed: its version, and the lists that a patch changes."""
 
     version: str
     taints: Sequence[Mapping[str, Any]]

@@ -89,7 +89,7 @@ def product_rate(soak: Soaked, size: int) -> float:
 
 
 def result_of(names: tuple[str, str], outcome: LaunchOutcome, lost: list[str], size: int) -> PairResult:
-    """What the events of both ranks say, in the order of `names`.
+    """The result of a pair from the events of both ranks, in the order of `names`.
 
     A scheduler has an order of its own: asked for n5 and n1, Slurm gives rank 0 to n1.
     """

@@ -8,13 +8,11 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.judge.expected_rates import SPREAD_FROM
 from suite.fleet.fleet_record import FleetEnd
 from suite.fleet.siblings import Siblings, check_of, steady_values
 from suite.fleet.verdicts import ACCEPTED
+from suite.records.battery import BatteryEnd, battery_directory, read_half
 
 
 class FleetReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +52,7 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
     if len(chosen) < SPREAD_FROM:
         allowed = f"{SPREAD_FROM} or more accepted nodes"
         raise InputError("too few nodes for references", got=len(chosen), allowed=allowed, where=end.id)
-    place = battery_record.directory(results)
+    place = battery_directory(results)
     batteries = {row.node: _battery(place / f"{row.battery}.end.json") for row in chosen}
     if len({battery.hashes.get("hardware") for battery in batteries.values()}) > 1:
         allowed = "--nodes of one kind"
@@ -74,6 +72,6 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
 
 def _battery(path: Path) -> BatteryEnd:
     try:
-        return battery_record.decode(file_bytes(path), BatteryEnd, str(path))
+        return read_half(path, BatteryEnd)
     except OSError as error:
         raise InputError(f"cannot read a battery: {error.strerror}", got=str(path), where="--results") from error

@@ -33,7 +33,7 @@ _ENDED = re.compile(r"suite: exit code (\d+)\s*\Z")  # of the check
 
 
 class _TestedCase(msgspec.Struct):
-    """What a report of ReFrame says of a check on one partition."""
+    """A check on one partition as a report of ReFrame has it."""
 
     result: str
     fail_phase: str | None = None

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import CHECKS, MATRIX, AcceptanceCheck
-from suite.acceptance.judge.expected_rates import DEVIATIONS, MODIFIED_Z_FACTOR, SPREAD_FROM, UNKNOWN_MODEL
+from suite.acceptance.judge.expected_rates import DEVIATIONS, SPREAD_FROM, UNKNOWN_MODEL
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.fleet.fleet_record import FleetValue
-from suite.fleet.sibling_figure import SiblingFigure
 from suite.metrics.launch_statistics import t_quantile
+from suite.metrics.modified_z import SHOWN_FROM, modified_z
+from suite.records.battery import BatteryEnd
 
 Values = Mapping[str, float]
-Z_FROM = 3  # siblings, from which a z is shown; it judges nothing
 
 
 class SiblingLimit(NamedTuple):
-    """What no good node has of a figure: the siblings' median, and the share of it beyond which a value fails."""
+    """Limit of a figure for good nodes: the siblings' median, and the share of it beyond which a value fails."""
 
     median: float
     share: float
@@ -28,7 +28,7 @@ class SiblingLimit(NamedTuple):
 
 
 class SiblingSpread(NamedTuple):
-    """Of a figure of the siblings: how many have it, their median, and their standard deviation as a share of it."""
+    """Spread of a figure among siblings: how many have it, their median, and their deviation as a share of it."""
 
     siblings: int
     median: float
@@ -54,7 +54,7 @@ def battery_values(battery: BatteryEnd) -> dict[str, float]:
 
 
 def steady_values(battery: BatteryEnd) -> dict[str, float]:
-    """Those that may reject a node: not products of a virtual machine's CPU, as in `accept`."""
+    """Values that may reject a node: not products of a virtual machine's CPU, as in `accept`."""
     return {
         name: value
         for name, value in battery_values(battery).items()
@@ -82,6 +82,51 @@ def least_failing(check: AcceptanceCheck, siblings: int, *, spread: float, compa
     return max(abs(1 - (check.fail or 1.0)), min(rare, widest))
 
 
+class SiblingFigure:
+    """A figure of several nodes, and its statistics without one of them: each node is compared with all others.
+
+    Args:
+        values: one of each node.
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._ordered = sorted(values)
+        self._mean = statistics.fmean(values)
+        self._squares = math.fsum((value - self._mean) * (value - self._mean) for value in values)
+        self._deviations: dict[float, list[float]] = {}
+
+    def count(self, without: float | None) -> int:
+        """The number of values, but for the one that is left out."""
+        return len(self._ordered) - (without is not None)
+
+    def median(self, without: float | None) -> float:
+        """The median of the values, but for the one that is left out, if any."""
+        return _median(self._ordered, without)
+
+    def median_deviation(self, without: float | None) -> float:
+        """The median distance from the median; both of the values but for the one that is left out."""
+        median = self.median(without)
+        if median not in self._deviations:  # there are three medians at most, whatever is left out
+            self._deviations[median] = sorted(abs(value - median) for value in self._ordered)
+        return _median(self._deviations[median], None if without is None else abs(without - median))
+
+    def variation(self, without: float | None) -> float:
+        """The standard deviation (n - 1) as a share of the median, of the values but for the one that is left out."""
+        squares, count = self._squares, len(self._ordered)
+        if without is not None:
+            squares -= (without - self._mean) * (without - self._mean) * count / (count - 1)
+            count -= 1
+        return math.sqrt(max(0.0, squares) / (count - 1)) / self.median(without)
+
+
+def _median(ordered: Sequence[float], without: float | None) -> float:
+    """The median of sorted values, of which one may be left out."""
+    gone = len(ordered) if without is None else bisect_left(ordered, without)
+    count = len(ordered) - (without is not None)
+    lower, upper = ((count - 1) // 2, count // 2)
+    return (ordered[lower + (lower >= gone)] + ordered[upper + (upper >= gone)]) / 2
+
+
 class Siblings:
     """Nodes of one kind, each of which is compared with all others.
 
@@ -100,7 +145,7 @@ class Siblings:
     def beside(self, node: str, units: Mapping[str, str]) -> dict[str, FleetValue]:
         """Each of a node's figures, with the median of the other nodes and its modified z among them.
 
-        z = 0.6745 (value - median) / MAD, from three siblings on that differ.
+        z as `suite.metrics.modified_z` defines it, from three siblings on that differ.
         """
         figures = {}
         for name, value in self._values.get(node, {}).items():
@@ -108,9 +153,8 @@ class Siblings:
             others = of_all.count(value)
             median = of_all.median(value) if others else None
             z = None
-            if median is not None and others >= Z_FROM:
-                deviation = of_all.median_deviation(value)
-                z = MODIFIED_Z_FACTOR * (value - median) / deviation if deviation else None
+            if median is not None and others >= SHOWN_FROM:
+                z = modified_z(value, median=median, deviation=of_all.median_deviation(value))
             figures[name] = FleetValue(value=value, unit=units.get(name, ""), median=median, z=z)
         return figures
 
@@ -145,7 +189,7 @@ class Siblings:
         return limits
 
     def _spreads(self, left_out: Values) -> dict[str, SiblingSpread]:
-        """Those of figures that three nodes have, but for the one whose values these are."""
+        """Spreads of figures that three nodes have, without the node whose values are left out."""
         spreads = {}
         for name, figure in self._figures.items():
             own = left_out.get(name)
@@ -184,12 +228,12 @@ class FirstBatteries:
         self._steady = {kind: _siblings(alike, steady_values) for kind, alike in kinds.items()}
 
     def failures(self, node: str, battery: BatteryEnd) -> dict[str, str]:
-        """Of a battery of a node, what no good sibling has: by figure, in words."""
+        """Figures of a node's battery that no good sibling has, in words."""
         siblings = self._steady.get(_kind(battery), Siblings({}))
         return {failed.figure: _words(failed) for failed in siblings.failures(node, steady_values(battery))}
 
     def remarks(self, node: str, battery: BatteryEnd) -> list[str]:
-        """What it has that no good sibling has, though nothing follows from it: products on shared cores."""
+        """Figures that no good sibling has, though nothing follows from them: products on shared cores."""
         if not battery.shares_cores:
             return []
         steady = steady_values(battery)

@@ -1,4 +1,7 @@
-"""The words of a node's verdict in the fleet's table."""
+"""The words of a node's verdict in the fleet's table: those of `suite.records.battery.Decision`, and two more.
+
+As plain words: what decides imports more than a question about a node's history needs.
+"""
 
 from __future__ import annotations
 

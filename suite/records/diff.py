@@ -1,4 +1,4 @@
-"""What differs between two records: figures of the job and of ranks, hardware, software, policy, input."""
+"""Differences between two records: figures of the job and of ranks, hardware, software, policy, input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecordDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def difference(left: Record, right: Record) -> RecordDifference:
-    """What differs between two records."""
+    """Differences between two records."""
     ours, theirs = _facts(left), _facts(right)
     names = dict.fromkeys([*ours, *theirs])
     figures = [record.end.figures if record.end else [] for record in (left, right)]
@@ -48,7 +48,7 @@ def difference(left: Record, right: Record) -> RecordDifference:
 
 
 def _facts(record: Record) -> dict[str, str]:
-    """Of the job, the corpus, the machine and the ranks' environment, as texts."""
+    """Facts of the job, the corpus, the machine and the ranks' environment, as texts."""
     begin, end = record.begin, record.end
     job = begin.job
     facts_by_name = {"run": begin.run, "status": record.status, "node": begin.node}

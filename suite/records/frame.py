@@ -14,17 +14,15 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from reference_runs.errors import InputError
-from reference_runs.regular_file import json_file
 from suite.job.events import Status
 from suite.metrics.figures import Quantity
 from suite.paths import stores
+from suite.records.battery import BatteryBegin, BatteryEnd, BatteryHalves, CheckFinding, stored_batteries
 from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
-from suite.records.record import BEGIN
-from suite.records.store import end_of, read
+from suite.records.record import partial
+from suite.records.store import read
 from suite.records.summary import FigureKey, LaunchSummary, Values
 
 if TYPE_CHECKING:
@@ -159,18 +157,17 @@ def batteries(source: str | Path) -> pandas.DataFrame:
     import pandas
 
     stored, left_out = _batteries(Path(source))
-    columns: dict[str, Any] = {
-        name: [getattr(battery, name) for battery in stored] for name in ("id", "node", "profile", "schema")
-    }
-    columns["started_utc"] = _moments([battery.started for battery in stored])
+    begins, ends = [battery.begin for battery in stored], [battery.end for battery in stored]
+    columns: dict[str, Any] = {name: [getattr(begin, name) for begin in begins] for name in _OF_BEGIN}
+    columns["started_utc"] = _moments([begin.started for begin in begins])
     for name in ("seconds", "decision"):
-        columns[name] = [getattr(battery, name) for battery in stored]
+        columns[name] = [getattr(end, name, None) for end in ends]
     for name in ("device", "ranks"):
-        columns[name] = [battery.options.get(name) for battery in stored]
+        columns[name] = [begin.options.get(name) for begin in begins]
     for name in ("cpu", "cores", "gpus"):
-        columns[name] = [battery.hardware.get(name) for battery in stored]
-    columns["suite"] = [battery.software.get("suite") for battery in stored]
-    verdicts = [None if b.findings is None else [finding.verdict for finding in b.findings] for b in stored]
+        columns[name] = [begin.hardware.get(name) for begin in begins]
+    columns["suite"] = [begin.software.get("suite") for begin in begins]
+    verdicts = [None if end is None else [finding.verdict for finding in end.findings] for end in ends]
     columns["findings"] = [None if each is None else len(each) for each in verdicts]
     for verdict in ("FAIL", "WARN"):
         columns[verdict.lower()] = [None if each is None else each.count(verdict) for each in verdicts]
@@ -182,62 +179,25 @@ def battery_findings(source: str | Path) -> pandas.DataFrame:
     import pandas
 
     stored, left_out = _batteries(Path(source))
-    pairs = [(battery, finding) for battery in stored for finding in battery.findings or ()]
-    columns: dict[str, Any] = {"battery": [battery.id for battery, _ in pairs], "node": [b.node for b, _ in pairs]}
-    for name in _Finding.__struct_fields__:
+    pairs = [(battery.begin, finding) for battery in stored if battery.end for finding in battery.end.findings]
+    columns: dict[str, Any] = {"battery": [begin.id for begin, _ in pairs], "node": [begin.node for begin, _ in pairs]}
+    for name in _OF_FINDING:
         columns[name] = [getattr(finding, name) for _, finding in pairs]
     return _with_reasons(pandas.DataFrame(columns), left_out)
 
 
-class _Finding(msgspec.Struct, frozen=True):
-    """One check's verdict on one subject, as it is stored."""
-
-    check: int
-    subject: str
-    verdict: str
-    measured: float | None = None
-    expected: float | None = None
-    unit: str = ""
-    ratio: float | None = None
-    part: str = ""
+# These fields mean the same in every version of a battery's record, and words of later versions are words too
+_OF_BEGIN = ("id", "node", "profile", "schema")
+_OF_FINDING = ("check", "subject", "verdict", "measured", "expected", "unit", "ratio", "part")
+_BEGIN = partial(BatteryBegin, *_OF_BEGIN, "started", "options", "hardware", "software")
+_END = partial(BatteryEnd, "seconds", decision=str, findings=[partial(CheckFinding, *_OF_FINDING, verdict=str)])
 
 
-class _Battery(msgspec.Struct, frozen=True):
-    """One battery, both halves; without an end it still runs, or was killed."""
-
-    id: str
-    node: str
-    profile: str
-    started: float
-    schema: str
-    options: dict[str, str]
-    hardware: dict[str, str]
-    software: dict[str, str]
-    decision: str | None = None
-    seconds: float | None = None
-    findings: list[_Finding] | None = None
-
-
-def _batteries(results: Path) -> tuple[list[_Battery], list[InputError]]:
-    """All batteries below the results directory, oldest first, and why others are left out.
-
-    Unlike `suite.acceptance`, which compares batteries and therefore refuses other major schema versions, this reads
-    whatever has these fields: they mean the same in every version.
-    """
-    good: list[_Battery] = []
-    bad: list[InputError] = []
-    for path in sorted(path for store in stores(results) for path in (store / "acceptance").glob(f"*{BEGIN}")):
-        current = path
-        try:
-            fields = json_file(path, dict[str, Any])
-            if (end := end_of(path)).exists():
-                current = end
-                decoded = json_file(end, dict[str, Any])
-                fields |= {name: decoded[name] for name in ("decision", "seconds", "findings")}
-            good.append(msgspec.convert(fields, _Battery))
-        except (OSError, LookupError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            bad.append(InputError(f"damaged record of a battery: {error}", where=str(current)))
-    return sorted(good, key=lambda battery: (battery.started, battery.id)), bad
+def _batteries(results: Path) -> tuple[list[BatteryHalves], list[InputError]]:
+    """All batteries below the results directory, oldest first, and why others are left out."""
+    stored = stored_batteries(results, _BEGIN, _END, any_version=True)
+    good = [battery for battery in stored if battery.problem is None]
+    return good, [battery.problem for battery in stored if battery.problem is not None]
 
 
 def fleet(source: str | Path) -> pandas.DataFrame:

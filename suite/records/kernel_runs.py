@@ -14,7 +14,7 @@ SOFTWARE = ("python_version", "torch", "triton", "cuda", "nccl")  # in the machi
 
 
 class TimedCase(msgspec.Struct, frozen=True):
-    """What was timed: a kernel in one form, with its sizes, and the least bytes that it moves."""
+    """One timed case: a kernel in one form, with its sizes, and the least bytes that it moves."""
 
     kernel: str = ""
     variant: str = ""

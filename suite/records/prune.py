@@ -34,7 +34,7 @@ def baseline_ids(results: Path) -> set[str]:
 
 
 def removable(launches: Sequence[LaunchSummary], wanted: Selection, baselines: set[str]) -> list[LaunchSummary]:
-    """Those wanted that may go: no baselines, none that runs, none that may run on another machine unless asked for."""
+    """Wanted launches that may go: no baselines, none that runs, or may run on another machine unless asked for."""
     return [
         launch
         for launch in launches

@@ -25,7 +25,7 @@ _NAMED = 5  # candidates of an id that means several
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """What launches must have; None: anything.
+    """Conditions on launches; None: anything.
 
     Args:
         machine: the beginning of the node's hash, or a part of the machine's words in upper or lower case.

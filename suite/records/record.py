@@ -50,11 +50,10 @@ BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
 
-def partial(kind: type[msgspec.Struct], *names: str, array_like: bool = False, **replaced: Any) -> Any:
+def partial(kind: type[msgspec.Struct], *names: str, **replaced: Any) -> Any:
     """A struct with the fields `names` of `kind`, with their types, defaults and encoded names.
 
     Args:
-        array_like: encoded as an array of the fields in the order of `names`; then none has a default.
         replaced: more fields of `kind`, each decoded as the type that is given: a `partial` of its own, or msgspec.Raw;
             [type] is a list of it.
 
@@ -66,10 +65,9 @@ def partial(kind: type[msgspec.Struct], *names: str, array_like: bool = False, *
     for name in dict.fromkeys([*names, *replaced]):
         field, asked = fields[name], replaced.get(name, fields[name].type)
         asked = list.__class_getitem__(asked[0]) if isinstance(asked, list) else asked
-        default = {} if array_like else {"default": field.default, "default_factory": field.default_factory}
+        default = {"default": field.default, "default_factory": field.default_factory}
         kept.append((name, asked, msgspec.field(name=field.encode_name, **default)))
-    title = f"Partial{kind.__name__}"
-    return msgspec.defstruct(title, kept, frozen=True, kw_only=not array_like, array_like=array_like, gc=False)
+    return msgspec.defstruct(f"Partial{kind.__name__}", kept, frozen=True, kw_only=True, gc=False)
 
 
 def shared_fields(kind: type[msgspec.Struct], other: type[msgspec.Struct], *but: str) -> tuple[str, ...]:
@@ -106,7 +104,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank left: its samples, its last phase and step, and its traceback where it failed.
+    """Outcome of one rank: its samples, its last phase and step, and its traceback where it failed.
 
     Fields that `suite.job.events.Finished` has too are those, and are copied from there by name.
     """
@@ -132,7 +130,7 @@ _OF_FINISHED = shared_fields(RankOutcome, Finished)
 
 
 def rank_outcome(rank: int, events: Sequence[Event]) -> RankOutcome:
-    """What the events of one rank leave in the record."""
+    """The outcome that follows from the events of one rank."""
     finished = next((event for event in events if isinstance(event, Finished)), None)
     failed = next((event for event in events if isinstance(event, Failed)), None)
     steps = [event for event in events if isinstance(event, Step)]
@@ -290,7 +288,7 @@ _FIRST_OF_LAYOUT = frozenset(Layout.__struct_fields__) - _LATER_IN_LAYOUT
 
 
 def _said(record: Architecture | Recipe | Layout, first: frozenset[str]) -> dict[str, Any]:
-    """Its fields without what was added later and left open, so that launches stay comparable with earlier ones."""
+    """Fields of a struct without later ones that were left open: launches stay comparable with earlier ones."""
     return {
         field.name: value
         for field in msgspec.structs.fields(record)
@@ -299,7 +297,7 @@ def _said(record: Architecture | Recipe | Layout, first: frozenset[str]) -> dict
 
 
 def policy(job: Job) -> dict[str, str]:
-    """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
+    """Facts that decide results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
     script = msgspec.structs.replace(job.training_options, texts=None)  # the corpus has the hash of its texts
     return {
@@ -329,7 +327,7 @@ def policy(job: Job) -> dict[str, str]:
 
 
 def status_without_end(node: str, launcher: Launcher) -> str:
-    """Of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
+    """Status of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
     if node != node_identity():
         return "unknown"
     alive = launcher.boot == boot_identity() and started_ticks(launcher.pid) == launcher.started_ticks != -1

@@ -30,8 +30,8 @@ from suite.records.record import (
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
 _RESERVE = ".reserve"
-# reserved room, half-written files, and test files of `writable`
-_LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.[0-9a-f]{8}\.\.launches|\.[0-9a-f]{16}")
+# reserved room, half-written files, test files of `writable`, and what earlier versions kept of records
+_LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.([0-9a-f]{8}\.\.)?launches|\.[0-9a-f]{16}")
 _OLD_SECONDS = 86400
 _RESERVED_BYTES = 256 * 1024
 _RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200

@@ -1,20 +1,14 @@
-"""The summary of a launch: what tables, histories and the page need of its two files. Many of them as few bytes."""
+"""The summary of a launch: what tables, histories and the page need of its two files."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import reference_runs.layout
-import suite.metrics.figures
-import suite.records.record
-import suite.stored_words
 from reference_runs.accelerator import SIMULATED
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
@@ -25,7 +19,6 @@ from suite.job.options import TrainingOptions
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, last_loss
 from suite.records.record import (
-    BEGIN,
     SCHEMA,
     Begin,
     End,
@@ -235,99 +228,3 @@ def loss_curve(end_path: Path) -> list[tuple[int, float]]:
         return [(step.step, step.loss) for step in _RANK.decode(ranks[0]).steps] if ranks else []
     except (OSError, msgspec.MsgspecError, RecursionError):
         return []
-
-
-Stamp = tuple[int, int, int, int, int, int]  # size, mtime, ctime in ns of begin and end; -1 without an end
-_DIGEST_BYTES = 16
-
-
-_OWN = (
-    *("id", "started", "finished", "launcher", "status", "message"),
-    *("first_loss", "last_loss", "others_share", "steal_share"),
-)
-_FIGURES = ("predicted", "measured")
-_SHARED = tuple(x for x in LaunchSummary.__struct_fields__ if x not in {*_OWN, *_FIGURES, "path"})  # by many launches
-_Own = partial(LaunchSummary, *_OWN, array_like=True)
-_Shared = partial(LaunchSummary, *_SHARED, array_like=True)
-_own, _shared = attrgetter(*_OWN), attrgetter(*_SHARED)
-
-
-class _PackedSummary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One launch: what no other shares, and the indices of shared facts and keys in the batch."""
-
-    own: _Own  # type: ignore[valid-type]  # made by `partial`
-    stamp: Stamp
-    shared: int
-    predicted: int
-    predicted_numbers: tuple[int | float, ...]
-    measured: int
-    measured_numbers: tuple[int | float, ...]
-
-
-class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    shared: list[_Shared]  # type: ignore[valid-type]  # made by `partial`
-    keys: list[list[FigureKey]]
-    entries: list[_PackedSummary]
-
-
-_BATCH = msgspec.msgpack.Decoder(_Batch)
-
-
-@cache
-def _version() -> bytes:
-    """Of the code that makes launches from files: whatever changes there, kept batches are not used."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for module in (suite.records.record, suite.metrics.figures, suite.stored_words, reference_runs.layout):
-        digest.update(Path(str(module.__file__)).read_bytes())
-    digest.update(Path(__file__).read_bytes())
-    return digest.digest()
-
-
-def packed(launches: Sequence[tuple[LaunchSummary, Stamp]]) -> bytes:
-    """Launches, each with the stamp of its files, as bytes with a check sum."""
-    numbers: dict[tuple[object, ...], int] = {}
-    number_of_keys: dict[int, int] = {}
-    shared_facts: list[Any] = []
-    keys: list[list[FigureKey]] = []
-    entries = []
-
-    def keys_number(values: Values) -> int:
-        number = number_of_keys.setdefault(id(values.indices), len(keys))
-        if number == len(keys):
-            keys.append(list(values.indices))
-        return number
-
-    for launch, stamp in launches:
-        facts = _shared(launch)
-        number = numbers.setdefault(tuple(id(x) if isinstance(x, dict) else x for x in facts), len(shared_facts))
-        if number == len(shared_facts):
-            shared_facts.append(_Shared(*facts))
-        predicted, measured = launch.predicted, launch.measured
-        figures = (keys_number(predicted), predicted.numbers, keys_number(measured), measured.numbers)
-        entries.append(_PackedSummary(_Own(*_own(launch)), stamp, number, *figures))
-    data = msgspec.msgpack.encode(_Batch(shared_facts, keys, entries))
-    return _digest(data) + data
-
-
-def unpacked(data: bytes, directory: str) -> Iterator[tuple[LaunchSummary, Stamp]]:
-    """The launches of `packed`, their files in `directory`; nothing of bytes that are damaged or of other code."""
-    body = memoryview(data)[_DIGEST_BYTES:]
-    if data[:_DIGEST_BYTES] != _digest(body):
-        return
-    batch = _BATCH.decode(body)
-    indices = [{key: index for index, key in enumerate(keys)} for keys in batch.keys]
-    shared_facts = [dict(zip(_SHARED, _shared(facts), strict=True)) for facts in batch.shared]
-    for entry in batch.entries:
-        launch_facts = dict(zip(_OWN, _own(entry.own), strict=True))
-        launch = LaunchSummary(
-            path=f"{directory}/{launch_facts['id']}{BEGIN}",
-            predicted=Values(indices[entry.predicted], entry.predicted_numbers),
-            measured=Values(indices[entry.measured], entry.measured_numbers),
-            **launch_facts,
-            **shared_facts[entry.shared],
-        )
-        yield launch, entry.stamp
-
-
-def _digest(body: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES, key=_version()).digest()

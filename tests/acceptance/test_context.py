@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 
-import msgspec
 import pytest
 
-from suite.__main__ import main
-from suite.acceptance import battery_record, measurements
+from suite.acceptance import measurements
 from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
-from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
+from suite.records.battery import read_half
+from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node, accept
 
 QUICK = EFFORTS["quick"].miniatures
-
-
-def accept(capsys, tmp_path, *arguments):
-    """Exit code, report, and its findings by check and subject."""
-    code = main(["accept", *arguments, "--results", str(tmp_path), "--json"])
-    report = json.loads(capsys.readouterr().out)
-    return code, report, {(f["check"], f["subject"]): f for f in report["findings"]}
 
 
 def test_no_phase_begins_that_the_limit_leaves_no_time_for(tmp_path, capsys, node: Node) -> None:
@@ -71,12 +62,6 @@ def test_what_was_left_out_is_launched_when_nothing_else_counts_figures(tmp_path
     assert {found[7, name]["verdict"] for name in QUICK} == {"PASS"}
 
 
-def test_a_battery_whose_limit_suffices_says_nothing_of_it(tmp_path, capsys, node: Node) -> None:
-    code, report, _ = accept(capsys, tmp_path, "--only", "7", "--minutes", "60")
-    assert (code, report["findings"][0]["verdict"]) == (0, "PASS")
-    assert all(finding["part"] != "time limit" for finding in report["findings"])
-
-
 def test_a_phase_that_the_limit_ends_keeps_what_it_measured_and_is_run_anew_when_resumed(
     tmp_path, capsys, monkeypatch
 ) -> None:
@@ -106,7 +91,7 @@ def test_a_phase_that_the_limit_ends_keeps_what_it_measured_and_is_run_anew_when
     assert (straggler["verdict"], straggler["part"]) == ("NOT RUN", "") or straggler["part"] == "time limit"
     assert not list((tmp_path / "acceptance").glob("*.gpt2-mini_times.phase.json"))
     (path,) = (tmp_path / "acceptance").glob("*.gpt2-mini_times_ended_by_the_limit.phase.json")
-    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+    kept = read_half(path, PhaseEvidence).evidence
     assert [one.outcome for one in kept if hasattr(one, "outcome")] == ["ended by the limit"]
     assert len(kept) == 3
 
@@ -117,10 +102,3 @@ def test_a_loop_that_waits_ends_at_the_limit_and_not_after_it() -> None:
     with pytest.raises(OutOfTimeError), time_limit(-1):
         check_interrupted()
     check_interrupted()
-
-
-def test_what_the_limit_left_is_no_past(tmp_path, capsys, node: Node) -> None:
-    _, report, _ = accept(capsys, tmp_path, "--only", "7", "--minutes", "0.01")
-    assert node.asked == []
-    assert {f["verdict"] for f in report["findings"]} == {"INCONCLUSIVE"}
-    assert msgspec.json.decode((tmp_path / "acceptance").glob("*.end.json").__next__().read_bytes())["losses"] == {}

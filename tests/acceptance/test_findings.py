@@ -7,8 +7,9 @@ import pytest
 
 from suite.acceptance import check_table
 from suite.acceptance.check_table import MATRIX
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
+from suite.acceptance.findings import confirmed, decision
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 
 def finding(verdict, check=MATRIX, status=Status.OK, **rest):

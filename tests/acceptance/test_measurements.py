@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from suite.acceptance import measurements
-from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.evidence import LaunchPurpose
-from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import exact_phases
 from suite.acceptance.presets import EFFORTS, EXACT_STEPS
 from suite.acceptance.starts import STATED
@@ -26,6 +24,7 @@ from suite.machine.cpu_contention import Shared
 from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Figure, Quantity
 from suite.reproduce.reproduce import LaunchResult
+from tests.support.batteries import planned_battery
 from tests.support.profiles import SPARSE, profile
 
 
@@ -56,12 +55,10 @@ def test_a_probe_says_who_shared_the_processors(monkeypatch):
     assert (untold.others_share, untold.steal_share) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("device", "profile", "asked"), [("cpu", "quick", 256 * 2**20), ("cpu", "accept", 0), ("cuda", "quick", 0)]
-)
-def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch, device, profile, asked):
-    _, job = probed(monkeypatch, [[Probed(environment={}, time=1.0)]], device, profile)
-    assert job.soak_bytes == asked
+def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch):
+    for device, name, asked in (("cpu", "quick", 256 * 2**20), ("cpu", "accept", 0), ("cuda", "quick", 0)):
+        _, job = probed(monkeypatch, [[Probed(environment={}, time=1.0)]], device, name)
+        assert job.soak_bytes == asked
 
 
 def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_path):
@@ -100,21 +97,7 @@ def test_rates_again_are_of_the_products_and_copies_of_all_ranks_and_store_no_pr
 
 
 def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tmp_path, monkeypatch):
-    settings = Settings(
-        profile="quick",
-        effort=EFFORTS["quick"],
-        device="cpu",
-        ranks=2,
-        results=tmp_path,
-        fleet=None,
-        selected=frozenset({7}),
-        miniatures=("gpt2-mini",),
-        timed=(),
-        devices=None,
-        others=0.05,
-        resume=False,
-    )
-    run = RunningBattery(settings, None, History(), print)
+    run = planned_battery(tmp_path, selected=frozenset({7}), miniatures=("gpt2-mini",), timed=())
     monkeypatch.setattr(measurements, "is_tokenised", lambda *_arguments: True)
     (unknown,) = exact_phases(run)
     stated = STATED["cpu"]

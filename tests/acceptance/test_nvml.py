@@ -9,7 +9,6 @@ import threading
 import time
 
 import pynvml
-import pytest
 
 from suite.acceptance import nvml
 from suite.acceptance.nvml import REASONS, Gpus
@@ -17,7 +16,7 @@ from suite.machine.devices import CudaDevice
 from tests.support.nvml import fake_library
 
 
-def test_the_stand_in_has_the_signatures_and_constants_of_the_real_library(monkeypatch):
+def test_the_stand_in_has_the_signatures_constants_and_structures_of_the_real_library(monkeypatch):
     fake = fake_library(monkeypatch)
     names = [name for name in dir(fake) if name.startswith(("nvml", "NVML_"))]
     assert len(names) > 40
@@ -27,14 +26,11 @@ def test_the_stand_in_has_the_signatures_and_constants_of_the_real_library(monke
             assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
         else:
             assert ours == theirs, name
-
-
-@pytest.mark.parametrize("name", ["c_nvmlGpuFabricInfoV_t", "c_nvmlEccSramErrorStatus_v1_t"])
-def test_the_stand_in_has_the_structures_of_the_real_library(name, monkeypatch):
-    ours, theirs = getattr(fake_library(monkeypatch), name), getattr(pynvml, name)
-    assert [(field, ctypes.sizeof(kind)) for field, kind in ours._fields_] == [
-        (field, ctypes.sizeof(kind)) for field, kind in theirs._fields_
-    ]
+    for name in ("c_nvmlGpuFabricInfoV_t", "c_nvmlEccSramErrorStatus_v1_t"):
+        ours, theirs = (
+            [(field, ctypes.sizeof(kind)) for field, kind in getattr(one, name)._fields_] for one in (fake, pynvml)
+        )
+        assert ours == theirs, name
 
 
 def test_every_name_that_is_asked_for_exists_in_the_real_library():
@@ -80,19 +76,19 @@ def test_a_call_that_was_given_up_is_not_made_again_while_it_blocks(monkeypatch)
     assert gpus.sample(1, 0.0).reasons == []  # it answers again
 
 
-@pytest.mark.parametrize(
-    ("device", "ranks", "order", "numbers"),
-    [
+def test_a_rank_runs_on_the_gpu_with_its_devices_address(monkeypatch):
+    cases = [
         ("cpu", 2, [0, 1], []),
         ("cuda", 2, [0, 1], [0, 1]),
         ("cuda", 2, [2, 0, 1], [2, 0]),  # CUDA counts the fastest first, or as CUDA_VISIBLE_DEVICES says
         ("cuda", 3, [2, 0, 1], [2, 0, 1]),
         ("cuda", 2, [1], []),
         ("cuda", 2, [1, 9], []),  # the library does not know that one
-    ],
-)
-def test_a_rank_runs_on_the_gpu_with_its_devices_address(device, ranks, order, numbers, monkeypatch):
-    devices = tuple(CudaDevice(name="n", uuid="u", pci=f"0000:0{n}:00.0", memory_bytes=1) for n in order)
-    monkeypatch.setattr(nvml, "cuda_device_list", lambda: devices)
+    ]
     addresses = [f"0000:0{number}:00.0" for number in range(3)]
-    assert nvml.gpus_with_ranks(device, ranks, addresses) == numbers
+    for device, ranks, order, numbers in cases:
+        devices = tuple(
+            CudaDevice(name="n", uuid="u", pci=addresses[n] if n < 3 else "x", memory_bytes=1) for n in order
+        )
+        monkeypatch.setattr(nvml, "cuda_device_list", lambda devices=devices: devices)
+        assert nvml.gpus_with_ranks(device, ranks, addresses) == numbers, order

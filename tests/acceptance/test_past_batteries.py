@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import json
-
-import msgspec
 import pytest
 
 from reference_runs.errors import InputError
-from suite.acceptance.battery_record import SCHEMA, BatteryEnd, decode, encode
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery
 from suite.acceptance.past_batteries import NodeIdentity, history, measured_values
+from suite.records.battery import CheckFinding, CheckVerdict, Decision, PastBattery, encode
+from tests.support.batteries import ended
 
 ALIKE = {"device": "cpu", "ranks": "2"}
 
 
-def battery(
-    results,
-    number,
-    *,
-    value=1.0,
-    verdict=CheckVerdict.PASS,
-    node="here",
-    decision=Decision.ACCEPTED,
-    hardware="h",
-    software="s",
-    options=ALIKE,
-    compared_as="copy",
-):
-    """One record with one rate."""
+def battery(results, number, *, value=1.0, verdict=CheckVerdict.PASS, compared_as="copy", **changes):
+    """One record with one rate, of this node unless it is said otherwise."""
     directory = results / "acceptance"
     directory.mkdir(parents=True, exist_ok=True)
     rate = CheckFinding(check=3, subject="copy", verdict=verdict, measured=value, compared_as=compared_as)
-    closed = BatteryEnd(
-        kind="battery",
-        schema=SCHEMA,
-        id=str(number),
-        node=node,
-        profile="quick",
-        finished=float(number),
-        seconds=1.0,
-        decision=decision,
-        findings=[rate],
-        hashes={"hardware": hardware, "software": software},
-        options=options,
-    )
+    hashes = {"hardware": changes.pop("hardware", "h"), "software": changes.pop("software", "s")}
+    usual = {"id": str(number), "node": "here", "finished": float(number), "hashes": hashes, "options": ALIKE}
     path = directory / f"{number}.end.json"
-    path.write_bytes(encode(closed))
+    path.write_bytes(encode(ended([rate], **(usual | changes))))
     return path
 
 
@@ -81,10 +55,8 @@ def test_a_battery_of_other_ranks_or_of_another_device_is_not_compared(tmp_path,
     assert values(known) == ([3.0], [])
     assert known.dated(bad()).good_until.battery == "3"
     assert known.past_problems == ["1 accepted battery of this node had another device or other ranks: not its past"]
-    assert (
-        known.fleet_summary
-        == "fleet: 0 other nodes with the same hardware count; left out: 1 with another device or other ranks"
-    )
+    summary = "fleet: 0 other nodes with the same hardware count; left out: 1 with another device or other ranks"
+    assert (known.fleet_summary, known.fleet_problems) == (summary, [summary])
 
 
 def test_a_newer_battery_of_another_node_that_measured_in_another_way_hides_no_older_value(tmp_path):
@@ -123,26 +95,6 @@ def test_a_fleet_says_how_many_nodes_count_and_why_others_do_not(tmp_path):
     assert of_here(tmp_path).fleet_summary == ""
 
 
-def test_a_fleet_without_any_node_that_counts_is_reported(tmp_path):
-    battery(tmp_path, 1, node="there", hardware="other")
-    battery(tmp_path, 2)
-    known = of_here(tmp_path / "none", tmp_path)
-    assert known.fleet_problems == [
-        "fleet: 0 other nodes with the same hardware count; left out: 1 with other hardware"
-    ]
-    assert known.fleet_problems == [known.fleet_summary]
-
-
-def test_what_terms_took_is_kept_with_the_past(tmp_path):
-    for number, terms in enumerate([{"backward": 0.1}, {}], start=1):
-        path = battery(tmp_path, number)
-        closed = decode(path.read_bytes(), BatteryEnd, str(path))
-        found = msgspec.structs.replace(closed.findings[0], terms=terms)
-        path.write_bytes(encode(msgspec.structs.replace(closed, findings=[found])))
-    past, fleet = of_here(tmp_path).of(3, "copy")
-    assert ([finding.terms for finding in past], fleet) == ([{"backward": 0.1}, {}], [])
-
-
 def test_a_truncated_record_is_named_and_left_out(tmp_path):
     battery(tmp_path, 1, node="there")
     damaged = battery(tmp_path, 2, node="elsewhere")
@@ -162,27 +114,15 @@ def bad(verdict=CheckVerdict.FAIL, check=3, subject="copy"):
     return CheckFinding(check=check, subject=subject, verdict=verdict)
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "good", "since"),
-    [
-        ([CheckVerdict.PASS, CheckVerdict.PASS], 2, None),
-        ([CheckVerdict.PASS, CheckVerdict.FAIL, CheckVerdict.FAIL], 1, 2),
-        ([CheckVerdict.FAIL, CheckVerdict.PASS], 2, None),
-        ([CheckVerdict.PASS, CheckVerdict.INVALID], 1, None),
-        ([CheckVerdict.HANG, CheckVerdict.WARN], None, 1),
-        ([CheckVerdict.NOT_RUN], None, None),
-        ([], None, None),
-    ],
-)
-def test_a_failure_is_dated_by_the_batteries_that_passed_and_failed_before_it(tmp_path, verdicts, good, since):
+def test_a_failure_is_dated_by_the_batteries_that_passed_and_failed_before_it(tmp_path):
+    """By `good_until_and_bad_since`: others say neither."""
+    verdicts = [CheckVerdict.PASS, CheckVerdict.INVALID, CheckVerdict.HANG, CheckVerdict.WARN, CheckVerdict.FAIL]
     for number, verdict in enumerate(verdicts, start=1):
         rejected = Decision.ACCEPTED if verdict is CheckVerdict.PASS else Decision.REJECTED
         battery(tmp_path, number, verdict=verdict, decision=rejected)
     found = of_here(tmp_path).dated(bad())
-    expected = [
-        None if number is None else PastBattery(battery=str(number), finished=number) for number in (good, since)
-    ]
-    assert [found.good_until, found.bad_since] == expected
+    assert found.good_until == PastBattery(battery="1", finished=1.0)
+    assert found.bad_since == PastBattery(battery="3", finished=3.0)
 
 
 def test_a_warning_dates_from_warnings_and_a_failure_does_not(tmp_path):
@@ -204,11 +144,3 @@ def test_no_other_node_stack_check_or_subject_dates_a_failure(tmp_path):
     assert known.dated(bad(subject="triad")).good_until is None
     assert known.dated(bad(check=4)).good_until is None
     assert known.dated(bad(subject="")).good_until.battery == "3"  # nothing of the check ended well
-
-
-def test_a_record_whose_findings_are_not_dated_is_read(tmp_path):
-    old = json.loads(battery(tmp_path, 1).read_bytes())
-    for finding in old["findings"]:
-        del finding["good_until"], finding["bad_since"]
-    closed = decode(json.dumps(old).encode(), BatteryEnd, "old")
-    assert (closed.findings[0].good_until, closed.findings[0].measured) == (None, 1.0)

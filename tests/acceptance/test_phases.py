@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from suite.__main__ import main
 from suite.acceptance import battery, context, measurements
 from suite.acceptance.evidence import Health
 from suite.acceptance.past_batteries import History
@@ -15,14 +13,7 @@ from suite.acceptance.presets import EFFORTS
 from suite.acceptance.repetition import Rerun, affordable, launches_that_fit
 from suite.acceptance.starts import STATED
 from suite.machine import devices
-from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS
-
-
-def accept(capsys, tmp_path, *arguments):
-    """Findings by check and subject."""
-    main(["accept", *arguments, "--results", str(tmp_path), "--json"])
-    report = json.loads(capsys.readouterr().out)
-    return {(f["check"], f["subject"]): f for f in report["findings"]}
+from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, accept
 
 
 @pytest.mark.parametrize("profile", ["accept", "soak"])
@@ -30,7 +21,7 @@ def test_looks_and_re_runs_leave_the_probe_its_time(tmp_path, capsys, node, prof
     for name in EFFORTS[profile].timed:
         node.slow[name] = [0.8, 1.8]  # no look decides
     node.stragglers = {"gpt2-mini"}
-    found = accept(capsys, tmp_path, "--profile", profile, "--only", "7,8,10,11,14,15")
+    _, _, found = accept(capsys, tmp_path, "--profile", profile, "--only", "7,8,10,11,14,15")
     assert node.now <= EFFORTS[profile].limit_seconds
     assert node.asked.count("bloom-mini") > 6  # with further looks, where there is time for them
     assert found[11, "gpt2-mini"]["verdict"] == "FAIL"
@@ -50,26 +41,17 @@ def test_a_further_look_needs_no_time_for_a_re_run_of_its_own(
     node.slow = {"bloom-mini": slow}
     end = MICRO_SECONDS + len(slow) * LAUNCH_SECONDS
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: end - node.now))
-    found = accept(capsys, tmp_path, "--only", "8")[8, "bloom-mini"]
+    found = accept(capsys, tmp_path, "--only", "8")[2][8, "bloom-mini"]
     assert node.asked.count("bloom-mini") == len(slow)
     assert found["verdict"] == verdict
     assert words in found["evidence"]
-
-
-def test_after_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
-    node.stragglers = {"gpt2-mini"}
-    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
-    found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "gpt2-mini")
-    assert node.asked == ["gpt2-mini"] * 5
-    assert found[11, "gpt2-mini"]["verdict"] == "INCONCLUSIVE"
-    assert "no time was left for a re-run" in found[11, "gpt2-mini"]["evidence"]
 
 
 def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_looks(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6], "opt-mini": [1.6]}
     first, again = MICRO_SECONDS + 10 * LAUNCH_SECONDS, 8 * LAUNCH_SECONDS
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: first + again - node.now))
-    found = accept(capsys, tmp_path, "--only", "8", "--miniatures", "bloom-mini,opt-mini", "--minutes", "60")
+    _, _, found = accept(capsys, tmp_path, "--only", "8", "--miniatures", "bloom-mini,opt-mini", "--minutes", "60")
     assert [node.asked.count(name) for name in ("micro", "bloom-mini", "opt-mini")] == [1, 10, 8]
     verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
     assert verdicts == {"bloom-mini": "FAIL", "opt-mini": "FAIL"}
@@ -78,7 +60,7 @@ def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_look
 def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(tmp_path, capsys, node, monkeypatch):
     node.stragglers = {"bloom-mini", "opt-mini"}
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 100.0))  # for one of the two
-    found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "bloom-mini,opt-mini")
+    _, _, found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "bloom-mini,opt-mini")
     assert [node.asked.count(name) for name in ("bloom-mini", "opt-mini")] == [9, 5]
     verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
     assert verdicts == {"bloom-mini": "FAIL", "opt-mini": "INCONCLUSIVE"}
@@ -88,7 +70,7 @@ def test_rates_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6]}
     node.peak = 10.0  # of which the products reach a tenth
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # not for 3 launches
-    found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
+    _, _, found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
     assert [node.asked.count(name) for name in ("micro", "rates", "bloom-mini")] == [1, 1, 5]
     assert found[1, "slowest rank"]["verdict"] == "FAIL"
     assert found[8, "bloom-mini"]["verdict"] == "INCONCLUSIVE"
@@ -112,7 +94,7 @@ def test_a_failed_rate_is_measured_again_without_what_predictions_need(
         "seconds_left",
         property(lambda _self: MICRO_SECONDS + 2 * STATED["cpu"].rates - node.now),
     )  # far too short for all micro-measurements again
-    found = accept(capsys, tmp_path, "--only", "1,2")
+    _, _, found = accept(capsys, tmp_path, "--only", "1,2")
     assert node.asked == asked
     assert found[2, "matrix rate"]["verdict"] == verdict
 
@@ -130,7 +112,7 @@ def test_launches_that_bear_out_a_virtual_machine_s_slow_rank_are_made_again_wit
     tmp_path, capsys, node, virtual, late, minutes, asked, verdict
 ):
     node.matrix, node.virtual, node.stragglers, node.late = [[1.0, 0.8]] * 2, virtual, {"bloom-mini"}, late
-    found = accept(capsys, tmp_path, "--only", "2,11", "--miniatures", "bloom-mini", "--minutes", str(minutes))
+    _, _, found = accept(capsys, tmp_path, "--only", "2,11", "--miniatures", "bloom-mini", "--minutes", str(minutes))
     assert node.asked == ["micro", *["bloom-mini"] * 5, *asked]
     assert found[2, "matrix rate"]["verdict"] == verdict
 
@@ -138,7 +120,7 @@ def test_launches_that_bear_out_a_virtual_machine_s_slow_rank_are_made_again_wit
 def test_a_re_run_that_others_disturb_counts_for_nothing_and_a_fourth_decides(tmp_path, capsys, node):
     node.matrix = [[1.0, 1.0, spread] for spread in (0.87, 0.99, 0.98, 0.99)]
     node.stolen = {"rates": [0.3]}
-    found = accept(capsys, tmp_path, "--only", "0,1,2")
+    _, _, found = accept(capsys, tmp_path, "--only", "0,1,2")
     assert node.asked == ["micro", "rates", "rates", "rates"]
     assert found[2, "matrix rate"]["verdict"] == "WARN"
 
@@ -173,7 +155,7 @@ def test_a_slow_further_look_is_run_again(tmp_path, capsys, node, monkeypatch, n
         return one
 
     monkeypatch.setattr(measurements, "miniature_launch", launched)
-    found = accept(capsys, tmp_path, "--profile", "accept", "--only", "8,17", "--miniatures", "bloom-mini")
+    _, _, found = accept(capsys, tmp_path, "--profile", "accept", "--only", "8,17", "--miniatures", "bloom-mini")
     assert node.asked.count("bloom-mini") == made
     guard = found[17, "bloom-mini times"]
     assert guard["verdict"] == verdict

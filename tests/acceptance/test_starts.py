@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from suite.acceptance import measurements, phases
 from suite.acceptance.check_table import MATRIX, SOAK, THROTTLE
-from suite.acceptance.context import LaunchesPhase, RunningBattery, Settings
-from suite.acceptance.past_batteries import History
-from suite.acceptance.presets import EFFORTS, selected_checks
+from suite.acceptance.context import LaunchesPhase
+from suite.acceptance.presets import EFFORTS
 from suite.acceptance.starts import STATED, starts, stated_launches
 from suite.calibration.density import Scope
 from suite.calibration.plan import plan
 from suite.machine import devices
 from suite.machine.devices import CudaDevice
+from tests.support.batteries import planned_battery
 
 
 @pytest.fixture
@@ -41,25 +40,6 @@ def asked(monkeypatch):
     devices._visible_devices.cache_clear()
 
 
-def battery(tmp_path, device, ranks, profile="quick", selected=None):
-    effort = EFFORTS[profile]
-    settings = Settings(
-        profile=profile,
-        effort=effort,
-        device=device,
-        ranks=ranks,
-        results=tmp_path,
-        fleet=None,
-        selected=selected or selected_checks(None, None),
-        miniatures=effort.miniatures,
-        timed=effort.timed,
-        devices=None,
-        others=0.05,
-        resume=False,
-    )
-    return RunningBattery(settings, None, History(), print)
-
-
 @pytest.fixture(autouse=True)
 def tokenised(monkeypatch):
     monkeypatch.setattr(measurements, "is_tokenised", lambda *_arguments: True)
@@ -70,7 +50,7 @@ def launches_of(planned):
 
 
 def test_quick_is_stated_to_end_in_5_minutes_on_2_cores(tmp_path):
-    planned = phases.planned(battery(tmp_path, "cpu", 2))
+    planned = phases.planned(planned_battery(tmp_path, device="cpu", ranks=2))
     assert len(planned) == 7
     assert sum(phase.predicted_seconds for phase in planned) <= EFFORTS["quick"].limit_seconds == 300.0
 
@@ -84,7 +64,7 @@ def test_quick_is_stated_to_end_in_5_minutes_on_8_gpus(tmp_path, asked):
     5 x times       12 + 14 x 0.1
     probe           12 + 3 x 3 x 0.15 + 1 + 5 x 2 + 13 + 45 + 4
     """
-    planned = phases.planned(battery(tmp_path, "cuda", 8))
+    planned = phases.planned(planned_battery(tmp_path, device="cuda", ranks=8))
     launches = launches_of(planned)
     counted = Counter("launches" if phase in launches else phase.name for phase in planned)
     assert counted == {"environment": 1, "micro-measurements": 1, "launches": 4, "probe": 1}
@@ -112,46 +92,34 @@ def test_the_calibrations_of_8_gpus_end_as_stated_by_the_repetitions_that_they_p
 
 
 def test_accept_compiles_what_it_times_and_nothing_else(tmp_path, asked):
-    launches = launches_of(phases.planned(battery(tmp_path, "cuda", 8, "accept")))
+    launches = launches_of(phases.planned(planned_battery(tmp_path, device="cuda", ranks=8, profile="accept")))
     compiled = [phase.name for phase in launches if phase.compiled]
     assert compiled == ["bloom-mini times", "mt-nlg-mini times", "gpt2-mini times", "gpt2-mini jitter"]
     assert len(launches) == 8
-    on_cpu = launches_of(phases.planned(battery(tmp_path, "cpu", 2, "accept")))
+    on_cpu = launches_of(phases.planned(planned_battery(tmp_path, device="cpu", ranks=2, profile="accept")))
     assert not any(phase.compiled for phase in on_cpu)
 
 
-def test_only_the_first_launch_of_a_miniature_is_compiled_anew():
+def test_only_the_first_launch_of_a_miniature_is_compiled_anew_and_waits_for_its_corpus():
     stated = STATED["cuda"]
-    plain = stated_launches("cuda", 3, 10, 0.5, compiled=False, tokenised=True)
-    assert plain == 3 * (stated.launch + 14 * 0.5)
-    compiled = stated_launches("cuda", 3, 10, 0.5, compiled=True, tokenised=True)
-    assert compiled == plain + stated.compilation + 2 * stated.compiled_again
 
+    def seconds(*, compiled=False, tokenised=True):
+        return stated_launches("cuda", 3, 10, 0.5, compiled=compiled, tokenised=tokenised)
 
-def test_a_corpus_is_tokenised_before_the_first_launch_alone():
-    seconds = [stated_launches("cpu", 3, 10, 0.5, compiled=False, tokenised=done) for done in (False, True)]
-    assert seconds[0] - seconds[1] == STATED["cpu"].tokenising
-
-
-def test_what_is_not_selected_is_not_stated(tmp_path, asked):
-    one = battery(tmp_path, "cuda", 8, selected=frozenset({SOAK}))
-    assert [phase.name for phase in phases.planned(one)] == ["environment", "probe"]
+    assert seconds() == 3 * (stated.launch + 14 * 0.5)
+    assert seconds(compiled=True) == seconds() + stated.compilation + 2 * stated.compiled_again
+    assert seconds(tokenised=False) == seconds() + stated.tokenising
 
 
 @pytest.mark.parametrize(
     ("checks", "names"),
     [
+        ({SOAK}, ["environment", "probe"]),
         ({THROTTLE}, ["environment", "probe"]),  # whose soak is a load
         ({THROTTLE, MATRIX}, ["environment", "micro-measurements"]),
         ({MATRIX, SOAK}, ["environment", "micro-measurements", "probe"]),
     ],
 )
-def test_counters_of_gpus_need_a_soak_only_where_nothing_else_is_a_load(tmp_path, asked, checks, names):
-    one = battery(tmp_path, "cuda", 8, selected=frozenset(checks))
+def test_only_what_is_selected_is_stated_and_a_soak_where_counters_have_no_other_load(tmp_path, asked, checks, names):
+    one = planned_battery(tmp_path, device="cuda", ranks=8, selected=frozenset(checks))
     assert [phase.name for phase in phases.planned(one)] == names
-
-
-def test_a_launch_for_times_is_not_compiled_where_the_profile_says_so(tmp_path, asked):
-    one = battery(tmp_path, "cuda", 8, "accept")
-    one.settings = msgspec.structs.replace(one.settings, effort=EFFORTS["quick"], timed=("gpt2-mini",))
-    assert not any(phase.compiled for phase in launches_of(phases.planned(one)))

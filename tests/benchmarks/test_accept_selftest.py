@@ -19,10 +19,10 @@ from benchmarks.accept_selftest.__main__ import Answer
 from benchmarks.accept_selftest.faults import INJECTIONS
 from suite.acceptance.battery_record import BatteryRecord
 from suite.acceptance.evidence import PhaseTiming
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.commands import exit_codes
 from suite.machine.devices import cuda_devices, usable_cores
 from suite.paths import ROOT
+from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from benchmarks import battery_power
 from benchmarks.battery_power import FAULTS, DrawnNode, RecordedBattery, interval, judged, outcomes, past
 from suite.acceptance.battery_record import BatteryRecord
 from suite.acceptance.evidence import Exchange, LaunchPurpose
-from suite.acceptance.findings import Decision
 from suite.acceptance.judge.rates import BY_TURNS
 from suite.commands import exit_codes
+from suite.records.battery import Decision
 from tests.support.batteries import launched, micro, moments, probing
 
 

@@ -17,9 +17,9 @@ from suite.__main__ import main
 from suite.acceptance import battery_record, context, measurements, starts
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.battery import BatteryReport
-from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
+from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult, ReplayHashes
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, decision
+from suite.acceptance.findings import decision
 from suite.acceptance.presets import EFFORTS
 from suite.commands import accept as accept_module
 from suite.commands import exit_codes
@@ -29,6 +29,7 @@ from suite.machine.cpu_contention import Competitor
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.host_state import HostState
 from suite.records import store
+from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, read_half
 from suite.report.terminal.acceptance import _SUMMARY_CHARACTERS, comparison, print_verdict, summary
 from tests.support.profiles import profile as machine
 
@@ -70,7 +71,7 @@ def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, cap
     assert asked == list(QUICK)
     (path,) = (tmp_path / "acceptance").glob("*.end.json")
     assert report["record"] == str(path)
-    closed = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
+    closed = read_half(path, BatteryEnd)
     assert closed.decision == "accepted"
     assert [f.check for f in closed.findings] == [f["check"] for f in report["findings"]]
     assert list((tmp_path / "acceptance").glob(".*")) == []
@@ -101,7 +102,7 @@ def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, ca
     assert hung == [(7, "rank 1"), (17, "rank 1")]
     assert asked == list(QUICK)
     path = next((tmp_path / "acceptance").glob("*.glm-mini_exact.phase.json"))
-    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path))
+    kept = read_half(path, PhaseEvidence)
     assert "File train.py" in kept.evidence[0].stacks
 
 
@@ -418,7 +419,7 @@ def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_
     assert "cannot write a phase: No space left on device" in report["findings"][0]["evidence"]
     assert sorted(path.suffixes[0] for path in (tmp_path / "acceptance").iterdir()) == [".begin", ".end"]
     (path,) = (tmp_path / "acceptance").glob("*.end.json")
-    assert battery_record.decode(path.read_bytes(), BatteryEnd, str(path)).decision is Decision.EXECUTION_FAILED
+    assert read_half(path, BatteryEnd).decision is Decision.EXECUTION_FAILED
 
 
 def test_a_verdict_is_written_where_a_file_system_has_no_links(tmp_path, capsys, launches, monkeypatch):
@@ -523,7 +524,7 @@ def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_
     (around,) = [f for f in report["findings"] if f["subject"] == "other processes"]
     assert (code, around["verdict"]) == (exit_codes.INCONCLUSIVE, "INVALID")
     path = next((tmp_path / "acceptance").glob("*.glm-mini_times.phase.json"))
-    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+    kept = read_half(path, PhaseEvidence).evidence
     assert [one.outcome if isinstance(one, PhaseTiming) else one.status for one in kept] == ["ok", "ok", "slow"]
 
 

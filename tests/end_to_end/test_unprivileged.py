@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from suite.acceptance.check_table import ENVIRONMENT, EXACT_FIGURES, REPLAYS
-from suite.acceptance.findings import CheckVerdict
 from suite.launch.network_namespaces import why_not
 from suite.paths import ROOT
+from suite.records.battery import CheckVerdict
 
 PACKAGES = ("suite", "reference_runs", "kernels")
 NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")

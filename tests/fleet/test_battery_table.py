@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +24,11 @@ from suite.fleet.battery_store import BATTERIES, STORE, parts
 from suite.fleet.battery_table import ingest
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow
 from suite.fleet.prometheus import metrics, write_metrics
+from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
 from suite.machine.packages import PACKAGES
+from suite.metrics.modified_z import LIMIT, modified_z_among
 from suite.paths import ROOT
+from suite.records.battery import BatteryEnd, Decision, good_until_and_bad_since, read_half, worst_of
 
 pytest.importorskip("duckdb")
 NODES, EACH = 64, 2
@@ -108,12 +113,16 @@ def test_a_history_reads_the_files_that_have_the_node_and_no_others(results, mon
     assert len(parts(results / STORE, BATTERIES, ["ffffffff"])) == 1
 
 
-def test_writers_at_the_same_time_count_nothing_twice(results):
+def test_writers_at_the_same_time_and_several_processes_count_nothing_twice(results, monkeypatch):
+    monkeypatch.setattr(battery_table, "PART_RECORDS", 100)
+    monkeypatch.setattr(battery_table, "usable_cores", lambda: 2)
+    assert ingest(results, results / "alone").new == NODES * EACH + 1
+    assert len(parts(results / "alone", BATTERIES)) == 2
     with ThreadPoolExecutor(3) as pool:
         found = [*pool.map(lambda _: ingest(results, results / STORE), range(3))]
     assert all(not one.left_out for one in found)
     store = store_of(results)
-    assert store.batteries() == NODES * EACH
+    assert store.batteries() == FleetStore(results / "alone").batteries() == NODES * EACH
     assert len(store.nodes(NOTHING)) == NODES
     assert len([said for said in store.history(FleetSelection(node="n7")) if said.time < FIRST + EACH * INTERVAL]) == 2
 
@@ -127,14 +136,6 @@ def test_a_writer_that_fails_leaves_no_half_file(results, monkeypatch):
     with pytest.raises(InputError, match="No space left"):
         ingest(results, results / STORE)
     assert list((results / STORE).iterdir()) == []
-
-
-def test_several_files_are_written_by_several_processes(results, monkeypatch):
-    monkeypatch.setattr(battery_table, "PART_RECORDS", 100)
-    monkeypatch.setattr(battery_table, "usable_cores", lambda: 2)
-    assert ingest(results, results / STORE).new == NODES * EACH + 1
-    assert len(parts(results / STORE, BATTERIES)) == 2
-    assert store_of(results).batteries() == NODES * EACH
 
 
 def test_verdicts_by_node_rack_part_and_time(results):
@@ -171,32 +172,80 @@ def test_verdicts_by_node_rack_part_and_time(results):
     assert [said.time for said in by_hash] == sorted((said.time for said in by_hash), reverse=True)
 
 
-def test_bad_since_the_first_battery_after_the_last_good_one(results):
-    failed(results, 40, 1, "GPU 3")
-    (results / "fleet" / "made-up" / "end.json").unlink()
-    ingest(results, results / STORE)
-    bad = [node for node in store_of(results).nodes(NOTHING) if node.verdict != "accepted"]
-    assert [(node.node, node.part, node.since) for node in bad] == [("00000028", "GPU 3", FIRST + INTERVAL + 40)]
+def test_a_node_is_bad_since_when_the_one_rule_says_so(tmp_path):
+    """The rule in SQL, over random verdicts, against that of `suite.records.battery`."""
+    chance = random.Random(7)
+    words = (ACCEPTED, REJECTED, FAILED, UNDECIDED, NO_ANSWER, NOT_RUN)
+    history = {f"n{node}": [chance.choice(words) for _ in range(chance.randint(1, 7))] for node in range(60)}
+    for time in range(7):
+        rows = [FleetRow(node=node, verdict=said[time]) for node, said in history.items() if time < len(said)]
+        directory = tmp_path / "fleet" / str(time)
+        directory.mkdir(parents=True)
+        end = FleetEnd(schema=SCHEMA, id=str(time), finished=FIRST + time, rows=rows)
+        (directory / "end.json").write_bytes(msgspec.json.encode(end))
+    ingest(tmp_path, tmp_path / STORE)
+    expected = {}
+    for node, verdicts in history.items():
+        said = [(FIRST + time, verdict) for time, verdict in enumerate(verdicts) if verdict != NOT_RUN]
+        good = {ACCEPTED: True} | dict.fromkeys(BAD, False)
+        _, since = good_until_and_bad_since((time, good.get(verdict)) for time, verdict in said)
+        if said:
+            expected[node] = (said[-1][1], since if said[-1][1] in BAD else None)
+    found = {node.name: (node.verdict, node.since) for node in store_of(tmp_path).nodes(NOTHING)}
+    assert found == expected
+    assert len({since for _, since in found.values()}) > 4
 
 
-def test_the_slow_node_stands_out_in_its_rack_and_among_its_firmware(results):
+def test_outliers_are_those_of_the_one_modified_z(results):
+    """The formula in SQL, over every figure of both kinds of groups, against `suite.metrics.modified_z`."""
     ingest(results, results / STORE)
-    outliers = store_of(results).outliers()
-    worst = {outlier.group: outlier for outlier in reversed(outliers)}
-    assert {group: outlier.name for group, outlier in worst.items()} == {"rack": "n0", "firmware": "n0"}
-    assert (worst["rack"].of, worst["rack"].siblings, worst["firmware"].siblings) == ("rack0", 32, NODES)
-    values = [  # the same figure of every battery that is newest in the rack
-        next(
-            finding["measured"]
-            for finding in json.loads(end_of(results, node, EACH - 1).read_bytes())["findings"]
-            if f"{finding['check']} {finding.get('compared_as')}" == worst["rack"].figure
-        )
-        for node in range(32)
-    ]
-    median = sorted(values)[15] / 2 + sorted(values)[16] / 2
-    distances = sorted(abs(value - median) for value in values)
-    assert worst["rack"].median == pytest.approx(median)
-    assert worst["rack"].z == pytest.approx(0.6745 * (values[0] - median) / (distances[15] / 2 + distances[16] / 2))
+    newest = {node: json.loads(end_of(results, node, EACH - 1).read_bytes())["findings"] for node in range(NODES)}
+    groups = {("rack", f"rack{rack}"): range(32 * rack, 32 * rack + 32) for rack in (0, 1)}
+    found = {(one.node, one.group, one.of, one.figure): one for one in store_of(results).outliers()}
+    (firmware,) = {of for _, group, of, _ in found if group == "firmware"}
+    expected = {}
+    for (group, of), nodes in {**groups, ("firmware", firmware): range(NODES)}.items():
+        values: dict[str, dict[int, float]] = {}
+        for node in nodes:
+            for finding in newest[node]:
+                if finding.get("siblings"):
+                    name = f"{finding['check']} {finding['siblings']}"
+                    values.setdefault(name, {})[node] = finding["measured"]
+        for figure, own in values.items():
+            for node, value in own.items():
+                z = modified_z_among(value, [*own.values()])
+                if z is not None and abs(z) >= LIMIT:
+                    expected[f"{node:08x}", group, of, figure] = (z, statistics.median(own.values()), len(own))
+    assert found.keys() == expected.keys()
+    assert {key[:3] for key in found} >= {("00000000", "rack", "rack0"), ("00000000", "firmware", firmware)}
+    for key, (z, median, siblings) in expected.items():
+        assert (found[key].z, found[key].median) == pytest.approx((z, median))
+        assert found[key].siblings == siblings
+
+
+def test_a_group_needs_three_nodes_beside_the_one_that_stands_out(tmp_path):
+    for rates in ([1.1, 1.2, 9.0], [1.0, 1.1, 1.2, 9.0]):
+        results = tmp_path / str(len(rates))
+        write_records(results, nodes=len(rates), batteries=1, seed=1)
+        for node, rate in enumerate(rates):
+            finding = {"check": 1, "subject": "", "verdict": "PASS", "siblings": "x", "measured": rate}
+            changed(end_of(results, node, 0), findings=[finding])
+        ingest(results, results / STORE)
+        found = [one.node for one in store_of(results).outliers() if one.group == "firmware"]
+        assert found == ["00000003"] * (len(rates) > 3)
+
+
+def test_the_store_says_of_a_battery_what_its_whole_record_says(results):
+    path = end_of(results, 40, 0)
+    said_of = {"hang": (1, "HANG", "rank 0"), "later": (9, "FAIL", "GPU 9"), "first": (2, "FAIL", "GPU 3")}
+    facts = [{"check": check, "subject": "x", "verdict": word, "part": part} for check, word, part in said_of.values()]
+    changed(path, findings=facts, decision="rejected")
+    ingest(results, results / STORE)
+    whole = read_half(path, BatteryEnd)
+    (said,) = [said for said in store_of(results).history(FleetSelection(node="n40")) if said.battery == whole.id]
+    worst = worst_of(whole.findings)
+    assert (said.verdict, said.part, said.time) == (whole.decision, worst.part, whole.finished)
+    assert said.part == "GPU 3"
 
 
 def test_the_metrics_parse_with_the_official_parser(results, tmp_path):
@@ -296,6 +345,10 @@ def test_wrong_questions_are_refused_in_a_line(results, capsys):
     code, _, err = report(capsys, results, "--node", "n1", "--part", "flux")
     assert code == 3
     assert "has all that the options ask for" in err
+
+
+def test_a_fleet_has_the_words_of_a_battery_s_decision():
+    assert [*Decision] == [ACCEPTED, REJECTED, UNDECIDED, FAILED]
 
 
 def test_no_torch_is_imported():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,17 +63,16 @@ def test_where_every_pair_is_bad_no_node_is_blamed() -> None:
     assert blamed(pairs, pairs).nodes == []
 
 
-@pytest.mark.parametrize(("rate", "is_slow"), [(0.69e9, True), (0.71e9, False)])
-def test_a_link_is_slow_below_70_percent_of_the_others(rate: float, is_slow: bool) -> None:
-    results = [measured(pair, rate=rate if pair == ("n0", "n1") else 1e9) for pair in ring(4)]
-    assert (("n0", "n1") in slow_links(results)) is is_slow
-    assert (("n0", "n1") in to_repeat(results)) is is_slow
+def test_a_link_is_slow_below_70_percent_of_the_others() -> None:
+    for rate, expected in ((0.69e9, [("n0", "n1")]), (0.71e9, [])):
+        results = [measured(pair, rate=rate if pair == ("n0", "n1") else 1e9) for pair in ring(4)]
+        assert slow_links(results) == to_repeat(results) == expected
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 9])
-def test_a_node_with_a_slow_link_is_found_among_few(count: int) -> None:
-    results = [measured(pair, rate=1e7 if "n1" in pair else 1e9) for pair in ring(count)]
-    assert blamed(ring(count), slow_links(results)).nodes == ["n1"]
+def test_a_node_with_a_slow_link_is_found_among_few() -> None:
+    for count in (3, 4, 5, 9):
+        results = [measured(pair, rate=1e7 if "n1" in pair else 1e9) for pair in ring(count)]
+        assert blamed(ring(count), slow_links(results)).nodes == ["n1"]
 
 
 def test_damaged_messages_make_a_fast_link_bad() -> None:
@@ -83,9 +81,9 @@ def test_damaged_messages_make_a_fast_link_bad() -> None:
     assert slow_links([pair]) == []
 
 
-@pytest.mark.parametrize(("offset", "apart"), [(1.2, True), (-20.0, True), (0.9, False)])
-def test_clocks_are_apart_beyond_a_second(offset: float, apart: bool) -> None:
-    assert bool(clocks_apart([measured(("a", "b"), offset=offset)])) is apart
+def test_clocks_are_apart_beyond_a_second() -> None:
+    apart = {offset: bool(clocks_apart([measured(("a", "b"), offset=offset)])) for offset in (1.2, -20.0, 0.9)}
+    assert apart == {1.2: True, -20.0: True, 0.9: False}
 
 
 def test_a_node_is_slow_beside_every_partner_not_beside_one() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.acceptance.battery_record import BatteryEnd, encode
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
 from suite.fleet.references import references
 from suite.fleet.siblings import least_failing
+from suite.records.battery import CheckFinding, CheckVerdict, encode
+from tests.support.batteries import ended
 
 RATES = {"a": 100.0, "b": 80.0, "c": 120.0, "bad": 10.0}
 
@@ -27,25 +27,14 @@ def fleet(results: Path, hardware: dict[str, str]) -> FleetEnd:
     for node, rate in RATES.items():
         finding = CheckFinding(check=3, subject="copy", verdict=CheckVerdict.PASS, measured=rate, compared_as="copy")
         steps = CheckFinding(check=8, subject="x", verdict=CheckVerdict.PASS, measured=1.0, compared_as="x")
-        end = BatteryEnd(
-            kind="battery",
-            schema="8.0",
-            id=f"t__{node}__0",
-            node=node,
-            profile="quick",
-            finished=0.0,
-            seconds=1.0,
-            decision=Decision.ACCEPTED,
-            findings=[finding, steps],
-            hashes={"hardware": hardware.get(node, "h")},
-        )
+        end = ended([finding, steps], id=f"t__{node}__0", node=node, hashes={"hardware": hardware.get(node, "h")})
         (place / f"{end.id}.end.json").write_bytes(encode(end))
         verdict = "rejected" if node == "bad" else "accepted"
         rows.append(FleetRow(node=node, verdict=verdict, battery=end.id))
-    ended = FleetEnd(schema=SCHEMA, id="f", finished=0.0, rows=rows)
+    last = FleetEnd(schema=SCHEMA, id="f", finished=0.0, rows=rows)
     (results / "fleet" / "f").mkdir(parents=True)
-    keep(results / "fleet" / "f" / "end.json", ended)
-    return ended
+    keep(results / "fleet" / "f" / "end.json", last)
+    return last
 
 
 def test_references_rest_on_accepted_nodes_and_their_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

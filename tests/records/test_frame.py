@@ -141,9 +141,10 @@ def test_batteries_whose_file_cannot_be_read_are_named_and_the_others_are_rows(t
     battery(tmp_path, 1, "aaaa", "accepted")
     lost = tmp_path / "acceptance" / "2__aaaa.begin.json"
     lost.symlink_to("gone")
-    good, bad = frame._batteries(tmp_path)
-    assert [battery.id for battery in good] == ["1__aaaa"]
-    assert [error.where for error in bad] == [str(lost)]
+    rows = frame.batteries(tmp_path)
+    assert [*rows.id] == ["1__aaaa"]
+    (words,) = rows.attrs["left_out"]
+    assert words.startswith(f"{lost}: ")
 
 
 def test_the_fleet_has_a_row_a_node_with_its_newest_battery(results: Path) -> None:

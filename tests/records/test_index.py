@@ -1,9 +1,9 @@
-"""Summaries of launches: what the whole record says, for the whole job, oldest first; what is kept is never trusted."""
+"""Summaries of launches: what the whole record says, for the whole job, oldest first, as it lies on disk now."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import multiprocessing.spawn
 import os
 import resource
 import shutil
@@ -24,7 +24,7 @@ from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
 from suite.records import index as reading
 from suite.records import store
-from suite.records.index import CACHE, launches
+from suite.records.index import launches
 from suite.records.record import RankOutcome
 from suite.records.summary import LaunchSummary, loss_curve
 from tests.support.record_halves import begin, end
@@ -42,12 +42,13 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def results(many: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(many, tmp_path / "results"))
+def opened(tmp_path: Path) -> store.Opened:
+    """A launch without an end, of another machine."""
+    return store.Opened(store.records_directory(tmp_path, "small"), begin(node="00000000"))
 
 
-def files(results: Path) -> list[Path]:
-    return sorted((results / "records" / "synthetic0").glob("*.json"))
+def identity_of(opened: store.Opened) -> str:
+    return store.read(opened.path).begin.id
 
 
 def test_the_summary_of_a_launch_says_what_its_whole_record_says(tmp_path: Path) -> None:
@@ -86,204 +87,109 @@ def test_records_of_every_earlier_minor_schema_are_read_whole_and_in_short() -> 
         assert launch.first_loss == pytest.approx(whole.end.ranks[0].steps[0].loss)
 
 
-def test_losses_of_a_summary_are_the_first_and_the_mean_of_the_last_three(many: Path) -> None:
-    launch = launches(many)[0][0]
-    assert (launch.first_loss, launch.last_loss) == (9.5, pytest.approx(9.5 - 28 / 20))
-
-
-def step(number: int, loss: float) -> Step:
-    return Step(number, StepKind.TIMED, loss, 1.0, float(number))
-
-
-@pytest.mark.parametrize(("ranks", "losses"), [((), []), (((9.0, 8.0), (7.0, 6.0)), [9.0, 8.0]), (((),), [])])
-def test_losses_are_those_of_rank_0_where_it_has_some(
-    ranks: tuple[tuple[float, ...], ...], losses: list[float], tmp_path: Path
+@pytest.mark.parametrize(
+    ("of_ranks", "losses", "last"),
+    [((), [], None), (((9.0, 8.0, 6.0, 1.0), (7.0,)), [9.0, 8.0, 6.0, 1.0], 5.0), (((),), [], None)],
+)
+def test_losses_are_those_of_rank_0_and_the_last_is_the_mean_of_three(
+    of_ranks: tuple[tuple[float, ...], ...], losses: list[float], last: float | None, tmp_path: Path
 ) -> None:
-    first = begin()
     outcomes = [
-        RankOutcome(rank=rank, steps=[step(number + 3, loss) for number, loss in enumerate(own)], last="finished")
-        for rank, own in enumerate(ranks)
+        RankOutcome(
+            rank=rank,
+            steps=[Step(number, StepKind.TIMED, loss, 1.0, float(number)) for number, loss in enumerate(own, start=3)],
+            last="finished",
+        )
+        for rank, own in enumerate(of_ranks)
     ]
+    first = begin()
     written = store.Opened(store.records_directory(tmp_path, first.run), first)
     written.close(end(first.id, ranks=outcomes))
     ((launch,), bad) = launches(tmp_path)
     assert not bad
-    assert (launch.first_loss, launch.last_loss) == ((9.0, 8.5) if losses else (None, None))
+    assert (launch.first_loss, launch.last_loss) == (losses[0] if losses else None, last)
     assert loss_curve(store.end_of(written.path)) == list(enumerate(losses, start=3))
 
 
-def test_files_that_are_no_records_are_passed_over_wherever_they_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = begin()
-    written = store.Opened(store.records_directory(tmp_path, first.run), first)
-    written.close(end(first.id))
-    directory = written.path.parent
-    for name in (".hidden.end.json", "notes.txt", "z.json"):
-        (directory / name).write_text("no record", encoding="utf-8")
-    listed = os.scandir
-
-    def last(directory: str) -> Any:
-        entries = list(listed(directory))
-        return contextlib.nullcontext(sorted(entries, key=lambda entry: entry.name.startswith(first.id)))
-
-    monkeypatch.setattr(os, "scandir", last)
-    found: list[InputError] = []
-    records = reading._record_files(str(directory), found)
-    assert not found
-    assert [identity for identity, *_ in records] == [first.id]
-
-
-def test_what_was_kept_reads_as_the_records_do(results: Path) -> None:
-    cold, _ = launches(results)
-    assert (results / "records" / "synthetic0" / CACHE).exists()
-    assert launches(results) == (cold, [])
-    assert len(cold) == 300
-
-
-def test_what_was_kept_is_read_instead_of_the_records(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launches(results)
-    read: list[str] = []
-    monkeypatch.setattr(reading, "launch_summary", lambda *paths: read.append(paths[0]))
-    assert len(launches(results)[0]) == 300
-    assert not read
-
-
-@pytest.mark.parametrize("half", ["begin", "end"])
-@pytest.mark.parametrize("keeps_time", [True, False])
-def test_a_record_that_changed_is_read_again(half: str, keeps_time: bool, results: Path) -> None:
-    """One byte, the size kept; with the time of the last change put back, the time of the last status change tells."""
-    launches(results)
-    path = next(path for path in files(results) if half in path.name)
-    before = path.stat()
-    old, new = {"begin": (b'"seed": 3', b'"seed": 4'), "end": (b'"others_share": 0.01', b'"others_share": 0.03')}[half]
-    data = path.read_bytes()
-    assert old in data
-    path.write_bytes(data.replace(old, new))
-    if keeps_time:
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    changed = launches(results)[0][0]
-    assert {"begin": changed.seed == 4, "end": changed.others_share == 0.03}[half]
-
-
-def test_a_record_that_came_or_went_since_it_was_kept_is_noticed(results: Path) -> None:
-    first = launches(results)[0][0]
-    for path in files(results)[:2]:
-        path.unlink()
-    again = launches(results)[0]
-    assert first.id not in {launch.id for launch in again}
-    assert len(again) == 299
-    files(results)[1].unlink()
-    assert launches(results)[0][0].status == "running"
-
-
-def test_a_launch_that_ended_after_its_directory_was_listed_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = begin()
-    written = store.Opened(store.records_directory(tmp_path, first.run), first)
-
-    def meanwhile(*_: object) -> str:
-        written.close(end(first.id))
-        return "crashed"  # its launcher is gone
-
-    monkeypatch.setattr(reading, "status_without_end", meanwhile)
-    assert [launch.status for launch in launches(tmp_path)[0]] == ["ok"]
-
-
-def test_a_launch_whose_end_is_damaged_by_then_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.Opened(store.records_directory(tmp_path, begin().run), begin())
-
-    def damaged(_: object) -> LaunchSummary:
-        raise InputError("not a record", where="here")
-
-    monkeypatch.setattr(reading, "_without_end", damaged)
+def test_files_that_are_no_records_are_passed_over(opened: store.Opened, tmp_path: Path) -> None:
+    for name in (".hidden.end.json", ".launches", "notes.txt", "z.json"):
+        (opened.path.parent / name).write_text("no record", encoding="utf-8")
     found, bad = launches(tmp_path)
-    assert ([*found], [str(error) for error in bad]) == ([], ["here: not a record"])
+    assert ([launch.id for launch in found], bad) == ([identity_of(opened)], [])
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "one-bit", "other-code", "directory"])
-def test_damaged_keepings_are_rebuilt_in_silence(damage: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cold, _ = launches(results)
-    kept = results / "records" / "synthetic0" / CACHE
-    data = kept.read_bytes()
-    if damage == "other-code":
-        monkeypatch.setattr("suite.records.summary._version", lambda: b"another version")
-    elif damage == "directory":
-        kept.unlink()
-        kept.mkdir()
-    else:
-        middle = len(data) // 2
-        flipped = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
-        kept.write_bytes({"cut": data[:middle], "empty": b"", "one-bit": flipped}[damage])
-    assert launches(results) == (cold, [])
-    if damage != "directory":
-        assert (kept.read_bytes() == data) is (damage != "other-code")
-    assert [path.name for path in kept.parent.iterdir() if path.name.startswith(f"{CACHE}.")] == []
-
-
-def test_few_records_keep_nothing_beside_them(tmp_path: Path) -> None:
-    write_records(tmp_path, 20, runs=1)
-    launches(tmp_path)
-    assert not (tmp_path / "records" / "synthetic0" / CACHE).exists()
-
-
-def test_many_processes_read_what_one_does(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = files(results)[0]
-    path.write_bytes(b"{")
-    alone = launches(results)
-    (results / "records" / "synthetic0" / CACHE).unlink()
-    monkeypatch.setattr(reading, "_LEAST_SHARED", 100)
-    monkeypatch.setattr(reading, "_BLOCK", 70)
-    shared = launches(results)
-    assert shared[0] == alone[0]
-    assert [str(error) for error in shared[1]] == [str(error) for error in alone[1]]
-    assert len(alone[1]) == 1
-
-
-def test_reading_is_done_alone_where_no_process_starts(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_LEAST_SHARED", 100)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr("multiprocessing.spawn._python_exe", b"/bin/false")
-    assert len(launches(results)[0]) == 300
-
-
-def test_what_processes_had_not_read_when_one_was_killed_is_read_alone(
-    results: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_launch_that_ends_while_records_are_read_has_its_status(
+    opened: store.Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KilledAfterTwoBlocks:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def map(self, function: Any, blocks: list[Any]) -> Any:
-            yield from map(function, blocks[:2])
-            raise BrokenProcessPool
-
-        def shutdown(self, **_: object) -> None:
-            pass
-
-    monkeypatch.setattr(reading, "_LEAST_SHARED", 100)
-    monkeypatch.setattr(reading, "_BLOCK", 50)
-    monkeypatch.setattr(reading, "ProcessPoolExecutor", KilledAfterTwoBlocks)
-    found, bad = launches(results)
-    assert (len(found), bad) == (300, [])
-
-
-def test_a_launch_that_ends_while_its_directory_is_listed_has_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = begin(node="00000000")
-    opened = store.Opened(store.records_directory(tmp_path, "small"), first)
     listed = reading._record_files
 
-    def end_afterwards(directory: str, bad: list) -> list:
+    def end_afterwards(directory: str, bad: list[InputError]) -> list[reading.RecordFiles]:
         found = listed(directory, bad)
-        opened.close(end(first.id))
+        opened.close(end(identity_of(opened)))
         return found
 
+    assert [launch.status for launch in launches(tmp_path)[0]] == ["unknown"]
     monkeypatch.setattr(reading, "_record_files", end_afterwards)
     assert [launch.status for launch in launches(tmp_path)[0]] == ["ok"]
+
+
+def test_a_launch_that_begins_or_goes_while_its_directory_is_listed_is_no_damage(
+    opened: store.Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.close(end(identity_of(opened)))
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda place: [name for name in listed(place) if name != opened.path.name])
+    found, bad = launches(tmp_path)
+    assert ([launch.status for launch in found], bad) == (["ok"], [])
+    hidden = opened.path.with_name(f".{identity_of(opened)}.pruned")
+    names = listed(opened.path.parent)
+    monkeypatch.setattr(os, "listdir", lambda _: names)
+    opened.path.rename(hidden)
+    assert launches(tmp_path) == ([], [])
+
+
+def test_a_launch_whose_end_is_damaged_by_then_is_named(
+    opened: store.Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = store.end_of(opened.path)
+    monkeypatch.setattr(reading, "status_without_end", lambda *_: (written.write_bytes(b"{"), "crashed")[1])
+    found, bad = launches(tmp_path)
+    assert (found, [error.where for error in bad]) == ([], [str(written)])
+
+
+class KilledAfterTwoBlocks:
+    """A pool of which a process is killed."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def map(self, function: Any, blocks: list[Any]) -> Any:
+        yield from map(function, blocks[:2])
+        raise BrokenProcessPool
+
+    def shutdown(self, **_: object) -> None:
+        pass
+
+
+def test_many_processes_read_what_one_does_also_where_none_starts_or_one_is_killed(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Path(shutil.copytree(many, tmp_path / "results"))
+    next((results / "records" / "synthetic0").glob("*.begin.json")).write_bytes(b"{")
+    alone, bad = launches(results)
+    assert (len(alone), len(bad)) == (299, 1)
+    monkeypatch.setattr(reading, "_LEAST_SHARED", 100)
+    monkeypatch.setattr(reading, "_BLOCK", 70)
+    cases: dict[str, tuple[Any, str, object]] = {
+        "processes": (reading, "_BLOCK", 70),
+        "one is killed": (reading, "ProcessPoolExecutor", KilledAfterTwoBlocks),
+        "none starts": (multiprocessing.spawn, "_python_exe", b"/bin/false"),
+    }
+    for case, patched in cases.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*patched)
+            found, errors = launches(results)
+        assert (found, [*map(str, errors)]) == (alone, [*map(str, bad)]), case
 
 
 def test_reading_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
@@ -317,25 +223,16 @@ def test_the_cost_of_a_record_does_not_grow_with_their_number(many: Path, tmp_pa
 
 @pytest.mark.rare
 @pytest.mark.timeout(1800)
-def test_tables_of_100_000_records_take_10_s_and_1_gib(tmp_path: Path) -> None:
-    """Of processor time, at the speed at which times are stated; once as they lie, once with what was kept.
-
-    Without what was kept, two processes or more read: their time is divided by their number.
-    """
+def test_tables_of_100_000_records_take_10_s_of_each_processor_and_1_gib(tmp_path: Path) -> None:
+    """Two processes or more read: their time, at the speed at which times are stated, is divided by their number."""
     write_records(tmp_path, 100_000)
     command = [sys.executable, "-m", "suite", "report", "--no-page", "--results", str(tmp_path)]
-    processes = min(8, len(os.sched_getaffinity(0)))
-    written = []
-    for cold in (True, False):
-        slow = [slowness()]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        slow.append(slowness())
-        seconds = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / fmean(slow)
-        here = f"taken {fmean(slow):.2f} times"
-        print(f"{'cold' if cold else 'warm'}: {seconds:.1f} s here {here}, {after.ru_maxrss / 2**20:.2f} GiB")
-        assert seconds / (processes if cold else 1) <= 10
-        assert after.ru_maxrss <= 2**20  # KiB, of the largest process
-        written.append((tmp_path / "TABLES.md").read_bytes())
-    assert written[0] == written[1]
+    slow = [slowness()]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    slow.append(slowness())
+    seconds = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / fmean(slow)
+    print(f"{seconds:.1f} s, taken {fmean(slow):.2f} times here; {after.ru_maxrss / 2**20:.2f} GiB")
+    assert seconds / min(8, len(os.sched_getaffinity(0))) <= 10
+    assert after.ru_maxrss <= 2**20  # KiB, of the largest process

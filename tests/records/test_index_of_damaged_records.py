@@ -1,4 +1,4 @@
-"""Ten kinds of damage, and more: each is named, its record is left out, the others are used, the exit code says so."""
+"""Two dozen kinds of damage: each is named, its record is left out, the others are used, the exit code says so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ OF_A_HALF: dict[str, tuple[Callable[[Path], None], str]] = {
     "not-a-number": (replaced(rb'"(started|finished)": [0-9.]+', rb'"\1": NaN'), "damaged record: "),
     "beyond-numbers": (replaced(rb'"(started|finished)": [0-9.]+', rb'"\1": 1e999'), "damaged record: "),
     "future-schema": (replaced(rb'"schema": "1[.]', rb'"schema": "2.'), "unknown schema version; got '2."),
+    "schema-10": (replaced(rb'"schema": "1[.]', b'"schema": "10.'), "unknown schema version; got '10."),
+    "earlier-schema": (replaced(rb'"schema": "1[.]', b'"schema": "0.'), "unknown schema version; got '0."),
+    "field-missing": (replaced(rb'"id"', b'"di"'), "damaged record: "),
     "no-schema": (replaced(rb'"schema": "[^"]*",', b""), "unknown schema version; got ''"),
     "schema-of-another-type": (replaced(rb'"schema": "[^"]*"', b'"schema": 1'), "damaged record: "),
     "other-encoding": (other_encoding, "damaged record: "),
@@ -93,16 +97,19 @@ OF_A_HALF: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def same_id_in_another_run(path: Path) -> Path:
-    other = path.parent.parent / "other"
-    other.mkdir()
-    copy = Path(shutil.copy(path, other))
+    copy = Path(shutil.copy(path, other_run(path)))
     replaced(rb'"run": "small"', b'"run": "other"')(copy)
     return path  # "other" comes before "small"
 
 
 def copied_into_another_run(path: Path) -> Path:
-    (path.parent.parent / "other").mkdir()
-    return Path(shutil.copy(path, path.parent.parent / "other"))
+    return Path(shutil.copy(path, other_run(path)))
+
+
+def other_run(path: Path) -> Path:
+    other = path.parent.parent / "other"
+    other.mkdir(exist_ok=True)
+    return other
 
 
 def under_another_name(path: Path) -> Path:
@@ -120,6 +127,7 @@ OF_A_RECORD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "under-another-name": (under_another_name, "its id is not the file's name"),
     "end-without-a-begin": (end_without_a_begin, "an end without its first half"),
 }
+USED = {"duplicate-id", "copied-into-another-run"}  # one copy of the record is whole
 CASES = [*((name, half) for name in OF_A_HALF for half in ("begin", "end")), *((name, "") for name in OF_A_RECORD)]
 
 
@@ -133,13 +141,13 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert main([*command, "--results", str(root)]) == 2
 
 
-@pytest.fixture
-def results(imported: None) -> Iterator[Path]:
-    """Three records in a directory that every user may enter, read by a user whom permissions bind."""
+@contextmanager
+def records(count: int) -> Iterator[Path]:
+    """So many records in a directory that every user may enter, read by a user whom permissions bind."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for started in (1000.0, 2000.0, 3000.0):
-            record(root, measured=MEASURED, started=started)
+        for number in range(count):
+            record(root, measured=MEASURED, started=1000.0 * (number + 1))
         for path in (root, *root.rglob("*")):
             os.chown(path, NOBODY, NOBODY) if os.getuid() == 0 else None
         unprivileged = os.getuid() == 0
@@ -152,9 +160,15 @@ def results(imported: None) -> Iterator[Path]:
                 os.setresuid(0, 0, 0)
 
 
-def damage(results: Path, kind: str, half: str) -> tuple[Path, str]:
-    """What was damaged of the second record, and what must be said of it."""
-    path = sorted((results / "records" / "small").glob("*.begin.json"), key=lambda path: path.read_bytes())[1]
+@pytest.fixture
+def results(imported: None) -> Iterator[Path]:
+    """Three records."""
+    with records(3) as root:
+        yield root
+
+
+def damage(path: Path, kind: str, half: str) -> tuple[Path, str]:
+    """The file of a record, given by its first half, that was damaged; and what must be said of it."""
     if half:
         change, words = OF_A_HALF[kind]
         path = path.with_name(path.name.replace("begin", half))
@@ -164,32 +178,45 @@ def damage(results: Path, kind: str, half: str) -> tuple[Path, str]:
     return change_record(path), words
 
 
-@pytest.mark.parametrize(("kind", "half"), CASES)
-def test_damage_is_named_and_the_other_records_are_used(
-    kind: str, half: str, results: Path, capsys: pytest.CaptureFixture[str]
+def test_each_damage_is_named_and_the_other_records_are_used(
+    imported: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, words = damage(results, kind, half)
-    found, bad = launches(results)
-    (line,) = (str(error) for error in bad if str(error).startswith(f"{path}: "))
-    assert words in line
-    assert len(bad) == 1 + (kind == "under-another-name")  # and its end
-    assert len(found) >= 2
+    with records(len(CASES) + 2) as results:
+        begins = sorted((results / "records" / "small").glob("*.begin.json"))
+        whole = {path.name.removesuffix(".begin.json") for path in begins[len(CASES) :]}
+        expected: dict[str, str] = {}
+        for path, (kind, half) in zip(begins, CASES, strict=False):
+            where, words = damage(path, kind, half)
+            expected[str(where)] = words
+            if kind in USED:
+                whole.add(path.name.removesuffix(".begin.json"))
+            if kind == "under-another-name":
+                end = path.with_name(path.name.replace("begin", "end"))
+                expected[str(end)] = OF_A_RECORD["end-without-a-begin"][1]
 
-    assert main(["results", "list", "--json", "--results", str(results)]) == 2
-    out, err = capsys.readouterr()
-    assert [json.loads(entry)["id"] for entry in out.splitlines()] == [launch.id for launch in found]
-    assert f"left out: {line}" in err
+        found, bad = launches(results)
+        lines = {str(error.where): str(error) for error in bad}
+        assert len(lines) == len(bad)
+        assert lines.keys() == expected.keys()
+        assert [(path, lines[path]) for path, words in expected.items() if words not in lines[path]] == []
+        assert {launch.id for launch in found} == whole
 
-    assert main(["report", "--no-page", "--results", str(results)]) == 2
-    assert f"left out: {line}" in capsys.readouterr().err
-    tables = (results / "TABLES.md").read_text(encoding="utf-8")
-    ok = sum(launch.run == "small" and launch.status == "ok" for launch in found)
-    assert re.search(rf"\| small \| 2 \| [^|]+ \| eager \| {ok} \|", tables)
+        assert main(["results", "list", "--json", "--results", str(results)]) == 2
+        out, err = capsys.readouterr()
+        assert [json.loads(entry)["id"] for entry in out.splitlines()] == [launch.id for launch in found]
+        assert [line for line in lines.values() if f"left out: {line}" not in err] == []
 
-    assert main(["results", "check", "--json", "--results", str(results)]) == 2
-    checked = json.loads(capsys.readouterr().out)
-    assert checked["whole"] == len(found)
-    assert str(path) in [entry["path"] for entry in checked["damaged"]]
+        assert main(["report", "--no-page", "--results", str(results)]) == 2
+        err = capsys.readouterr().err
+        assert [line for line in lines.values() if f"left out: {line}" not in err] == []
+        tables = (results / "TABLES.md").read_text(encoding="utf-8")
+        ok = sum(launch.run == "small" and launch.status == "ok" for launch in found)
+        assert re.search(rf"\| small \| 2 \| [^|]+ \| eager \| {ok} \|", tables)
+
+        assert main(["results", "check", "--json", "--results", str(results)]) == 2
+        checked = json.loads(capsys.readouterr().out)
+        assert checked["whole"] == len(found)
+        assert {entry["path"] for entry in checked["damaged"]} == expected.keys()
 
 
 def test_damage_where_no_table_looks_is_found_by_check(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +248,7 @@ def test_a_file_in_place_of_all_records_is_named(tmp_path: Path) -> None:
 
 
 def test_damaged_records_go_on_request_and_then_all_is_well(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, _ = damage(results, "truncated", "end")
+    path, _ = damage(next((results / "records" / "small").glob("*.begin.json")), "truncated", "end")
     before = sorted(results.rglob("*.json"))
     assert main(["results", "prune", "--damaged", "--results", str(results)]) == 0
     assert sorted(results.rglob("*.json")) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.evidence import (
     LaunchPurpose,
     MicroMeasurements,
@@ -10,13 +11,50 @@ from suite.acceptance.evidence import (
     ReplayHashes,
     Surroundings,
 )
-from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.past_batteries import History
+from suite.acceptance.presets import EFFORTS, selected_checks
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_speed import SpeedSample
+from suite.records.battery import SCHEMA, BatteryEnd, CheckFinding, CheckVerdict, Decision
 
 NOTHING = History()
+
+
+def planned_battery(results, *, device="cpu", ranks=2, profile="quick", **changes):
+    """A battery that has settings, and nothing else yet."""
+    effort = EFFORTS[profile]
+    usual = {
+        "profile": profile,
+        "effort": effort,
+        "device": device,
+        "ranks": ranks,
+        "results": results,
+        "fleet": None,
+        "selected": selected_checks(None, None),
+        "miniatures": effort.miniatures,
+        "timed": effort.timed,
+        "devices": None,
+        "others": 0.05,
+        "resume": False,
+    }
+    return RunningBattery(Settings(**(usual | changes)), None, NOTHING, print)
+
+
+def ended(findings, **changes):
+    """A battery that was accepted, with these findings."""
+    usual = {
+        "kind": "battery",
+        "schema": SCHEMA,
+        "id": "b",
+        "node": "x",
+        "profile": "quick",
+        "finished": 0.0,
+        "seconds": 1.0,
+        "decision": Decision.ACCEPTED,
+        "hashes": {"hardware": "h"},
+    }
+    return BatteryEnd(**(usual | changes), findings=list(findings))
 
 
 def micro(**changes):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from suite.__main__ import main
 from suite.acceptance import battery, context, measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, ProbeResult, ReplayHashes, SoakResult
@@ -106,6 +108,13 @@ class Node:
             replays=hashes if replays else [],
             soaks=[SoakResult(rank=0, bytes=1, passes=1, wrong=self.wrong, first="x")] if soak else [],
         )
+
+
+def accept(capsys, results, *arguments):
+    """Exit code of `accept`, its report, and findings by check and subject."""
+    code = main(["accept", *arguments, "--results", str(results), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    return code, report, {(f["check"], f["subject"]): f for f in report["findings"]}
 
 
 @pytest.fixture

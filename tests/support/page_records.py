@@ -8,10 +8,6 @@ from typing import Any
 
 import msgspec
 
-from suite.acceptance.battery_record import SCHEMA as BATTERY_SCHEMA
-from suite.acceptance.battery_record import BatteryBegin, BatteryEnd
-from suite.acceptance.battery_record import encode as encode_battery
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.job.corpus import Corpus
 from suite.job.events import Status, Step, StepKind
 from suite.job.training_job import Job
@@ -22,6 +18,9 @@ from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.paths import RECORDED
 from suite.predict.executed_run.figures import expected_figures
 from suite.records import store
+from suite.records.battery import SCHEMA as BATTERY_SCHEMA
+from suite.records.battery import BatteryBegin, BatteryEnd, CheckFinding, CheckVerdict, Decision
+from suite.records.battery import encode as encode_battery
 from suite.records.record import SCHEMA, End, RankOutcome, begin_record
 from suite.reproduce.plan import job_for
 from tests.support.launches import small_plan

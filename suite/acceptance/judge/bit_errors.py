@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from suite.acceptance.check_table import REPLAYS, SOAK
 from suite.acceptance.evidence import ProbeResult, ReplayHashes
-from suite.acceptance.findings import CheckFinding, CheckVerdict, failed_measurement, not_run, rank_names
+from suite.acceptance.findings import failed_measurement, not_run, rank_names
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict
 
 KINDS = ("loss", "gradients", "parameters")  # in the order in which a step computes them
 Votes = dict[tuple[int, str], Counter[str]]  # by step and kind

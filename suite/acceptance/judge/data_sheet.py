@@ -60,7 +60,7 @@ def expected(gpu: Accelerator | None, name: str, gpus: int = 0) -> list[Expected
 
 
 def upper_limit(gpu: Accelerator | None, name: str, gpus: int = 0) -> UpperLimit | None:
-    """What a rate of this name in `RATES`, measured well, cannot exceed; None where it is not known.
+    """The limit that a rate of this name in `RATES`, measured well, cannot exceed; None where it is not known.
 
     A switch that sums ("nvls") sends one copy out and one back over each link, in which time a ring's bus bandwidth
     counts 2 (n - 1) / n of the message. Where the library chose the algorithm, this is the limit too.

@@ -8,8 +8,9 @@ import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT
 from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
+from suite.acceptance.findings import joined_evidence, not_run
 from suite.acceptance.judge.host import host_findings
+from suite.records.battery import CheckFinding, CheckVerdict
 
 LEAST_MEMORY_CLOCK = 0.97  # of a GPU's highest
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
@@ -68,7 +69,7 @@ def _devices(around: Surroundings) -> CheckFinding:
 
 
 def _other_processes(around: Surroundings, during: Sequence[Timed], limit: float) -> CheckFinding:
-    """What other processes used of the processors, before and during measurements, and the host's other guests.
+    """Share of the processors that other processes used, before and during measurements, and the host's other guests.
 
     Launches for exact figures alone do not count: none of their clocks is judged.
     """
@@ -105,7 +106,7 @@ def _other_processes(around: Surroundings, during: Sequence[Timed], limit: float
 
 
 def share_of_others(measurement: Load) -> float:
-    """Of the processors, what other processes or other guests of the host used meanwhile, the larger of the two."""
+    """Share of the processors that other processes or other guests of the host used meanwhile: the larger one."""
     return max(measurement.others_share or 0.0, measurement.steal_share or 0.0)
 
 
@@ -139,7 +140,7 @@ def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> CheckFinding
 
 
 def _wrong_settings(gpu: GpuHealth, *, loaded: bool) -> list[str]:
-    """What is not as it must be for any measurement."""
+    """Settings of GPUs that make every measurement invalid."""
     wrong, state = [], gpu.before
     if state.ecc is False:
         wrong.append("ECC off")

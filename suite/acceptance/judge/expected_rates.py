@@ -1,4 +1,4 @@
-"""What a rate should be: from a data sheet, this node's past, or other nodes of the fleet; each with its source."""
+"""Expected rates: from a data sheet, this node's past, or other nodes of the fleet; each with its source."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import NamedTuple
 import msgspec
 
 from suite.acceptance.check_table import AcceptanceCheck
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
+from suite.acceptance.findings import joined_evidence
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.acceptance.past_batteries import counted
 from suite.metrics.launch_statistics import t_quantile
+from suite.metrics.modified_z import LIMIT, WARNS_FROM, modified_z_among
+from suite.records.battery import CheckFinding, CheckVerdict
 
 SPREAD_FROM = 3  # values, from which a standard deviation is meaningful
 SPREAD_FROM_OF_VIRTUAL = 10  # of a virtual machine, whose rates have a ceiling: see `from_values`
 DEVIATIONS = 3.0  # standard deviations, where many values give them: Shewhart, Economic control of quality, 1931
-MODIFIED_Z_FROM = 10  # nodes
-MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
-MODIFIED_Z_FACTOR = 0.6745  # the 0.75 quantile of the normal distribution: MAD to standard deviation
 IMPOSSIBLE = "measurement: faster than such a device can be"
 UNKNOWN_MODEL = 0.70  # of a dense peak, or of values too few for a spread: no good node is below
 
@@ -94,22 +93,10 @@ def from_values(
     )
 
 
-def modified_z(value: float, others: Sequence[float]) -> float | None:
-    """0.6745 (value - median) / MAD over the other nodes; None below ten, or where they do not differ.
-
-    Source: Iglewicz and Hoaglin, How to detect and handle outliers, 1993: beyond 3.5 a value is an outlier.
-    """
-    if len(others) < MODIFIED_Z_FROM:
-        return None
-    median = statistics.median(others)
-    deviation = statistics.median(abs(other - median) for other in others)
-    return MODIFIED_Z_FACTOR * (value - median) / deviation if deviation else None
-
-
 def outlier_words(check: AcceptanceCheck, value: float, others: Sequence[float]) -> str:
-    """That a value is an outlier on the bad side of ten nodes or more, with its modified z; empty where it is none."""
-    z = modified_z(value, others)
-    if z is None or check.bad_side * z <= MODIFIED_Z_LIMIT:
+    """Words that say that a value is an outlier on the bad side of ten nodes or more; empty where it is none."""
+    z = modified_z_among(value, others) if len(others) >= WARNS_FROM else None
+    if z is None or check.bad_side * z <= LIMIT:
         return ""
     return f"modified z {z:+.1f} among {len(others)} nodes"
 

@@ -1,15 +1,17 @@
-"""Checks 12 and 13: what the GPUs' clocks and counters say."""
+"""Checks 12 and 13, of the GPUs' clocks and counters; and the GPU behind each rank, which an operator exchanges."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Sequence
 
 import msgspec
 
 from suite.acceptance.check_table import ERRORS, THROTTLE
 from suite.acceptance.evidence import GpuHealth, Health
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
+from suite.acceptance.findings import joined_evidence, not_run
+from suite.records.battery import CheckFinding, CheckVerdict
 
 CONSECUTIVE = 3  # samples with a reason, from which it is throttling
 BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
@@ -19,6 +21,7 @@ EVENT_CALLS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvml
 # channel, 45 preemptive removal, 68 video processor exception); all others are of the board, the link or the driver
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 XID_REMAPPING_FAILED = 64  # NVIDIA, GPU Memory Error Management: such a GPU is to be replaced
+_RANKS = re.compile(r"\brank (\d+)\b|\blink (\d+)-(\d+)\b")
 FABRIC_FAULTS = frozenset({"degraded bandwidth", "unhealthy route"})  # others are being recovered from
 
 
@@ -40,7 +43,7 @@ def gpu_findings(
 
 
 def _not_passed(finding: CheckFinding, why: str) -> CheckFinding:
-    """What passes without a load did not run."""
+    """The finding, but NOT RUN where it would pass without a load."""
     if finding.verdict is not CheckVerdict.PASS:
         return finding
     evidence = joined_evidence(why, finding.evidence)
@@ -108,7 +111,7 @@ def _errors(gpu: GpuHealth) -> CheckFinding:
 
 
 def _earlier_errors(gpu: GpuHealth) -> list[str]:
-    """What the GPU had before the battery began."""
+    """Faults that the GPU had before the battery began."""
     before, spare = gpu.before, gpu.before.spare_rows
     found = []
     if before.uncorrected:
@@ -190,3 +193,24 @@ def _earlier_xids(health: Health) -> CheckFinding:
             minor.append(words)
     part = ", ".join(sorted({words.partition(":")[0] for words in bad or minor}))
     return _counted("earlier XIDs", part, bad, minor, [], "", "none since the machine started")
+
+
+def with_gpus(finding: CheckFinding, gpus_with_ranks: Sequence[int], health: Health | None) -> CheckFinding:
+    """The finding, whose part names the GPU behind each rank: "rank 1 (GPU 5 at 0000:1b:00.0)".
+
+    Args:
+        gpus_with_ranks: see `Surroundings`.
+    """
+    addresses = {gpu.index: gpu.pci for gpu in (health.gpus if health else []) if gpu.pci}
+
+    def gpu(rank: str) -> str:
+        number = gpus_with_ranks[int(rank)]
+        return f"GPU {number} at {addresses[number]}" if number in addresses else f"GPU {number}"
+
+    def named(match: re.Match[str]) -> str:
+        ranks = [rank for rank in match.groups() if rank is not None]
+        if any(int(rank) >= len(gpus_with_ranks) for rank in ranks):
+            return match[0]
+        return f"{match[0]} ({', '.join(map(gpu, ranks))})"
+
+    return msgspec.structs.replace(finding, part=_RANKS.sub(named, finding.part))

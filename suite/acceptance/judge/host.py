@@ -6,8 +6,8 @@ import time
 
 from suite.acceptance.check_table import ENVIRONMENT
 from suite.acceptance.evidence import Surroundings
-from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.machine.host_state import HostState
+from suite.records.battery import CheckFinding, CheckVerdict
 
 # of the results directory: a disk that turns writes 4 MiB in 0.1 s, at 40 MB/s
 SLOW_DISK_BYTES_PER_SECOND = 5e6
@@ -18,7 +18,7 @@ CHOOSING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
 
 
 def host_findings(around: Surroundings, *, others: float) -> list[CheckFinding]:
-    """What is unusual, a finding each, or one that says that nothing is."""
+    """A finding for each unusual setting, or one that says that nothing is unusual."""
     host = around.host
     if host is None:
         return []

@@ -19,19 +19,11 @@ from suite.acceptance.evidence import (
     ProbeResult,
     Surroundings,
 )
-from suite.acceptance.findings import (
-    CheckFinding,
-    CheckVerdict,
-    guard_findings,
-    joined_evidence,
-    not_run,
-    rests_on_clocks,
-    unmeasured_findings,
-)
+from suite.acceptance.findings import guard_findings, joined_evidence, not_run, rests_on_clocks, unmeasured_findings
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
-from suite.acceptance.judge.gpu_health import gpu_findings
+from suite.acceptance.judge.gpu_health import gpu_findings, with_gpus
 from suite.acceptance.judge.launches import (
     RankInLaunches,
     exact_findings,
@@ -40,7 +32,6 @@ from suite.acceptance.judge.launches import (
     rank_in_launches,
     time_findings,
 )
-from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import (
     BY_TURNS,
@@ -55,10 +46,11 @@ from suite.acceptance.judge.step_time import OF_CPU_SPEED
 from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict
 
 
 class JudgedBattery:
-    """What one battery measured, by kind of evidence, and what it is compared with."""
+    """Evidence of one battery by kind, and the history that it is compared with."""
 
     def __init__(
         self,
@@ -115,7 +107,7 @@ class JudgedBattery:
 
 
 class Rule(NamedTuple):
-    """What some checks find.
+    """A rule that makes findings of some checks.
 
     Args:
         checks: their numbers.
@@ -269,7 +261,7 @@ def battery_findings(
 def _invalid_environment(
     reported: Sequence[CheckFinding], battery: JudgedBattery, selected: Collection[int]
 ) -> list[CheckFinding]:
-    """What made reported findings invalid, where check 0 is not selected."""
+    """Findings that made others invalid, where check 0 is not selected."""
     invalid = any(rests_on_clocks(finding) and finding.verdict is CheckVerdict.INVALID for finding in reported)
     if check.ENVIRONMENT in selected or not invalid:
         return []
@@ -277,7 +269,7 @@ def _invalid_environment(
 
 
 def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]) -> list[CheckFinding]:
-    """What is reported of checks that are not selected: bit errors of a soak, and failed measurements, each once.
+    """Findings of checks that are not selected: bit errors of a soak, and failed measurements, each once.
 
     A soak also runs as a load for the counters of GPUs. A failed probe is reported as a failed soak: where no check of
     its own is selected, nothing else of it ran.

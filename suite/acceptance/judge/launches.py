@@ -11,7 +11,7 @@ import msgspec
 
 from suite.acceptance.check_table import ATTRIBUTION, CHECKS, EXACT_FIGURES, JITTER, LOSS_CURVE, STEP_TIME, STRAGGLER
 from suite.acceptance.evidence import LaunchPurpose, MiniatureLaunch
-from suite.acceptance.findings import CheckFinding, CheckVerdict, failed_measurement, joined_evidence, not_run
+from suite.acceptance.findings import failed_measurement, joined_evidence, not_run
 from suite.acceptance.judge.expected_rates import limited
 from suite.acceptance.judge.noninferiority import FEWEST, LOOKS
 from suite.acceptance.judge.step_time import cpu_speed_findings, excess, step_time_finding
@@ -19,6 +19,7 @@ from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.metrics.figures import StepTerm, last_loss
 from suite.metrics.launch_statistics import t_quantile
+from suite.records.battery import CheckFinding, CheckVerdict
 from suite.reproduce.reproduce import LOSS_MUST_FALL, loss_fell
 
 TURNS = 0.05  # error probability of a rank that is called late where ranks take turns; a failure needs two of these
@@ -172,7 +173,7 @@ class RankInLaunches(NamedTuple):
 
 
 def rank_in_launches(launches: Sequence[MiniatureLaunch], rank: int) -> RankInLaunches | None:
-    """Of all launches in which all ranks have the same work; None without any."""
+    """How late a rank is in launches whose ranks all have the same work; None without any."""
     known = [launch.compute_seconds for launch in launches if not launch.stages]
     known = [seconds for seconds in known if len(seconds) > rank and len(seconds) > 1 and all(seconds)]
     if not known:

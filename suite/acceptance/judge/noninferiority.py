@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.acceptance.findings import CheckVerdict
 from suite.metrics.launch_statistics import t_quantile
+from suite.records.battery import CheckVerdict
 
 LOOKS = (5, 10, 15)
 FALSE_ACCEPTANCE = 0.05  # of a node exactly at the margin, over all looks

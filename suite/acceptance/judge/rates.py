@@ -10,13 +10,14 @@ import msgspec
 from reference_runs.accelerator import Accelerator
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
-from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, failed_measurement, not_run
+from suite.acceptance.findings import TO_THE_BIT, failed_measurement, not_run
 from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, from_values, limited, rated
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_speed import ELEMENTWISE, PRODUCT
+from suite.records.battery import CheckFinding, CheckVerdict
 
 PAIRS_FOR_A_MEDIAN = 3
 ALL_TO_ALL = "all-to-all"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from suite.acceptance.check_table import CHECKS, CPU_SPEED, MATRIX, MEMORY, STEP_TIME
 from suite.acceptance.evidence import MiniatureLaunch
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
+from suite.acceptance.findings import joined_evidence
 from suite.acceptance.judge.expected_rates import UNKNOWN_MODEL, ExpectedRate, outlier_words
 from suite.acceptance.judge.noninferiority import FEWEST, Look, launches_missing, look
 from suite.acceptance.judge.rates import rate_finding
@@ -18,6 +18,7 @@ from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, mea
 from suite.job.events import Status
 from suite.machine import cpu_speed
 from suite.metrics.figures import StepTerm
+from suite.records.battery import CheckFinding, CheckVerdict
 
 _WORST_FIRST = (CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE, CheckVerdict.WARN, CheckVerdict.PASS)
 PART_OF_TERM = {
@@ -54,7 +55,7 @@ def step_ratios(launches: Sequence[MiniatureLaunch]) -> list[float]:
 
 
 def step_references(launches: Sequence[MiniatureLaunch], history: History) -> list[Reference]:
-    """What a miniature's step time is compared with: accepted batteries of this node, and other nodes of the fleet."""
+    """References of a miniature's step time: accepted batteries of this node, and other nodes of the fleet."""
     past, fleet = history.of(STEP_TIME, _compared_as(launches))
     references = [
         reference(

@@ -23,7 +23,7 @@ LAUNCH_DEGREES = 2  # degrees of freedom of the launches' own spread: as many as
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step time is compared with.
+    """A reference that a step time is compared with.
 
     Args:
         bias: measured / predicted seconds of a good battery.

@@ -10,12 +10,13 @@ import msgspec
 from reference_runs.accelerator import Accelerator
 from suite.acceptance.check_table import CHECKS, MATRIX, SOAK, VERIFIED_PRODUCTS
 from suite.acceptance.evidence import ProbeResult, SoakResult
-from suite.acceptance.findings import PRODUCTS, CheckFinding, joined_evidence, not_run
+from suite.acceptance.findings import PRODUCTS, joined_evidence, not_run
 from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import limited
 from suite.acceptance.judge.rates import judged_rank, rate_finding
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.records.battery import CheckFinding
 
 SUSTAINED_SECONDS = 10.0  # of products, from which a GPU is at its power limit
 BURST = msgspec.structs.replace(VERIFIED_PRODUCTS, warn=CHECKS[MATRIX].warn, fail=CHECKS[MATRIX].fail)

@@ -1,1 +1,1 @@
-"""What starts something on other nodes: one module an engine."""
+"""Engines, which start commands on other nodes: one module each."""

@@ -1,4 +1,4 @@
-"""What a fleet needs of an engine, which starts everything on other nodes."""
+"""The interface of an engine, which starts everything on other nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Engine(Protocol):
         """End what runs under that label."""
 
     def lost(self, names: Sequence[str]) -> list[str]:
-        """Those of the nodes that the engine cannot reach."""
+        """Names of the nodes that the engine cannot reach."""
 
     def drain(self, node: str, reason: str) -> None:
         """Let nothing further start on a node."""

@@ -36,7 +36,7 @@ class ReframeEngine(msgspec.Struct, frozen=True):
         return self.base.drains
 
     def nodes(self) -> list[EngineNode]:
-        """Those of Slurm, or the named ones."""
+        """Nodes of Slurm, or the named ones."""
         return self.base.nodes()
 
     def command_on(self, node: str, command: Sequence[str], label: str) -> list[str]:

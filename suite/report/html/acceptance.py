@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes
-from suite.acceptance.battery_record import BatteryBegin, BatteryEnd, decode, directory
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import CheckFinding, worst_first
-from suite.paths import stores
+from suite.records.battery import BatteryBegin, BatteryEnd, CheckFinding, stored_batteries, worst_first
 from suite.report.html.plot import utc
 from suite.report.terminal.acceptance import compared, finding_reason, number_text, summary
 
@@ -65,22 +62,9 @@ class Batteries(NamedTuple):
 
 def batteries(results: Path) -> Batteries:
     """Batteries of all nodes below `results`."""
-    damaged: list[InputError] = []
-    recorded: list[tuple[BatteryBegin, BatteryEnd | None]] = []
-    for path in sorted(path for store in stores(results) for path in directory(store).glob("*.begin.json")):
-        try:
-            opening = decode(file_bytes(path), BatteryBegin, str(path))
-        except (OSError, InputError) as error:
-            damaged.append(_named(error, path))
-            continue
-        end = path.with_name(path.name.replace(".begin.json", ".end.json"))
-        closed = None
-        if end.exists():
-            try:
-                closed = decode(file_bytes(end), BatteryEnd, str(end))
-            except (OSError, InputError) as error:
-                damaged.append(_named(error, end))
-        recorded.append((opening, closed))
+    stored = stored_batteries(results, BatteryBegin, BatteryEnd)
+    damaged = [battery.problem for battery in stored if battery.problem is not None]
+    recorded = [(battery.begin, battery.end) for battery in stored if battery.begin is not None]
     recorded.sort(key=lambda both: (-both[0].started, both[0].id))
     nodes: set[tuple[str, str]] = set()
     shown = []
@@ -90,10 +74,6 @@ def batteries(results: Path) -> Batteries:
         nodes.add(node)
         shown.append(_battery(opening, closed, newest=newest))
     return Batteries(shown, len(recorded) - len(shown), damaged)
-
-
-def _named(error: OSError | InputError, path: Path) -> InputError:
-    return error if isinstance(error, InputError) else InputError(f"cannot be read: {error.strerror}", where=str(path))
 
 
 def _battery(opening: BatteryBegin, closed: BatteryEnd | None, *, newest: bool) -> BatteryText:

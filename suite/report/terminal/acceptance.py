@@ -10,9 +10,9 @@ from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.acceptance.battery import BatteryReport
-from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, ENVIRONMENT, MATRIX, MEMORY, PEER, STEP_TIME
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, joined_evidence, worst_first
+from suite.acceptance.findings import joined_evidence
+from suite.records.battery import NOT_PASSED, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
 from suite.report.terminal.tables import coloured, print_folded, print_table
 
@@ -31,7 +31,6 @@ _DECISION_COLOURS = {
     Decision.UNDECIDED: "bold magenta",
     Decision.EXECUTION_FAILED: "bold red",
 }
-_NOT_PASSED = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)
 _ADVICE = {
     CheckVerdict.FAIL: "drain the node; replace the part, and run accept again",
     CheckVerdict.INVALID: "fix the environment, and run accept again",
@@ -103,7 +102,7 @@ def _advice(report: BatteryReport) -> str:
 
 def _bad_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
     """What did not pass, worst first; without findings that are invalid because of the environment, which is named."""
-    bad = [finding for finding in worst_first(findings) if finding.verdict in _NOT_PASSED]
+    bad = [finding for finding in worst_first(findings) if finding.verdict in NOT_PASSED]
     return [finding for finding in bad if finding.part or finding.verdict is not CheckVerdict.INVALID]
 
 

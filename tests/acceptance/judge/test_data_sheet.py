@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.__main__ import main
-from suite.acceptance import measurements
-from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import (
-    Exchange,
-    LaunchPurpose,
-    MicroMeasurements,
-    MiniatureLaunch,
-    ProbeResult,
-    Surroundings,
-)
-from suite.acceptance.findings import CheckVerdict, rests_on_clocks
+from suite.acceptance.evidence import Exchange
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
-from suite.acceptance.past_batteries import History
-from suite.job.events import Status
+from tests.support.batteries import NOTHING, surroundings
+from tests.support.batteries import micro as made_up_micro
+from tests.support.batteries import probing as made_up_probe
 
-NOTHING = History()
 H200 = known_gpu("NVIDIA H200, NVIDIA H200")
 # of 8 H200 that reach what is known: products, copy and triad of 4.8 TB/s, 64 GB/s each way to the host
-GOOD = MicroMeasurements(
-    status=Status.OK,
-    message="",
-    seconds=1.0,
+GOOD = made_up_micro(
     matrix=[780e12] * 8,
     copy=[4.3e12] * 8,
     triad=[4.3e12] * 8,
@@ -54,7 +38,7 @@ def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None):
         Exchange(rank=r, bytes_per_second=rate, operation="all-to-all", **alike)
         for r, rate in enumerate(all_to_all or [])
     ]
-    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
+    return made_up_probe(exchanges=exchanges)
 
 
 def of_micro(micro, gpu=H200):
@@ -63,21 +47,19 @@ def of_micro(micro, gpu=H200):
 
 def test_a_good_h200_passes_every_rate_of_its_first_battery():
     found = [*micro_findings(GOOD, NOTHING, H200), *exchange_findings(probing(), NOTHING, H200, 8)]
-    assert {f.verdict for f in found} == {CheckVerdict.PASS}
+    assert {f.verdict for f in found} == {"PASS"}
     assert {f.check for f in found} == {1, 2, 3, 4, 5, 6}
 
 
 @pytest.mark.parametrize(
     ("changes", "key", "expected", "verdict"),
     [
-        ({"matrix": [780e12] * 7 + [742e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),
-        ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),  # 0.72 of the dense peak
-        ({"copy": [4.3e12] * 7 + [4.0e12]}, (3, "copy"), 4.8e12, CheckVerdict.WARN),
-        ({"copy": [4.3e12] * 7 + [3.8e12]}, (3, "copy"), 4.8e12, CheckVerdict.FAIL),
-        ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.WARN),
-        ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.FAIL),
-        ({"host_device": {"host to device": 50e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
-        ({"host_device": {"host to device": 27e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
+        ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, "WARN"),  # 0.72 of the dense peak
+        ({"copy": [4.3e12] * 7 + [4.0e12]}, (3, "copy"), 4.8e12, "WARN"),
+        ({"copy": [4.3e12] * 7 + [3.8e12]}, (3, "copy"), 4.8e12, "FAIL"),
+        ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, "WARN"),
+        ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, "FAIL"),
+        ({"host_device": {"host to device": 27e9}}, (4, "host to device"), 64e9, "WARN"),
     ],
 )
 def test_a_slow_h200_is_found_by_its_first_battery(changes, key, expected, verdict):
@@ -89,7 +71,7 @@ def test_a_slow_h200_is_found_by_its_first_battery(changes, key, expected, verdi
 
 def test_products_of_a_known_gpu_are_held_to_its_dense_peak_too():
     finding = of_micro(msgspec.structs.replace(GOOD, matrix=[780e12] * 7 + [690e12]))[1, "slowest rank"]
-    assert (finding.verdict, finding.expected, finding.fail) == (CheckVerdict.FAIL, 989.5e12, 0.70)
+    assert (finding.verdict, finding.expected, finding.fail) == ("FAIL", 989.5e12, 0.70)
 
 
 def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
@@ -105,27 +87,25 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
 @pytest.mark.parametrize(
     ("changes", "gpus", "key", "verdict"),
     [
-        ({"pair": 340e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
-        ({"pair": 330e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
-        ({"sums": 350e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
-        ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
-        ({"sums": 180e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.FAIL),  # one link at half rate holds up a ring
-        ({"by": {"ring": 365e9, "nvls": 473e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.PASS),
-        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),
-        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, ring"), CheckVerdict.PASS),
-        ({"by": {"ring": 365e9, "nvls": 240e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.FAIL),
-        ({"by": {"ring": 365e9, "nvls": 0.0}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),  # refused
-        ({"by": {"ring": 365e9, "nvls": 0.0}, "ranks": 4}, 4, (6, "busbw of 4 ranks, nvls"), CheckVerdict.NOT_RUN),
-        ({"all_to_all": [340e9] * 8}, 8, (5, "all-to-all of 8 ranks"), CheckVerdict.PASS),
-        ({"all_to_all": [340e9] * 7 + [200e9]}, 8, (5, "all-to-all of 8 ranks"), CheckVerdict.WARN),
-        ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), CheckVerdict.PASS),  # a board of 4 has no switch: a third
-        ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), CheckVerdict.NOT_RUN),
-        ({"pair": 160e9, "ranks": 2}, 2, (5, "link 0-1"), CheckVerdict.NOT_RUN),
+        ({"pair": 330e9}, 8, (5, "link 0-1"), "WARN"),
+        ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), "WARN"),
+        ({"sums": 180e9}, 8, (6, "busbw of 8 ranks"), "FAIL"),  # one link at half rate holds up a ring
+        ({"by": {"ring": 365e9, "nvls": 473e9}}, 8, (6, "busbw of 8 ranks, nvls"), "PASS"),
+        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, nvls"), "WARN"),
+        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, ring"), "PASS"),
+        ({"by": {"ring": 365e9, "nvls": 240e9}}, 8, (6, "busbw of 8 ranks, nvls"), "FAIL"),
+        ({"by": {"ring": 365e9, "nvls": 0.0}}, 8, (6, "busbw of 8 ranks, nvls"), "WARN"),  # refused
+        ({"by": {"ring": 365e9, "nvls": 0.0}, "ranks": 4}, 4, (6, "busbw of 4 ranks, nvls"), "NOT RUN"),
+        ({"all_to_all": [340e9] * 8}, 8, (5, "all-to-all of 8 ranks"), "PASS"),
+        ({"all_to_all": [340e9] * 7 + [200e9]}, 8, (5, "all-to-all of 8 ranks"), "WARN"),
+        ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), "PASS"),  # a board of 4 has no switch: a third
+        ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), "NOT RUN"),
+        ({"pair": 160e9, "ranks": 2}, 2, (5, "link 0-1"), "NOT RUN"),
     ],
 )
 def test_links_are_held_to_the_data_sheet_of_a_whole_node(changes, gpus, key, verdict):
     found = {(f.check, f.subject): f for f in exchange_findings(probing(**changes), NOTHING, H200, gpus)}
-    assert found[key].verdict is verdict
+    assert found[key].verdict == verdict
     refused = 0.0 in changes.get("by", {}).values() and "nvls" in key[1]
     assert ("not available: no multicast" in found[key].evidence) == refused
 
@@ -141,7 +121,7 @@ def test_links_are_held_to_the_data_sheet_of_a_whole_node(changes, gpus, key, ve
 )
 def test_a_rate_above_the_data_sheet_is_invalid_and_says_so(changes, key, most):
     finding = of_micro(msgspec.structs.replace(GOOD, **changes))[key]
-    assert finding.verdict is CheckVerdict.INVALID
+    assert finding.verdict == "INVALID"
     assert finding.expected == pytest.approx(1.02 * most)
     assert finding.part == "measurement: faster than such a device can be"
     assert finding.source.startswith("1.02 of the data sheet of NVIDIA H200")
@@ -152,7 +132,7 @@ def test_a_rate_of_the_whole_data_sheet_is_no_more_than_can_be():
     whole = msgspec.structs.replace(
         GOOD, matrix=[989.5e12] * 8, copy=[4.8e12] * 8, host_device={"host to device": 64e9}
     )
-    assert {f.verdict for f in micro_findings(whole, NOTHING, H200)} == {CheckVerdict.PASS}
+    assert {f.verdict for f in micro_findings(whole, NOTHING, H200)} == {"PASS"}
 
 
 @pytest.mark.parametrize(
@@ -167,56 +147,14 @@ def test_a_rate_of_the_whole_data_sheet_is_no_more_than_can_be():
 )
 def test_messages_faster_than_their_links_are_invalid(changes, key, limit):
     found = {(f.check, f.subject): f for f in exchange_findings(probing(**changes), NOTHING, H200, 8)}
-    assert found[key].verdict is CheckVerdict.INVALID
+    assert found[key].verdict == "INVALID"
     assert found[key].expected == pytest.approx(1.02 * limit)
 
 
 def test_cards_that_a_bridge_may_join_have_no_limit_of_their_pcie_links():
     """Its data sheet has 64 GB/s each way, and 300 over the bridge."""
     found = exchange_findings(probing(pair=270e9, ranks=2), NOTHING, known_gpu("NVIDIA H100 NVL"), 2)
-    assert CheckVerdict.INVALID not in {f.verdict for f in found}
-
-
-def test_what_is_predicted_from_impossible_rates_is_no_verdict_either():
-    """A step that is late beside 49 Pflop/s says nothing of the node."""
-    around = Surroundings(
-        device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
-    )
-    late = [
-        MiniatureLaunch(
-            run="m",
-            purpose=LaunchPurpose.TIMES,
-            status=Status.OK,
-            message="",
-            ranks_at_fault=[],
-            record="",
-            seconds=1.0,
-            step_seconds=1.0,
-            predicted_seconds=0.1,
-            others_share=0.0,
-        )
-    ] * 5
-    verdicts = {}
-    for rate in (780e12, 49e15):
-        micro = msgspec.structs.replace(GOOD, matrix=[rate] * 8)
-        found = battery_findings([around, micro, *late], NOTHING, others=0.05, selected={8})
-        verdicts[rate] = {f.verdict for f in found if f.check == 8}
-    assert verdicts == {780e12: {CheckVerdict.FAIL}, 49e15: {CheckVerdict.INVALID}}
-
-
-def test_a_host_link_says_where_its_ranks_were_bound():
-    bound = msgspec.structs.replace(GOOD, numa_nodes=["0", "0", "not bound: why", "1"])
-    finding = of_micro(bound)[4, "host to device"]
-    assert finding.evidence == "rank 0 1: NUMA node 0; rank 2: not bound: why; rank 3: NUMA node 1"
-
-
-def test_a_wrong_product_of_the_micro_measurements_fails_to_the_bit():
-    assert (1, "products to the bit") not in of_micro(GOOD)
-    finding = of_micro(msgspec.structs.replace(GOOD, wrong_products=["rank 3: element 5 is 1, not 2"]))[
-        1, "products to the bit"
-    ]
-    assert (finding.verdict, rests_on_clocks(finding)) == (CheckVerdict.FAIL, False)
-    assert "rank 3: element 5" in finding.evidence
+    assert "INVALID" not in {f.verdict for f in found}
 
 
 def test_each_model_has_its_own_floors_of_an_all_reduce():
@@ -234,9 +172,9 @@ def test_each_model_has_its_own_floors_of_an_all_reduce():
 
 def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
     found = of_micro(msgspec.structs.replace(GOOD, matrix=[700e12] * 8), None)
-    assert (found[1, "slowest rank"].verdict, found[1, "slowest rank"].fail) == (CheckVerdict.PASS, 0.70)
+    assert (found[1, "slowest rank"].verdict, found[1, "slowest rank"].fail) == ("PASS", 0.70)
     assert found[1, "slowest rank"].expected == 989.5e12
-    assert {f.verdict for (check, _), f in found.items() if check in (3, 4)} == {CheckVerdict.NOT_RUN}
+    assert {f.verdict for (check, _), f in found.items() if check in (3, 4)} == {"NOT RUN"}
     for models in ("NVIDIA H200, NVIDIA A100-SXM4-80GB", "NVIDIA X1", "none"):
         assert known_gpu(models) is None
     pcie = known_gpu("NVIDIA H100 PCIe")
@@ -245,17 +183,10 @@ def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
     )
 
 
-def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none(tmp_path, capsys, monkeypatch):
+def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none():
     slow = msgspec.structs.replace(GOOD, copy=[3.8e12] * 8)
-    around = Surroundings(
-        device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
-    )
+    around = surroundings(device="cuda", ranks=8, devices=8, gpus="NVIDIA H200")
     on_gpu = battery_findings([around, slow], NOTHING, others=0.05, selected={3})
-    assert [f.verdict for f in on_gpu] == [CheckVerdict.FAIL, CheckVerdict.PASS]
+    assert [f.verdict for f in on_gpu] == ["FAIL", "PASS"]
     on_cpu = battery_findings([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={3})
-    assert [f.verdict for f in on_cpu] == [CheckVerdict.NOT_RUN]
-    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
-    monkeypatch.setattr(measurements, "micro_measurements", lambda *_arguments: (slow, None))
-    main(["accept", "--only", "3", "--device", "cpu", "--results", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert {f["verdict"] for f in found} == {"NOT RUN"}
+    assert [f.verdict for f in on_cpu] == ["NOT RUN"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suite.acceptance.evidence import LaunchPurpose, Surroundings
-from suite.acceptance.findings import CheckVerdict
+from suite.acceptance.evidence import LaunchPurpose
 from suite.acceptance.judge.environment import environment_findings
 from suite.machine.cpu_contention import Competitor
 from tests.support.batteries import launched, micro, surroundings
@@ -35,33 +34,17 @@ def health(monkeypatch):
 )
 def test_an_unusual_gpu_makes_the_environment_invalid(fault, words, health):
     (finding,) = environment_findings(None, health(**fault), [], others=0.05, loaded=(0, 1))
-    assert finding.verdict is CheckVerdict.INVALID
+    assert finding.verdict == "INVALID"
     assert words in finding.evidence
 
 
 def test_firmware_that_differs_only_warns_and_says_where(health):
     """After an exchange of one GPU it often does."""
     (finding,) = environment_findings(None, health(firmware="1.0"), [], others=0.05, loaded=(0, 1))
-    assert (finding.verdict, finding.part) == (CheckVerdict.WARN, "firmware of the GPUs")
+    assert (finding.verdict, finding.part) == ("WARN", "firmware of the GPUs")
     assert finding.evidence == "firmware differs: 96.00.74.00.01 on GPU 0, 1.0 on GPU 1"
     (finding,) = environment_findings(None, health(firmware="1.0", mig=1), [], others=0.05, loaded=(0, 1))
-    assert (finding.verdict, finding.part) == (CheckVerdict.INVALID, "GPU 1")
-
-
-def test_the_link_of_an_idle_gpu_is_not_judged(health):
-    (finding,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=())
-    assert finding.verdict is CheckVerdict.PASS
-
-
-def test_other_processes_beyond_the_limit_make_the_environment_invalid():
-    def around(share):
-        return Surroundings(device="cpu", ranks=2, devices=2, devices_expected=None, others_share=share, competitors=[])
-
-    verdicts = []
-    for share in (0.04, 0.06):
-        findings = environment_findings(around(share), None, [], others=0.05, loaded=())
-        verdicts += [finding.verdict for finding in findings if finding.subject == "other processes"]
-    assert verdicts == [CheckVerdict.PASS, CheckVerdict.INVALID]
+    assert (finding.verdict, finding.part) == ("INVALID", "GPU 1")
 
 
 def found_of(subject, around, during=(), others=0.05):
@@ -79,21 +62,18 @@ def test_the_largest_share_before_and_during_what_is_timed_is_judged_and_named()
     ]
     for during, share, when in cases:
         found = found_of("other processes", quiet, during)
-        assert (found.verdict, found.measured, found.part) == (CheckVerdict.PASS, share, "")
+        assert (found.verdict, found.measured, found.part) == ("PASS", share, "")
         assert found.evidence == f"at most {share:.0%} of the processors, {when}"
     found = found_of("other processes", quiet, [launched(steal_share=0.2, set_aside=False)])
-    assert (found.verdict, found.part) == (CheckVerdict.INVALID, "other guests of the host")
+    assert (found.verdict, found.part) == ("INVALID", "other guests of the host")
 
 
 def test_a_share_at_the_limit_passes_and_what_was_repeated_is_only_told_of():
     found = found_of("other processes", surroundings(others_share=0.05), [micro(set_aside=True, others_share=0.5)])
-    assert (found.verdict, found.fail, found.expected) == (CheckVerdict.PASS, 0.05, 0.0)
+    assert (found.verdict, found.fail, found.expected) == ("PASS", 0.05, 0.0)
     assert found.evidence.endswith("; 1 measurements at up to 50% were not judged, but repeated")
     unknown = found_of("other processes", surroundings(others_share=None), [micro()])
-    assert (unknown.verdict, unknown.evidence) == (
-        CheckVerdict.NOT_RUN,
-        "the system does not report who uses its processors",
-    )
+    assert (unknown.verdict, unknown.evidence) == ("NOT RUN", "the system does not report who uses its processors")
 
 
 def test_competitors_are_named_three_in_the_part_and_twelve_in_the_evidence():
@@ -109,21 +89,18 @@ def test_competitors_are_named_three_in_the_part_and_twelve_in_the_evidence():
 
 def test_devices_are_those_that_were_asked_for():
     same = found_of("devices", surroundings(devices_expected=2))
-    assert (same.verdict, same.measured, same.expected, same.source) == (CheckVerdict.PASS, 2.0, 2.0, "--devices")
+    assert (same.verdict, same.measured, same.expected, same.source) == ("PASS", 2.0, 2.0, "--devices")
     assert (same.part, same.evidence) == ("", "2 cores, 2 ranks")
     for devices, kind, device in ((1, "cores", "cpu"), (3, "GPUs", "cuda")):
         wrong = found_of("devices", surroundings(devices=devices, devices_expected=2, device=device))
-        assert (wrong.verdict, wrong.part) == (CheckVerdict.INVALID, f"{kind}: {devices} in place of 2")
+        assert (wrong.verdict, wrong.part) == ("INVALID", f"{kind}: {devices} in place of 2")
     unasked = found_of("devices", surroundings())
-    assert (unasked.verdict, unasked.expected, unasked.source) == (CheckVerdict.PASS, None, "")
+    assert (unasked.verdict, unasked.expected, unasked.source) == ("PASS", None, "")
     lost = found_of("devices", surroundings(gpus_before="2 x H100"))
-    assert (lost.verdict, lost.measured, lost.part) == (CheckVerdict.INVALID, 0.0, "GPUs: none in place of 2 x H100")
+    assert (lost.verdict, lost.measured, lost.part) == ("INVALID", 0.0, "GPUs: none in place of 2 x H100")
 
 
 def test_records_that_were_left_out_warn_with_the_first_three():
     around = surroundings(fleet_problems=["a", "b", "c", "d"], past_problems=["e"])
     fleet, past = (found_of(name, around) for name in ("fleet records", "records of this node"))
-    assert [(one.verdict, one.evidence) for one in (fleet, past)] == [
-        (CheckVerdict.WARN, "a; b; c"),
-        (CheckVerdict.WARN, "e"),
-    ]
+    assert [(one.verdict, one.evidence) for one in (fleet, past)] == [("WARN", "a; b; c"), ("WARN", "e")]

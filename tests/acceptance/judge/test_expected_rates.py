@@ -12,14 +12,12 @@ import pytest
 from scipy import stats
 
 from suite.acceptance.check_table import CHECKS, MATRIX, Sense
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import (
     ExpectedRate,
     UpperLimit,
     from_peak,
     from_values,
     limited,
-    modified_z,
     outlier_words,
     rated,
 )
@@ -28,29 +26,16 @@ from suite.acceptance.judge.expected_rates import (
 def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
     past = from_values(CHECKS[MATRIX], [100.0, 101.0, 99.0], "batteries")
     found = rated(CHECKS[MATRIX], "x", 90.0, [from_peak(100.0, "a data sheet"), past], part="rank 0")
-    assert (found.verdict, found.ratio, found.part) == (CheckVerdict.FAIL, 0.9, "rank 0")
+    assert (found.verdict, found.ratio, found.part) == ("FAIL", 0.9, "rank 0")
     assert found.source == "median of 3 batteries, spread 1.0%"
     assert "0.900 of a data sheet" in found.evidence
-    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.PASS
-    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.FAIL
+    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict == "PASS"
+    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict == "FAIL"
 
 
 def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
     found = rated(CHECKS[MATRIX], "x", 90.0, [], part="rank 0")
-    assert (found.verdict, found.measured, found.compared_as) == (CheckVerdict.NOT_RUN, 90.0, "x")
-
-
-def test_the_spread_of_the_past_widens_the_thresholds_and_two_values_have_none():
-    tight = from_values(CHECKS[MATRIX], [100.0, 100.5, 99.5], "b")
-    loose = from_values(CHECKS[MATRIX], [100.0, 103.0, 97.0], "b")
-    wild = from_values(CHECKS[MATRIX], [100.0, 110.0, 90.0], "b")
-    few = from_values(CHECKS[MATRIX], [100.0, 110.0], "b")
-    assert (tight.warn, tight.fail) == (0.965, 0.93)
-    another = 0.03 * math.sqrt(4 / 3)
-    assert (loose.warn, loose.fail) == pytest.approx((1 - 2 * another, 1 - 6.965 * another), abs=1e-4)
-    # three deviations of many values are more than what few have room for
-    assert (wild.warn, wild.fail) == pytest.approx((1 - 0.2 * math.sqrt(4 / 3), 1 - 0.3 * math.sqrt(4 / 3)))
-    assert few.fail == 0.70
+    assert (found.verdict, found.measured, found.compared_as) == ("NOT RUN", 90.0, "x")
 
 
 def test_few_values_of_a_virtual_machine_may_all_lie_at_a_ceiling():
@@ -82,20 +67,12 @@ def test_one_more_good_value_fails_in_at_most_1_of_100_batteries_however_few_the
     assert failed / trials <= 0.01 + 4 * math.sqrt(0.01 / trials)
 
 
-def test_many_values_that_spread_by_1_percent_leave_no_room_for_a_tenth():
-    for count in (3, 10):
-        values = [100.0 + (place % 3 - 1) for place in range(count)]
-        expected = from_values(CHECKS[MATRIX], values, "")
-        assert rated(CHECKS[MATRIX], "x", 90.0, [expected], part="p").verdict is CheckVerdict.FAIL
-
-
-def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
+def test_an_outlier_among_ten_nodes_is_a_warning_at_least():
     fleet = [100.0 + step for step in range(-5, 6)]  # MAD 3
-    assert modified_z(80.0, fleet[:9]) is None
-    assert modified_z(80.0, fleet) == pytest.approx(-20 * 0.6745 / 3)
     same = rated(CHECKS[MATRIX], "x", 97.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
     flagged = rated(CHECKS[MATRIX], "x", 80.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
-    assert (same.verdict, flagged.verdict, flagged.part) == (CheckVerdict.PASS, CheckVerdict.WARN, "p")
+    assert (same.verdict, flagged.verdict, flagged.part) == ("PASS", "WARN", "p")
+    assert rated(CHECKS[MATRIX], "x", 70.0, [rate()], part="p", fleet=fleet).verdict == "FAIL"
 
 
 def rate(value=100.0, warn=0.9, fail=0.8, source="s"):
@@ -110,9 +87,9 @@ def test_a_threshold_itself_is_still_good_on_either_side():
     higher, lower = check_of(), check_of(Sense.LOWER_IS_BETTER, warn=1.25, fail=1.5)
     for check, figures in ((higher, (0.9, 0.899, 0.8, 0.799)), (lower, (1.25, 1.26, 1.5, 1.51))):
         verdicts = [limited(check, "x", figure, part="p", source="s").verdict for figure in figures]
-        assert verdicts == [CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.WARN, CheckVerdict.FAIL]
+        assert verdicts == ["PASS", "WARN", "WARN", "FAIL"]
     found = limited(check_of(fail=None), "x", 0.1, part="p", source="s", evidence="e")
-    assert (found.verdict, found.part, found.evidence, found.ratio) == (CheckVerdict.WARN, "p", "e", 0.1)
+    assert (found.verdict, found.part, found.evidence, found.ratio) == ("WARN", "p", "e", 0.1)
     assert limited(higher, "x", 1.0, part="p", source="s").part == ""
 
 
@@ -149,7 +126,6 @@ def test_two_values_have_no_spread_and_none_or_zeros_are_no_expectation():
 def test_an_outlier_is_one_on_the_bad_side_beyond_3_5_among_ten():
     nodes = [float(value) for value in range(95, 105)]  # median 99.5, MAD 2.5
     edge = 3.5 * 2.5 / 0.6745
-    assert modified_z(99.5 + edge, nodes) == pytest.approx(3.5)
     higher, lower = check_of(), check_of(Sense.LOWER_IS_BETTER)
     for check, sign in ((higher, -1), (lower, 1)):
         assert (
@@ -158,7 +134,6 @@ def test_an_outlier_is_one_on_the_bad_side_beyond_3_5_among_ten():
         assert outlier_words(check, 99.5 + sign * (edge - 0.01), nodes) == ""
         assert outlier_words(check, 99.5 - sign * 10 * edge, nodes) == ""
     around = [-0.6745, 0.6745] * 5  # median 0; a value of 3.5 is at the limit itself
-    assert modified_z(-3.5, around) == -3.5
     assert outlier_words(higher, -3.5, around) == outlier_words(lower, 3.5, around) == ""
     assert outlier_words(higher, 1.0, nodes[:9]) == ""
     assert outlier_words(higher, 1.0, [2.0] * 10) == ""
@@ -166,15 +141,15 @@ def test_an_outlier_is_one_on_the_bad_side_beyond_3_5_among_ten():
 
 def test_the_worst_expectation_is_reported_and_the_others_are_told_of():
     found = rated(check_of(), "x", 85.0, [rate(source="far"), rate(value=98.0, source="near")], part="p", evidence="e")
-    assert (found.verdict, found.source, found.ratio) == (CheckVerdict.WARN, "far", 0.85)
+    assert (found.verdict, found.source, found.ratio) == ("WARN", "far", 0.85)
     assert found.evidence == "e; 0.867 of near"
     assert (found.measured, found.expected, found.warn, found.fail, found.part) == (85.0, 100.0, 0.9, 0.8, "p")
     better = rated(check_of(), "x", 95.0, [rate(value=98.0, source="near"), rate(source="far")], part="p")
-    assert (better.verdict, better.source, better.part) == (CheckVerdict.PASS, "far", "")
+    assert (better.verdict, better.source, better.part) == ("PASS", "far", "")
     failing = rated(
         check_of(), "x", 75.0, [rate(fail=None, source="warns"), rate(value=99.0, source="fails")], part="p"
     )
-    assert (failing.verdict, failing.source) == (CheckVerdict.FAIL, "fails")
+    assert (failing.verdict, failing.source) == ("FAIL", "fails")
     late = rated(check_of(Sense.LOWER_IS_BETTER), "x", 95.0, [rate(value=98.0), rate(source="far")], part="p")
     assert late.ratio == pytest.approx(95 / 98)
 
@@ -183,14 +158,7 @@ def test_of_rates_that_pass_that_with_the_least_distance_to_its_threshold_is_rep
     close, far = rate(source="close"), rate(value=200.0, warn=0.4, fail=0.3, source="far")
     for both in ([close, far], [far, close]):
         found = rated(check_of(), "x", 95.0, both, part="p")
-        assert (found.verdict, found.source) == (CheckVerdict.PASS, "close")
-
-
-def test_an_outlier_does_not_soften_a_failure():
-    nodes = [float(value) for value in range(95, 105)]
-    found = rated(check_of(), "x", 70.0, [rate()], part="p", fleet=nodes)
-    assert found.verdict is CheckVerdict.FAIL
-    assert found.evidence.startswith("modified z -8.0")
+        assert (found.verdict, found.source) == ("PASS", "close")
 
 
 @pytest.mark.parametrize("value", [101.0, math.nan, math.inf])
@@ -199,10 +167,10 @@ def test_more_than_a_device_can_is_invalid_whatever_is_expected(value):
     for expected in ([], [rate()]):
         found = rated(check_of(), "x", value, expected, part="p", evidence="e", most=most)
         assert (found.verdict, found.part, found.source, found.expected) == (
-            CheckVerdict.INVALID,
+            "INVALID",
             "measurement: faster than such a device can be",
             "a peak",
             100.0,
         )
         assert found.ratio == value / 100 or math.isnan(value)
-    assert rated(check_of(), "x", 100.0, [rate()], part="p", most=most).verdict is CheckVerdict.PASS
+    assert rated(check_of(), "x", 100.0, [rate()], part="p", most=most).verdict == "PASS"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.host import host_findings
 from suite.machine.host_state import HostState
 from tests.support.batteries import surroundings
@@ -28,7 +27,7 @@ def judged(around=None, **changes):
 
 def test_a_sound_host_passes_and_an_older_record_says_nothing():
     (found,) = judged()
-    assert (found.verdict, found.part) == (CheckVerdict.PASS, "")
+    assert (found.verdict, found.part) == ("PASS", "")
     assert host_findings(surroundings(), others=0.05) == []
 
 
@@ -43,12 +42,17 @@ def test_a_sound_host_passes_and_an_older_record_says_nothing():
         ({"numa_absent": [1]}, "WARN", "NUMA node 1", "the system has not"),
         ({"numa_without_memory": [0, 3]}, "WARN", "NUMA node 0, 3", "no memory"),
         ({"huge_pages": "never"}, "WARN", "huge pages", "off"),
-        ({"written_bytes_per_second": 4.9e6}, "WARN", "disk of the results", "4.9 MB/s"),
+        (
+            {"written_bytes_per_second": 4.9e6},
+            "WARN",
+            "disk of the results",
+            "written at 4.9 MB/s, 5 expected at least",
+        ),
     ],
 )
 def test_what_is_unusual_is_named_with_its_part(changes, verdict, part, words):
     (found,) = judged(**changes)
-    assert (found.verdict, found.part) == (CheckVerdict(verdict), part)
+    assert (found.verdict, found.part) == (verdict, part)
     assert words in found.evidence
 
 
@@ -66,27 +70,19 @@ def test_what_is_unusual_is_named_with_its_part(changes, verdict, part, words):
     ],
 )
 def test_what_is_within_its_limit_passes(changes):
-    assert [found.verdict for found in judged(**changes)] == [CheckVerdict.PASS]
-
-
-def test_a_quota_only_warns_where_gpus_compute():
-    (found,) = judged(around={"device": "cuda"}, quota_cores=1.0)
-    assert found.verdict is CheckVerdict.WARN
+    assert [found.verdict for found in judged(**changes)] == ["PASS"]
 
 
 def test_a_clock_that_is_behind_the_past_is_named():
     (found,) = judged(around={"now": 1000.0, "newest_past": 1000.0 + 61})
-    assert (found.verdict, found.part) == (CheckVerdict.WARN, "clock")
+    assert (found.verdict, found.part) == ("WARN", "clock")
     assert "61 s in the future, 1970-01-01 00:17 UTC" in found.evidence
-    assert [one.verdict for one in judged(around={"now": 1000.0, "newest_past": 1060.0})] == [CheckVerdict.PASS]
-
-
-def test_a_slow_disk_tells_both_rates():
-    assert judged(written_bytes_per_second=2e6)[0].evidence == "results are written at 2 MB/s, 5 expected at least"
+    assert [one.verdict for one in judged(around={"now": 1000.0, "newest_past": 1060.0})] == ["PASS"]
 
 
 def test_a_quota_is_compared_with_the_usable_cores_or_where_they_are_not_known_with_the_ranks_devices():
-    assert judged(quota_cores=2.0)[0].verdict is CheckVerdict.PASS
+    assert judged(quota_cores=2.0)[0].verdict == "PASS"
+    assert judged(around={"device": "cuda"}, quota_cores=1.0)[0].verdict == "WARN"  # where GPUs compute
     (few,) = judged(around={"cores": 0, "devices": 4}, quota_cores=3.0)
     assert few.evidence == "a cgroup allows the time of 3 processors, and 4 are usable"
-    assert judged(around={"cores": 3, "devices": 4}, quota_cores=3.0)[0].verdict is CheckVerdict.PASS
+    assert judged(around={"cores": 3, "devices": 4}, quota_cores=3.0)[0].verdict == "PASS"

@@ -10,7 +10,6 @@ import statistics
 import pytest
 from scipy.stats import t as student
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.noninferiority import FALSE_ACCEPTANCE, FALSE_REJECTION, LOOKS, launches_missing, look
 from suite.metrics.launch_statistics import t_quantile
 from suite.paths import ROOT
@@ -24,9 +23,9 @@ def decided(ratios, looks=LOOKS):
     """What the procedure says after at most all looks."""
     for n in looks:
         verdict = look(ratios[:n], margin=MARGIN, looks=looks).verdict
-        if verdict is not CheckVerdict.INCONCLUSIVE:
+        if verdict != "INCONCLUSIVE":
             return verdict
-    return CheckVerdict.INCONCLUSIVE
+    return "INCONCLUSIVE"
 
 
 def shares(slowdown, variation, looks=LOOKS):
@@ -36,7 +35,7 @@ def shares(slowdown, variation, looks=LOOKS):
     for _ in range(RUNS):
         logs = [chance.gauss(math.log1p(slowdown), variation) for _ in range(max(looks))]
         verdicts.append(decided([math.exp(x) for x in logs], looks))
-    return verdicts.count(CheckVerdict.PASS) / RUNS, verdicts.count(CheckVerdict.FAIL) / RUNS
+    return verdicts.count("PASS") / RUNS, verdicts.count("FAIL") / RUNS
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 5, 9, 14, 30])
@@ -53,18 +52,6 @@ def test_a_node_exactly_at_the_margin_is_wrongly_judged_no_more_often_than_promi
     assert rejected <= FALSE_REJECTION + 3 * math.sqrt(FALSE_REJECTION / RUNS)
 
 
-def test_without_sharing_the_error_three_looks_would_reject_more_than_twice_as_often_as_promised():
-    chance, wrong = random.Random(7), 0
-    for _ in range(RUNS):
-        logs = [chance.gauss(0, 1) for _ in range(max(LOOKS))]
-        wrong += any(
-            statistics.fmean(logs[:n])
-            > t_quantile(1 - FALSE_REJECTION, n - 1) * statistics.stdev(logs[:n]) / math.sqrt(n)
-            for n in LOOKS
-        )
-    assert wrong / RUNS > 2 * FALSE_REJECTION
-
-
 def test_a_good_node_is_accepted_and_a_slow_one_rejected():
     assert shares(0.0, 0.01)[0] > 0.999
     assert shares(0.15, 0.01)[1] > 0.999
@@ -77,10 +64,10 @@ def test_recorded_launches_of_a_busy_machine_are_rejected_in_at_most_1_of_100_re
     assert len(seconds) == 52
     middle, chance = statistics.median(seconds), random.Random(7)
     verdicts = [decided([chance.choice(seconds) / middle for _ in range(max(LOOKS))]) for _ in range(RUNS)]
-    assert verdicts.count(CheckVerdict.FAIL) <= RUNS / 100
+    assert verdicts.count("FAIL") <= RUNS / 100
     # the rule is not merely silent: the same launches 30 % slower are rejected in most batteries
     slow = [decided([1.3 * chance.choice(seconds) / middle for _ in range(max(LOOKS))]) for _ in range(RUNS // 4)]
-    assert slow.count(CheckVerdict.FAIL) > 0.9 * len(slow)
+    assert slow.count("FAIL") > 0.9 * len(slow)
 
 
 def test_the_least_detectable_slowdown_is_rejected_in_about_9_of_10_batteries():
@@ -93,26 +80,18 @@ def test_the_least_detectable_slowdown_is_rejected_in_about_9_of_10_batteries():
     found = 0
     for _ in range(RUNS):
         ratios = [math.exp(chance.gauss(math.log1p(typical), variation)) for _ in range(15)]
-        found += look(ratios, margin=MARGIN).verdict is CheckVerdict.FAIL
+        found += look(ratios, margin=MARGIN).verdict == "FAIL"
     # the threshold's spread is taken from the same launches: the normal approximation of a noncentral t
     assert 0.85 <= found / RUNS <= 0.95
 
 
-def test_a_look_that_was_not_declared_decides_nothing():
-    assert look([1.0, 1.001, 0.999, 1.0], margin=MARGIN).verdict is CheckVerdict.INCONCLUSIVE
-    assert look([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN).verdict is CheckVerdict.PASS
-    assert look([2.0, 2.001, 1.999, 2.0, 2.0, 2.0], margin=MARGIN).verdict is CheckVerdict.INCONCLUSIVE
-
-
-def test_further_launches_are_asked_for_up_to_the_next_look_and_no_further():
+def test_three_launches_have_a_bound_and_further_ones_are_asked_for_up_to_the_next_look():
     noisy = [0.8, 1.3, 0.9, 1.2, 1.05]
-    assert launches_missing(noisy[:3], margin=MARGIN) == 2
-    assert launches_missing(noisy, margin=MARGIN) == 5
+    assert [launches_missing(some, margin=MARGIN) for some in (noisy[:3], noisy, 3 * noisy)] == [2, 5, 0]
     assert launches_missing([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN) == 0
-    assert launches_missing(3 * noisy, margin=MARGIN) == 0
-
-
-def test_a_bound_from_two_launches_is_refused():
+    assert launches_missing([1.0] * 6, margin=MARGIN) == 4
+    assert launches_missing(noisy[:4], margin=MARGIN, looks=(4,)) == 0
+    assert look([1.0] * 5, margin=0.0).verdict == "PASS"  # at the margin itself
     with pytest.raises(ValueError, match="3 launches"):
         look([1.0, 1.0], margin=MARGIN)
 
@@ -136,14 +115,8 @@ def test_the_bounds_are_students_and_the_verdict_is_where_they_lie(looks, launch
     for margin in (found.high - 1, found.low - 1):  # to each side of a bound by a little
         inside, outside = (look(ratios, margin=margin + move, looks=looks).verdict for move in (1e-9, -1e-9))
         if n not in looks:
-            assert (inside, outside) == (CheckVerdict.INCONCLUSIVE, CheckVerdict.INCONCLUSIVE)
+            assert (inside, outside) == ("INCONCLUSIVE", "INCONCLUSIVE")
         elif margin > found.ratio - 1:
-            assert (inside, outside) == (CheckVerdict.PASS, CheckVerdict.INCONCLUSIVE)
+            assert (inside, outside) == ("PASS", "INCONCLUSIVE")
         else:
-            assert (inside, outside) == (CheckVerdict.INCONCLUSIVE, CheckVerdict.FAIL)
-
-
-def test_launches_that_are_all_equal_pass_at_the_margin_itself():
-    assert look([1.0] * 5, margin=0.0).verdict is CheckVerdict.PASS
-    assert launches_missing([1.0] * 6, margin=MARGIN) == 4
-    assert launches_missing([0.8, 1.3, 0.9, 1.2], margin=MARGIN, looks=(4,)) == 0
+            assert (inside, outside) == ("INCONCLUSIVE", "FAIL")

@@ -7,7 +7,6 @@ import pytest
 
 from reference_runs.accelerator import known_gpu
 from suite.acceptance.evidence import Exchange
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import UpperLimit
 from suite.acceptance.judge.rates import (
     BY_TURNS,
@@ -22,7 +21,6 @@ from suite.acceptance.presets import EFFORTS
 from suite.calibration.density import Scope
 from suite.calibration.plan import LINE, TABLE, Planned, plan
 from suite.job.calibration_job import Task, TimedTask
-from suite.job.events import Status
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 from tests.support.batteries import NOTHING, history_of, micro, moments, probing
@@ -103,18 +101,14 @@ def test_pairs_are_held_to_their_median_from_three_on_each_in_one_direction():
     slow = {(0, 1): 10.0, (0, 2): 10.2, (1, 2): 9.0}
     messages = [exchange(a, b, rate) for (a, b), rate in slow.items()] + [exchange(b, a, 1.0) for a, b in slow]
     found = exchanged(*messages)
-    assert [found[f"link {a}-{b}"].verdict for a, b in slow] == [
-        CheckVerdict.PASS,
-        CheckVerdict.PASS,
-        CheckVerdict.FAIL,
-    ]
+    assert [found[f"link {a}-{b}"].verdict for a, b in slow] == ["PASS", "PASS", "FAIL"]
     worst = found["link 1-2"]
     assert (worst.check, worst.ratio, worst.part, worst.source) == (5, 0.9, "link 1-2", "median of 3 pairs")
     assert worst.compared_as == "link 1-2, messages of 1048576 byte"
     assert (worst.warn, worst.fail) == (0.97, 0.93)
     assert set(found) == {"link 0-1", "link 0-2", "link 1-2", "messages to the bit", "sums to the bit"}
     two = exchanged(exchange(0, 1, 10.0), exchange(0, 2, 1.0))
-    assert {two[f"link 0-{peer}"].verdict for peer in (1, 2)} == {CheckVerdict.NOT_RUN}
+    assert {two[f"link 0-{peer}"].verdict for peer in (1, 2)} == {"NOT RUN"}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -137,14 +131,14 @@ def test_each_algorithm_has_a_finding_and_what_the_library_refused_says_why():
     assert [name for name in found if name.startswith("busbw")] == ["busbw of 2 ranks, nvls", "busbw of 2 ranks, ring"]
     assert found["busbw of 2 ranks, ring"].measured == 4e9
     none = found["busbw of 2 ranks, nvls"]
-    assert (none.verdict, none.evidence, none.part) == (CheckVerdict.NOT_RUN, "no multicast", "")
+    assert (none.verdict, none.evidence, none.part) == ("NOT RUN", "no multicast", "")
 
 
 def test_what_the_library_refuses_on_a_good_gpu_was_measured_at_nothing():
     refused = [exchange(rank, None, 0.0, algorithm="nvls", first="no multicast") for rank in range(8)]
     found = exchange_findings(probing(exchanges=refused), NOTHING, known_gpu("NVIDIA H200"), 8)
     (nvls,) = (one for one in found if "nvls" in one.subject)
-    assert (nvls.measured, nvls.verdict) == (0.0, CheckVerdict.WARN)
+    assert (nvls.measured, nvls.verdict) == (0.0, "WARN")
     assert (nvls.check, nvls.part) == (6, "all-reduce, nvls: fabric manager, multicast, or driver")
     usual = [exchange(rank, None, 1.0, algorithm="nvls") for rank in range(8)]
     (slow,) = (
@@ -155,36 +149,12 @@ def test_what_the_library_refuses_on_a_good_gpu_was_measured_at_nothing():
     assert (nvls.expected, nvls.source, nvls.unit) == (slow.expected, slow.source, slow.unit)
 
 
-@pytest.mark.parametrize(("algorithm", "invalid"), [("", False), ("nvls", False), ("ring", True)])
-def test_a_switch_can_sum_faster_than_a_ring_and_the_library_may_have_chosen_it(algorithm, invalid):
-    """350 GB/s of 8 ranks are a bus bandwidth of 612: a link of 450 sends no more in a ring, a switch up to 788."""
-    sums = [exchange(rank, None, 350.0, algorithm=algorithm) for rank in range(8)]
-    (found,) = (
-        one
-        for one in exchange_findings(probing(exchanges=sums), NOTHING, known_gpu("NVIDIA H200"), 8)
-        if one.subject.startswith("busbw")
-    )
-    assert (found.verdict is CheckVerdict.INVALID) == invalid
-
-
-def test_an_all_to_all_is_no_all_reduce():
-    all_to_all = [exchange(rank, None, 9.0, operation="all-to-all") for rank in (0, 1)]
-    found = exchanged(*all_to_all, *(exchange(rank, None, 4.0) for rank in (0, 1)))
-    assert found["busbw of 2 ranks"].measured == 4e9
-    assert found["all-to-all of 2 ranks"].measured == 9e9
-
-
-def test_products_of_each_rank_are_in_the_evidence():
-    (found,) = (one for one in micro_findings(micro(matrix=[9.04e10, 8.96e10]), NOTHING) if one.check == 2)
-    assert found.evidence == "Gflop/s: rank 0 90.4, rank 1 89.6"
-    (found,) = (one for one in micro_findings(micro(matrix=[2e18, 2e18]), NOTHING) if one.check == 2)
-    assert found.evidence == "Gflop/s: rank 0 2,000,000,000.0, rank 1 2,000,000,000.0"
-
-
 def test_an_all_to_all_is_of_its_slowest_rank_and_lists_all():
     at_once = [exchange(rank, None, rate, operation="all-to-all") for rank, rate in enumerate((5.5, 3.0, 4.0))]
     past = history_of(past={"5:all-to-all of 3 ranks, messages of 1048576 byte": [6e9] * 3})
-    found = exchanged(*at_once, history=past)["all-to-all of 3 ranks"]
+    both = exchanged(*at_once, *(exchange(rank, None, 4.0) for rank in range(3)), history=past)
+    assert both["busbw of 3 ranks"].measured == pytest.approx(4e9 * 4 / 3)
+    found = both["all-to-all of 3 ranks"]
     assert (found.check, found.measured, found.part) == (5, 3e9, "links of rank 1")
     assert found.evidence.startswith("rank 0 5.5 GB/s, rank 1 3 GB/s, rank 2 4 GB/s")
     assert "all-to-all" not in " ".join(exchanged(exchange(0, 1, 1.0)))
@@ -195,22 +165,13 @@ def test_wrong_contents_name_the_link_they_came_over_or_the_rank_of_the_sum():
     sums = [exchange(rank, None, 1.0, wrong=3 - rank, first=f"element {rank}") for rank in range(6)]
     found = exchanged(*messages, *sums)
     bits, exact = found["messages to the bit"], found["sums to the bit"]
-    assert (bits.check, bits.verdict, bits.part) == (5, CheckVerdict.FAIL, "link 0-1")
+    assert (bits.check, bits.verdict, bits.part) == (5, "FAIL", "link 0-1")
     assert bits.expected == exact.expected == 0
     assert (bits.measured, bits.evidence, bits.source) == (1.0, "rank 1: 1 wrong, element 7", "what was sent")
     assert (exact.check, exact.part, exact.source) == (6, "rank 0, rank 1, rank 2, rank 4, rank 5", "the exact sum")
     assert exact.evidence.count("; ") == 3  # the first four
     good = exchanged(exchange(0, 1, 1.0), exchange(1, 0, 1.0))["messages to the bit"]
-    assert (good.verdict, good.measured, good.evidence, good.part) == (CheckVerdict.PASS, 0.0, "2 exchanges", "")
-
-
-def test_without_exchanges_nothing_ran_and_a_failed_probe_failed_in_both_checks():
-    assert [(one.check, one.verdict) for one in exchange_findings(probing(), NOTHING)] == [
-        (5, CheckVerdict.NOT_RUN),
-        (6, CheckVerdict.NOT_RUN),
-    ]
-    crashed = exchange_findings(probing(status=Status.CRASHED, exchanges=[exchange(0, 1, 1.0)]), NOTHING)
-    assert [(one.check, one.verdict) for one in crashed] == [(5, CheckVerdict.FAIL), (6, CheckVerdict.FAIL)]
+    assert (good.verdict, good.measured, good.evidence, good.part) == ("PASS", 0.0, "2 exchanges", "")
 
 
 def measured(**changes):
@@ -219,15 +180,13 @@ def measured(**changes):
 
 def test_the_spread_is_of_the_slowest_rank_to_the_median():
     found = measured(matrix=[9e10, 8e10, 9.5e10])[2, "matrix rate"]
-    assert (found.ratio, found.part, found.verdict) == (8 / 9, "matrix rate of rank 1", CheckVerdict.FAIL)
+    assert (found.ratio, found.part, found.verdict) == (8 / 9, "matrix rate of rank 1", "FAIL")
     assert (found.evidence, found.source) == ("Gflop/s: rank 0 90.0, rank 1 80.0, rank 2 95.0", "median of the ranks")
     alone = measured(matrix=[9e10])
-    assert alone[2, ""].verdict is CheckVerdict.NOT_RUN
+    assert alone[2, ""].verdict == "NOT RUN"
 
 
-@pytest.mark.parametrize(
-    ("slower", "verdict"), [(1.02, CheckVerdict.PASS), (1.05, CheckVerdict.WARN), (1.1, CheckVerdict.FAIL)]
-)
+@pytest.mark.parametrize(("slower", "verdict"), [(1.02, "PASS"), (1.05, "WARN"), (1.1, "FAIL")])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_by_turns_a_rank_is_compared_with_the_others_alone(ranks, slower, verdict):
     """Of two ranks the other one is the reference: a median of both would hide half of it."""
@@ -238,40 +197,36 @@ def test_by_turns_a_rank_is_compared_with_the_others_alone(ranks, slower, verdic
     for subject, part in ((BY_TURNS, "processor of rank 1"), (PRODUCTS_BY_TURNS, "16-bit products of rank 1")):
         found = measured(moments=of_ranks)[2, subject]
         assert (found.verdict, found.ratio) == (verdict, pytest.approx(1 / slower))
-        assert found.part == ("" if verdict is CheckVerdict.PASS else part)
+        assert found.part == ("" if verdict == "PASS" else part)
         assert found.evidence == f"rank 1: {kernels}; 40 turns"
 
 
 def test_slow_16_bit_products_alone_are_another_part_than_the_processor():
     found = measured(moments=[moments(), moments(product=2e-4)])
-    assert (found[2, BY_TURNS].verdict, found[2, BY_TURNS].ratio) == (CheckVerdict.PASS, 1.0)
+    assert (found[2, BY_TURNS].verdict, found[2, BY_TURNS].ratio) == ("PASS", 1.0)
     products = found[2, PRODUCTS_BY_TURNS]
-    assert (products.verdict, products.ratio, products.part) == (CheckVerdict.FAIL, 0.5, "16-bit products of rank 1")
+    assert (products.verdict, products.ratio, products.part) == ("FAIL", 0.5, "16-bit products of rank 1")
     assert (2, PRODUCTS_BY_TURNS) not in measured(moments=[moments(), moments(product=None)])
+    assert [name for name in (*measured(), *measured(moments=[moments()])) if name == (2, BY_TURNS)] == []
 
 
 def test_by_turns_one_odd_kernel_and_waiting_for_memory_make_no_rank_slow():
     usual, odd = moments(), moments(memory=1.5)
     odd = msgspec.structs.replace(odd, fastest=msgspec.structs.replace(odd.fastest, elementwise=4e-5))
     found = measured(moments=[usual, odd])[2, BY_TURNS]
-    assert (found.verdict, found.ratio) == (CheckVerdict.PASS, 1.0)
+    assert (found.verdict, found.ratio) == ("PASS", 1.0)
 
 
 def test_ranks_on_processors_of_different_clocks_are_not_compared():
     slow = [moments(highest_hertz=3.7e9), moments(highest_hertz=2.8e9, slower=1.3)]
     found = measured(moments=slow)
-    assert found[2, BY_TURNS].verdict is CheckVerdict.NOT_RUN
+    assert found[2, BY_TURNS].verdict == "NOT RUN"
     assert found[2, BY_TURNS].evidence == "ranks have processors of different clocks, 2.80 to 3.70 GHz"
     assert (2, PRODUCTS_BY_TURNS) not in found
     near = [moments(highest_hertz=3.7e9, processor=0), moments(highest_hertz=3.6e9, processor=2, slower=1.1)]
     found = measured(moments=near)[2, BY_TURNS]
-    assert found.verdict is CheckVerdict.FAIL
+    assert found.verdict == "FAIL"
     assert found.evidence.endswith("; 40 turns on processor 2")
-
-
-def test_without_turns_and_of_one_rank_nothing_is_said_of_them():
-    assert (2, BY_TURNS) not in measured()
-    assert (2, BY_TURNS) not in measured(moments=[moments()])
 
 
 def test_memory_of_all_ranks_is_one_mean_of_moments_where_there_are_some():
@@ -282,7 +237,7 @@ def test_memory_of_all_ranks_is_one_mean_of_moments_where_there_are_some():
     assert (at_moments.measured, at_moments.compared_as) == (pytest.approx(4e10), f"{OF_ALL}, at several moments")
     past = history_of(past={f"3:{OF_ALL}, at several moments": [6e10] * 3})
     slow = {(one.check, one.subject): one for one in micro_findings(micro(moments=rates), past)}[3, OF_ALL]
-    assert (slow.verdict, slow.part) == (CheckVerdict.FAIL, "memory bandwidth")
+    assert (slow.verdict, slow.part) == ("FAIL", "memory bandwidth")
     assert (3, OF_ALL) not in measured(host_device={"to device": 1e10})  # each GPU has its own
 
 
@@ -310,12 +265,7 @@ def test_a_host_link_says_to_which_numa_nodes_its_ranks_were_bound():
 
 def test_wrong_products_fail_and_four_of_them_are_named():
     found = measured(wrong_products=["a", "b", "c", "d", "e"])[1, "products to the bit"]
-    assert (found.verdict, found.measured, found.expected, found.evidence) == (
-        CheckVerdict.FAIL,
-        5.0,
-        0.0,
-        "a; b; c; d",
-    )
+    assert (found.verdict, found.measured, found.expected, found.evidence) == ("FAIL", 5.0, 0.0, "a; b; c; d")
     assert (1, "products to the bit") not in measured()
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
-from suite.acceptance.judge.noninferiority import Look
-from suite.acceptance.judge.step_time import _lateness, _ReferenceVerdict, excess, slow_part, step_launches_missing
+from suite.acceptance.judge.step_time import excess, slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
@@ -19,19 +17,9 @@ EVEN = {"host": 1.0, "product": 1.0, "elementwise": 1.0, "memory": 1.0}
 
 def test_step_time_without_history_has_room_for_the_predictions_own_error():
     found = {f: by_check(time_findings(times(f), NOTHING, looks=(5,)))[8] for f in (1.0, 1.2, 1.6)}
-    assert [f.verdict for f in found.values()] == [CheckVerdict.PASS, CheckVerdict.PASS, CheckVerdict.FAIL]
+    assert [f.verdict for f in found.values()] == ["PASS", "PASS", "FAIL"]
     assert "17% of its error" in found[1.0].source
     assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
-
-
-def test_step_time_with_history_is_held_to_the_bias_of_the_past():
-    known = history_of(past={"8:bloom-mini": [1.2, 1.21, 1.19]})
-    same, slower = (by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.34))
-    assert same.verdict in (CheckVerdict.PASS, CheckVerdict.WARN)
-    assert same.ratio == pytest.approx(1.0, abs=0.01)
-    assert slower.verdict is CheckVerdict.FAIL
-    assert slower.least_detectable is not None
-    assert slower.least_detectable > 0.05
 
 
 def test_a_prediction_from_more_points_has_another_bias():
@@ -39,14 +27,14 @@ def test_a_prediction_from_more_points_has_another_bias():
         return by_check(time_findings(times(1.2, points=points), known, looks=(5,)))[8]
 
     past = history_of(past={f"8:{found(27).compared_as}": [1.0, 1.01, 0.99]})
-    assert [found(points, past).verdict for points in (27, 64)] == [CheckVerdict.FAIL, CheckVerdict.PASS]
+    assert [found(points, past).verdict for points in (27, 64)] == ["FAIL", "PASS"]
 
 
 def test_a_nodes_own_past_does_not_hide_that_other_nodes_are_faster():
     slow, steady = [1.2, 1.21, 1.19], [1.0, 1.01, 0.99]
     known = history_of(past={"8:bloom-mini": slow}, fleet={"8:bloom-mini": steady})
     found = by_check(time_findings(times(1.2), known, looks=(5,)))[8]
-    assert (found.verdict, found.ratio) == (CheckVerdict.FAIL, pytest.approx(1.2, abs=0.01))
+    assert (found.verdict, found.ratio) == ("FAIL", pytest.approx(1.2, abs=0.01))
     assert "other nodes of the fleet" in found.source
     assert "of prediction x 1.200 of 3 accepted batteries of this node" in found.evidence
     swapped = history_of(past={"8:bloom-mini": steady}, fleet={"8:bloom-mini": slow})
@@ -54,7 +42,7 @@ def test_a_nodes_own_past_does_not_hide_that_other_nodes_are_faster():
     assert (worse.verdict, worse.ratio) == (found.verdict, found.ratio)
     assert "accepted batteries of this node" in worse.source
     alike = history_of(past={"8:bloom-mini": slow}, fleet={"8:bloom-mini": slow})
-    assert by_check(time_findings(times(1.2), alike, looks=(5,)))[8].verdict is CheckVerdict.PASS
+    assert by_check(time_findings(times(1.2), alike, looks=(5,)))[8].verdict == "PASS"
 
 
 def test_a_step_that_is_an_outlier_among_ten_nodes_warns():
@@ -63,7 +51,7 @@ def test_a_step_that_is_an_outlier_among_ten_nodes_warns():
         count: by_check(time_findings(times(1.01), history_of(fleet={"8:bloom-mini": fleet[:count]}), looks=(5,)))[8]
         for count in (9, 11)
     }
-    assert [one.verdict for one in found.values()] == [CheckVerdict.PASS, CheckVerdict.WARN]
+    assert [one.verdict for one in found.values()] == ["PASS", "WARN"]
     assert "modified z" not in found[9].evidence
     assert "modified z +3.6 among 11 nodes" in found[11].evidence
     assert found[11].part
@@ -88,40 +76,11 @@ def step_and_speed(launches, history=NOTHING):
 
 def test_cpu_speed_is_judged_apart_from_the_step_and_excuses_nothing():
     step, speed = step_and_speed(times(1.6, cpu_slowdown=1.6))
-    assert (step.verdict, step.ratio) == (CheckVerdict.FAIL, pytest.approx(1.6, abs=0.01))
-    assert (speed.verdict, speed.subject, speed.measured) == (
-        CheckVerdict.FAIL,
-        "bloom-mini, CPU speed",
-        pytest.approx(1 / 1.6),
-    )
+    assert (step.verdict, step.ratio) == ("FAIL", pytest.approx(1.6, abs=0.01))
+    assert (speed.verdict, speed.subject, speed.measured) == ("FAIL", "bloom-mini, CPU speed", pytest.approx(1 / 1.6))
     assert speed.part == "host: processors slower than in the micro-measurements"
     verdicts = {slower: step_and_speed(times(1.0, cpu_slowdown=slower))[1].verdict for slower in (0.8, 1.0, 1.2)}
-    assert list(verdicts.values()) == [CheckVerdict.PASS, CheckVerdict.PASS, CheckVerdict.WARN]
-
-
-def test_a_node_that_was_steady_before_may_not_slow_down_by_a_tenth():
-    known = history_of(past={"8:bloom-mini, cpu_slowdown": [1.0, 0.99, 1.01]})
-    assert [step_and_speed(times(1.0, cpu_slowdown=slower), known)[1].verdict for slower in (1.0, 1.1)] == [
-        CheckVerdict.PASS,
-        CheckVerdict.FAIL,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("term", "part"), [("exposed communication", "links"), ("launch and host overhead", "host (dispatch)")]
-)
-def test_the_verdict_names_the_part_of_the_term_that_grew(term, part):
-    slow = [
-        msgspec.structs.replace(
-            one,
-            step_seconds=2.0,
-            measured_terms={"forward": 0.5, "backward": 0.5, term: 1.0},
-            predicted_terms={"forward": 0.5, "backward": 0.5, term: 0.0},
-        )
-        for one in times(1.0)
-    ]
-    spread = [msgspec.structs.replace(one, step_seconds=2.0 + number / 100) for number, one in enumerate(slow)]
-    assert by_check(time_findings(spread, NOTHING, looks=(5,)))[8].part == part
+    assert list(verdicts.values()) == ["PASS", "PASS", "WARN"]
 
 
 def late(links, *, backward=0.1):
@@ -144,35 +103,12 @@ def test_the_part_is_late_beyond_what_its_term_usually_is(whose):
     key = f"8:{usual.compared_as}"
     known = history_of(**{whose: {key: [usual.measured]}}, spread=0.01, terms=usual.terms)
     found = by_check(time_findings(late(0.06), known, looks=(5,)))[8]
-    assert (found.verdict, found.part) == (CheckVerdict.FAIL, "links")
+    assert (found.verdict, found.part) == ("FAIL", "links")
     assert "most in exposed communication, 60.0 ms longer than usual" in found.evidence
     unknown = history_of(past={key: [usual.measured]}, spread=0.01)
     before = by_check(time_findings(late(0.06), unknown, looks=(5,)))[8]
     assert "(backward)" in before.part
     assert "most in backward, 100.0 ms longer than predicted" in before.evidence
-
-
-def test_what_a_pass_is_usually_late_by_needs_no_slower_cpu_to_explain_it():
-    found = [
-        slow_part(StepTerm.BACKWARD, [one], [], usual)[0]
-        for one in [
-            launched(
-                measured_terms={"backward": 0.7},
-                predicted_terms={"backward": 0.4},
-                cpu_slowdowns=EVEN | {"product": 1.15},
-            )
-        ]
-        for usual in ({}, {"backward": 0.2})
-    ]
-    # 1.75 times the predicted seconds, and 1.17 times the usual ones, of which 1.15 is half at least
-    assert found == ["matrix rate or memory bandwidth (backward)", "matrix rate (backward)"]
-
-
-def test_a_term_that_is_usually_shorter_than_all_of_its_prediction_says_nothing():
-    one = launched(measured_terms={"backward": 0.7}, predicted_terms={"backward": 0.4}, predicted_seconds=1.0)
-    assert _lateness(StepTerm.BACKWARD, [one], {"backward": 0.3}) == pytest.approx(1.0)
-    assert _lateness(StepTerm.BACKWARD, [one], {}) == pytest.approx(1.75)
-    assert _lateness(StepTerm.BACKWARD, [one], {"backward": -0.8}) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -206,18 +142,16 @@ def test_products_or_memory_is_decided_by_cpu_speed_or_else_by_checks_1_and_3(cp
         for f in battery_findings(evidence, known, others=0.05, looks=(5,))
         if (f.check, f.subject) == (8, "bloom-mini")
     )
-    assert (found.verdict, found.part) == (CheckVerdict.FAIL, part)
+    assert (found.verdict, found.part) == ("FAIL", part)
     assert words in found.evidence
 
 
-def test_what_is_in_another_term_is_not_decided_by_cpu_speed():
-    slow = times(1.6, term="optimizer", cpu_slowdowns=EVEN | {"product": 1.6})
-    slow = [msgspec.structs.replace(one, predicted_terms=one.predicted_terms | {"optimizer": 0.1}) for one in slow]
-    assert by_check(time_findings(slow, NOTHING, looks=(5,)))[8].part == "memory bandwidth (optimizer)"
-
-
-def test_two_launches_judge_no_time():
-    assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict is CheckVerdict.NOT_RUN
+def test_of_references_that_pass_the_one_nearest_to_its_margin_is_told_of():
+    for past, fleet, words in ((1.0, 0.99, "other nodes"), (0.99, 1.0, "this node")):
+        known = history_of(past={"8:bloom-mini": [past] * 5}, fleet={"8:bloom-mini": [fleet] * 5}, spread=1e-4)
+        launches = [launched(step_seconds=ratio) for ratio in STEADY]
+        found = by_check(time_findings(launches, known, looks=(5,)))[8]
+        assert (found.verdict, words in found.source) == ("PASS", True)
 
 
 def judged_steps(ratios, past):
@@ -253,18 +187,21 @@ def test_the_term_that_deviates_most_is_told_in_either_direction():
         assert f"most in forward, {words}" in found.evidence
 
 
-@pytest.mark.parametrize(("slowdown", "part"), [(1.05, "matrix rate"), (1.0499, "matrix rate or memory bandwidth")])
-def test_a_kernel_stands_out_from_5_percent_on(slowdown, part):
-    one = launched(cpu_slowdowns=EVEN | {"product": slowdown})
-    assert slow_part(StepTerm.BACKWARD, [one], [], {})[0] == f"{part} (backward)"
-
-
-def test_a_slower_kernel_explains_from_half_of_the_logarithm_of_the_lateness_on():
-    """The pass takes 1.44 times its prediction, whose root is 1.2."""
-    for slowdown, part in ((1.201, "matrix rate"), (1.199, "matrix rate or memory bandwidth")):
-        terms = {"measured_terms": {"backward": 0.72}, "predicted_terms": {"backward": 0.5}}
+def test_a_kernel_is_the_part_if_it_stands_out_and_explains_half_of_what_is_late():
+    """From 5 % on, and half of the logarithm: a pass of 1.44 times its time, whose root is 1.2, or 1.75 times."""
+    unknown = "matrix rate or memory bandwidth"
+    cases = [
+        (1.05, 0.5, {}, "matrix rate"),
+        (1.0499, 0.5, {}, unknown),
+        (1.201, 0.72, {}, "matrix rate"),
+        (1.199, 0.72, {}, unknown),
+        (1.15, 0.875, {}, unknown),
+        (1.15, 0.875, {"backward": 0.25}, "matrix rate"),  # 1.17 times what is usual
+    ]
+    for slowdown, seconds, usual, part in cases:
+        terms = {"measured_terms": {"backward": seconds}, "predicted_terms": {"backward": 0.5}}
         one = launched(**terms, cpu_slowdowns=EVEN | {"product": slowdown})
-        assert slow_part(StepTerm.BACKWARD, [one], [], {})[0] == f"{part} (backward)"
+        assert slow_part(StepTerm.BACKWARD, [one], [], usual)[0] == f"{part} (backward)", (slowdown, seconds)
 
 
 def test_excess_is_the_median_of_seconds_or_of_shares_of_the_predicted_step():
@@ -283,16 +220,8 @@ def test_cpu_speed_is_the_median_of_the_launches_and_tells_their_range():
     assert (speed.measured, speed.warn, speed.fail) == (0.8, pytest.approx(1 / 1.05), 0.7)
     assert speed.evidence.startswith("3 launches, 0.500 to 1.000")
     assert [one for one in time_findings([launched()], NOTHING) if one.subject.endswith("CPU speed")] == []
-
-
-def test_of_equal_verdicts_the_one_nearest_to_its_margin_is_the_worst():
-    def against(ratio, margin, verdict=CheckVerdict.PASS):
-        seen = Look(verdict=verdict, launches=5, ratio=ratio, low=ratio, high=ratio, spread=0.0, least_detectable=0.0)
-        return _ReferenceVerdict(verdict, seen, Reference(bias=1.0, margin=margin, source="test"))
-
-    far, near, beyond = against(1.0, 0.2), against(1.1, 0.2), against(1.3, 0.2)
-    assert min((far, near), key=lambda each: each.severity) is near
-    assert min((near, beyond), key=lambda each: each.severity) is beyond
-    assert min((against(1.1, 0.2), against(1.1, 0.3)), key=lambda each: each.severity).reference.margin == 0.2
-    failed = against(0.9, 0.2, CheckVerdict.FAIL)
-    assert min((beyond, failed), key=lambda each: each.severity) is failed
+    steady = history_of(past={"8:bloom-mini, cpu_slowdown": [1.0, 0.99, 1.01]})
+    assert [step_and_speed(times(1.0, cpu_slowdown=slower), steady)[1].verdict for slower in (1.0, 1.1)] == [
+        "PASS",
+        "FAIL",
+    ]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict, Decision
 from suite.records.index import launches
 from suite.report.html.page import page as rendered
 from tests.support.page_records import HERE, battery, job_of, record

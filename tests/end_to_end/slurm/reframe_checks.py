@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from suite.acceptance.battery_record import BatteryEnd, encode
-from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
 from suite.paths import ROOT
+from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, Decision, encode
 from tests.support.slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.timeout(900)

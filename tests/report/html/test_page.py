@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
-from suite.acceptance.findings import Decision
 from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
 from suite.predict.analytic.kernel_cost import FORMULAS, kernel_flop
+from suite.records.battery import Decision
 from suite.records.index import launches
 from suite.regression.segments import segments
 from suite.report.html import acceptance, page

@@ -15,7 +15,7 @@ from suite.job.options import TrainingOptions
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.records.index import launches
-from suite.records.summary import LaunchSummary, Values, packed, unpacked
+from suite.records.summary import LaunchSummary, Values
 from suite.report.markdown.step_times import median_launches, step_tables, step_times
 from suite.report.markdown.utilisation import ASKED, utilisation_table
 from suite.reproduce.plan import plan
@@ -207,12 +207,10 @@ def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_pa
     assert line.endswith("| `ladder gpt2-124m --device cuda`: its fastest rung on one GPU, `mixed-precision` |")
 
 
-def test_a_record_s_rung_is_read_and_kept_with_the_rest(tmp_path: Path) -> None:
+def test_a_record_s_rung_is_read_with_the_rest(tmp_path: Path) -> None:
     record(tmp_path, measured=MEASURED, started=1000.0, job={"training_options": TrainingOptions(rung="speed/compile")})
     (launch,) = launches(tmp_path)[0]
     assert launch.rung == "speed/compile"
-    (again,) = unpacked(packed([(launch, (1, 1, 1, 1, 1, 1))]), str(Path(launch.path).parent))
-    assert again[0].rung == "speed/compile"
 
 
 def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_code_2(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.fleet.sibling_figure import SiblingFigure
+from suite.fleet.siblings import SiblingFigure
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=3, max_size=12), st.data())
