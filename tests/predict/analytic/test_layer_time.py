@@ -33,7 +33,7 @@ from suite.predict.analytic.memory_bound_operators import (
 )
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.machines import A100, Case, at_peak, cases, machines
-from tests.support.steps import ROUNDING, bloom, changed, stage_times, time_of
+from tests.support.steps import ROUNDING, changed, stage_times, time_of
 from tests.support.steps_with import but, having
 from tests.support.strategies import BLOOM
 
@@ -100,14 +100,6 @@ def test_only_rows_of_the_vocabulary_that_are_no_multiple_of_eight_slow_the_head
     slowed = factor if (architecture.padded_vocabulary // layout.tensor_parallel) & 7 else 1.0
     misaligned = head_seconds(Workload(architecture, recipe, layout), having(machine, misalignment=factor))
     assert misaligned == tuple(slowed * seconds for seconds in aligned)
-
-
-def test_gpt2s_vocabulary_is_aligned_where_it_is_padded() -> None:
-    for rows, slowed in ((50257, 2.0), (50304, 1.0), (50257 + 7, 1.0), (50258, 2.0)):
-        architecture = msgspec.structs.replace(bloom().architecture, padded_vocabulary=rows)
-        given_ = (architecture, bloom().recipe, Layout())
-        once, twice = head_seconds(Workload(*given_), A100)
-        assert head_seconds(Workload(*given_), having(A100, misalignment=2.0)) == (slowed * once, slowed * twice)
 
 
 HIDDEN_STATES = {"norm", "residual add", "dropout"}

@@ -24,7 +24,7 @@ from suite.predict.analytic.parameters import parameter_count, rank_parameters
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 from suite.predict.analytic.stage_memory import StageMemory
 from tests.support.state_bytes import PRECISE, state_of
-from tests.support.strategies import BLOOM, architectures, data_parallel_layouts, parameter_tensors, recipes
+from tests.support.strategies import BLOOM, architectures, parameter_tensors, recipes
 
 
 def optimizer_bytes(memory: StageMemory) -> float:
@@ -60,34 +60,6 @@ def test_the_groups_are_matrices_and_vectors_and_together_everything(
     assert groups[1:] == ([] if recipe.decay_of_vectors else [vectors])
 
 
-@given(architectures(), recipes(), data_parallel_layouts())
-def test_sharding_over_one_rank_changes_nothing(architecture: Architecture, recipe: Recipe, layout: Layout) -> None:
-    one, plain = (msgspec.structs.replace(layout, data_parallel=1, zero_stage=stage) for stage in (1, 0))
-    sharded, whole = (state_of(architecture, recipe, layout) for layout in (one, plain))
-    assert sharded.weights == whole.weights
-    assert optimizer_bytes(sharded) == optimizer_bytes(whole)
-
-
-@given(architectures(), recipes(), st.integers(1, 64))
-def test_unsharded_state_does_not_depend_on_ranks(architecture: Architecture, recipe: Recipe, ranks: int) -> None:
-    one, many = (state_of(architecture, recipe, with_ranks(n, zero_stage=0)).state for n in (1, ranks))
-    assert one == many
-
-
-@given(architectures(), recipes(), st.integers(1, 32))
-def test_twice_the_ranks_halve_the_sharded_state_up_to_padding(
-    architecture: Architecture, recipe: Recipe, ranks: int
-) -> None:
-    groups = groups_of(architecture, recipe)
-    element = {Precision.BF16: 12, Precision.FP32: 8}[recipe.precision]
-
-    def sharded(n: int) -> float:
-        return optimizer_bytes(state_of(architecture, recipe, with_ranks(n, zero_stage=1)))
-
-    # ceil(N / 2n) is ceil(N / n) / 2 rounded up: at most half an element a group too many
-    assert 0 <= 2 * sharded(2 * ranks) - sharded(ranks) <= element * len(groups)
-
-
 @given(architectures(), recipes(), st.integers(1, 64))
 def test_all_shards_together_hold_each_element_once_and_less_than_one_padding_element_a_rank(
     architecture: Architecture, recipe: Recipe, ranks: int
@@ -106,22 +78,6 @@ def test_shards_are_the_shortest_equal_runs_that_cover_the_elements(elements: in
     each = shard_elements(elements, shards)
     assert shards * each >= elements
     assert elements == 0 or shards * (each - 1) < elements
-
-
-@given(architectures(), recipes(), st.integers(1, 63))
-def test_sharded_optimizer_state_never_grows_with_ranks(architecture: Architecture, recipe: Recipe, ranks: int) -> None:
-    fewer, more = (
-        optimizer_bytes(state_of(architecture, recipe, with_ranks(n, zero_stage=1))) for n in (ranks, ranks + 1)
-    )
-    assert more <= fewer
-
-
-@given(architectures(), recipes(), data_parallel_layouts())
-def test_state_grows_with_layers(architecture: Architecture, recipe: Recipe, layout: Layout) -> None:
-    deeper = msgspec.structs.replace(architecture, layers=architecture.layers + 1)
-    more, less = (state_of(shape, recipe, layout) for shape in (deeper, architecture))
-    assert more.gradients > less.gradients
-    assert more.state > less.state
 
 
 def test_blooms_checkpoint_is_its_weights_and_optimizer_state() -> None:
