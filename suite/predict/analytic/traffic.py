@@ -207,7 +207,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         replicated = several * rank.replicated
         # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
         gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
-        more = _gathered_expert_tokens(workload, stage=stage)
+        more = gathered_expert_tokens(workload, stage=stage)
         extra_gathered = passes * more.gathered + (forwards + layers) * latent_bytes
         extra_reduced = passes * more.reduced + layers * latent_bytes
         latent_gathers = passes * (forwards + layers) * latent.messages
@@ -237,7 +237,7 @@ class _ExpertTokens(NamedTuple):
     reduced: int
 
 
-def _gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
+def gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
     """Of tensor parallelism with sequence parallelism, in a stage's layers with experts.
 
     An f gathers forward, again for each repeated pass and for the weight's gradient, and reduces backward; a g reduces

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout, Recomputation, Schedule, usual_virtual_stages
 from suite.job.pipeline_passes import PassKind
 from suite.predict.analytic.pipeline_schedule import (
-    NO_FLUSH,
     bubble_fraction,
     chunks_in_flight,
     halves_backward,
@@ -143,17 +142,6 @@ def test_micro_batches_of_halved_schedules_in_flight_are_those_of_their_order(
             assert most == 2 * stages + 1  # published as PP + 1, of PP chunks
 
 
-@given(st.sampled_from(Schedule), STAGES, MICRO_BATCHES)
-def test_interleaving_by_one_is_no_interleaving(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    layout = Layout(pipeline_stages=stages, schedule=schedule)
-    one = msgspec.structs.replace(layout, virtual_stages=1)
-    for stage in range(stages):
-        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage) == micro_batches_in_flight(
-            one, micro_batches=micro_batches, stage=stage
-        )
-    assert bubble_fraction(layout, micro_batches=micro_batches) == bubble_fraction(one, micro_batches=micro_batches)
-
-
 @given(STAGES, MICRO_BATCHES, st.integers(1, 6))
 def test_interleaving_and_micro_batches_only_shrink_the_bubble(stages: int, micro_batches: int, chunks: int) -> None:
     def bubble(m: int, v: int) -> float:
@@ -164,13 +152,10 @@ def test_interleaving_and_micro_batches_only_shrink_the_bubble(stages: int, micr
     assert (bubble(micro_batches, chunks) == 0) == (stages == 1)
 
 
-def test_glms_published_bubble() -> None:
-    layout = Layout(pipeline_stages=8)
-    # arXiv 2210.02414, appendix B.4: 7 / (176 + 7), printed as 3.8 %
-    assert round(bubble_fraction(layout, micro_batches=176), 3) == 0.038
-
-
-def test_the_document_of_80_stages_without_flush_keeps_159_rounds() -> None:
+def test_published_bubble_and_rounds() -> None:
+    # GLM-130B, arXiv 2210.02414, appendix B.4: 7 / (176 + 7), printed as 3.8 %
+    assert round(bubble_fraction(Layout(pipeline_stages=8), micro_batches=176), 3) == 0.038
+    # of 80 stages without flush
     assert chunks_in_flight(pipeline_stages=80, virtual_stages=1, stage=0) == 159
 
 
@@ -207,24 +192,19 @@ def test_pipedreams_versions_equal_a_simulation(stages: int) -> None:
         assert held == [weight_versions(layout, stage=k) for k in range(stages)]
 
 
-@given(st.integers(1, 40), st.integers(1, 12))
-def test_versions_lie_between_one_and_the_stages(stages: int, micro_batches: int) -> None:
-    for schedule in Schedule:
-        layout = Layout(pipeline_stages=stages, schedule=schedule)
-        versions = [weight_versions(layout, stage=k) for k in range(stages)]
-        assert all(1 <= count <= stages for count in versions)
-        if schedule not in NO_FLUSH:
-            assert set(versions) == {1}
-
-
 def test_the_published_versions_of_pipedream() -> None:
-    # Narayanan et al. 2019, section 3.3: stage n of N keeps N - n + 1; 2021: two everywhere
-    def versions(schedule: Schedule) -> list[int]:
-        return [weight_versions(Layout(pipeline_stages=4, schedule=schedule), stage=k) for k in range(4)]
-
-    assert versions(Schedule.PIPEDREAM) == [4, 3, 2, 1]
-    assert versions(Schedule.PIPEDREAM_VERTICAL_SYNC) == [4, 4, 4, 4]
-    assert versions(Schedule.PIPEDREAM_2BW) == [2, 2, 2, 2]
+    """Narayanan et al. 2019, section 3.3: stage n of N keeps N - n + 1; 2021: two everywhere; others have one."""
+    published = {schedule: [1, 1, 1, 1] for schedule in Schedule}
+    published[Schedule.PIPEDREAM] = [4, 3, 2, 1]
+    published[Schedule.PIPEDREAM_VERTICAL_SYNC] = [4, 4, 4, 4]
+    published[Schedule.PIPEDREAM_2BW] = [2, 2, 2, 2]
+    found = {
+        schedule: [weight_versions(Layout(pipeline_stages=4, schedule=schedule), stage=k) for k in range(4)]
+        for schedule in Schedule
+    }
+    assert found == published
+    one_stage = [weight_versions(Layout(schedule=schedule), stage=0) for schedule in Schedule]
+    assert set(one_stage) == {1}
 
 
 @given(st.sampled_from(Schedule), st.integers(2, 6))
@@ -239,30 +219,15 @@ def test_arrays_of_stages_give_what_each_stage_gives(schedule: Schedule, stages:
     assert not math.isnan(bubble_fraction(layout, micro_batches=9))
 
 
-HALVES = {Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV}
-
-
-@pytest.mark.parametrize("schedule", Schedule)
-def test_backward_passes_have_halves_where_a_bubble_can_be_filled_with_one(schedule: Schedule) -> None:
-    assert [halves_backward(Layout(schedule=schedule, pipeline_stages=stages)) for stages in (1, 2, 3)] == [
-        False,
-        schedule in HALVES,
-        schedule in HALVES,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "kept", "again"), [(Schedule.ZERO_BUBBLE, 3, 2), (Schedule.ZBV, 3, 2), (Schedule.DUALPIPEV, 1.5, 1)]
-)
-def test_a_pass_is_as_long_as_so_many_waits(schedule: Schedule, kept: float, again: float) -> None:
-    for recomputation, waits in (
-        (Recomputation.NONE, kept),
-        (Recomputation.SELECTIVE, kept),
-        (Recomputation.FULL, again),
-        (Recomputation.FROM_INPUT, again),
-    ):
-        assert waits_of_a_pass(Layout(schedule=schedule, recomputation=recomputation)) == waits
-        assert waits_of_a_pass(Layout(schedule=Schedule.ONE_F_ONE_B, recomputation=recomputation)) == 1
+def test_backward_passes_have_halves_where_a_bubble_can_be_filled_with_one() -> None:
+    """A pass is as long as so many waits, kept or recomputed."""
+    waits = {Schedule.ZERO_BUBBLE: (3, 2), Schedule.ZBV: (3, 2), Schedule.DUALPIPEV: (1.5, 1)}
+    halved = {n: {s for s in Schedule if halves_backward(Layout(schedule=s, pipeline_stages=n))} for n in (1, 2, 3)}
+    assert halved == {1: set(), 2: set(waits), 3: set(waits)}
+    for recomputation in Recomputation:
+        again = recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT)
+        for schedule, expected in {**waits, Schedule.ONE_F_ONE_B: (1, 1)}.items():
+            assert waits_of_a_pass(Layout(schedule=schedule, recomputation=recomputation)) == expected[again]
 
 
 def test_a_stage_with_fewer_replicas_than_those_after_it_has_more_in_flight() -> None:
@@ -281,8 +246,8 @@ def test_with_vertical_sync_replicas_of_a_stage_share_the_versions_that_the_firs
     assert versions == [3 + 1, 1 + 1, 2 + 1]
 
 
-@pytest.mark.parametrize(("micro_batches", "kept"), [(2, 2.0), (4, 4.0), (5, 4.5), (40, 4.5)])
-def test_dualpipev_keeps_a_micro_batch_a_stage_and_a_half(micro_batches: int, kept: float) -> None:
+def test_dualpipev_keeps_a_micro_batch_a_stage_and_a_half() -> None:
     layout = Layout(pipeline_stages=4, virtual_stages=2, schedule=Schedule.DUALPIPEV)
-    for stage in range(4):
-        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage) == kept
+    kept = {2: 4 * [2.0], 4: 4 * [4.0], 5: 4 * [4.5], 40: 4 * [4.5]}
+    found = {m: [micro_batches_in_flight(layout, micro_batches=m, stage=stage) for stage in range(4)] for m in kept}
+    assert found == kept
