@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from hypothesis import given
 
 from reference_runs.catalog import reference_run
@@ -162,42 +161,39 @@ def test_of_state_on_the_host_a_gpu_s_peak_is_not_predicted() -> None:
         assert {figure.quantity for figure in figures} - {Quantity.ACTIVATION_BYTES} == predicted
 
 
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
-def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision: Precision) -> None:
-    recipe = msgspec.structs.replace(FP32, precision=precision)
+def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more() -> None:
     wide = StepOptions(kernels=Kernels(products_through_fp32=True))
-    kept = [executed_activation_bytes(Workload(SHAPE, recipe, LAYOUT), options, stage=0) for options in (CPU, wide)]
-    assert kept[0] == kept[1]
     long = msgspec.structs.replace(SHAPE, sequence=96)
-    peaks = [
-        executed_peak_bytes(Workload(long, recipe, LAYOUT), options, stage=0, replica=0) for options in (CPU, wide)
-    ]
-    assert peaks[0] < peaks[1]
+    for precision in (Precision.BF16, Precision.FP16):
+        recipe = msgspec.structs.replace(FP32, precision=precision)
+        short, longer = (Workload(shape, recipe, LAYOUT) for shape in (SHAPE, long))
+        kept = [executed_activation_bytes(short, options, stage=0) for options in (CPU, wide)]
+        peaks = [executed_peak_bytes(longer, options, stage=0, replica=0) for options in (CPU, wide)]
+        assert kept[0] == kept[1]
+        assert peaks[0] < peaks[1]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        LAYOUT,
-        Layout(micro_batch=1, recomputation=Recomputation.FULL),
-        Layout(micro_batch=2, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=3),
-        Layout(micro_batch=2, recomputation=Recomputation.NONE, pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B),
-        Layout(micro_batch=1, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=1),
-    ],
-    ids=str,
-)
-def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state(layout: Layout) -> None:
-    peaks = executed_peaks(Workload(SHAPE, FP32, layout), CPU, stage=0, replica=0)
-    assert list(peaks) == ["forward", "backward", "update"]
-    sums = {phase: sum(parts.values()) for phase, parts in peaks.items()}
-    assert max(sums.values()) == executed_peak_bytes(Workload(SHAPE, FP32, layout), CPU, stage=0, replica=0)
-    state = executed_state(Workload(SHAPE, FP32, layout), stage=0, replica=0)
-    for parts in peaks.values():
-        assert parts["weights"] == state.weight_bytes
-        assert parts["optimizer state"] == state.optimizer_bytes
-        assert min(parts.values()) > 0
-    assert peaks["update"]["gradients"] >= state.gradient_bytes
-    assert "forward pass" not in peaks["update"]
-    assert "update" not in peaks["backward"]
-    assert ("gathered weights" in peaks["forward"]) == layout.fully_sharded
-    assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)
+def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state() -> None:
+    for changes in (
+        {},
+        {"micro_batch": 1, "recomputation": Recomputation.FULL},
+        {"data_parallel": 2, "zero_stage": 3},
+        {"pipeline_stages": 2, "schedule": Schedule.ONE_F_ONE_B},
+        {"micro_batch": 1, "data_parallel": 2, "zero_stage": 1},
+    ):
+        layout = msgspec.structs.replace(LAYOUT, **changes)
+        workload = Workload(SHAPE, FP32, layout)
+        peaks = executed_peaks(workload, CPU, stage=0, replica=0)
+        assert list(peaks) == ["forward", "backward", "update"]
+        most = max(sum(parts.values()) for parts in peaks.values())
+        assert most == executed_peak_bytes(workload, CPU, stage=0, replica=0)
+        state = executed_state(workload, stage=0, replica=0)
+        for parts in peaks.values():
+            assert parts["weights"] == state.weight_bytes
+            assert parts["optimizer state"] == state.optimizer_bytes
+            assert min(parts.values()) > 0
+        assert peaks["update"]["gradients"] >= state.gradient_bytes
+        assert "forward pass" not in peaks["update"]
+        assert "update" not in peaks["backward"]
+        assert ("gathered weights" in peaks["forward"]) == layout.fully_sharded
+        assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)
