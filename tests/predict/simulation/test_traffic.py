@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Norm, Precision, Residual, Workload
+from reference_runs.run import Architecture, Norm, Precision, Recipe, Residual, Workload
 from suite.predict.analytic.process_groups import Traffic, sent_bytes
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
@@ -269,61 +268,27 @@ def messages(run: Run, place: Place) -> Iterator[Message]:
     yield from scalars(run)
 
 
-def listed(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
-    payload: Counter[tuple[str, str]] = Counter()
-    count: Counter[tuple[str, str]] = Counter()
-    for _, axis, operation, size in messages(run, place):
-        payload[axis, operation] += size
-        count[axis, operation] += 1
-    return {key: (payload[key], count[key]) for key in count}
-
-
-def predicted(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
-    traffic = executed_traffic(Workload(*run), stage=place.pp, replica=place.dp)
-    assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
-    return {(entry.axis, entry.operation): (entry.payload_bytes, entry.messages) for entry in traffic}
-
-
 @settings(max_examples=MANY)
 @given(executed_runs())
-def test_the_traffic_of_every_rank_equals_the_list_of_its_messages(run: Run) -> None:
-    for place in set(places(run.layout)):
-        assert predicted(run, place) == listed(run, place)
-
-
-@settings(max_examples=MANY)
-@given(executed_runs())
-def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
+def test_the_traffic_of_every_rank_equals_the_list_of_its_messages_and_their_element_types(run: Run) -> None:
     for place in set(places(run.layout)):
         payload: Counter[tuple[str, str, str]] = Counter()
+        count: Counter[tuple[str, str]] = Counter()
+        whole: Counter[tuple[str, str]] = Counter()
         for dtype, axis, operation, size in messages(run, place):
             payload[dtype, axis, operation] += size
+            count[axis, operation] += 1
+            whole[axis, operation] += size
+        traffic = executed_traffic(Workload(*run), stage=place.pp, replica=place.dp)
+        assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
+        assert {(entry.axis, entry.operation): entry.messages for entry in traffic} == count
+        assert {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic} == whole
         found = executed_traffic_of_dtypes(Workload(*run), stage=place.pp, replica=place.dp)
         assert payload == {
             (dtype, entry.axis, entry.operation): entry.payload_bytes
             for dtype, entries in found.items()
             for entry in entries
         }
-
-
-@given(executed_runs())
-def test_one_rank_hands_over_nothing(run: Run) -> None:
-    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages")
-    alone = msgspec.structs.replace(run.layout, **dict.fromkeys(axes, 1))
-    assert executed_traffic(Workload(run.architecture, run.recipe, alone), stage=0, replica=0) == []
-
-
-@given(executed_runs())
-def test_sends_are_received_and_groups_agree_on_their_messages(run: Run) -> None:
-    layout = run.layout
-    crossings = 2 * (len(dealt_layers(run)) - 1) * micro_batches(run)
-    counted = [predicted(run, Place(0, 0, stage)) for stage in range(layout.pipeline_stages)]
-    sent = sum(entries.get(("pp", "send"), (0, 0))[1] for entries in counted)
-    assert sent == (crossings if layout.pipeline_stages > 1 else 0)
-    tables = [entries["embedding", "all_reduce"] for entries in counted if ("embedding", "all_reduce") in entries]
-    both = layout.pipeline_stages > 1 and run.architecture.tied_embeddings
-    assert len(tables) == (2 if both else 0)
-    assert len(set(tables)) == both
 
 
 def without_scalars(run: Run, stage: int) -> dict[tuple[str, str], int]:
@@ -392,34 +357,25 @@ def test_keys_and_values_are_gathered_in_place_of_a_ring() -> None:
     assert reasons == {"keys and values are gathered whole, and their gradients reduced and dealt, in place of a ring"}
 
 
-RECOMPUTED = {"recomputation": Recomputation.FULL, "dropout": 0.0}
+def test_a_departure_is_worth_an_all_reduce_a_layer() -> None:
+    plain = msgspec.structs.replace(BLOOM.architecture, layers=5)
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=3)
+    still = msgspec.structs.replace(recipe, hidden_dropout=0.0)
+    full = Layout(tensor_parallel=4, recomputation=Recomputation.FULL)
+    each = 3 * 5 * 2 * 2048 * 14336  # hidden states in bf16, of 5 layers and 3 micro-batches
 
+    def departures(shape: Architecture, recipe: Recipe, layout: Layout) -> list[tuple[str, float]]:
+        return [(figure.why, figure.value) for figure in textbook_differences(Workload(shape, recipe, layout))]
 
-@pytest.mark.parametrize(
-    ("changes", "reason", "times"),
-    [
-        # 2 sums forward where the paper has 1
-        ({"residual": Residual.PARALLEL}, "a parallel residual is summed in two parts", -1),
-        # 2 forward, 2 backward, 2 again; PyTorch stops before the last
-        (
-            {"recomputation": Recomputation.FULL, "dropout": 0.0},
-            "recomputation stops before the last sum of a group",
-            1,
-        ),
-        # a norm after the last product keeps its input: nothing is left out
-        ({"recomputation": Recomputation.FULL, "dropout": 0.0, "norm": Norm.DEEP_NORM}, "", 0),
-    ],
-    ids=["parallel", "early-stop", "deep-norm"],
-)
-def test_a_departure_is_worth_an_all_reduce_a_layer(changes: dict[str, object], reason: str, times: int) -> None:
-    shape = {name: changes[name] for name in ("residual", "norm") if name in changes}
-    architecture = msgspec.structs.replace(BLOOM.architecture, layers=5, **shape)
-    recipe = msgspec.structs.replace(BLOOM.recipe, hidden_dropout=changes.get("dropout", 0.1), global_batch=3)
-    layout = Layout(tensor_parallel=4, recomputation=changes.get("recomputation", Recomputation.NONE))
-    figures = textbook_differences(Workload(architecture, recipe, layout))
-    hidden_states = 2 * 2048 * 14336
-    reasons = [(figure.why, figure.value) for figure in figures]
-    assert reasons == ([(reason, times * 3 * 5 * hidden_states)] if times else [])
+    # 2 sums forward where the paper has 1
+    parallel = msgspec.structs.replace(plain, residual=Residual.PARALLEL)
+    dropping = msgspec.structs.replace(recipe, hidden_dropout=0.1)
+    two_parts = departures(parallel, dropping, Layout(tensor_parallel=4))
+    assert two_parts == [("a parallel residual is summed in two parts", -each)]
+    # 2 forward, 2 backward, 2 again; PyTorch stops before the last
+    assert departures(plain, still, full) == [("recomputation stops before the last sum of a group", each)]
+    # a norm after the last product keeps its input: nothing is left out
+    assert departures(msgspec.structs.replace(plain, norm=Norm.DEEP_NORM), still, full) == []
 
 
 def test_bloom_176b_all_reduces_its_gradients_in_the_buckets_of_each_stage() -> None:
