@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +31,7 @@ from suite.predict.analytic.flop import (
 )
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.eager_block import EagerBlock
+from tests.support.examples import examples
 from tests.support.executed_runs import (
     MANY,
     Place,
@@ -260,7 +261,7 @@ def rank_products(run: Run, place: Place, *, again: bool) -> int:
     return sum(2 * m * k * n for m, k, n in products)
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs(), st.integers(1, 9))
 def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, samples: int) -> None:
     for place in set(places(run.layout)):

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
@@ -27,6 +27,7 @@ from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.predict.simulation.traffic import executed_traffic
+from tests.support.examples import examples
 from tests.support.executed_runs import MANY, Run, copies, executed_runs, micro_batches, places
 from tests.support.strategies import BLOOM
 
@@ -41,7 +42,7 @@ def of_rank(figures: list[Figure], rank: int | None) -> dict[tuple[str, str | No
     return by_key
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_every_rank_has_its_own_figures(run: Run) -> None:
     figures = prediction(Workload(*run))

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
@@ -27,6 +27,7 @@ from suite.predict.simulation.state import (
     unlearned_tensors_of_rank,
     update_bytes,
 )
+from tests.support.examples import examples
 from tests.support.executed_runs import MANY, Place, Run, copies, executed_runs, places, rank_parameters
 from tests.support.strategies import BLOOM, recipes, routed_architectures
 
@@ -71,7 +72,7 @@ def stored(run: Run, place: Place) -> ExecutedState:
     return ExecutedState(elements, weights, GRADIENT[precision] * gradients, optimizer + 4 * counters)
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_the_state_of_every_rank_equals_its_tensors_one_by_one(run: Run) -> None:
     for place in set(places(run.layout)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Norm, Precision, Recipe, Residual, Workload
@@ -15,6 +15,7 @@ from suite.predict.analytic.process_groups import Traffic, sent_bytes
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
 from suite.predict.simulation.traffic import executed_traffic, executed_traffic_of_dtypes, scalar_traffic
+from tests.support.examples import examples
 from tests.support.executed_runs import (
     MANY,
     Place,
@@ -268,7 +269,7 @@ def messages(run: Run, place: Place) -> Iterator[Message]:
     yield from scalars(run)
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_the_traffic_of_every_rank_equals_the_list_of_its_messages_and_their_element_types(run: Run) -> None:
     for place in set(places(run.layout)):
@@ -322,7 +323,7 @@ def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run:
     assert textbook_differences(Workload(*same)) == []
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_every_departure_from_the_papers_is_told_with_its_reason(run: Run) -> None:
     executed = [without_scalars(run, stage) for stage in range(run.layout.pipeline_stages)]
