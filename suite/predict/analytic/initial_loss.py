@@ -175,7 +175,7 @@ def _line(at_first: float, at_zero: float, first: float) -> tuple[float, float]:
 
 
 class AttentionVariances(NamedTuple):
-    """Of the scores over the square root of a head's size, and of the values."""
+    """Variances of the scores over the square root of a head's size, and of the values."""
 
     scores: float
     values: float

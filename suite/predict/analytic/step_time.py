@@ -202,7 +202,7 @@ def step_time(
 
 
 class _StepOfStages(NamedTuple):
-    """What the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes.
+    """Times that the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes.
 
     Args:
         parts: given seconds, and what the machine says of the same.

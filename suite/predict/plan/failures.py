@@ -19,7 +19,7 @@ RESTART_SECONDS = 600.0  # finding the failure, replacing the node, loading the 
 
 
 class Failures(NamedTuple):
-    """What is known of failures; None where a default is to be taken.
+    """Known rates of failures and times around them; None where a default is to be taken.
 
     Args:
         per_accelerator_hour: failures that stop the job, of one accelerator and its share of host and network.

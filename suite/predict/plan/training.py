@@ -1,4 +1,4 @@
-"""What a training takes whose step time is predicted: steps, days, accelerator-hours, energy and money."""
+"""Cost of a training whose step time is predicted: steps, days, accelerator-hours, energy and money."""
 
 from __future__ import annotations
 

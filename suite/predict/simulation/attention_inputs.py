@@ -1,4 +1,4 @@
-"""What all layers' attention is given: the bias of its scores, and the rotation of queries and keys."""
+"""Inputs that the attention of all layers shares: the bias of its scores, and the rotation of queries and keys."""
 
 from __future__ import annotations
 

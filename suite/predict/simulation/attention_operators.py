@@ -21,7 +21,7 @@ from suite.predict.simulation.operator_base import OperatorBase
 
 
 class AttentionOperators(OperatorBase):
-    """What is between the two matrices of attention."""
+    """Operators between the two matrices of attention."""
 
     def parts(self, x: Value, *, parts: int, elements: int) -> list[Value]:
         """Views of the `parts` of a fused projection's output. Backward stacks their gradients, then copies them into

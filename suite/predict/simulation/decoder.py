@@ -184,7 +184,7 @@ class Chunk:
         return self.operators.embedding(indices, table, tokens=read, rows=rows, hidden=sizes.hidden)
 
     def _mask(self, batch: BatchBlocks) -> Value:
-        """What attention is given of its mask: Triton's kernel the slopes or the positions that are seen."""
+        """The mask's input to attention: Triton's kernel has the slopes or the positions that are seen."""
         if self.layout.fused_attention and self.layout.context_parallel == 1:
             return Value(self.tape.block(0))
         if self.triton is None:
@@ -378,7 +378,7 @@ class Chunk:
         return self.operators.of_rows(self._own_feed_forward(parameters, x), elements=self.sizes.states)
 
     def _own_feed_forward(self, parameters: FeedForwardParameters, x: Value) -> Value:
-        """What this rank's columns of a feed-forward part give."""
+        """Output of this rank's columns of a feed-forward part."""
         tokens, hidden, width = self.sizes.tokens, self.sizes.hidden, parameters.width
         rows = (2 if self.architecture.activation.gated else 1) * width
         x = self.operators.linear(x, *parameters.expansion, tokens=tokens, columns=hidden, rows=rows)

@@ -20,7 +20,7 @@ INT32 = 4
 
 
 def executed_expert_traffic(workload: Workload, *, stage: int) -> list[tuple[str, Traffic]]:
-    """What one rank hands to all-to-alls in a step by element type, where experts are equally busy.
+    """All-to-alls of one rank in a step by element type, where experts are equally busy.
 
     `expert_traffic` without sequence parallelism, as tensor-parallel ranks route the hidden states of all positions;
     and for each of its forward passes, repeated ones too, one of E int64: the rows of each expert. With a capacity all

@@ -9,7 +9,7 @@ from suite.predict.simulation.operators import Operators
 
 
 class LatentLayer:
-    """Of one layer, on a rank that has its heads. With sequence parallelism it compresses its own positions.
+    """Latent attention of one layer, on a rank with its heads. With sequence parallelism it compresses its positions.
 
     Args:
         turns: cosines and sines of every position.

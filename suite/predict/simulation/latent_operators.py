@@ -1,4 +1,4 @@
-"""What is between the matrices of latent attention, and zeros that pad heads for a fused attention."""
+"""Operators between the matrices of latent attention, and zeros that pad heads for a fused attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each operator of the executed model allocates, keeps for the backward pass, gives back, and computes.
+"""Allocations, kept tensors, gradients and computation of each operator of the executed model.
 
 Seen in PyTorch 2.13 by its profiler's memory events and operators on the CPU; tools/autograd/derivatives.yaml says what
 is kept. `host_calls` has the views and nodes of each line of suite/execute/model.
@@ -125,7 +125,7 @@ class Operators(
         return Value(self._gathered(elements), node)
 
     def summed_back(self, x: Value, *, elements: int) -> Value:
-        """What every rank has whole, and whose gradients the ranks sum."""
+        """A leaf that every rank has whole, and whose gradients the ranks sum."""
         if self.ranks == 1:
             return x
         return Value(x.block, self.tape.record([x], [], self._passing(elements)))

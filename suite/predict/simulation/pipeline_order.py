@@ -19,7 +19,7 @@ def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
 
 
 def actions(layout: Layout, *, micro_batches: int, stage: int) -> list[Action]:
-    """What a rank of pipeline stage `stage` does, one pass each but where two overlap.
+    """Actions of a rank of pipeline stage `stage`, one pass each but where two overlap.
 
     With p stages, v chunks a stage, m micro-batches, k this stage:
         gpipe              all forward, then all backward

@@ -28,7 +28,7 @@ class Durations(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Of the whole model."""
+        """Number of chunks of the whole model."""
         return len(self.forward)
 
     def of(self, done: Pass) -> float:
@@ -151,7 +151,7 @@ def _nothing(_stage: int, _done: int) -> float:
 
 
 def _step(layout: Layout, micro_batches: int) -> list[list[Action]]:
-    """What each stage does in a step."""
+    """Passes of each stage in a step."""
     return [actions(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
 
 

@@ -12,7 +12,7 @@ class PassDurations(Protocol):
 
     @property
     def chunks(self) -> int:
-        """Of the whole model."""
+        """Number of chunks of the whole model."""
 
     def of(self, done: Pass) -> float:
         """How long a pass takes."""

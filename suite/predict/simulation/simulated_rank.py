@@ -142,7 +142,7 @@ class SimulatedRank:
         return batch(self.tape, self.workload, samples=samples, cuda=self.cuda)
 
     def rows_of(self, chunk: Chunk, expert_rows: Sequence[int]) -> Sequence[int]:
-        """Of the rows of every layer with experts of the rank, those of a chunk's."""
+        """Rows of a chunk's layers with experts, among those of all such layers of the rank."""
         first = sum(before.mixtures for before in self.chunks[: self.chunks.index(chunk)])
         return expert_rows[first : first + chunk.mixtures]
 

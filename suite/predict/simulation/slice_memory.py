@@ -1,4 +1,4 @@
-"""What a slice holds while its parts run, each with a graph of its own."""
+"""Memory of a slice while its parts run, each with a graph of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What eager modules keep is counted by saved-tensor hooks on modules that are written as people write them."""
+"""Tensors that eager modules keep, counted by saved-tensor hooks on modules that are written as people write them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_shares_are_those_of_the_methods_of_a_layers_collectives(case: Case, mac
 def test_input_gradients_hide_next_to_the_product_that_does_not_need_them(
     case: Case, machine: Machine, splits: bool
 ) -> None:
-    """Of each layer the input gathered again and its gradient scattered or all-reduced, but for multiprocessors."""
+    """Each layer's input gathered again and its gradient scattered or all-reduced, but for multiprocessors."""
     workload = Workload(*changed(case, sequence_parallel=splits)[:3])
     switched = msgspec.structs.replace(
         machine.stack, transformer_engine=False, tensor_parallel_chunks=1, overlaps_input_gradients=True
@@ -151,7 +151,7 @@ def test_over_a_slow_network_what_is_longer_than_the_products_is_exposed(network
 
 
 def test_messages_around_experts_are_whole() -> None:
-    """Of Mixtral's layers with 2 experts a token two thirds of the bytes are around experts."""
+    """Two thirds of the bytes of Mixtral's layers, with 2 experts a token, are around experts."""
     run = reference_run("mixtral-8x7b")
     layout = Layout(tensor_parallel=8, sequence_parallel=True)
     machine = msgspec.structs.replace(A100, stack=msgspec.structs.replace(PLAIN, overlaps_input_gradients=True))

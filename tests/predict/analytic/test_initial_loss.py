@@ -409,7 +409,7 @@ def test_the_pull_of_the_read_token_dominates_at_blooms_width() -> None:
 def test_scores_of_latent_attention_have_the_mean_variance_of_their_dimensions(
     query_rank: int | None, rotary_dim: int
 ) -> None:
-    """Of 16 dimensions of a head the rotated ones come from hidden states, the others from 12 compressed columns."""
+    """The rotated ones of a head's 16 dimensions come from hidden states, the others from 12 compressed columns."""
     shape = msgspec.structs.replace(
         BLOOM.architecture, head_dim=16, query_rank=query_rank, key_value_rank=12, rotary_dim=rotary_dim or None
     )

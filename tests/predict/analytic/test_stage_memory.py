@@ -351,7 +351,7 @@ def test_figure_1_of_korthikanti() -> None:
 
 
 def test_buffers_are_a_bucket_or_two_layers_of_gradients_and_weights() -> None:
-    """Of 1000 parameters a layer and 70 of tables: gradients of 4 bytes, weights of 2, on an inner stage of three."""
+    """1000 parameters a layer and 70 of tables: gradients of 4 bytes, weights of 2, on an inner stage of three."""
     recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision.BF16)
     wrong = []
     for ranks, layers, offload, zero, reshard, g in itertools.product(

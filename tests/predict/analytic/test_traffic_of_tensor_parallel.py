@@ -155,7 +155,7 @@ def single_model(
 
 
 def traffic_of_training(layout: Layout, residual: Residual, *, dropout: bool) -> Wires:
-    """What the ranks hand over in a forward and backward pass whose results are those of one device."""
+    """Messages of the ranks in a forward and backward pass whose results are those of one device."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

@@ -39,7 +39,7 @@ def job_of(words: dict[str, Any], **more: Any) -> Job:
 
 
 def times_of(job: Job, durations: Durations, factors: Sequence[float] = (1.0,)) -> list[PipelineTimes]:
-    """What each stage's ranks measure, one for each factor by which they are slower."""
+    """Times that each stage's ranks measure, one for each factor by which they are slower."""
     micro_batches = accumulation(job.recipe, job.layout)
     reported = []
     for stage in range(job.layout.pipeline_stages):

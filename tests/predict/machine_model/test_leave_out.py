@@ -1,4 +1,4 @@
-"""What is left out of a fit it has not seen, and intervals hold what they promise."""
+"""A fit has not seen the rows that it leaves out, and intervals hold what they promise."""
 
 from __future__ import annotations
 

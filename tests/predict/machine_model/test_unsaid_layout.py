@@ -1,4 +1,4 @@
-"""What a layout's words leave unsaid: attention as the stack has it, where no record says it."""
+"""Fields that a layout's words leave unsaid: attention as the stack has it, where no record says it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.support.examples import examples
 @examples(10)
 @given(asked_questions)
 def test_no_change_that_is_allowed_and_fits_makes_the_best_layout_faster(asked: Question) -> None:
-    """Of what the search varies; it is the best. The batch and the network are not the search's to change."""
+    """The best layout is the best of all that the search varies; the batch and the network it does not."""
     result = search(asked, top=1)
     if not result.best:
         return

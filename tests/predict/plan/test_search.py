@@ -29,7 +29,7 @@ NEOX = reference_run("gpt-neox-20b")
 
 
 def question(ranks: int, **changes: object) -> Question:
-    """Of GPT-2 with a batch that many layouts divide."""
+    """A question about GPT-2 with a batch that many layouts divide."""
     recipe = msgspec.structs.replace(GPT2.recipe, global_batch=64)
     machine = msgspec.structs.replace(machine_of(NEOX), accelerators_per_node=8)
     asked = Question(GPT2.architecture, recipe, Layout(), machine, ranks, machine.memory_bytes)
@@ -94,7 +94,7 @@ def plain(layout: Layout) -> tuple[Layout, Fraction]:
 
 
 def plainest_first(ranked: list[tuple[Layout, LayoutFigures]]) -> list[tuple[Layout, LayoutFigures]]:
-    """Of those within 0.1 % of the fastest left the least cp first; of the same work of a rank one alone."""
+    """Layouts, those with the least cp first within 0.1 % of the fastest left; of the same work of a rank one alone."""
     rest, named = list(ranked), list[tuple[Layout, LayoutFigures]]()
     while rest:
         near = [pair for pair in rest if pair[1].step_seconds <= 1.001 * rest[0][1].step_seconds]

@@ -1,4 +1,4 @@
-"""What a published time implies needs no network, and is remarked where no machine can be so fast."""
+"""A published time implies shares without a network, and is remarked where no machine can be so fast."""
 
 from __future__ import annotations
 

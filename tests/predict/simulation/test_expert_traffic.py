@@ -1,4 +1,4 @@
-"""What balancing hands to context-parallel ranks: laws; launches in tests/end_to_end/layouts count its messages."""
+"""Messages of balancing to context-parallel ranks: laws; tests/end_to_end/layouts counts them in launches."""
 
 from __future__ import annotations
 

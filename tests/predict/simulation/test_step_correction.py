@@ -53,7 +53,7 @@ def test_the_factor_is_what_the_reference_step_took_over_the_sum_of_its_parts() 
 
 
 def test_every_term_of_a_step_takes_the_factor_times_as_long() -> None:
-    """Of each miniature, and of the stages of a pipeline, which wait likewise."""
+    """The terms of each miniature, and of the stages of a pipeline, which wait likewise."""
     workloads = [miniature(reference_run(name), "cpu", ranks=2).workload for name in miniatures().values()]
     bloom = miniature(reference_run(miniatures()["bloom-mini"]), "cpu", ranks=2)
     piped = bloom.workload._replace(layout=parse_layout("pp2,micro2", base=bloom.layout))

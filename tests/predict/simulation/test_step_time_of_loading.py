@@ -1,4 +1,4 @@
-"""What batches cost a step: the formula against workers, threads and cores that are stepped through event by event."""
+"""Cost of batches to a step: the formula against workers, threads and cores that are stepped through event by event."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _stepped(making: float, training: float, *, workers: int, own: int) -> float
 
 
 def test_workers_cost_what_a_machine_of_shared_cores_takes() -> None:
-    """Of a rank of 3 threads: with 3 workers at most, none of them shares a core with more than one thread."""
+    """A rank has 3 threads: with 3 workers at most, none of them shares a core with more than one thread."""
     threads, wrong = 3, []
     seconds = (0.1, 0.4, 0.79, 1.0, 1.3, 1.9, 2.5, 4.0, 7.0)
     for making, own, workers in itertools.product(seconds, (0, 1, 2, 3), (1, 2, 3)):

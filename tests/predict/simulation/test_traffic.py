@@ -45,7 +45,7 @@ def gradient_element(run: Run) -> int:
 
 
 def weight_dtype(run: Run) -> str:
-    """Of hidden states too."""
+    """Element type of weights, and of hidden states."""
     return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(run.recipe.precision, "fp16")
 
 
