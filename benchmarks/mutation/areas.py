@@ -37,7 +37,10 @@ FEW = 6  # modules, whose own tests are run to see what they run: all of an area
 ALSO = {
     "suite/metrics/change_points.py": ("tests/metrics/test_change_points.py", "tests/regression/test_change_points.py"),
     "suite/metrics/figures.py": ("tests/metrics/test_figures.py", "tests/metrics/test_comparison.py"),
-    "suite/predict/analytic/axis_links.py": ("tests/predict/analytic/test_step_time.py",),
+    "suite/predict/analytic/collective_time.py": (
+        "tests/predict/analytic/test_collective_time.py",
+        "tests/predict/analytic/test_step_time.py",
+    ),
     "suite/predict/analytic/exposed_messages.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/gradient_buckets.py": ("tests/predict/analytic/test_traffic.py",),
     "suite/predict/analytic/key_value_heads.py": ("tests/predict/analytic/test_traffic_of_tensor_parallel.py",),

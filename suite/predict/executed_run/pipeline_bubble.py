@@ -14,8 +14,8 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
+from suite.predict.simulation.pipeline_order import TimedPass
 from suite.predict.simulation.pipeline_schedule import steady_idle_fraction, timed_passes
-from suite.predict.simulation.pipeline_timing import TimedPass
 from suite.predict.simulation.supported_layouts import describes_ranks
 
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side

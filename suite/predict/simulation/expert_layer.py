@@ -12,12 +12,12 @@ from typing import NamedTuple
 from reference_runs.run import Architecture, Balancing, Gate
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.memory import FP32
-from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, Value
 from suite.predict.simulation.decoder_parameters import ExpertParameters
 from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
+from suite.predict.simulation.shared_inputs import INT64
 
 INT32 = 4
 Blocks = list[MemoryBlock]

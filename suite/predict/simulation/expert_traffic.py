@@ -13,7 +13,7 @@ from suite.predict.analytic.parameters import total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.analytic.traffic import expert_traffic
-from suite.predict.simulation.attention_inputs import INT64
+from suite.predict.simulation.shared_inputs import INT64
 from suite.predict.simulation.state import unlearned_tensors_of_rank
 
 INT32 = 4

@@ -12,8 +12,7 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
 from suite.predict.analytic.stage_layers import chunk_layer_kinds
-from suite.predict.simulation.pipeline_order import Action, actions, later
-from suite.predict.simulation.pipeline_timing import PassDurations, TimedPass
+from suite.predict.simulation.pipeline_order import Action, PassDurations, TimedPass, actions, later
 from suite.predict.simulation.replicated_schedule import replica_steps
 
 STEPS_TO_STEADY = 4  # for each stage: until the slowest one decides when every other passes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout
 from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
-from suite.predict.simulation.pipeline_timing import PassDurations, TimedPass
+from suite.predict.simulation.pipeline_order import PassDurations, TimedPass
 
 STEPS_TO_STEADY = 8  # for each rank: until the slowest one decides when every other passes
 

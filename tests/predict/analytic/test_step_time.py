@@ -15,8 +15,7 @@ from reference_runs.placement import head_stage
 from reference_runs.run import Architecture, FlopConvention, Recipe, Workload
 from suite.predict.analytic import stage_computation
 from suite.predict.analytic import step_time as subject
-from suite.predict.analytic.axis_links import axis_groups
-from suite.predict.analytic.collective_time import collective_seconds
+from suite.predict.analytic.collective_time import axis_groups, collective_seconds
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, recomputed_flop
 from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.layer_products import layer_products

@@ -14,8 +14,7 @@ from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Precision, ProductFormat, Workload
 from reference_runs.stack import Accumulation
-from suite.predict.analytic.axis_links import axis_groups
-from suite.predict.analytic.collective_time import collective_seconds, group
+from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.layer_time import layer_time
 from suite.predict.analytic.machine import PLAIN, Machine

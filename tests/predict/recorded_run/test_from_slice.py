@@ -15,8 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.job.slice import SlicePart
-from suite.predict.analytic.axis_links import axis_groups
-from suite.predict.analytic.collective_time import collective_seconds
+from suite.predict.analytic.collective_time import axis_groups, collective_seconds
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.measured_parts import LAYER, PartSeconds, PassSeconds, modelled_parts, workloads_of_parts
 from suite.predict.analytic.traffic import step_traffic
