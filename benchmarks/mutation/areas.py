@@ -46,6 +46,10 @@ ALSO = {
     "suite/predict/analytic/key_value_heads.py": ("tests/predict/analytic/test_traffic_of_tensor_parallel.py",),
     "suite/predict/analytic/layer_products.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/layer_time.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/pipeline_schedule.py": (
+        "tests/predict/analytic/test_pipeline_schedule.py",
+        "tests/predict/simulation/test_pipeline_schedule.py",
+    ),
     "suite/predict/analytic/process_groups.py": (
         "tests/predict/analytic/test_collective_time.py",
         "tests/predict/analytic/test_traffic.py",

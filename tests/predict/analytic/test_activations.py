@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from fractions import Fraction
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -180,44 +178,6 @@ def layouts(t: int) -> st.SearchStrategy[Layout]:
     )
 
 
-@given(described_architectures(tensor_parallel=2), recipes(), layouts(2), st.integers(0, 12), st.integers(1, 5))
-def test_recomputing_more_never_needs_more(
-    architecture: Architecture, recipe: Recipe, layout: Layout, each: int, in_flight: int
-) -> None:
-    layers = each * layout.virtual_stages
-
-    def needed(recomputation: Recomputation, group: int) -> int:
-        chosen = msgspec.structs.replace(layout, recomputation=recomputation, checkpoint_layers=group)
-        unit = micro_batch_bytes(Workload(architecture, recipe, chosen))
-        kept = in_flight * unit.unit * kept_units(chosen, layers=layers)
-        return kept + recomputed_bytes(unit, chosen, layers=layers)
-
-    none, selective, full, from_input = (needed(recomputation, 1) for recomputation in Recomputation)
-    assert none >= selective >= full >= from_input >= 0
-    assert none >= needed(Recomputation.FULL, layout.checkpoint_layers)
-
-
-@given(
-    described_architectures(tensor_parallel=4),
-    recipes(),
-    layouts(2),
-    st.sampled_from(["tensor_parallel", "context_parallel", "sequence_parallel", "partitioned_checkpoints"]),
-    st.sampled_from(Recomputation),
-)
-def test_no_kind_grows_with_more_parallelism(
-    architecture: Architecture, recipe: Recipe, layout: Layout, what: str, recomputation: Recomputation
-) -> None:
-    less = msgspec.structs.replace(layout, sequence_parallel=False, recomputation=recomputation)
-    more = msgspec.structs.replace(less, **{what: 4 if what == "tensor_parallel" else 2})
-    for bytes_by_kind in (layer_activation_bytes, embedding_activation_bytes, head_activation_bytes):
-        before, after = (bytes_by_kind(Workload(architecture, recipe, chosen)) for chosen in (less, more))
-        assert before.keys() == after.keys()
-        assert all(0 <= after[kind] <= before[kind] for kind in before)
-    assert activation_bytes(Workload(architecture, recipe, more), stage=0) <= activation_bytes(
-        Workload(architecture, recipe, less), stage=0
-    )
-
-
 @given(described_architectures(), recipes(), layouts(1), st.integers(1, 9), st.sampled_from(Recomputation))
 def test_the_stages_together_keep_embedding_and_head_once_and_every_layer(
     architecture: Architecture, recipe: Recipe, layout: Layout, stages: int, recomputation: Recomputation
@@ -288,35 +248,6 @@ def test_the_best_group_needs_no_more_than_any_other(
 
     assert 1 <= best <= 8
     assert needed(best) == min(map(needed, range(1, 9)))
-
-
-@given(
-    described_architectures(tensor_parallel=4),
-    recipes(),
-    st.sampled_from(Recomputation),
-    st.booleans(),
-    st.lists(
-        st.tuples(*[st.sampled_from([1, 2, 4])] * 3, st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=5
-    ),
-)
-def test_arrays_of_layouts_give_each_layouts_bytes(
-    architecture: Architecture,
-    recipe: Recipe,
-    recomputation: Recomputation,
-    sequence_parallel: bool,
-    counts: list[tuple[int, int, int, int, int]],
-) -> None:
-    fixed = Layout(recomputation=recomputation, sequence_parallel=sequence_parallel, schedule=Schedule.ONE_F_ONE_B)
-    names = ("tensor_parallel", "context_parallel", "micro_batch", "checkpoint_layers", "virtual_stages")
-
-    def both(values: Iterable[object]) -> tuple[object, object]:
-        layout = msgspec.structs.replace(fixed, **dict(zip(names, values, strict=True)))
-        workload = Workload(architecture, recipe, layout)
-        return activation_bytes(workload, stage=0), recomputed_bytes(micro_batch_bytes(workload), layout, layers=6)
-
-    columns = both(np.array(column, dtype=np.float64) for column in zip(*counts, strict=True))
-    together = [np.broadcast_to(found, len(counts)) for found in columns]
-    assert list(zip(*together, strict=True)) == [both(row) for row in counts]
 
 
 @given(described_architectures(), recipes())

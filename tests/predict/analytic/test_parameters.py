@@ -30,13 +30,7 @@ from suite.predict.analytic.parameters import (
 from suite.predict.analytic.stage_layers import stage_layers
 from tests.support.executed_runs import Run, chunk_parameters, executed_runs
 from tests.support.mixture import Experts, Latent
-from tests.support.strategies import (
-    BLOOM,
-    architectures,
-    described_architectures,
-    parameter_tensors,
-    varied_architectures,
-)
+from tests.support.strategies import BLOOM, architectures, parameter_tensors, varied_architectures
 
 
 def meta_decoder(architecture: Architecture) -> Decoder:
@@ -214,20 +208,6 @@ def test_every_recorded_run_has_the_elements_of_a_meta_device_model() -> None:
             if len(counts) > 1 or (shape is few and counts != {modules}):
                 wrong[name, shape.layers] = counts
     assert wrong == {}
-
-
-@given(described_architectures(), st.integers(1, 9), st.sampled_from(StageAssignment))
-def test_stages_share_all_layers_and_differ_by_one_slot(
-    shape: Architecture, stages: int, assignment: StageAssignment
-) -> None:
-    layout = Layout(pipeline_stages=min(stages, shape.layers), stage_assignment=assignment)
-    layers = [stage_layers(shape, layout, stage=stage) for stage in range(layout.pipeline_stages)]
-    assert sum(layers) == shape.layers
-    if assignment is StageAssignment.LAYERS_AND_TABLES:
-        layers[0] += 1
-        layers[-1] += 1
-    assert layers == sorted(layers, reverse=True)
-    assert layers[0] - layers[-1] <= 1
 
 
 def test_the_recorded_stage_assignments_are_the_published_ones() -> None:

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from fractions import Fraction
 
 import msgspec
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, usual_virtual_stages
 from suite.job.pipeline_passes import PassKind
 from suite.predict.analytic.pipeline_schedule import (
+    NO_FLUSH,
     bubble_fraction,
     chunks_in_flight,
     halves_backward,
@@ -25,94 +24,29 @@ from suite.predict.analytic.pipeline_schedule import (
 from suite.predict.simulation.pipeline_order import passes
 
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 20)
-Pass = tuple[str, int]
 
 
-def gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
-    """The order of passes of one stage, from the schedule's own definition."""
-    yield from (("forward", m) for m in range(micro_batches))
-    yield from (("backward", m) for m in range(micro_batches))
-
-
-def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
-    warmup = min(stages - stage - 1, micro_batches)
-    yield from (("forward", m) for m in range(warmup))
-    for m in range(micro_batches - warmup):
-        yield ("forward", m + warmup)
-        yield ("backward", m)
-    yield from (("backward", m) for m in range(micro_batches - warmup, micro_batches))
-
-
-ORDERS = {Schedule.GPIPE: gpipe, Schedule.ONE_F_ONE_B: one_f_one_b}
-
-
-def simulated(schedule: Schedule, stages: int, micro_batches: int) -> tuple[list[int], Fraction]:
-    """Micro-batches in flight at most on each stage, and the share of the step in which the first stage waits.
-
-    A forward pass takes 1 and a backward pass 2 units; a pass starts when its stage is free and its neighbour's has
-    ended.
-    """
-    queues = [list(ORDERS[schedule](stage, stages, micro_batches)) for stage in range(stages)]
-    ends: dict[tuple[int, Pass], int] = {}
-    free, in_flight, most = [0] * stages, [0] * stages, [0] * stages
-    while any(queues):
-        for stage, queue in enumerate(queues):
-            while queue:
-                kind, m = queue[0]
-                if kind == "forward":
-                    needed = (stage - 1, ("forward", m)) if stage else None
-                else:
-                    needed = (stage + 1, ("backward", m)) if stage < stages - 1 else (stage, ("forward", m))
-                if needed is not None and needed not in ends:
-                    break
-                begin = max(free[stage], ends[needed] if needed else 0)
-                ends[stage, queue.pop(0)] = free[stage] = begin + (1 if kind == "forward" else 2)
-                in_flight[stage] += 1 if kind == "forward" else -1
-                most[stage] = max(most[stage], in_flight[stage])
-    step = max(free)
-    return most, Fraction(step - 3 * micro_batches, step)
-
-
-@given(st.sampled_from(list(ORDERS)), STAGES, MICRO_BATCHES)
-def test_in_flight_and_bubble_equal_a_simulation_pass_by_pass(
-    schedule: Schedule, stages: int, micro_batches: int
+@given(st.sampled_from([each for each in Schedule if each not in NO_FLUSH]), STAGES, MICRO_BATCHES, st.integers(1, 4))
+def test_micro_batches_in_flight_are_those_of_the_schedules_order(
+    schedule: Schedule, stages: int, micro_batches: int, chunks: int
 ) -> None:
-    layout = Layout(pipeline_stages=stages, schedule=schedule)
-    most, waiting = simulated(schedule, stages, micro_batches)
-    assert most == [micro_batches_in_flight(layout, micro_batches=micro_batches, stage=k) for k in range(stages)]
-    # one division of integers: correctly rounded
-    assert bubble_fraction(layout, micro_batches=micro_batches) == float(waiting)
-
-
-def interleaved_order(rank: int, stages: int, chunks: int, micro_batches: int) -> list[tuple[str, int, int]]:
-    """Passes (kind, micro-batch, chunk) of one rank in Megatron-LM's interleaved schedule; m a multiple of p."""
-    units = [
-        (first + m, chunk)
-        for first in range(0, micro_batches, stages)
-        for chunk in range(chunks)
-        for m in range(stages)
-    ]
-    backward = [(m, chunks - 1 - chunk) for m, chunk in units]
-    total = len(units)
-    warmup = total if micro_batches == stages else min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-    order = [("forward", *unit) for unit in units[:warmup]]
-    for place in range(total - warmup):
-        order += [("forward", *units[place + warmup]), ("backward", *backward[place])]
-    return order + [("backward", *unit) for unit in backward[total - warmup :]]
-
-
-@given(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5))
-def test_interleaved_in_flight_equals_the_schedules_order(stages: int, chunks: int, rounds: int) -> None:
-    micro_batches = rounds * stages
-    layout = Layout(pipeline_stages=stages, virtual_stages=chunks)
-    for rank in range(stages):
+    """The order is PyTorch's (tests/predict/simulation/test_pipeline_order.py)."""
+    virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
+    if schedule is Schedule.ONE_F_ONE_B and stages > 1 and chunks > 1:
+        virtual, micro_batches = chunks, stages * (1 + micro_batches // stages)
+        assume(micro_batches > stages)  # with one round PyTorch runs all forward passes first
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, schedule=schedule)
+    assume(stages > 1 and micro_batches >= least_micro_batches(layout))
+    for stage in range(stages):
         held = most = 0
-        for kind, _, _ in interleaved_order(rank, stages, chunks, micro_batches):
-            held += 1 if kind == "forward" else -1
+        for done in passes(layout, micro_batches=micro_batches, stage=stage):
+            held += {PassKind.FORWARD: 1, PassKind.INPUT: 0}.get(done.kind, -1)
             most = max(most, held)
-        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=rank) * chunks == pytest.approx(
-            most, rel=1e-12
-        )
+        kept = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+        assert virtual * kept == pytest.approx(most, rel=1e-12)
+        assert held == 0
+        if schedule is Schedule.DUALPIPEV:
+            assert most == 2 * stages + 1  # published as PP + 1, of PP chunks
 
 
 @given(st.integers(1, 40), st.integers(2, 8))
@@ -121,25 +55,6 @@ def test_the_first_stage_keeps_korthikantis_factor(stages: int, chunks: int) -> 
     kept = micro_batches_in_flight(layout, micro_batches=100 * stages, stage=0)
     # three roundings each side
     assert kept == pytest.approx(stages * (1 + (stages - 1) / (stages * chunks)), rel=6 * 2**-53)
-
-
-@given(st.sampled_from([Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV]), STAGES, MICRO_BATCHES)
-def test_micro_batches_of_halved_schedules_in_flight_are_those_of_their_order(
-    schedule: Schedule, stages: int, micro_batches: int
-) -> None:
-    virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
-    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, schedule=schedule)
-    if stages == 1 or micro_batches < least_micro_batches(layout):
-        return
-    for stage in range(stages):
-        held = most = 0
-        for done in passes(layout, micro_batches=micro_batches, stage=stage):
-            held += {PassKind.FORWARD: 1, PassKind.INPUT: 0}.get(done.kind, -1)
-            most = max(most, held)
-        assert most == virtual * micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        assert held == 0
-        if schedule is Schedule.DUALPIPEV:
-            assert most == 2 * stages + 1  # published as PP + 1, of PP chunks
 
 
 @given(STAGES, MICRO_BATCHES, st.integers(1, 6))
@@ -165,22 +80,23 @@ def versions_held(stages: int, stage: int, *, vertical_sync: bool) -> int:
     A micro-batch uses the newest version at its forward pass, with vertical sync the one that it used on stage 0;
     versions are held from the oldest that is in use, or will be, to the newest.
     """
+    layout = Layout(pipeline_stages=stages, schedule=Schedule.ONE_F_ONE_B)
     used_on_first: dict[int, int] = {}
     updates = 0
-    for kind, m in one_f_one_b(0, stages, 40):
-        if kind == "forward":
-            used_on_first[m] = updates
+    for done in passes(layout, micro_batches=40, stage=0):
+        if done.kind is PassKind.FORWARD:
+            used_on_first[done.micro_batch] = updates
         else:
             updates += 1
     updates = most = 0
     in_use: dict[int, int] = {}
-    for kind, m in one_f_one_b(stage, stages, 40):
-        if kind == "forward":
-            in_use[m] = used_on_first[m] if vertical_sync else updates
+    for done in passes(layout, micro_batches=40, stage=stage):
+        if done.kind is PassKind.FORWARD:
+            in_use[done.micro_batch] = used_on_first[done.micro_batch] if vertical_sync else updates
             most = max(most, updates - min(in_use.values()) + 1)
         else:
             updates += 1
-            del in_use[m]
+            del in_use[done.micro_batch]
     return most
 
 

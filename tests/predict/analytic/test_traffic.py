@@ -16,55 +16,11 @@ from reference_runs.run import Architecture, Precision, Recipe, Workload
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.process_groups import Traffic, node_crossing_share, sent_bytes
 from suite.predict.analytic.traffic import pipeline_messages, step_traffic
-from suite.predict.simulation.traffic import executed_traffic
-from tests.support.gradient_buckets import gradient_buckets, walked_buckets
-from tests.support.listed_traffic import LOSS, listed, messages_of_step
-from tests.support.strategies import (
-    BLOOM,
-    architectures,
-    data_parallel_layouts,
-    described_architectures,
-    recipes,
-    shard_groups,
-)
+from tests.support.gradient_buckets import walked_buckets
+from tests.support.listed_traffic import listed, messages_of_step
+from tests.support.strategies import BLOOM, described_architectures, recipes, shard_groups
 
 CAPS = st.integers(1, 20_000)
-
-
-def data_parallel_traffic(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Traffic]:
-    return executed_traffic(Workload(architecture, recipe, layout), stage=0, replica=0)
-
-
-def traffic_by_operation(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, Traffic]:
-    return {traffic.operation: traffic for traffic in data_parallel_traffic(architecture, recipe, layout)}
-
-
-@given(architectures(), recipes(), st.integers(2, 16), st.integers(0, 1), CAPS | st.just(Layout().bucket_bytes))
-def test_the_gradient_and_the_loss_are_all_reduced_once_a_step(
-    architecture: Architecture, recipe: Recipe, ranks: int, zero_stage: int, cap: int
-) -> None:
-    for micro_batches in (1, 8):
-        layout = Layout(data_parallel=ranks, zero_stage=zero_stage, accumulation=micro_batches, bucket_bytes=cap)
-        reduced = traffic_by_operation(architecture, recipe, layout)["all_reduce"]
-        assert reduced.payload_bytes == 4 * parameter_count(architecture) + LOSS
-        assert reduced.messages == len(gradient_buckets(architecture, bucket_bytes=layout.bucket_bytes)) + 1
-
-
-@given(architectures(), recipes(), st.integers(2, 16))
-def test_sharding_adds_one_gather_of_the_padded_weights_for_each_group(
-    architecture: Architecture, recipe: Recipe, ranks: int
-) -> None:
-    plain, sharded = (
-        traffic_by_operation(architecture, recipe, Layout(data_parallel=ranks, zero_stage=stage)) for stage in (0, 1)
-    )
-    assert plain == {"all_reduce": sharded["all_reduce"]}
-    gathered = sharded["all_gather"]
-    groups = 1 if recipe.decay_of_vectors else 2
-    element = {Precision.BF16: 2, Precision.FP32: 4}[recipe.precision]
-    padding = gathered.payload_bytes - element * parameter_count(architecture)
-    assert gathered.messages == groups
-    assert gathered.payload_bytes % (element * ranks) == 0
-    assert 0 <= padding <= element * groups * (ranks - 1)
 
 
 @st.composite
@@ -154,18 +110,6 @@ def test_one_rank_hands_nothing_to_collectives(run: tuple[Architecture, Recipe, 
     assert step_traffic(Workload(architecture, recipe, alone), stage=0, micro_batches=3) == []
 
 
-@given(architectures(), recipes(), data_parallel_layouts())
-def test_plain_data_parallelism_equals_what_is_executed_less_the_loss(
-    architecture: Architecture, recipe: Recipe, layout: Layout
-) -> None:
-    executed = data_parallel_traffic(architecture, recipe, layout)
-    expected = [
-        t._replace(payload_bytes=t.payload_bytes - LOSS, messages=t.messages - 1) if t.operation == "all_reduce" else t
-        for t in executed
-    ]
-    assert step_traffic(Workload(architecture, recipe, layout), stage=0, micro_batches=5) == expected
-
-
 def test_zero_sends_the_published_multiple_of_the_parameters() -> None:
     passes = {  # ZeRO stage, resharding after the forward pass, micro-batches
         # Rajbhandari et al. 2020, section 7: 2 Psi, 2 Psi, 3 Psi; stage 1 with an all-reduce is a Psi more
@@ -217,29 +161,8 @@ def test_gpt_neox_reduces_a_layers_output_once_and_both_its_input_gradients() ->
         assert found == [plain, {"all_reduce": 1, "all_gather": 11 * gathers, "reduce_scatter": 11 * scatters}]
 
 
-def test_keys_and_values_go_round_again_where_attention_is_repeated() -> None:
-    """Forward, backward, gradients, and once more before the backward pass; two blocks come from other ranks."""
-    for recomputation, passes in (("none", 3), ("selective", 4), ("full", 4)):
-        layout = Layout(context_parallel=3, recomputation=Recomputation(recomputation))
-        traffic = step_traffic(Workload(BLOOM.architecture, BLOOM.recipe, layout), stage=0, micro_batches=5)
-        (ring,) = (entry for entry in traffic if entry.axis == "cp")
-        assert ring.messages == 5 * 2 * passes * BLOOM.architecture.layers
-
-
 def by_key(traffic: list[Traffic]) -> dict[tuple[str, str], Traffic]:
     return {(entry.axis, entry.operation): entry for entry in traffic}
-
-
-def test_a_partitioned_checkpoint_is_gathered_once_for_each_group() -> None:
-    # five layers in groups of 2, 2 and 1
-    architecture = msgspec.structs.replace(BLOOM.architecture, layers=5)
-    layout = Layout(tensor_parallel=4, checkpoint_layers=2, partitioned_checkpoints=True)
-    hidden_states = 2 * 2048 * 14336
-    for recomputation, gathers in zip(Recomputation, (0, 0, 3, 1), strict=True):
-        workload = Workload(architecture, BLOOM.recipe, msgspec.structs.replace(layout, recomputation=recomputation))
-        traffic = step_traffic(workload, stage=0, micro_batches=7)
-        gathered = [(each.payload_bytes, each.messages) for each in traffic if each.operation == "all_gather"]
-        assert gathered == ([(7 * gathers * hidden_states, 7 * gathers)] if gathers else [])
 
 
 def test_gradients_are_reduced_in_fp32_except_in_fp16() -> None:

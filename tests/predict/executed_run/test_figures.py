@@ -46,41 +46,6 @@ def activations(layout: Layout, *, stage: int = 0) -> int:
     return executed_activation_bytes(Workload(SHAPE, FP32, layout), CPU, stage=stage)
 
 
-def test_what_a_block_keeps_is_what_its_operators_are_known_to_keep() -> None:
-    states, scores, tokens = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 2 * 6
-    # norm: its input, mean and deviation; query_key_value: the norm's output; scores: q and k, each head's copied;
-    # softmax: its output, which context keeps too, with a copy of v; projection: the context
-    attention = (states + 2 * 4 * tokens) + states + 2 * states + scores + states + states
-    # norm; expansion: its input; GELU: 4 times as wide; contraction: the GELU
-    feed_forward = (states + 2 * 4 * tokens) + states + 4 * states + 4 * states
-    # tokens, one more a sample; last norm; head: its input; loss: logarithms, copied targets and their number
-    around = 8 * 2 * 7 + (states + 2 * 4 * tokens) + states + 4 * tokens * 24 + 8 * tokens + 4
-    assert activations(LAYOUT) == 2 * (attention + feed_forward) + around
-
-
-def test_a_fused_attention_keeps_a_number_a_row_in_place_of_scores_and_copies() -> None:
-    fused = msgspec.structs.replace(LAYOUT, fused_attention=True)
-    states, scores, rows, bias = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 4 * 2 * 2 * 6, 4 * 6 * 6
-    # q, k and v as they lie in the projection's output: three states, of which unfused ones are copied
-    assert activations(LAYOUT) - activations(fused) == 2 * (scores - rows)
-    # computed again, only its output is kept, by the projection
-    selective = msgspec.structs.replace(fused, recomputation=Recomputation.SELECTIVE)
-    assert activations(fused) - activations(selective) == 2 * rows
-    full = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
-    fully = msgspec.structs.replace(full, fused_attention=True)
-    assert activations(full) - activations(fully) == bias
-    assert states > rows
-
-
-def test_full_recomputation_keeps_the_input_of_each_group_and_the_masks_bias() -> None:
-    layout = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
-    states, scores, tokens = 4 * 2 * 6 * 8, 4 * 6 * 6, 2 * 6
-    # the bias of the scores is the same block for both groups
-    around = 8 * 2 * 7 + (states + 2 * 4 * tokens) + states + 4 * tokens * 24 + 8 * tokens + 4
-    assert activations(layout) == 2 * states + scores + around
-    assert activations(msgspec.structs.replace(layout, checkpoint_layers=2)) == states + scores + around
-
-
 def test_a_rank_of_several_keeps_its_part() -> None:
     split = msgspec.structs.replace(LAYOUT, tensor_parallel=2)
     by_sequence = msgspec.structs.replace(split, sequence_parallel=True)

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
-from reference_runs.layout import Layout, StageAssignment
+from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Precision, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Update
-from suite.predict.analytic.memory import STEP_COUNTER_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, parameter_count
-from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.simulation.state import (
     ExecutedState,
     executed_state,
@@ -78,24 +76,6 @@ def test_the_state_of_every_rank_equals_its_tensors_one_by_one(run: Run) -> None
     for place in set(places(run.layout)):
         state = executed_state(Workload(*run), stage=place.pp, replica=place.dp)
         assert state == stored(run, place)
-
-
-@given(executed_runs())
-def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -> None:
-    layout = msgspec.structs.replace(
-        run.layout, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1, stage_assignment=StageAssignment.LAYERS
-    )
-    for stage in range(layout.pipeline_stages):
-        workload = Workload(run.architecture, run.recipe, layout)
-        state = executed_state(workload, stage=stage, replica=0)
-        memory = stage_memory(workload, stage=stage, micro_batches=1)
-        tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
-        groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
-        # a step counter for each tensor, or for each group where it is sharded
-        counters = len(tensors) if copies(layout) == 1 or layout.zero_stage == 0 else len(groups)
-        optimizer = memory.gradient_copy + memory.master_weights + memory.moments + STEP_COUNTER_BYTES * counters
-        expected = [memory.weights, memory.gradients, optimizer]
-        assert list(state[1:]) == expected
 
 
 @given(executed_runs())

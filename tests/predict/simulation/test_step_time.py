@@ -67,12 +67,23 @@ def test_a_machine_twice_as_slow_in_everything_takes_twice_as_long(run: Run, mac
 
 @examples(40)
 @given(run=executed_runs(), machine=machines)
-def test_every_stage_takes_as_long_as_the_slowest_and_no_term_is_negative(run: Run, machine: Machine) -> None:
+def test_every_stage_takes_as_long_as_the_slowest_and_the_terms_of_the_job_sum_to_its_step(
+    run: Run, machine: Machine
+) -> None:
     stages = steps(machine, run)
     assert len(stages) == run.layout.pipeline_stages
     for stage in stages:
         assert min(stage) >= -1e-12
         assert stage.step == pytest.approx(stages[0].step)
+    silent = steps(msgspec.structs.replace(machine, latency=0.0, per_byte=0.0), run)
+    assert any(stage.bubble > 0 for stage in silent) == (len(stages) > 1)
+    assert describes_ranks(Workload(*run))
+    figures = time_figures(machine, Workload(*run), StepOptions())
+    of_job = {f.term: f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.rank is None}
+    assert set(of_job) == {None, *(term.value for term in StepTerm)}
+    assert sum(value for term, value in of_job.items() if term) == pytest.approx(of_job[None])
+    rate = next(figure.value for figure in figures if figure.quantity is Quantity.TOKENS_PER_SECOND)
+    assert rate * of_job[None] == pytest.approx(run.recipe.global_batch * run.architecture.sequence)
 
 
 def test_a_latency_alone_is_paid_once_a_message() -> None:
@@ -240,16 +251,6 @@ def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what
 
 @examples(30)
 @given(run=executed_runs(), machine=machines)
-def test_only_a_pipeline_has_a_bubble(run: Run, machine: Machine) -> None:
-    stages = steps(msgspec.structs.replace(machine, latency=0.0, per_byte=0.0), run)
-    if run.layout.pipeline_stages == 1:
-        assert stages[0].bubble == 0
-        return
-    assert any(one.bubble > 0 for one in stages)
-
-
-@examples(30)
-@given(run=executed_runs(), machine=machines)
 def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: Machine) -> None:
     """Without messages: what the host does for the update is no part of the schedule, and so of no bubble."""
     machine = msgspec.structs.replace(machine, latency=0.0, per_byte=0.0)
@@ -265,18 +266,6 @@ def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: M
     ]
     for stage in steps(machine, run):
         assert stage.step == pytest.approx(passes + max(updates))
-
-
-@examples(30)
-@given(run=executed_runs(), machine=machines)
-def test_the_terms_of_the_job_sum_to_its_step(run: Run, machine: Machine) -> None:
-    assert describes_ranks(Workload(*run))
-    figures = time_figures(machine, Workload(*run), StepOptions())
-    of_job = {f.term: f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.rank is None}
-    assert set(of_job) == {None, *(term.value for term in StepTerm)}
-    assert sum(value for term, value in of_job.items() if term) == pytest.approx(of_job[None])
-    rate = next(figure.value for figure in figures if figure.quantity is Quantity.TOKENS_PER_SECOND)
-    assert rate * of_job[None] == pytest.approx(run.recipe.global_batch * run.architecture.sequence)
 
 
 def test_replicas_share_a_stages_passes_and_a_step_takes_as_long_as_the_stage_that_decides() -> None:

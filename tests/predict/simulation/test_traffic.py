@@ -11,7 +11,7 @@ from hypothesis import given
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Norm, Precision, Recipe, Residual, Workload
-from suite.predict.analytic.process_groups import Traffic, sent_bytes
+from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
 from suite.predict.simulation.traffic import executed_traffic, executed_traffic_of_dtypes, scalar_traffic
@@ -307,22 +307,6 @@ def textbook(run: Run, stage: int) -> dict[tuple[str, str], int]:
     return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
 
 
-@given(executed_runs())
-def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run: Run) -> None:
-    architecture = msgspec.structs.replace(
-        run.architecture, residual=Residual.SEQUENTIAL, shared_norm=False, top_query_layer=False
-    )
-    layout = msgspec.structs.replace(
-        run.layout, sequence_parallel=False, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1
-    )
-    layout = msgspec.structs.replace(layout, context_parallel=1)
-    recipe = msgspec.structs.replace(run.recipe, hidden_dropout=0.1)
-    same = Run(architecture, recipe, layout)
-    for stage in range(layout.pipeline_stages):
-        assert without_scalars(same, stage) == textbook(same, stage)
-    assert textbook_differences(Workload(*same)) == []
-
-
 @examples(MANY)
 @given(executed_runs())
 def test_every_departure_from_the_papers_is_told_with_its_reason(run: Run) -> None:
@@ -377,20 +361,3 @@ def test_a_departure_is_worth_an_all_reduce_a_layer() -> None:
     assert departures(plain, still, full) == [("recomputation stops before the last sum of a group", each)]
     # a norm after the last product keeps its input: nothing is left out
     assert departures(msgspec.structs.replace(plain, norm=Norm.DEEP_NORM), still, full) == []
-
-
-def test_bloom_176b_all_reduces_its_gradients_in_the_buckets_of_each_stage() -> None:
-    layout = msgspec.structs.replace(BLOOM.layout, scatter_gather=False)
-    first, middle = (
-        {
-            (entry.axis, entry.operation): entry
-            for entry in executed_traffic(Workload(BLOOM.architecture, BLOOM.recipe, layout), stage=stage, replica=0)
-        }
-        for stage in (0, 5)
-    )
-    h = 14336
-    layer = (12 * h * h + 7 * h) // 4 + 6 * h  # of 13 h biases and norms 7 are split over 4, 6 are whole
-    loss = 4
-    assert middle["dp", "all_reduce"].payload_bytes == 4 * 6 * layer + loss
-    assert first["dp", "all_reduce"].payload_bytes == 4 * (5 * layer + 250880 * h // 4 + 2 * h) + loss
-    assert middle["pp", "all_reduce"] == Traffic("pp", "all_reduce", 8, 1)
