@@ -10,13 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from reference_runs.architecture import QueryKeyNorm
 from reference_runs.miniature import miniature
 from reference_runs.run import Activation, Architecture, Norm, Position, Recipe, Residual
-from suite.execute.model.block import PreNormBlock
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.position import alibi_slopes
 from suite.predict.analytic.initial_loss import (
@@ -240,38 +239,6 @@ def test_post_norm_models_are_refused(norm: Norm) -> None:
         first_loss(architecture, BLOOM.recipe)
 
 
-class Gated(nn.Module):
-    """A feed-forward part in which one expansion gates the other."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        hidden, width = architecture.hidden, architecture.ffn_hidden
-        self.activation = ACTIVATIONS[architecture.activation]
-        self.gate = nn.Linear(hidden, width, bias=False)
-        self.expansion = nn.Linear(hidden, width, bias=False)
-        self.contraction = nn.Linear(width, hidden, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        out: Tensor = self.contraction(self.activation(self.gate(x_BTD)) * self.expansion(x_BTD))
-        return out
-
-
-def decoder(architecture: Architecture, recipe: Recipe) -> Decoder:
-    """The suite's decoder, with the parts in place that it does not execute itself."""
-    activation = Activation.GELU_TANH if architecture.activation.gated else architecture.activation
-    executed = msgspec.structs.replace(architecture, norm=Norm.PRE_LAYER_NORM, activation=activation)
-    model = Decoder(executed, recipe)
-    for block in model.blocks.values():
-        assert isinstance(block, PreNormBlock)
-        if architecture.activation.gated:
-            block.set_submodule("feed_forward", Gated(architecture))
-    if architecture.norm is Norm.PRE_RMS_NORM:
-        for name, module in list(model.named_modules()):
-            if isinstance(module, nn.LayerNorm):
-                model.set_submodule(name, nn.RMSNorm(architecture.hidden, eps=architecture.norm_epsilon))
-    return model
-
-
 def measured_losses(architecture: Architecture, recipe: Recipe) -> list[float]:
     """First loss in training mode, one for each seed, on random tokens.
 
@@ -281,7 +248,7 @@ def measured_losses(architecture: Architecture, recipe: Recipe) -> list[float]:
     losses = []
     for seed in range(SEEDS):
         torch.manual_seed(seed)
-        model = decoder(architecture, recipe)
+        model = Decoder(architecture, recipe)
         initialise(model, recipe, seed=seed)
         tokens_BT = torch.randint(architecture.vocabulary, (SAMPLES, architecture.sequence))
         with torch.no_grad():
