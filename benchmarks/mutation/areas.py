@@ -37,12 +37,19 @@ FEW = 6  # modules, whose own tests are run to see what they run: all of an area
 ALSO = {
     "suite/metrics/change_points.py": ("tests/metrics/test_change_points.py", "tests/regression/test_segments.py"),
     "suite/metrics/figures.py": ("tests/metrics/test_figures.py", "tests/metrics/test_comparison.py"),
-    "suite/predict/analytic/axis_links.py": ("tests/predict/analytic/test_step_time.py",),
+    "suite/predict/analytic/collective_time.py": (
+        "tests/predict/analytic/test_collective_time.py",
+        "tests/predict/analytic/test_step_time.py",
+    ),
     "suite/predict/analytic/exposed_messages.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/gradient_buckets.py": ("tests/predict/analytic/test_traffic.py",),
     "suite/predict/analytic/key_value_heads.py": ("tests/predict/analytic/test_traffic_of_tensor_parallel.py",),
     "suite/predict/analytic/layer_products.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/layer_time.py": ("tests/predict/analytic/test_step_time_terms.py",),
+    "suite/predict/analytic/pipeline_schedule.py": (
+        "tests/predict/analytic/test_pipeline_schedule.py",
+        "tests/predict/simulation/test_pipeline_schedule.py",
+    ),
     "suite/predict/analytic/process_groups.py": (
         "tests/predict/analytic/test_collective_time.py",
         "tests/predict/analytic/test_traffic.py",

@@ -17,7 +17,6 @@ from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
 from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_command, print_next
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.failures import Failures, Goodput, goodput
 from suite.predict.plan.fit import enough_ranks, fits_otherwise
 from suite.predict.plan.plan import (
     OtherNumber,
@@ -30,6 +29,7 @@ from suite.predict.plan.plan import (
 )
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
+from suite.predict.plan.training import Failures, Goodput, goodput
 from suite.predict.recorded_run.figures import Prices
 from suite.report.export.formats import export_format
 from suite.report.terminal.fit import samples

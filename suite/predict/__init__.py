@@ -1,1 +1,1 @@
-"""What should come out: pure functions of frozen records; no torch, files, clock or randomness."""
+"""Predictions: pure functions of frozen records; no torch, files, clock or randomness."""

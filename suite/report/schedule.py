@@ -12,8 +12,8 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.executed_run.pipeline_bubble import SimulatedStep, idle_share, recorded_micro_batches, simulated_step
+from suite.predict.simulation.pipeline_order import TimedPass
 from suite.predict.simulation.pipeline_schedule import flop_durations, idle_fraction, timed_passes
-from suite.predict.simulation.pipeline_timing import TimedPass
 from suite.predict.simulation.supported_layouts import describes_ranks
 
 NAMES = {

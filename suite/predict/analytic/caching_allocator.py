@@ -86,7 +86,7 @@ def _layer_tensors(workload: Workload, keeping: Keeping) -> tuple[Tensors, Tenso
 
 
 def _recomputation_tensors(workload: Workload, keeping: Keeping, *, layers: int) -> tuple[Tensors, Tensors]:
-    """What one unit of recomputation keeps, and what the backward pass computes again at a time.
+    """Sizes that one unit of recomputation keeps, and those that the backward pass computes again at a time.
 
     An input that stays in place is taken off the latter by a negative number of tensors.
     """

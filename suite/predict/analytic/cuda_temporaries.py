@@ -1,4 +1,4 @@
-"""What PyTorch's CUDA kernels allocate in passing, and what libraries take outside of PyTorch's allocator."""
+"""Allocations in passing of PyTorch's CUDA kernels, and of libraries outside of PyTorch's allocator."""
 
 from __future__ import annotations
 

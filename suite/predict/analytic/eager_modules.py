@@ -1,4 +1,4 @@
-"""What modules keep that are written operator by operator, as in PyTorch scripts and in Transformers: not fused.
+"""Tensors that modules keep if written operator by operator, as in PyTorch scripts and Transformers: not fused.
 
 Symbols as in `suite.predict.analytic.activations`. r bytes of an element of the residual stream: 4 under autocast,
 whose embedding and sums are in fp32, else e. Checked byte for byte by saved-tensor hooks on such modules

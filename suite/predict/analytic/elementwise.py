@@ -1,4 +1,4 @@
-"""What formulas need besides operators, for a number and, element by element, for an array of numbers.
+"""Functions that formulas need besides operators, for a number and, element by element, for an array of numbers.
 
 A formula that takes a layout's counts is written with operators and these functions alone. It is then exact for Python
 integers, which do not overflow, and a sweep hands it NumPy arrays of float64: the same code, no second copy.

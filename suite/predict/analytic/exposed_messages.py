@@ -1,4 +1,4 @@
-"""What of the messages inside layers computation does not hide, by switches of the software stack."""
+"""Messages inside layers that computation does not hide, by switches of the software stack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BULK_COST = 16 / 132  # multiprocessors of a collective beside a product that it
 
 
 class TensorParallelShares(NamedTuple):
-    """What of a stage's all-gathers, reduce-scatters, and all-reduces makes its step longer."""
+    """Shares of a stage's all-gathers, reduce-scatters and all-reduces that make its step longer."""
 
     gathers: float
     scatters: float
@@ -41,7 +41,7 @@ class TensorParallelExposure(NamedTuple):
     most_hidden_seconds: float | None
 
     def seconds(self, operation: str, spent: float) -> float:
-        """Of `spent` seconds of an operation's messages those that are exposed."""
+        """Exposed seconds of an operation whose messages take `spent` seconds."""
         exposed = spent * self.factors[operation]
         return exposed if self.most_hidden_seconds is None else larger(exposed, spent - self.most_hidden_seconds)
 
@@ -49,7 +49,7 @@ class TensorParallelExposure(NamedTuple):
 def tensor_parallel_exposure(
     workload: Workload, machine: Machine, *, stage: int, micro_batches: int
 ) -> TensorParallelExposure:
-    """What of a step's tensor-parallel messages on a stage is exposed."""
+    """Exposed part of a step's tensor-parallel messages on a stage."""
     return TensorParallelExposure(
         tensor_parallel_factors(workload, machine, stage=stage),
         input_gradient_products_seconds(workload, machine, stage=stage, micro_batches=micro_batches),

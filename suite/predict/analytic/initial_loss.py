@@ -38,7 +38,7 @@ def _gate(activation: Activation, x: float) -> float:
             return 1 / (1 + math.exp(-x))
 
 
-def _activation_second_moment(activation: Activation, variance: float) -> float:
+def activation_second_moment(activation: Activation, variance: float) -> float:
     """Second moment of what the activation puts out for normal inputs of `variance`.
 
     E[act(x)^2], and where another expansion of the same variance multiplies it that times `variance`. x and -x are
@@ -175,13 +175,13 @@ def _line(at_first: float, at_zero: float, first: float) -> tuple[float, float]:
 
 
 class AttentionVariances(NamedTuple):
-    """Of the scores over the square root of a head's size, and of the values."""
+    """Variances of the scores over the square root of a head's size, and of the values."""
 
     scores: float
     values: float
 
 
-def _attention_variances(architecture: Architecture, recipe: Recipe, spread: float) -> AttentionVariances:
+def attention_variances(architecture: Architecture, recipe: Recipe, spread: float) -> AttentionVariances:
     """Variances in a layer whose products of hidden states have the variance `spread`, u = s^2 h of normed ones.
 
     scores of queries and keys     u^2; 1 where both are normed
@@ -226,7 +226,7 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     A top-query layer follows the last norm, so its B counts in full: the logits' variance is s^2 h (1 + B), for T
     itself s^2 h (1 - r^2 / 2 + B). Its queries come from a table of deviation s, so its scores have s^2 times the
     variance of those of other layers. Where queries and keys are normed, scores have variance 1, and latent attention
-    has variances of its own (see `_attention_variances`). Within a sliding window a token attends to its last positions
+    has variances of its own (see `attention_variances`). Within a sliding window a token attends to its last positions
     alone.
 
     The three sums that this needs are sampled, which changes the loss by at most 5e-5 of it in 8000 random shapes of up
@@ -258,15 +258,15 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     most = s * s * architecture.hidden
     taken = epsilon / (embedding + epsilon)
     least = most * (1 - taken)
-    of_first, of_last = (_attention_variances(architecture, recipe, spread) for spread in (least, most))
+    of_first, of_last = (attention_variances(architecture, recipe, spread) for spread in (least, most))
     added = most * s * s / (1 - recipe.hidden_dropout)
     if recipe.residual_init_scaled:
         added /= 2 * architecture.layers
     to_attention = added * architecture.context_width / (1 - recipe.attention_dropout)
     to_feed_forward = added * architecture.ffn_hidden
     feed_forward = _line(
-        to_feed_forward * _activation_second_moment(architecture.activation, least) / least,
-        to_feed_forward * _activation_second_moment(architecture.activation, most) / most,
+        to_feed_forward * activation_second_moment(architecture.activation, least) / least,
+        to_feed_forward * activation_second_moment(architecture.activation, most) / most,
         taken,
     )
     slopes = _sampled_slopes(architecture.heads) if architecture.position is Position.ALIBI else []

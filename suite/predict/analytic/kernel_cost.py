@@ -185,7 +185,7 @@ def _residual_layer_norm_flop(variant: str, sizes: Mapping[str, int]) -> KernelC
 
 
 def _masked_softmax_flop(_: str, sizes: Mapping[str, int]) -> KernelCost:
-    """Of a causal mask half the scores count, and with a prefix of P positions of S the share (1 + (P / S)^2) / 2."""
+    """Flop of a masked softmax: a causal mask leaves half the scores, a prefix of P of S (1 + (P / S)^2) / 2."""
     share = (1 + (sizes.get("prefix", 0) / sizes["columns"]) ** 2) / 2 if sizes.get("causal") else 1.0
     return KernelCost(_SOFTMAX[0] * share * _area(sizes), _SOFTMAX[1] * share * _area(sizes))
 

@@ -54,7 +54,7 @@ class MoreInputs(NamedTuple):
 
 
 def more_attention_inputs(architecture: Architecture) -> MoreInputs:
-    """Of latent attention: q, or h where queries are not compressed, c and r columns in place of h. 0 of another.
+    """Columns that latent attention adds: q, or h where queries are not compressed, c and r in place of h; else 0.
 
     Source: Megatron-LM, core/transformer/multi_latent_attention.py (compressing matrices duplicated, compressed states
     and the keys' rotated part gathered where ranks have positions of their own).

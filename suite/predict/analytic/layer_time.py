@@ -74,7 +74,7 @@ class ProductTime(NamedTuple):
 
 
 class AttentionWork(NamedTuple):
-    """What the attention kernel of one layer does in one rank's forward pass of one micro-batch."""
+    """Work of one layer's attention kernel in one rank's forward pass of one micro-batch."""
 
     flop: float
     least_bytes: float
@@ -260,7 +260,7 @@ def input_gradient_seconds(workload: Workload, machine: Machine) -> float:
 
 
 class _OperatorBytes(NamedTuple):
-    """Of a layer's operators: on hidden states, inside the layer's two parts, on stored scores."""
+    """Bytes of a layer's operators: on hidden states, inside the layer's two parts, on stored scores."""
 
     residual: float
     inner: float

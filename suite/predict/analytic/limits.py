@@ -1,4 +1,4 @@
-"""What is possible: how far tensor parallelism pays, what fits into memory, how batches divide, what a link does."""
+"""Limits: how far tensor parallelism pays, whether memory suffices, how batches divide, what a link carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine can do, as the time model needs it: one frozen record of numbers."""
+"""A machine's rates, as the time model needs them: one frozen record of numbers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak(self) -> AcceleratorPeak:
-        """What MFU and HFU are shares of."""
+        """The rate that MFU and HFU are shares of."""
         return AcceleratorPeak(self.peak_flop_per_second, self.peak_is_measured, self.product_peak_flop_per_second)
 
     @property

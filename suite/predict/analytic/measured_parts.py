@@ -31,7 +31,7 @@ class PassSeconds(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Of both passes."""
+        """Seconds of both passes."""
         return self.forward + self.backward
 
     def times(self, number: float) -> PassSeconds:
@@ -69,7 +69,7 @@ class StageParts(NamedTuple):
 
     @property
     def both(self) -> PassSeconds:
-        """Of all parts."""
+        """Seconds of all parts."""
         return PassSeconds(sum(part.forward for part in self), sum(part.backward for part in self))
 
 
@@ -88,7 +88,7 @@ def workloads_of_parts(workload: Workload) -> list[Workload]:
 
 
 def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
-    """What the machine model says of each part: a stage's products, operators, casts, kernels and launches.
+    """Modelled seconds of each part: a stage's products, operators, casts, kernels and launches.
 
     Each part is the stage of a pipeline that has nothing else: embedding | one layer | head. So the parts of a stage
     add up to its micro-batch without messages, where the host is not the slower one. Casts of weights, once a step,

@@ -91,7 +91,7 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
 
 
 def score_operator_bytes(workload: Workload) -> dict[str, int]:
-    """Of `layer_operator_bytes`, the operators on attention scores: what selective recomputation repeats."""
+    """Operators on attention scores among `layer_operator_bytes`: selective recomputation repeats them."""
     architecture, recipe, layout = workload
     if layout.fused_attention:
         return {}

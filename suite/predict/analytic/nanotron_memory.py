@@ -156,7 +156,7 @@ def held_streams(architecture: Architecture, layout: Layout, *, stage: int, laye
 
 
 def not_described(workload: Workload) -> str | None:
-    """What of a run `nanotron_memory` does not describe; None: it describes all."""
+    """The feature of a run that `nanotron_memory` does not describe; None: it describes all."""
     architecture, layout = workload.architecture, workload.layout
     reasons = {
         "mixtures of experts": architecture.experts is not None,

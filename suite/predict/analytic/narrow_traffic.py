@@ -16,7 +16,7 @@ _OF_WHOLE_TENSORS = (ProductFormat.FP8_DELAYED, ProductFormat.FP8_CURRENT)
 
 
 def reductions_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
-    """Of reduced gradients, on every stage and axis alike: w / g where the stack reduces them in 16 bit, else 1.
+    """Share of the bytes of reduced gradients, on every stage and axis: w / g if the stack reduces in 16 bit, else 1.
 
     With w bytes of a weight and g of a gradient as it is added up.
     """
@@ -54,7 +54,7 @@ def weight_casts_share(workload: Workload, stack: Stack) -> float:
 
 
 def gathers_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
-    """Of gathered weights: matrices of products in 8 bits in that format, tables, norms and biases as they are.
+    """Share of the bytes of gathered weights: matrices in 8 bits in such a format; tables, norms and biases whole.
 
     1 - (1 - f / w) Psi' / Psi, with f bytes of an element in the format, Psi parameters of the rank that the ranks of
     `axis` gather, Psi' of them in such products. On the axis "edp" they are experts alone.

@@ -25,7 +25,7 @@ def compressed_elements(elements: int, *, ranks: int) -> int:
 
 
 def compressed_all_reduce_traffic(vectors: Sequence[int], *, ranks: int) -> list[Traffic]:
-    """What one rank hands to collectives over "dp" to average vectors of so many momenta in one bit each, once a step.
+    """Traffic over "dp" of one rank that averages vectors of so many momenta in one bit each, once a step.
 
     With N padded elements of a vector (see `compressed_elements`) and n ranks, summed over vectors:
         all_to_all    N / 8 + 4 n    sign bits, eight a byte: each rank gets every rank's bits of the chunk that it

@@ -84,7 +84,7 @@ def pipedream_partition(
     weights_before = list(accumulate(weight_bytes, initial=0.0))
 
     def stage_seconds(first: int, end: int) -> list[float]:
-        """Of the stage of layers first to end - 1, for 1, 2, … replicas."""
+        """Seconds of the stage of layers first to end - 1, for 1, 2, … replicas."""
         return [
             replicated_stage_seconds(
                 computation_seconds=seconds_before[end] - seconds_before[first],

@@ -9,7 +9,7 @@ from suite.predict.analytic.elementwise import chosen, larger, smaller
 
 
 class Traffic(NamedTuple):
-    """What one rank hands to one kind of collective in one step."""
+    """One kind of collective of one rank in one step."""
 
     axis: str
     operation: str

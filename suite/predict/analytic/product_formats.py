@@ -90,7 +90,7 @@ def cast_kernels(product_format: ProductFormat) -> int:
 
 
 def products_in_format(workload: Workload) -> dict[str, tuple[int, int, int, int]]:
-    """Of `layer_products`, those that are computed in the recipe's product format; none where it is "none"."""
+    """Parts of `layer_products` that are computed in the recipe's product format; none where it is "none"."""
     if not workload.recipe.product_format.casts:
         return {}
     return {part: sizes for part, sizes in layer_products(workload).items() if part not in WIDER}

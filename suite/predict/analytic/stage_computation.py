@@ -140,7 +140,7 @@ def stage_kernels(workload: Workload, machine: Machine, *, stage: int) -> float:
 
 
 def host_launches(workload: Workload, machine: Machine, *, stage: int) -> float:
-    """What the host launches for one micro-batch on pipeline stage `stage`, a kernel's launch being the unit.
+    """Launches by the host for one micro-batch on pipeline stage `stage`, a kernel's launch being the unit.
 
     A collective takes two: events that make two streams wait for each other take as long as the kernel. A cast takes
     none of its own: it is launched with the product that it is for (Transformer Engine, pytorch/module/linear.py).

@@ -117,7 +117,7 @@ def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
 
 
 class _LayoutTerms(NamedTuple):
-    """What all stages of a layout have in common.
+    """Terms that all stages of a layout have in common.
 
     Args:
         kinds: of each of `layer_kinds`.
@@ -207,7 +207,7 @@ def _gradients_on_host(layout: Layout) -> bool:
 
 
 def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
-    """What of `state` stays on the accelerator."""
+    """Part of `state` that stays on the accelerator."""
     if layout.offload is Offload.NONE:
         return state
     weights = 0 * state.weights if layout.offload is Offload.STATE else state.weights

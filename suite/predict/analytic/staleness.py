@@ -16,7 +16,7 @@ class IterationTimes(NamedTuple):
 
 
 class BoundedTraining(NamedTuple):
-    """What a staleness bound makes of given iteration times.
+    """A training under a staleness bound, from given iteration times.
 
     seconds                  until the last worker has finished its last iteration
     iterations_per_second    iterations of all workers together over `seconds`

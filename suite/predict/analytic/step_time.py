@@ -15,8 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
-from suite.predict.analytic.axis_links import axis_groups
-from suite.predict.analytic.collective_time import Group, collective_seconds
+from suite.predict.analytic.collective_time import Group, axis_groups, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, tensor_parallel_exposure
 from suite.predict.analytic.key_value_heads import key_value_copies
@@ -202,7 +201,7 @@ def step_time(
 
 
 class _StepOfStages(NamedTuple):
-    """What the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes.
+    """Times that the stages of a step share; `kinds` of each of `layer_kinds`, `head` of both passes.
 
     Args:
         parts: given seconds, and what the machine says of the same.

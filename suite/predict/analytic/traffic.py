@@ -23,7 +23,7 @@ CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
 
 
 def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
-    """What one rank of pipeline stage `stage` (from 0) hands to collectives in a step of `micro_batches`.
+    """Collectives of one rank of pipeline stage `stage` (from 0) in a step of `micro_batches`.
 
     One entry for each axis and operation; of plain numbers, entries without messages are left out.
         dp, edp     `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together; with
@@ -52,7 +52,7 @@ def reduced_gradient_element_bytes(precision: Precision) -> int:
 
 
 def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
-    """What one rank hands to collectives over its data-parallel group in a step, by ZeRO stage.
+    """Collectives of one rank over its data-parallel group in a step, by ZeRO stage.
 
     With Psi parameters on the rank, g bytes a reduced gradient, w a weight, m micro-batches, n ranks of the group,
     Psi' = n ceil(Psi / n) for each optimizer group:
@@ -145,7 +145,7 @@ def activation_message_bytes(workload: Workload) -> int:
 
 
 def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
-    """What one rank hands to collectives over its tensor-parallel group in a step.
+    """Collectives of one rank over its tensor-parallel group in a step.
 
     With a = b s h e / c bytes of hidden states, for each micro-batch:
         layer, forward      2 all-reduces of a (g: after the row-parallel projection and contraction)
@@ -207,7 +207,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
         replicated = several * rank.replicated
         # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
         gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
-        more = _gathered_expert_tokens(workload, stage=stage)
+        more = gathered_expert_tokens(workload, stage=stage)
         extra_gathered = passes * more.gathered + (forwards + layers) * latent_bytes
         extra_reduced = passes * more.reduced + layers * latent_bytes
         latent_gathers = passes * (forwards + layers) * latent.messages
@@ -237,8 +237,8 @@ class _ExpertTokens(NamedTuple):
     reduced: int
 
 
-def _gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
-    """Of tensor parallelism with sequence parallelism, in a stage's layers with experts.
+def gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
+    """Further bytes of tensor parallelism with sequence parallelism, in a stage's layers with experts.
 
     An f gathers forward, again for each repeated pass and for the weight's gradient, and reduces backward; a g reduces
     forward and again, and gathers backward.
@@ -258,7 +258,7 @@ def _gathered_expert_tokens(workload: Workload, *, stage: int) -> _ExpertTokens:
 
 
 def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
-    """What one rank hands to all-to-alls among expert-parallel ranks in a step, where experts are equally busy.
+    """All-to-alls of one rank among expert-parallel ranks in a step, where experts are equally busy.
 
     T k h e / u bytes with T tokens of a micro-batch on the rank, k experts a token, u = t with sequence parallelism
     and 1 otherwise, for each layer with experts and micro-batch:
@@ -287,7 +287,7 @@ def expert_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Tra
 
 
 def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
-    """What one rank sends round its context-parallel ring in a step (ring attention).
+    """Keys and values that one rank sends round its context-parallel ring in a step (ring attention).
 
     Keys and values of a rank's share of the sequence are 2 b s k d e / (c t) bytes, with k key-value heads of size d
     (at least one a rank), c ranks of the ring. For each layer and micro-batch, one message each:
@@ -330,7 +330,7 @@ def pipeline_messages(layout: Layout, *, stage: int, micro_batches: int) -> int:
 
 
 def pipeline_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
-    """What one rank sends to other pipeline stages in a step: `pipeline_messages` of a = b s h e / c bytes each.
+    """Messages of one rank to other pipeline stages in a step: `pipeline_messages` of a = b s h e / c bytes each.
 
     Every tensor-parallel rank sends all of it, except with scatter_gather or sequence parallelism: a / t. With the
     first, the receivers gather it (see `tensor_parallel_traffic`); with the second, no rank has more.
@@ -346,7 +346,7 @@ def pipeline_traffic(workload: Workload, *, stage: int, micro_batches: int) -> T
 
 
 def tied_embedding_traffic(workload: Workload, *, stage: int) -> Traffic:
-    """What one rank hands to the all-reduce of the tied embedding's gradient between first and last stage in a step.
+    """All-reduce of the tied embedding's gradient between first and last stage, of one rank in a step.
 
     g V h / t bytes in one message on the first and on the last of several stages; nothing elsewhere or untied, nor in a
     V, where both tables are on the first stage, and are one.

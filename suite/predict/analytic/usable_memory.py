@@ -32,14 +32,14 @@ class UsableMemory(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is kept; empty where that is nothing."""
+        """Memory that is kept, in words; empty where that is none."""
         if not self.driver + self.context:
             return ""
         return f"{self.printed / GIB:,.4g} - {self.driver / GIB:.2g} driver - {self.context / GIB:.2g} CUDA"
 
 
 def usable_memory(board: Board) -> UsableMemory:
-    """What of the board's memory is usable; all of it where nothing is recorded of a driver: CPUs, TPUs.
+    """Usable part of the board's memory; all of it where nothing is recorded of a driver: CPUs, TPUs.
 
     The context is assumed to be as large on every GPU, see `CONTEXT_BYTES`. Communicators take more, see
     `bytes_outside_allocator`.

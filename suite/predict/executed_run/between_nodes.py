@@ -1,4 +1,4 @@
-"""What leaves the nodes of a launch, and what stays inside them: payload by the groups' places, and bytes on wires."""
+"""Payload that leaves the nodes of a launch, or stays inside them, by the groups' places; and bytes on wires."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def of_every_rank(layout: Layout, figures_at: Callable[[RankPosition], list[Figu
 
 
 def _shares(workload: Workload, position: RankPosition) -> list[Figure]:
-    """What a rank has of the job's sums."""
+    """A rank's share of the job's sums."""
     stage, replica = position
     workload = workload.at_stage(stage)
     samples = accumulation(workload.recipe, workload.layout) * workload.layout.micro_batch

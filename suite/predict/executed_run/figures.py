@@ -1,4 +1,4 @@
-"""What arithmetic expects of a launch, and its comparison with the launch: the rows that decide whether it passes."""
+"""Figures that arithmetic expects of a launch, and their comparison with it: the rows that decide whether it passes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
 
 
 def _of_slice(job: Job, rank: int, options: StepOptions) -> list[Figure]:
-    """What one rank counts, without messages to ranks that other layers or samples are on."""
+    """Counts of one rank, without messages to ranks that other layers or samples are on."""
     position, memory = rank_position(job.layout, rank), memory_options(options, job.kernels)
     tolerance, why = _judged_peak(job.workload, options)
     peak = peak_figure(job.workload, position, memory, tolerance=tolerance, why=why, sliced=True)
@@ -151,7 +151,7 @@ def peak_figure(
 
 
 def unproven_peak(workload: Workload, kernels: Kernels) -> str | None:
-    """What of a run keeps its peak from being judged; None where it was compared with PyTorch's allocator.
+    """Reason why a run's peak is not judged; None where it was compared with PyTorch's allocator.
 
     Compared on CPUs: the miniatures on one rank and on two of each axis, experts shared out over two among them. Not
     ZeRO-2 and 3 over several ranks, nor gradients that are reduce-scattered: gloo's threads send them while the rank

@@ -1,4 +1,4 @@
-"""What is expected of workers at a parameter store: state, bytes and messages of every rank."""
+"""Expected state, bytes and messages of every rank of workers at a parameter store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stored_workload(workload: Workload) -> Workload:
 
 
 def store_traffic(workload: Workload) -> Traffic:
-    """What one rank sends in a step, as a worker its gradient, and as a shard the weights that workers read.
+    """Messages of one rank in a step: as a worker its gradient, as a shard the weights that workers read.
 
     With n workers, and N elements in a weight group, in n shards of ceil(N / n); g bytes a gradient, w a weight:
         (n - 1) g ceil(N / n)    of each weight group, to the other shards, a message each

@@ -14,8 +14,8 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import MOST_PASSES, Pass, PassKind, PipelineTimes
 from suite.job.training_job import Job
 from suite.metrics.figures import MEASURED_PASSES, Figure, Quantity
+from suite.predict.simulation.pipeline_order import TimedPass
 from suite.predict.simulation.pipeline_schedule import steady_idle_fraction, timed_passes
-from suite.predict.simulation.pipeline_timing import TimedPass
 from suite.predict.simulation.supported_layouts import describes_ranks
 
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side
@@ -36,7 +36,7 @@ class MeasuredDurations(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Of the whole model."""
+        """Number of chunks of the whole model."""
         return 1 + max(chunk for _, chunk in self.seconds)
 
     def of(self, done: Pass) -> float:
@@ -45,7 +45,7 @@ class MeasuredDurations(NamedTuple):
 
 
 def measured_durations(times: Sequence[PipelineTimes]) -> MeasuredDurations:
-    """Of all ranks of a launch; ranks that have the same chunk, over replicas or tensor-parallel, count alike."""
+    """Durations over all ranks of a launch; ranks with the same chunk, replicas or tensor-parallel, count alike."""
     seconds: dict[tuple[PassKind, int], list[float]] = defaultdict(list)
     between: dict[int, list[float]] = defaultdict(list)
     for of_rank in times:
@@ -67,7 +67,7 @@ def idle_share(stages: Sequence[Sequence[TimedPass]]) -> float:
 
 
 def recorded_micro_batches(workload: Workload, times: Sequence[PipelineTimes]) -> int:
-    """Of the step whose passes were recorded: batches may grow. Of a whole batch where not all passes are there."""
+    """Micro-batches of the step whose passes were recorded (batches may grow); of a whole batch if some are not."""
     most = max(len(of_rank.passes) for of_rank in times)
     if not 0 < most < MOST_PASSES or not workload.layout.flushes:
         return accumulation(workload.recipe, workload.layout)
@@ -105,7 +105,7 @@ def simulated_step(workload: Workload, times: Sequence[PipelineTimes]) -> Simula
 
 
 class LaunchSurroundings(NamedTuple):
-    """What else than the schedule can make a rank wait.
+    """Surroundings of a launch: causes besides the schedule that can make a rank wait.
 
     Args:
         cores: that the ranks may use.
@@ -148,7 +148,7 @@ def with_measured_bubble(
 
 
 def _disturbed(job: Job, surroundings: LaunchSurroundings, *, pass_seconds: float) -> str:
-    """What else a rank waits for; empty where nothing counts.
+    """Other causes for which a rank waits, in words; empty where nothing counts.
 
     Between two passes a message and PyTorch's own work take 0.24 ms (gpt2-mini on two processes of an AMD EPYC, gloo,
     2026-11-26), which the simulation leaves out: in the shortest passes that are judged, 2.4 points. Without flush a

@@ -53,7 +53,7 @@ def _payload(traffic: list[Traffic]) -> Counter[tuple[str, str]]:
 
 
 def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
-    """What is known to differ in this operation on `axis`."""
+    """The known difference in this operation on `axis`."""
     architecture, layout = workload.architecture, workload.layout
     if layout.virtual_stages > 1 and layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
         yield "layers are dealt to chunks"

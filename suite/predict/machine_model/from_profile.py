@@ -96,7 +96,7 @@ def profiled_machine(
 
 
 class _Measured(NamedTuple):
-    """What a profile says of its ranks in one dtype.
+    """A profile's measurements of its ranks in one dtype.
 
     Args:
         known: whether the catalog has the accelerator.
@@ -177,7 +177,7 @@ def _machine(
 
 
 def _hardware_notes(profile: Profile, measured: _Measured) -> Iterator[str]:
-    """What an accelerator of this machine is."""
+    """Description of an accelerator of this machine."""
     ranks, dtype, peak = profile.conditions.ranks, measured.dtype, measured.peak_flop_per_second
     measured_utc = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(profile.measured))
     yield (
@@ -196,7 +196,7 @@ def _hardware_notes(profile: Profile, measured: _Measured) -> Iterator[str]:
 def _layout_notes(
     profile: Profile, measured: _Measured, layout: Layout | None, network: float, *, asked: bool
 ) -> Iterator[str]:
-    """What the run's layout needs beyond what was measured: a network that was `asked` for, or the run's."""
+    """The network that the run's layout needs beyond the measurements: the one `asked` for, or the run's."""
     if layout is None:
         return
     if layout.fused_attention:
@@ -212,7 +212,7 @@ def _layout_notes(
 
 
 def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> Iterator[str]:
-    """What hides, what a step costs beyond its operators, and how far to trust it."""
+    """Notes on hidden traffic, on a step's cost beyond its operators, and on how far to trust it."""
     on_cuda = profile.fingerprint.device == "cuda"
     hidden = f"{machine.overlap_share:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
     yield f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators"

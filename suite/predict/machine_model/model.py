@@ -135,7 +135,7 @@ class RunMachine(NamedTuple):
 
     @property
     def peak(self) -> AcceleratorPeak:
-        """Of the accelerator in the run's dtype, whatever the network is.
+        """Peak of the accelerator in the run's dtype, whatever the network is.
 
         Raises:
             InputError: the accelerator has none.

@@ -1,4 +1,4 @@
-"""What step times have in common beyond their columns: laboratory, model's size, measured parts, as random effects.
+"""Random effects that step times share beyond their columns: laboratory, model's size, measured parts.
 
 The logarithm of predicted over measured time of a row is the sum of effects of its laboratory, of its model's size
 there and of its own, each normal around 0. Their standard deviations are estimated. So a table of many rows tells much
@@ -39,7 +39,7 @@ def laboratory_of(row: PublishedRow) -> str:
 
 
 def _part_of(row: PublishedRow) -> str:
-    """Of a composed row its measured layer, which tensor parallelism and micro-batch determine; else the size."""
+    """Measured layer of a composed row, which tensor parallelism and micro-batch determine; else the size."""
     if row.composed:
         return f"tp{row.layout.tensor_parallel} micro{row.layout.micro_batch}"
     return size_of(row)

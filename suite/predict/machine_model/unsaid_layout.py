@@ -1,4 +1,4 @@
-"""What a stack does where a layout leaves it unsaid: whether it fuses attention, how ZeRO-1 reduces gradients."""
+"""Defaults of a stack where a layout leaves them unsaid: whether it fuses attention, how ZeRO-1 reduces gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fuses_attention(architecture: Architecture, software: RecordedStack) -> bool
 
 
 def usual_layout(run: ReferenceRun, stack_name: str | None = None) -> Layout:
-    """What the words of a layout leave unsaid: as the run recorded it; without a record, attention as its stack has it.
+    """The layout behind words that leave fields unsaid: as the run recorded it; else attention as its stack has it.
 
     Args:
         stack_name: the stack in place of the run's.

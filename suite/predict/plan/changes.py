@@ -1,4 +1,4 @@
-"""What one change of a layout, of its batch or of its machine would do to the step: each computed, none guessed."""
+"""Effects of one change of a layout, of its batch or of its machine on the step: each computed, none guessed."""
 
 from __future__ import annotations
 

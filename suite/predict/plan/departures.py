@@ -1,4 +1,4 @@
-"""What hangs on who executes a run: the stack that would change it most, and what each other choice has changed."""
+"""Differences by who executes a run: the stack that would change it most, and the effect of each other choice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAST_CHANGE = 0.005  # of step time or peak; less is no change
 
 
 class Departure(NamedTuple):
-    """What another choice does to a run: shares of the step time and of the peak by which both change.
+    """Effect of another choice on a run: shares of the step time and of the peak by which both change.
 
     Args:
         choice: in words.
@@ -109,7 +109,7 @@ def most_changing_stack(predicted: Predicted, request: PredictionRequest) -> Dep
 
 
 def departures(predicted: Predicted, request: PredictionRequest) -> list[Departure]:
-    """What each of stack, accelerator and format of products that was asked for changes by itself against the record.
+    """Effects of a stack, an accelerator and a format of products that were asked for, each alone against the record.
 
     Each is taken back alone, and the others stay; a record that lacks what is taken back is left out.
     """

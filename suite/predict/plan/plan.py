@@ -41,7 +41,7 @@ class OtherNumber(NamedTuple):
 
 
 class TrainingPlan(NamedTuple):
-    """What a training on so many accelerators can be.
+    """Best layouts of a training on so many accelerators.
 
     Args:
         question: what was searched; its memory is the accelerator's less the error of predicted peaks.
@@ -95,7 +95,7 @@ def machine_of(run: ReferenceRun, on: str | None, ranks: int, network: float | N
 def question_of(
     run: ReferenceRun, on: RunMachine, *, ranks: int, fixed: Mapping[str, object], global_batch: int | None
 ) -> Question:
-    """What is searched for a run on such a machine.
+    """The search's question about a run on such a machine.
 
     Raises:
         InputError: the machine lacks its network, or weights are to be offloaded.

@@ -1,4 +1,4 @@
-"""What `predict` computes of one run, as its options ask."""
+"""The answer of `predict` about one run, as its options ask."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Predicted(NamedTuple):
 
     @property
     def memory(self) -> UsableMemory | None:
-        """Of the accelerator; None where it is not known."""
+        """Memory of the accelerator; None where it is not known."""
         return usable_memory(self.machine.accelerator.board) if self.machine else None
 
     @property
@@ -93,7 +93,7 @@ class Predicted(NamedTuple):
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of step time and peak, as far as they are predicted."""
+        """Intervals of step time and peak, as far as they are predicted."""
         found = {Quantity.STEP_SECONDS: self.step_interval, Quantity.PEAK_BYTES: self.peak_interval}
         return {quantity: interval for quantity, interval in found.items() if interval}
 
@@ -105,7 +105,7 @@ class Predicted(NamedTuple):
 
 
 class PredictionRequest(NamedTuple):
-    """What the options ask for; None where an option is absent.
+    """Options of `predict`; None where an option is absent.
 
     Args:
         machine: profile of the machine to predict for.

@@ -1,4 +1,4 @@
-"""What a search for a layout is asked: a training, a machine, what the software executes, and what stays as it is."""
+"""The question of a search for a layout: a training, a machine, abilities of the software, and fixed fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.predict.analytic.machine import Machine
 
 
 class Question(NamedTuple):
-    """What is looked for.
+    """A search's question.
 
     Args:
         base: what no search varies: buckets, groups of recomputation; and, where the software has one alone, the order
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
     @property
     def offloads(self) -> tuple[Offload, ...]:
-        """What may be kept on the host: nothing, or the optimizer's state where the link to the host is known."""
+        """State that may be kept on the host: none, or the optimizer's where the link to the host is known."""
         able = "offload-optimizer" in self.layouts and self.machine.host_bytes_per_second is not None
         return self.values("offload", (Offload.NONE, *([Offload.OPTIMIZER] if able else [])))
 

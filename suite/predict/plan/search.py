@@ -16,7 +16,7 @@ import msgspec
 
 from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Workload
-from suite.predict.analytic.axis_links import axis_groups, best_links, joined_links
+from suite.predict.analytic.collective_time import axis_groups, best_links, joined_links
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.plan.enumeration import AXES_OF_COUNTS, CONTEXT, COUNTS, enumerated
 from suite.predict.plan.question import Question
@@ -188,7 +188,7 @@ class _Columns(NamedTuple):
 def _promising(
     question: Question, pairs: Sequence[tuple[Layout, numpy.ndarray[Any, Any]]], number: int
 ) -> list[tuple[Layout, numpy.ndarray[Any, Any]]]:
-    """Of all layouts those whose sizes of axes are among the `number` fastest, or the smallest, with plain switches.
+    """Layouts with plain switches whose sizes of axes are among the `number` fastest, or the smallest.
 
     Plain are the first schedule (1f1b), assignment and order of ranks. Sizes are ep, dp, tp, pp and cp; with the best
     of them all micro-batches, chunks, schedules, assignments, orders and other switches are computed.
@@ -233,7 +233,7 @@ def _peaks(question: Question, layout: Layout, columns: numpy.ndarray[Any, Any])
 def _seconds(
     question: Question, layout: Layout, columns: numpy.ndarray[Any, Any], orders: Sequence[str]
 ) -> numpy.ndarray[Any, Any]:
-    """Of each layout's step; with several orders of ranks, as if each axis had the best of its links."""
+    """Seconds of each layout's step; with several orders of ranks, as if each axis had the best of its links."""
     import numpy
 
     counted = _counted(layout, columns, orders[0])

@@ -46,7 +46,7 @@ _RECOMPUTED = FlopConvention.MEGATRON_RECOMPUTED
 
 
 class Prices(NamedTuple):
-    """What a training is charged at, in one currency; None where nothing is charged.
+    """Prices of a training, in one currency; None where nothing is charged.
 
     Args:
         accelerator_hour: price of one accelerator for an hour.
@@ -101,7 +101,7 @@ def predicted_figures(
 
 
 def _parameter_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
-    """Of the whole model, of each part, without padding, and of a rank of each stage."""
+    """Parameters of the whole model, of each part, without padding, and of a rank of each stage."""
     total, padding = sum(prediction.parameters.values()), padding_parameters(run.architecture)
     yield Figure(Quantity.PARAMETERS, total)
     if run.architecture.experts is not None:
@@ -117,7 +117,7 @@ def _parameter_figures(run: ReferenceRun, layout: Layout | None, prediction: Run
 
 
 def _flop_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
-    """Of a step: under every convention, of each part, and with what is recomputed; none where the batch lacks."""
+    """Flop of a step: under every convention, of each part, and with recomputation; none where the batch lacks."""
     if prediction.model_flop is None:
         return
     yield Figure(Quantity.MODEL_FLOP, prediction.model_flop, convention=MODEL_CONVENTION)
@@ -134,7 +134,7 @@ def _flop_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPredi
 
 
 def _training_flop_figure(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Figure:
-    """Of the whole training, under the convention of the published total."""
+    """Flop of the whole training, under the convention of the published total."""
     recipe = run.recipe
     convention = run.reported.total_flop_convention or run.reported.flop_convention
     if convention is _RECOMPUTED and not _recomputes(layout):

@@ -126,7 +126,7 @@ def sliced_step(
 
 
 def _names(workload: Workload) -> list[str]:
-    """What the run's kinds of layers are called."""
+    """Names of the run's kinds of layers."""
     kinds = layer_kinds(workload.architecture)
     return ["layer"] if len(kinds) == 1 else ["dense layer", "layer with experts"]
 

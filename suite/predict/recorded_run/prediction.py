@@ -27,7 +27,7 @@ from suite.predict.analytic.traffic import step_traffic
 
 
 class RunPrediction(NamedTuple):
-    """What arithmetic says of a run; what its record or its machine does not allow is empty or None.
+    """Arithmetic's answers about a run; a field that its record or its machine does not allow is empty or None.
 
     Args:
         parameters: by part.

@@ -1,4 +1,4 @@
-"""What was published of a run's outcome, as figures, and what follows from it by arithmetic."""
+"""Published outcomes of a run as figures, and arithmetic that follows from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FROM_SAMPLES = "from published samples per second"
 
 
 def published_figures(run: ReferenceRun) -> list[Figure]:
-    """What was published of the run's outcome."""
+    """Figures of the run's published outcome."""
     reported, convention = run.reported, run.reported.flop_convention
     rate = convention.value if convention else None
     needed = model_convention(convention).value if convention else None

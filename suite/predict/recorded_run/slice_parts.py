@@ -30,7 +30,7 @@ _PASSES = {
 
 
 class MeasuredSlice(NamedTuple):
-    """What was measured: the job of a slice, its times, the record's file, and the device in words."""
+    """A measurement: the job of a slice, its times, the record's file, and the device in words."""
 
     job: Job
     times: SliceTimes
@@ -196,6 +196,6 @@ def _factor(name: str, kind: int, workload: Workload, measured: MeasuredSlice) -
 
 
 def _layer_flop(workload: Workload) -> float:
-    """Of one micro-batch in a layer, of all tensor-parallel ranks together."""
+    """Flop of one micro-batch in a layer, of all tensor-parallel ranks together."""
     layout = workload.layout
     return sum(layer_forward_flop(workload.architecture, samples=layout.micro_batch).values()) / layout.context_parallel

@@ -20,7 +20,7 @@ from suite.predict.analytic.training_cost import tokens_per_second, utilization
 
 
 class LayoutFigures(NamedTuple):
-    """What decides between layouts: one number each, or one array each with an entry a layout."""
+    """Numbers that decide between layouts: one each, or one array each with an entry a layout."""
 
     peak_bytes: float
     hardware_flop: float

@@ -1,1 +1,1 @@
-"""What PyTorch does in a step: operators, tensors kept, collectives, schedule, seconds."""
+"""PyTorch's step: operators, tensors kept, collectives, schedule, seconds."""

@@ -1,4 +1,4 @@
-"""What a pipeline stage holds whose passes go on over updates."""
+"""Memory of a pipeline stage whose passes go on over updates."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ BackwardRule = Callable[[list[MemoryBlock], list[MemoryBlock | None]], list[Memo
 
 
 class Node:
-    """What the backward pass does for one operator.
+    """The backward pass of one operator.
 
     Args:
         number: nodes run backward from the highest on.
@@ -355,7 +355,7 @@ class Tape:
 
 
 def _nodes_that_lead_to(leaf: ParameterLeaf, value: Value) -> dict[int, bool]:
-    """Of each node of the graph of `value`, by identity, whether it has a path to `leaf`."""
+    """Whether each node of the graph of `value`, by identity, has a path to `leaf`."""
     leads: dict[int, bool] = {}
     waiting = [value.origin]
     while waiting:

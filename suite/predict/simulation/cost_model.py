@@ -94,12 +94,12 @@ class CostModel:
         return self._measured.line(self._subject(operation, variant, dtype, compiled=compiled)).seconds_per_unit
 
     def _each(self, operation: str, variant: str = "", *, compiled: bool = False) -> float:
-        """Of the fewest calls in a row that were timed: in a step there are few between two operators."""
+        """Seconds of one of the fewest calls in a row that were timed: few stand between two operators of a step."""
         line = self._measured.line(self._subject(operation, variant, compiled=compiled))
         return line.seconds(line.sizes[0]) / line.sizes[0]
 
     def _region_backward(self) -> float:
-        """Of one call, whose timing starts autograd's engine, as a step does once for all regions."""
+        """Seconds of one call, whose timing starts autograd's engine, as a step does once for all regions."""
         return max(0.0, self._each("region", "backward", compiled=True) - self._engine.fixed_seconds)
 
     def _host_seconds(self, call: OperatorCall) -> float:

@@ -8,10 +8,8 @@ from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Mask, Norm, Position, QueryKeyNorm, Residual, Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import FP32
-from suite.predict.simulation.attention_context import AttentionContext
-from suite.predict.simulation.attention_inputs import INT64, AttentionInputs
+from suite.predict.simulation.attention_layer import AttentionContext, LatentLayer
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
-from suite.predict.simulation.batch_blocks import BatchBlocks
 from suite.predict.simulation.decoder_parameters import (
     Affine,
     ChunkParameters,
@@ -25,9 +23,9 @@ from suite.predict.simulation.decoder_parameters import (
 from suite.predict.simulation.expert_layer import ExpertLayer
 from suite.predict.simulation.fsdp import FullySharding
 from suite.predict.simulation.host_calls import BLOCK
-from suite.predict.simulation.latent_layer import LatentLayer
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
+from suite.predict.simulation.shared_inputs import INT64, AttentionInputs, BatchBlocks
 from suite.predict.simulation.triton_operators import TritonOperators
 
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
@@ -184,7 +182,7 @@ class Chunk:
         return self.operators.embedding(indices, table, tokens=read, rows=rows, hidden=sizes.hidden)
 
     def _mask(self, batch: BatchBlocks) -> Value:
-        """What attention is given of its mask: Triton's kernel the slopes or the positions that are seen."""
+        """The mask's input to attention: Triton's kernel has the slopes or the positions that are seen."""
         if self.layout.fused_attention and self.layout.context_parallel == 1:
             return Value(self.tape.block(0))
         if self.triton is None:
@@ -378,7 +376,7 @@ class Chunk:
         return self.operators.of_rows(self._own_feed_forward(parameters, x), elements=self.sizes.states)
 
     def _own_feed_forward(self, parameters: FeedForwardParameters, x: Value) -> Value:
-        """What this rank's columns of a feed-forward part give."""
+        """Output of this rank's columns of a feed-forward part."""
         tokens, hidden, width = self.sizes.tokens, self.sizes.hidden, parameters.width
         rows = (2 if self.architecture.activation.gated else 1) * width
         x = self.operators.linear(x, *parameters.expansion, tokens=tokens, columns=hidden, rows=rows)

@@ -196,7 +196,7 @@ class NewLeaf(Protocol):
     def __call__(
         self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1, *, apart: bool = False
     ) -> ParameterLeaf:
-        """Of so many rows and columns, which so many operators read.
+        """A parameter of so many rows and columns, which so many operators read.
 
         Args:
             apart: whether it is of experts that are shared out, or of a table that stages without flush share.

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from reference_runs.run import Architecture, Balancing, Gate
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.memory import FP32
-from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, Value
 from suite.predict.simulation.decoder_parameters import ExpertParameters
 from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
+from suite.predict.simulation.shared_inputs import INT64
 
 INT32 = 4
 Blocks = list[MemoryBlock]
@@ -72,7 +72,7 @@ class ExpertLayer:
         self._scores = FP32 * tokens * self._experts
 
     def routed(self, x: Value, parameters: ExpertParameters, activated: Callable[[Value, int], Value]) -> Value:
-        """What the chosen experts make of x, weighed and summed for each token."""
+        """The chosen experts' outputs for x, weighed and summed for each token."""
         hidden, width = self._hidden, self._width
         gate = 2 if self._architecture.activation.gated else 1
         by_token = Value(x.block, self._tape.record([x], [], lambda _, gradients: list(gradients)))
@@ -113,7 +113,7 @@ class ExpertLayer:
         return self._weighed(self._ordered(out, back, given=self._given), gates)
 
     def gated(self, shared: Value, x: Value, gate: ParameterLeaf) -> Value:
-        """What the shared experts give times the sigmoid of x by the gate's row: keeps the sigmoid and both factors."""
+        """The shared experts' output times the sigmoid of x by the gate's row: keeps the sigmoid and both factors."""
         operators, tape, tokens, hidden = self._operators, self._tape, self._tokens, self._hidden
         score = operators.linear(x, gate, None, tokens=tokens, columns=hidden, rows=1)
         out = operators.block(tokens)
@@ -122,7 +122,7 @@ class ExpertLayer:
         return self._times(shared, weight, rows=tokens)
 
     def _ordered(self, x: Value, keeps: Blocks, *, given: int, rows: int | None = None) -> Value:
-        """Of so many given rows, so many (None: those of the tokens) in another order: keeps what leads back."""
+        """So many rows (None: those of the tokens) of so many given ones in another order: keeps the way back."""
         operators, elements = self._operators, (self._rows if rows is None else rows) * self._hidden
         node = self._tape.record([x], keeps, self._passing(operators.element * given * self._hidden))
         operators.tape.count("permuted", elements, variant="forward", dtype=operators.dtype)

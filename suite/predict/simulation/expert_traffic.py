@@ -13,14 +13,14 @@ from suite.predict.analytic.parameters import total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.stage_layers import stage_layer_kinds
 from suite.predict.analytic.traffic import expert_traffic
-from suite.predict.simulation.attention_inputs import INT64
+from suite.predict.simulation.shared_inputs import INT64
 from suite.predict.simulation.state import unlearned_tensors_of_rank
 
 INT32 = 4
 
 
 def executed_expert_traffic(workload: Workload, *, stage: int) -> list[tuple[str, Traffic]]:
-    """What one rank hands to all-to-alls in a step by element type, where experts are equally busy.
+    """All-to-alls of one rank in a step by element type, where experts are equally busy.
 
     `expert_traffic` without sequence parallelism, as tensor-parallel ranks route the hidden states of all positions;
     and for each of its forward passes, repeated ones too, one of E int64: the rows of each expert. With a capacity all

@@ -1,4 +1,4 @@
-"""What fully_shard (ZeRO-2 and 3) allocates around the operators of a unit: gathered weights, gradients, messages."""
+"""Allocations of fully_shard (ZeRO-2 and 3) around the operators of a unit: gathered weights, gradients, messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What averaging over the data-parallel ranks takes as it is executed here: bytes, messages, and 1-bit Adam's state."""
+"""Averaging over the data-parallel ranks as it is executed here: bytes, messages, and 1-bit Adam's state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_bit_state_bytes(workload: Workload, *, stage: int) -> int:
 def averaging_traffic(
     workload: Workload, *, stage: int, averaging: Averaging, buckets: list[int], element_bytes: int
 ) -> list[Traffic]:
-    """What one rank hands to collectives over "dp" to average once, scalars left out.
+    """Collectives of one rank over "dp" to average once, scalars left out.
 
     With N elements in `buckets` of `element_bytes` each:
         exact           all_reduce    the buckets
@@ -68,7 +68,7 @@ def averaging_traffic(
 
 
 def replica_traffic(workload: Workload, *, stage: int, element_bytes: int) -> list[Traffic]:
-    """What a replica of a stage without flush hands to the all-reduces of its gradients, once an update.
+    """All-reduces of gradients by a replica of a stage without flush, once an update.
 
     A message for the weights that decay, one for the others, and one for a table that another stage has too: none where
     stages differ in replicas, all of which sum it at once ("embedding").

@@ -1,4 +1,4 @@
-"""What the host does for a line of suite/execute/model besides the operators that a calibration times by themselves.
+"""Work of the host for a line of suite/execute/model besides the operators that a calibration times by themselves.
 
 Seen in PyTorch 2.13 by a dispatch mode (views, calls) and in the graph of autograd (nodes, without "Backward0").
 tests/predict/simulation/test_host_calls.py compares the names with what PyTorch does here.

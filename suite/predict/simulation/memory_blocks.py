@@ -11,7 +11,7 @@ from collections import Counter
 
 
 class Category(enum.StrEnum):
-    """What blocks of a step are for. A pass's own are what it keeps and what it needs in passing."""
+    """Purposes of a step's blocks. A pass's own are what it keeps and what it needs in passing."""
 
     WEIGHTS = "weights"
     GATHERED = "gathered weights"

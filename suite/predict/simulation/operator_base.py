@@ -1,4 +1,4 @@
-"""What all operators of the simulated decoder share: their dtype, what they count, and the blocks of products."""
+"""Parts that all operators of the simulated decoder share: their dtype, their counts, and the blocks of products."""
 
 from __future__ import annotations
 

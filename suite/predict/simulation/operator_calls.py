@@ -11,9 +11,9 @@ from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import optimizer_shards
 from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
-from suite.predict.simulation.attention_inputs import INT64
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape
 from suite.predict.simulation.memory_blocks import Allocator
+from suite.predict.simulation.shared_inputs import INT64
 from suite.predict.simulation.simulated_rank import SimulatedRank
 from suite.predict.simulation.state import (
     RankPosition,

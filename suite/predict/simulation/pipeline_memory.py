@@ -1,4 +1,4 @@
-"""What a pipeline stage holds while its passes run in the order of PyTorch's schedule."""
+"""Memory of a pipeline stage while its passes run in the order of PyTorch's schedule."""
 
 from __future__ import annotations
 

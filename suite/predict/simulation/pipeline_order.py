@@ -1,9 +1,10 @@
-"""The order in which PyTorch's pipeline schedules run the passes of each rank."""
+"""The order in which PyTorch's pipeline schedules run the passes of each rank, and how their times are given."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
+from typing import NamedTuple, Protocol
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import stage_chunks
@@ -13,13 +14,32 @@ from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
 Action = tuple[Pass, ...]  # passes one after the other, which send to other stages together, when the last one is done
 
 
+class PassDurations(Protocol):
+    """How long passes take."""
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the whole model."""
+
+    def of(self, done: Pass) -> float:
+        """How long a pass takes."""
+
+
+class TimedPass(NamedTuple):
+    """A pass, and from when to when it runs."""
+
+    done: Pass
+    start: float
+    end: float
+
+
 def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
     """Passes of a rank of pipeline stage `stage` in the order of its schedule: those of its `actions`."""
     return list(chain.from_iterable(actions(layout, micro_batches=micro_batches, stage=stage)))
 
 
 def actions(layout: Layout, *, micro_batches: int, stage: int) -> list[Action]:
-    """What a rank of pipeline stage `stage` does, one pass each but where two overlap.
+    """Actions of a rank of pipeline stage `stage`, one pass each but where two overlap.
 
     With p stages, v chunks a stage, m micro-batches, k this stage:
         gpipe              all forward, then all backward

@@ -12,8 +12,7 @@ from reference_runs.run import Workload
 from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
 from suite.predict.analytic.stage_layers import chunk_layer_kinds
-from suite.predict.simulation.pipeline_order import Action, actions, later
-from suite.predict.simulation.pipeline_timing import PassDurations, TimedPass
+from suite.predict.simulation.pipeline_order import Action, PassDurations, TimedPass, actions, later
 from suite.predict.simulation.replicated_schedule import replica_steps
 
 STEPS_TO_STEADY = 4  # for each stage: until the slowest one decides when every other passes
@@ -28,7 +27,7 @@ class Durations(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Of the whole model."""
+        """Number of chunks of the whole model."""
         return len(self.forward)
 
     def of(self, done: Pass) -> float:
@@ -151,7 +150,7 @@ def _nothing(_stage: int, _done: int) -> float:
 
 
 def _step(layout: Layout, micro_batches: int) -> list[list[Action]]:
-    """What each stage does in a step."""
+    """Passes of each stage in a step."""
     return [actions(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
 
 

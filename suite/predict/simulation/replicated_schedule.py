@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout
 from suite.job.pipeline_passes import Pass, PassKind
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
-from suite.predict.simulation.pipeline_timing import PassDurations, TimedPass
+from suite.predict.simulation.pipeline_order import PassDurations, TimedPass
 
 STEPS_TO_STEADY = 8  # for each rank: until the slowest one decides when every other passes
 
@@ -91,7 +91,7 @@ def replica_steps(
 
 
 def _order(layout: Layout, micro_batches: int, stage: int, replica: int, steps: int) -> deque[Pass | None]:
-    """What a rank does: passes by the numbers of all micro-batches, and None for an update."""
+    """Actions of a rank: passes by the numbers of all micro-batches, and None for an update."""
     assert layout.stage_replicas is not None
     replicas = layout.stage_replicas[stage]
     own = micro_batches // replicas
@@ -117,7 +117,7 @@ def _input(of: Pass, last: int) -> Pass | None:
 
 
 def _steady(layout: Layout, ranks: Sequence[_Rank], micro_batches: int) -> ReplicaSteps:
-    """What the last steps show: as many as there are ranks, which may wait in turns."""
+    """The last steps' pattern: as many as there are ranks, which may wait in turns."""
     assert layout.stage_replicas is not None
     averaged, shares, shown = layout.ranks, [], []
     seconds = 0.0

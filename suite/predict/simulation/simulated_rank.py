@@ -9,11 +9,11 @@ from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import NO_GRADIENT, ParameterLeaf, Tape, Value
-from suite.predict.simulation.batch_blocks import BatchBlocks, batch
 from suite.predict.simulation.decoder import Chunk
 from suite.predict.simulation.decoder_parameters import chunk_parameters
 from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
+from suite.predict.simulation.shared_inputs import BatchBlocks, batch
 from suite.predict.simulation.state import timed_dtype
 
 
@@ -142,7 +142,7 @@ class SimulatedRank:
         return batch(self.tape, self.workload, samples=samples, cuda=self.cuda)
 
     def rows_of(self, chunk: Chunk, expert_rows: Sequence[int]) -> Sequence[int]:
-        """Of the rows of every layer with experts of the rank, those of a chunk's."""
+        """Rows of a chunk's layers with experts, among those of all such layers of the rank."""
         first = sum(before.mixtures for before in self.chunks[: self.chunks.index(chunk)])
         return expert_rows[first : first + chunk.mixtures]
 

@@ -25,7 +25,7 @@ from suite.predict.simulation.weight_versions import stored_versions
 
 
 class RankPosition(NamedTuple):
-    """What sets a rank's sizes apart: its pipeline stage, and its index among those with the same weights."""
+    """Position that sets a rank's sizes apart: its pipeline stage, and its index among those with the same weights."""
 
     stage: int
     replica: int
@@ -68,7 +68,7 @@ def shard_of(tensor: ParameterTensor, layout: Layout, *, replica: int) -> Shard:
 
 
 class OptimizerGroup(NamedTuple):
-    """What a rank updates together.
+    """Parameters that a rank updates together.
 
     Args:
         elements: of its weights, all chunks together.
@@ -92,7 +92,7 @@ class OptimizerGroup(NamedTuple):
 
 
 class ExecutedState(NamedTuple):
-    """What one rank stores: elements of its parameters without padding, and bytes of those that are learned."""
+    """Stored state of one rank: elements of its parameters without padding, and bytes of those that are learned."""
 
     parameters: int
     weight_bytes: int
@@ -101,7 +101,7 @@ class ExecutedState(NamedTuple):
 
 
 def executed_state(workload: Workload, *, stage: int, replica: int, update: Update = Update.FUSED) -> ExecutedState:
-    """What one rank of pipeline stage `stage` stores, at index `replica` of the ranks with the same weights.
+    """State of one rank of pipeline stage `stage`, at index `replica` of the ranks with the same weights.
 
     ZeRO-0 and 1, and every stage where no other rank has them, with N elements in an optimizer group of the rank, all
     its chunks together, and n shards (1 with ZeRO-0; of experts that ranks share out as many as have the same ones):

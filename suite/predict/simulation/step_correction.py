@@ -1,4 +1,4 @@
-"""What a step takes over the sum of its parts, each timed alone: by reference steps of a calibration."""
+"""Time of a step over the sum of its parts, each timed alone: by reference steps of a calibration."""
 
 from __future__ import annotations
 

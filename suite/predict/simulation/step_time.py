@@ -42,7 +42,7 @@ class StepSeconds(NamedTuple):
 
 
 class StepConditions(NamedTuple):
-    """What a step's time depends on besides a profile.
+    """Conditions of a step's time besides a profile.
 
     Args:
         sample_seconds: to read and tokenise a sample's documents, where the script does so.
@@ -131,7 +131,7 @@ def step_seconds(
 
 
 def _passes(cost: CostModel, chunks: list[ChunkCalls], micro_batches: int, *, besides: float) -> _Passes:
-    """Of a stage; the last micro-batch apart, whose gradients are reduced.
+    """Passes of a stage; the last micro-batch apart, whose gradients are reduced.
 
     Args:
         besides: seconds of the host for each micro-batch, in addition to its chunks.

@@ -82,7 +82,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
 
 
 def _of_halves(workload: Workload) -> list[LayoutLimit]:
-    """What is not executed where a backward pass finds the gradients of inputs first, and those of weights later.
+    """Limits where a backward pass finds the gradients of inputs first, and those of weights later.
 
     Each half is a pass of autograd of its own, and the second one is many: one for each operator with weights.
     Source: torch/distributed/pipelining/_backward.py.
@@ -103,7 +103,7 @@ def _of_halves(workload: Workload) -> list[LayoutLimit]:
 
 
 def _without_flush(workload: Workload) -> list[LayoutLimit]:
-    """What is not executed where stages update their weights at times of their own."""
+    """Limits where stages update their weights at times of their own."""
     architecture, recipe, layout = workload
     axes = {"tp": layout.tensor_parallel, "cp": layout.context_parallel}
     unequal = layout.stage_replicas

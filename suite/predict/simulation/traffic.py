@@ -43,7 +43,7 @@ from suite.predict.simulation.state import (
 def executed_traffic(
     workload: Workload, options: StepOptions = DEFAULT_STEP, *, stage: int, replica: int
 ) -> list[Traffic]:
-    """What one rank of `stage`, at index `replica` of those with its weights, hands to collectives in a step.
+    """Collectives of one rank of `stage`, at index `replica` of those with its weights, in a step.
 
     One entry for each axis and operation that has messages:
         dp           `executed_gradient_traffic`, over data- and context-parallel ranks together; with hybrid sharding
@@ -131,7 +131,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
 def executed_gradient_traffic(
     workload: Workload, *, stage: int, averaging: Averaging = Averaging.EXACT
 ) -> list[Traffic]:
-    """What one rank hands to collectives over the group of ranks with its weights in a step, scalars left out.
+    """Collectives of one rank over the group of ranks with its weights in a step, scalars left out.
 
     With n ranks, m micro-batches, g bytes a reduced gradient, w a weight:
         stage 0   all_reduce       g N    once a step, in the buckets of each chunk's DistributedDataParallel;
@@ -241,7 +241,7 @@ def _stage_buckets(workload: Workload, *, stage: int, element_bytes: int) -> lis
 def executed_tensor_traffic(
     workload: Workload, *, stage: int, replica: int, compiled: bool = False
 ) -> list[tuple[str, Traffic]]:
-    """What one rank hands to collectives over its tensor-parallel group in a step by element type, scalars left out.
+    """Collectives of one rank over its tensor-parallel group in a step by element type, scalars left out.
 
     With a = b s h e / c bytes of hidden states, l layers in the rank's chunks, [first] and [last] where it has the
     embedding and the head, for each micro-batch:
@@ -309,7 +309,7 @@ def executed_tensor_traffic(
 
 
 def _more_inputs(workload: Workload, operation: str, *, layers: int) -> Traffic:
-    """What `more_attention_inputs` adds to the messages of hidden states, where that many enter attention."""
+    """Bytes and messages that `more_attention_inputs` adds to those of hidden states."""
     architecture = workload.architecture
     columns, messages = more_attention_inputs(architecture)
     each = activation_message_bytes(workload) // architecture.hidden
@@ -317,7 +317,7 @@ def _more_inputs(workload: Workload, operation: str, *, layers: int) -> Traffic:
 
 
 def executed_context_traffic(workload: Workload, *, stage: int) -> list[Traffic]:
-    """What one rank hands to collectives over its context-parallel group in a step.
+    """Collectives of one rank over its context-parallel group in a step.
 
     Keys are b s k d e / t bytes, with k key-value heads of size d, and values as many (of latent
     attention, of their own size). For each of the rank's layers

@@ -1,4 +1,4 @@
-"""What the Triton kernels of `kernels/` allocate and keep, each in place of several operators of PyTorch's.
+"""Allocations of the Triton kernels of `kernels/`, each in place of several operators of PyTorch's.
 
 Memory alone: their calls are not counted. Sums over rows that the programs of a kernel leave (at most a few MB) are
 left out.
@@ -42,7 +42,7 @@ class TritonOperators(Operators):
         return Value(out, self.tape.record([x, *gains], [x.block, factor], rule))
 
     def norm_of_heads(self, x: Value, gain: ParameterLeaf, *, tokens: int, heads: int, head_dim: int) -> Value:
-        """Of several heads, which lie apart in the projection's output, a copy is normed."""
+        """Norm of each head; several, which lie apart in the projection's output, are copied first."""
         if heads > 1:
             x = self.copied(x, elements=tokens * heads * head_dim)
         return self.rms_norm(x, gain, tokens=tokens * heads, hidden=head_dim)
@@ -92,7 +92,7 @@ class TritonOperators(Operators):
         tokens: int,
         hidden: int,
     ) -> Value:
-        """Of alpha x + branch: keeps both. Backward: a gradient for each."""
+        """Norm of alpha x + branch: keeps both. Backward: a gradient for each."""
         out, statistics = self.block(tokens * hidden), self._statistics(tokens)
         rule = self._norm_rule(tokens * hidden, hidden, gradients=2, vectors=1 + (bias is not None))
         inputs = [x, branch, *self._vectors(gain, bias)]

@@ -57,7 +57,7 @@ def table_updates(layout: Layout, ended: int, *, micro_batches: int) -> int:
 
 
 def _table_versions(layout: Layout, micro_batches: int) -> int:
-    """Of a shared table on the last stage, where stages differ in replicas: the most over a step in the steady state.
+    """Versions of a shared table on the last stage, where stages differ in replicas: the most in the steady state.
 
     From the version with which the first of its replicas computes the next micro-batch to the newest one.
     """

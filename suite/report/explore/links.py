@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reference_runs.run import Workload
-from suite.predict.analytic.axis_links import axis_groups
-from suite.predict.analytic.collective_time import collective_seconds
+from suite.predict.analytic.collective_time import axis_groups, collective_seconds
 from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.process_groups import Traffic, axes_in_node, group_ranks

@@ -11,8 +11,8 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, least_micro_batches
+from suite.predict.simulation.pipeline_order import TimedPass
 from suite.predict.simulation.pipeline_schedule import Durations, flop_durations, timed_passes
-from suite.predict.simulation.pipeline_timing import TimedPass
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.report.explore.view import View
 

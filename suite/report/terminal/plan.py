@@ -10,12 +10,11 @@ from rich.console import Console
 from reference_runs.layout import Layout, layout_text
 from reference_runs.units import printed
 from suite.predict.plan.changes import HelpfulChange
-from suite.predict.plan.failures import Goodput
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan
 from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.plan.question import Question
-from suite.predict.plan.training import SECONDS_PER_DAY, TrainingBill
+from suite.predict.plan.training import SECONDS_PER_DAY, Goodput, TrainingBill
 from suite.report.terminal.tables import print_folded, print_table
 
 GIB = 2**30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 
 from reference_runs.run import Workload
 from suite.predict.analytic.activations import activation_bytes, kept_units, micro_batch_bytes, recomputed_bytes
@@ -13,6 +13,7 @@ from suite.predict.analytic.parameters import parameter_counts, rank_parameters
 from suite.predict.analytic.process_groups import axes_in_node, nearest_in_node, sent_bytes
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic
+from tests.support.examples import examples
 from tests.support.machines import Case, cases
 
 
@@ -20,7 +21,7 @@ def whole(*numbers: object) -> bool:
     return all(number.__class__ is int for number in numbers)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(cases())
 def test_counts_of_whole_numbers_are_whole(case: Case) -> None:
     architecture, recipe, layout, micro_batches = case
@@ -42,7 +43,7 @@ def test_counts_of_whole_numbers_are_whole(case: Case) -> None:
     assert whole(model_flop(architecture, samples=3), executed_flop(workload, samples=3 * layout.micro_batch))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(cases())
 def test_a_state_that_nothing_shards_is_of_whole_bytes(case: Case) -> None:
     layout = msgspec.structs.replace(case.layout, zero_stage=0, shard_ranks=None)

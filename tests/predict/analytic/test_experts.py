@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from reference_runs.architecture import Activation, Architecture, Balancing, Gate, Norm
@@ -36,6 +35,7 @@ from suite.predict.analytic.stage_layers import layer_kinds
 from suite.predict.analytic.stage_memory import memory_by_stage
 from suite.predict.analytic.traffic import expert_traffic, step_traffic
 from tests.support.mixture import Experts, Latent
+from tests.support.saved_tensors import saved_storage_bytes
 from tests.support.strategies import BLOOM, described_architectures, recipes, routed_architectures
 
 
@@ -142,21 +142,6 @@ def test_latent_attentions_flop_equal_the_flop_counter(shape: Architecture, samp
     assert layer["query, key, value"] + layer["projection"] == counter.get_total_flops()
 
 
-def saved(compute: object, parameters: set[int]) -> int:
-    """Bytes of the storages that autograd keeps, those of the parameters left out."""
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = compute()  # type: ignore[operator]
-    total = sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in parameters)
-    del out
-    return total
-
-
 @pytest.mark.parametrize("activation", [Activation.SWIGLU, Activation.RELU_SQUARED, Activation.RELU, Activation.GELU])
 def test_an_eager_mixture_keeps_the_predicted_bytes(activation: Activation) -> None:
     """Balanced by hand: token i goes to experts i and i + 1, in fp32."""
@@ -197,12 +182,11 @@ def test_an_eager_mixture_keeps_the_predicted_bytes(activation: Activation) -> N
         weight = gates[source, owner[order]].unsqueeze(1)
         return (out * weight)[back].view(2, tokens, h).sum(0)
 
-    owned = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     kinds = expert_activation_bytes(shape, tokens=tokens, element=4, tensor_parallel=1, sequence_shards=1)
     indices = 3 * 8 * 2 * tokens  # source, the expert of each, and the way back
     weights = 4 * 2 * tokens  # a chosen gate for each token sent
     layers_input = 4 * tokens * h
-    assert saved(run, owned) == sum(kinds.values()) + layers_input + indices + weights
+    assert saved_storage_bytes(run, module) == sum(kinds.values()) + layers_input + indices + weights
 
 
 @given(routed_architectures(), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.booleans())
@@ -217,14 +201,6 @@ def test_all_to_alls_carry_each_chosen_token_out_and_back_in_both_directions(
     sent = b * shape.sequence * (shape.experts_per_token or 0) * shape.hidden * 2
     messages = 3 * routed * (6 if again else 4) * (n > 1)
     assert entry == ("ep", "all_to_all", messages * sent, messages)
-
-
-@given(routed_architectures(), recipes(), st.integers(0, 3), st.integers(1, 4))
-def test_one_expert_parallel_rank_changes_nothing(shape: Architecture, recipe: object, zero: int, dp: int) -> None:
-    """Without the axis all ranks have all experts: as one group of data-parallel ranks."""
-    layout = Layout(data_parallel=dp, zero_stage=zero)
-    workload = Workload(shape, BLOOM.recipe, layout)
-    assert {entry.axis for entry in step_traffic(workload, stage=0, micro_batches=1)} <= {"dp"}
 
 
 @given(routed_architectures(expert_parallel=2), st.integers(0, 3), st.integers(1, 4))

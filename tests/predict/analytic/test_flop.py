@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.run import Architecture, Norm, Position, Recipe, Workload
+from reference_runs.run import Architecture, Norm, Position, Precision, Recipe, Workload
 from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.flop import (
@@ -29,8 +29,9 @@ from suite.predict.analytic.flop import (
     recomputed_layers_from_input,
     redundant_flop,
 )
-from suite.predict.analytic.flop_conventions import flop_conventions
 from suite.predict.analytic.stage_layers import stage_layers
+from tests.support.eager_block import EagerBlock
+from tests.support.examples import examples
 from tests.support.executed_runs import (
     MANY,
     Place,
@@ -56,10 +57,10 @@ PLAIN = [position for position in Position if position is not Position.ALIBI]
 RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
 
 
-def fused_flop(
+def counted_flop(
     architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout, counter: FlopCounterMode
 ) -> int:
-    model = Decoder(architecture, recipe, fused_attention=True)
+    model = Decoder(architecture, recipe, fused_attention=layout.fused_attention)
     model.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
     tokens = torch.randint(architecture.vocabulary, (samples, architecture.sequence + 1))
     with counter:
@@ -67,30 +68,16 @@ def fused_flop(
     return int(counter.get_total_flops())
 
 
-def counted_flop(architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout) -> int:
-    model = Decoder(architecture, recipe)
-    model.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
-    tokens = torch.randint(architecture.vocabulary, (samples, architecture.sequence + 1))
-    with FlopCounterMode(display=False) as counter:
-        model(tokens[:, :-1], tokens[:, 1:]).backward()
-    return counter.get_total_flops()
-
-
-@given(architectures(), recipes(), st.integers(1, 3))
-def test_model_flop_equal_the_flop_counter_without_recomputation(
-    architecture: Architecture, recipe: Recipe, samples: int
-) -> None:
-    counted = counted_flop(architecture, recipe, samples=samples, layout=Layout())
-    assert model_flop(architecture, samples=samples) == counted
-
-
 @given(architectures(), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
-def test_executed_flop_equal_the_flop_counter(
+def test_executed_flop_equal_the_flop_counter_and_model_flop_without_recomputation(
     architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation, group: int
 ) -> None:
     layout = Layout(recomputation=recomputation, checkpoint_layers=group)
-    counted = counted_flop(architecture, recipe, samples=samples, layout=layout)
+    counter = FlopCounterMode(display=False)
+    counted = counted_flop(architecture, recipe, samples=samples, layout=layout, counter=counter)
     assert counted == executed_flop(Workload(architecture, recipe, layout), samples=samples)
+    if recomputation is Recomputation.NONE:
+        assert counted == model_flop(architecture, samples=samples)
 
 
 @given(architectures(positions=PLAIN), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
@@ -99,74 +86,27 @@ def test_flop_of_a_fused_attention_equal_the_flop_counter(
 ) -> None:
     recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
     layout = Layout(recomputation=recomputation, checkpoint_layers=group, fused_attention=True)
-    counted = fused_flop(architecture, recipe, samples=samples, layout=layout, counter=LocalFlopCounter())
+    counted = counted_flop(architecture, recipe, samples=samples, layout=layout, counter=LocalFlopCounter())
     assert counted == executed_flop(Workload(architecture, recipe, layout), samples=samples)
-    needed = LocalFlopCounter(recomputes=False)
-    counted = fused_flop(architecture, recipe, samples=samples, layout=Layout(), counter=needed)
+    needed, plain = LocalFlopCounter(recomputes=False), Layout(fused_attention=True)
+    counted = counted_flop(architecture, recipe, samples=samples, layout=plain, counter=needed)
     assert counted == model_flop(architecture, samples=samples)
-
-
-class Gated(nn.Module):
-    """One gated feed-forward part and one attention with grouped queries, as PyTorch operators."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.architecture = architecture
-        h, f, queries = architecture.hidden, architecture.ffn_hidden, architecture.heads * architecture.head_dim
-        self.qkv = nn.Linear(h, queries + 2 * architecture.kv_heads * architecture.head_dim)
-        self.projection = nn.Linear(queries, h)
-        self.expansion = nn.Linear(h, 2 * f if architecture.activation.gated else f)
-        self.contraction = nn.Linear(f, h)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shape, (samples, length, _) = self.architecture, x.shape
-        kv = shape.kv_heads * shape.head_dim
-        q, k, v = self.qkv(x).split([shape.heads * shape.head_dim, kv, kv], dim=-1)
-        group = shape.heads // shape.kv_heads
-        q = q.view(samples, length, shape.heads, shape.head_dim).transpose(1, 2)
-        k, v = (
-            part.view(samples, length, shape.kv_heads, shape.head_dim).repeat_interleave(group, 2).transpose(1, 2)
-            for part in (k, v)
-        )
-        context = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        x = x + self.projection(context.transpose(1, 2).reshape(samples, length, -1))
-        wide = self.expansion(x)
-        if shape.activation.gated:
-            gate, wide = wide.chunk(2, dim=-1)
-            wide = wide * gate.sigmoid()
-        return x + self.contraction(wide)
 
 
 @given(varied_architectures(), st.integers(1, 3))
 def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: Architecture, samples: int) -> None:
-    layers = nn.Sequential(*(Gated(architecture) for _ in range(architecture.layers)))
+    layout = Layout(micro_batch=samples)
+    recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision.FP32)
+    blocks = nn.Sequential(*(EagerBlock(architecture, recipe, layout) for _ in range(architecture.layers)))
     head = nn.Linear(architecture.hidden, architecture.padded_vocabulary, bias=False)
-    x = torch.randn(samples, architecture.sequence, architecture.hidden, requires_grad=True)
+    x = EagerBlock(architecture, recipe, layout).input()
     with FlopCounterMode(display=False) as counter:
-        head(layers(x)).sum().backward()
+        head(blocks(x)).sum().backward()
     assert counter.get_total_flops() == model_flop(architecture, samples=samples)
 
 
-FEW_LAYERS = 4
-DENSE = [name for name in run_names() if reference_run(name).architecture.experts is None]
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_flop_of_every_dense_run_equal_the_flop_counter_on_the_meta_device(name: str) -> None:
-    shape = reference_run(name).architecture
-    shape = msgspec.structs.replace(shape, layers=min(shape.layers, FEW_LAYERS))  # all are alike; below with all
-    with torch.device("meta"):
-        layers = nn.Sequential(*(Gated(shape) for _ in range(shape.layers)))
-        head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
-        x = torch.empty(1, shape.sequence, shape.hidden, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        head(layers(x)).sum().backward()
-    assert counter.get_total_flops() == model_flop(shape, samples=1)
-
-
-@pytest.mark.parametrize("name", run_names())
-def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) -> None:
-    shape = reference_run(name).architecture
+def forward_products(shape: Architecture) -> list[tuple[int, int, int]]:
+    """Rows, depth and columns of every product of a sample's forward pass."""
     tokens, products = shape.sequence, []
     values = shape.value_head_dim or shape.head_dim
     expansions = 2 if shape.activation.gated else 1
@@ -194,42 +134,13 @@ def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) 
             width = shape.expert_ffn_hidden or shape.ffn_hidden
             products.append((tokens, shape.hidden, shape.experts))
             products += (shape.experts_per_token + shape.shared_experts) * feed_forward(width)
-    products.append((tokens, shape.hidden, shape.padded_vocabulary))
-    forward = sum(2 * m * k * n for m, k, n in products)
-    assert model_flop(shape, samples=7) == 7 * 3 * forward
+    return [*products, (tokens, shape.hidden, shape.padded_vocabulary)]
 
 
-@given(varied_architectures(), st.integers(1, 5))
-def test_a_key_value_group_for_each_head_is_multi_head_attention(architecture: Architecture, samples: int) -> None:
-    grouped = layer_forward_flop(architecture, samples=samples)
-    whole = layer_forward_flop(msgspec.structs.replace(architecture, kv_heads=architecture.heads), samples=samples)
-    assert whole["query, key, value"] == 3 * whole["projection"]
-    # what groups save are products of keys and values alone
-    left_out = architecture.heads - architecture.kv_heads
-    tokens = samples * architecture.sequence
-    saved = 2 * tokens * architecture.hidden * 2 * left_out * architecture.head_dim
-    assert whole["query, key, value"] - grouped["query, key, value"] == saved
-    assert {part for part in whole if whole[part] != grouped[part]} <= {"query, key, value"}
-
-
-@given(described_architectures(), st.integers(1, 10**6), st.sampled_from(Recomputation))
-def test_flop_are_proportional_to_samples(
-    architecture: Architecture, samples: int, recomputation: Recomputation
-) -> None:
-    layout = Layout(recomputation=recomputation)
-    one, many = (hardware_flop(architecture, layout, samples=n) for n in (1, samples))
-    assert many == samples * one
-    for name, flop in flop_conventions(architecture, samples=samples).items():
-        assert flop == samples * flop_conventions(architecture, samples=1)[name] > 0
-
-
-@given(described_architectures(), st.integers(1, 100), st.sampled_from(list(Recomputation)[:3]))
-def test_every_layer_adds_the_same_flop(architecture: Architecture, layers: int, recomputation: Recomputation) -> None:
-    def flop(number: int) -> int:
-        shape = msgspec.structs.replace(architecture, layers=number)
-        return hardware_flop(shape, Layout(recomputation=recomputation), samples=2)
-
-    assert flop(layers + 1) - flop(layers) == flop(2) - flop(1) > 0
+def test_flop_of_every_recorded_run_equal_a_count_product_by_product() -> None:
+    shapes = {name: reference_run(name).architecture for name in run_names()}
+    counted = {name: 7 * 3 * sum(2 * m * k * n for m, k, n in forward_products(shapes[name])) for name in shapes}
+    assert {name: model_flop(shape, samples=7) for name, shape in shapes.items()} == counted
 
 
 @given(described_architectures())
@@ -350,7 +261,7 @@ def rank_products(run: Run, place: Place, *, again: bool) -> int:
     return sum(2 * m * k * n for m, k, n in products)
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs(), st.integers(1, 9))
 def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, samples: int) -> None:
     for place in set(places(run.layout)):

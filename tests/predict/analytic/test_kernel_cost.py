@@ -62,26 +62,17 @@ MOVED: list[tuple[str, dict[str, int], list[Tensor], list[Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "forward", "backward"), MOVED)
-def test_bytes_are_those_of_the_tensors_that_are_read_and_written(
-    name: str, sizes: dict[str, int], forward: list[Tensor], backward: list[Tensor]
-) -> None:
-    found = kernel_bytes(name, **sizes)
-    assert found.forward == sum(tensor.nbytes for tensor in forward)
-    if name == "rotary":
-        assert found.backward == found.forward
-    else:
-        assert (found.backward or 0) == sum(tensor.nbytes for tensor in backward)
-
-
-def test_every_formula_is_counted_by_hand() -> None:
+def test_bytes_are_those_of_the_tensors_that_are_read_and_written() -> None:
+    wrong = []
+    for name, sizes, forward, backward in MOVED:
+        counted = [sum(tensor.nbytes for tensor in tensors) for tensors in (forward, backward)]
+        if name == "rotary":  # backward it turns the other way
+            counted[1] = counted[0]
+        found = kernel_bytes(name, **sizes)
+        if [found.forward, found.backward or 0] != counted:
+            wrong.append((name, sizes, found, counted))
+    assert wrong == []
     assert {name for name, *_ in MOVED} == set(FORMULAS)
-
-
-def test_adamw_moves_28_bytes_a_parameter_and_sign_packing_20_and_an_eighth() -> None:
-    assert kernel_bytes("adamw", parameters=1).forward == 28
-    assert kernel_bytes("adamw", parameters=1, copy_bytes=2).forward == 30
-    assert kernel_bytes("sign_pack", elements=8, element_bytes=4).forward == 8 * 20.125
 
 
 def test_every_kernel_has_a_formula() -> None:
@@ -163,14 +154,13 @@ ARITHMETIC: list[tuple[str, str, dict[str, int], float, float | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "variant", "sizes", "forward", "backward"), ARITHMETIC)
-def test_arithmetic_is_what_each_element_goes_through(
-    name: str, variant: str, sizes: dict[str, int], forward: float, backward: float | None
-) -> None:
-    assert kernel_flop(name, variant, **sizes) == (forward, backward)
-
-
-def test_all_arithmetic_is_counted_by_hand() -> None:
+def test_arithmetic_is_what_each_element_goes_through() -> None:
+    wrong = [
+        (name, variant, sizes)
+        for name, variant, sizes, forward, backward in ARITHMETIC
+        if kernel_flop(name, variant, **sizes) != (forward, backward)
+    ]
+    assert wrong == []
     assert {name for name, *_ in ARITHMETIC} == set(FLOP_FORMULAS) == set(FORMULAS)
 
 

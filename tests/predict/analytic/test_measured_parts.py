@@ -103,17 +103,6 @@ def test_given_parts_are_the_time_of_the_stage_that_has_them(
     assert time.optimizer_seconds == 0
 
 
-@given(cases().map(with_layers_of_their_own), launching_machines(), st.integers(2, 4))
-def test_layers_many_times_as_many_take_many_times_as_long(case: Case, machine: Machine, times: int) -> None:
-    case = changed(case, pipeline_stages=1, virtual_stages=1)
-    parts = parts_of(case, machine)
-    layers = times * case.architecture.layers
-    deeper = case._replace(architecture=msgspec.structs.replace(case.architecture, layers=layers))
-    few, many = time_from(case, machine, parts), time_from(deeper, machine, parts)
-    assert many.layer_seconds == pytest.approx(times * few.layer_seconds, rel=ROUNDING, abs=0)
-    assert (many.embedding_seconds, many.head_seconds) == (few.embedding_seconds, few.head_seconds)
-
-
 @given(st.floats(1.0, 3.0), st.floats(1.0, 3.0))
 def test_a_slower_layer_lengthens_the_slowest_stage_and_its_bubble(slower: float, more: float) -> None:
     case = bloom()

@@ -133,15 +133,15 @@ def test_backward_bytes_are_those_of_the_forward_pass_by_operator(case: Case) ->
         assert size == pytest.approx((5 / 3 if gated else BACKWARD_SHARES[name]) * forward[name])
 
 
-@pytest.mark.parametrize("chosen", [1, 2, 8])
-def test_the_sum_of_experts_outputs_reads_each_and_writes_each_gradient(chosen: int) -> None:
-    architecture = msgspec.structs.replace(BLOOM.architecture, experts=8, experts_per_token=chosen)
-    workload = Workload(architecture, BLOOM.recipe, Layout())
-    forward = layer_operator_bytes(workload)
-    tokens = moved(empty(BLOOM.recipe.precision, architecture.sequence, architecture.hidden))
-    assert forward["combine"] == (chosen + 1) * tokens
-    # of a router that learns: each output and the gradient of the sum are read, each output's gradient is written
-    assert backward_operator_bytes(workload, forward)["combine"] == pytest.approx((2 * chosen + 1) * tokens)
+def test_the_sum_of_experts_outputs_reads_each_and_writes_each_gradient() -> None:
+    tokens = moved(empty(BLOOM.recipe.precision, BLOOM.architecture.sequence, BLOOM.architecture.hidden))
+    for chosen in (1, 2, 8):
+        architecture = msgspec.structs.replace(BLOOM.architecture, experts=8, experts_per_token=chosen)
+        workload = Workload(architecture, BLOOM.recipe, Layout())
+        forward = layer_operator_bytes(workload)
+        assert forward["combine"] == (chosen + 1) * tokens
+        # of a router that learns: each output and the gradient of the sum are read, each output's gradient is written
+        assert backward_operator_bytes(workload, forward)["combine"] == pytest.approx((2 * chosen + 1) * tokens)
 
 
 @given(cases())
@@ -179,13 +179,14 @@ UPDATES: dict[Precision, tuple[Iterable[int], Iterable[int]]] = {
 }
 
 
-@pytest.mark.parametrize("precision", Precision)
-def test_an_update_reads_and_writes_each_value_once(precision: Precision) -> None:
-    read, written = UPDATES[precision]
-    assert update_element_bytes(precision) == sum(read) + sum(written)
+def test_an_update_reads_and_writes_each_value_once() -> None:
+    assert {precision: update_element_bytes(precision) for precision in Precision} == {
+        precision: sum(read) + sum(written) for precision, (read, written) in UPDATES.items()
+    }
     # the two moments come last on both sides: 2 in place of 4 bytes each
-    narrow = [(*sizes[:-2], 2, 2) for sizes in map(tuple, UPDATES[precision])]
-    assert update_element_bytes(precision, Moments.BF16) == sum(map(sum, narrow))
+    assert {precision: update_element_bytes(precision, Moments.BF16) for precision in Precision} == {
+        precision: sum(sum(sizes[:-2]) + 2 + 2 for sizes in map(tuple, sides)) for precision, sides in UPDATES.items()
+    }
 
 
 def test_blooms_softmax_moves_0_94_gb_a_layer_and_its_norms_and_sums_1_17_gb() -> None:
@@ -204,25 +205,15 @@ def test_fused_attention_stores_no_scores(case: Case) -> None:
     assert sum(score_operator_bytes(Workload(case.architecture, case.recipe, plain)).values()) > 0
 
 
-@pytest.mark.parametrize(("sequence_parallel", "shards"), [(False, 1), (True, 2)])
-def test_latent_attention_norms_compressed_states_and_turns_keys_that_heads_share(
-    sequence_parallel: bool, shards: int
-) -> None:
+def test_latent_attention_norms_compressed_states_and_turns_keys_that_heads_share() -> None:
     """24 tokens over 2 ranks: 20 + 10 compressed columns; 2 of 4 heads of 12, and the keys of one, a third turned."""
     shape = msgspec.structs.replace(
         BLOOM.architecture,
-        hidden=96,
-        heads=4,
-        kv_heads=4,
-        head_dim=12,
-        position=Position.ROTARY,
-        rotary_dim=4,
-        query_rank=20,
-        key_value_rank=10,
-        value_head_dim=6,
-        sequence=8,
+        **{"hidden": 96, "heads": 4, "kv_heads": 4, "head_dim": 12, "sequence": 8, "position": Position.ROTARY},
+        **{"rotary_dim": 4, "query_rank": 20, "key_value_rank": 10, "value_head_dim": 6},
     )
-    layout = Layout(micro_batch=3, tensor_parallel=2, sequence_parallel=sequence_parallel)
-    moved = layer_operator_bytes(Workload(shape, BLOOM.recipe, layout))
-    assert moved["compression norm"] == 2 * 2 * 24 * (20 + 10) // shards
-    assert moved["rotary"] == 2 * 2 * 24 * (2 * 12 + 12) // 3
+    for sequence_parallel, shards in ((False, 1), (True, 2)):
+        layout = Layout(micro_batch=3, tensor_parallel=2, sequence_parallel=sequence_parallel)
+        moved = layer_operator_bytes(Workload(shape, BLOOM.recipe, layout))
+        assert moved["compression norm"] == 2 * 2 * 24 * (20 + 10) // shards
+        assert moved["rotary"] == 2 * 2 * 24 * (2 * 12 + 12) // 3

@@ -90,36 +90,24 @@ def rows() -> list[Row]:
 
 
 def test_527_published_peaks_of_nanotron_are_7_5_percent_from_the_prediction(rows: list[Row]) -> None:
-    errors = [row.error for row in rows]
+    errors = [(row.layout, row.signed_error) for row in rows]
     assert len(errors) == 527
-    assert mean(errors) < 0.0751
-    assert median(errors) < 0.044
+    assert mean(abs(error) for _, error in errors) < 0.0751
+    assert median(abs(error) for _, error in errors) < 0.044
+    assert abs(median(error for _, error in errors)) < 0.002  # 0.7 % too low without the two workspaces of cuBLAS
+    inside = {size: [abs(error) for layout, error in errors if layout.tensor_parallel == size] for size in (1, 2, 4, 8)}
+    bounds = {1: 0.038, 2: 0.05, 4: 0.062, 8: 0.071}
+    assert {size: mean(found) for size, found in inside.items() if mean(found) >= bounds[size]} == {}
+    assert len(inside[1]) == 74  # without tensor parallelism no streams are held
+    assert max(inside[1]) < 0.17
+    # sixteen stages of two layers hold what two to eight longer ones show: 11 % with seven streams a later stage
+    assert [abs(error) < 0.01 for layout, error in errors if layout.pipeline_stages == 16] == [True]
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2, 4, 8])
-def test_peaks_inside_a_node_are_at_most_7_percent_from_the_prediction(rows: list[Row], tensor_parallel: int) -> None:
-    bound = {1: 0.038, 2: 0.05, 4: 0.062, 8: 0.071}[tensor_parallel]
-    assert mean(row.error for row in rows if row.layout.tensor_parallel == tensor_parallel) < bound
-
-
-def test_sixteen_stages_of_two_layers_hold_what_two_to_eight_longer_ones_show(rows: list[Row]) -> None:
-    (row,) = (row for row in rows if row.layout.pipeline_stages == 16)
-    assert row.error < 0.01  # 11 % with seven streams a later stage
-
-
-def test_the_median_published_peak_is_met_with_the_two_workspaces_of_cublas(rows: list[Row]) -> None:
-    signed = [row.signed_error for row in rows]
-    assert abs(median(signed)) < 0.002  # 0.7 % too low without them
+def test_two_workspaces_of_cublas_are_needed() -> None:
     memory = nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, Layout()), stage=0, micro_batches=1)
     assert memory.workspaces == 2 * 32 * 2**20
     assert memory.needed - memory.workspaces == memory._replace(workspaces=0).needed
-
-
-def test_the_74_without_tensor_parallelism_which_hold_no_streams_are_4_percent_from_it(rows: list[Row]) -> None:
-    errors = [row.error for row in rows if row.layout.tensor_parallel == 1]
-    assert len(errors) == 74
-    assert mean(errors) < 0.04
-    assert max(errors) < 0.17
 
 
 def test_no_layout_that_ran_is_predicted_not_to_fit(rows: list[Row]) -> None:
@@ -143,11 +131,10 @@ def test_a_published_peak_with_several_micro_batches_holds_the_fp32_logits_of_on
         assert mean(several) - single == pytest.approx(logits, abs=0.1 + 12 * 1.342e9 / GIB / 64)
 
 
-@pytest.mark.parametrize(
-    ("stages", "layers"), [(1, [16]), (2, [10, 6]), (4, [5, 5, 5, 1]), (8, [3, 2, 3, 2, 3, 2, 1, 0])]
-)
-def test_a_head_that_costs_four_layers_leaves_the_last_stages_fewer(stages: int, layers: list[int]) -> None:
-    assert [blocks.layers for blocks in balanced_stages(LLAMA_1B, stages=stages)] == layers
+def test_a_head_that_costs_four_layers_leaves_the_last_stages_fewer() -> None:
+    layers = {1: [16], 2: [10, 6], 4: [5, 5, 5, 1], 8: [3, 2, 3, 2, 3, 2, 1, 0]}
+    found = {stages: [blocks.layers for blocks in balanced_stages(LLAMA_1B, stages=stages)] for stages in layers}
+    assert found == layers
 
 
 @given(described_architectures(), st.integers(1, 12))
@@ -202,58 +189,49 @@ def test_one_stage_holds_the_state_and_activations_of_the_plain_prediction(
     assert memory.streams == 0
 
 
-@pytest.mark.parametrize(
-    ("stage", "micro_batch", "tensor_parallel", "micro_batches", "streams"),
-    [
-        (0, 1, 8, 64, 6 + 2 * (2 * 5 + 1)),  # four in flight, two of them not received
-        (0, 1, 8, 3, 6 + 1 * (2 * 5 + 1)),
-        (0, 1, 8, 1, 6),
-        (1, 1, 8, 64, 6),  # waits for what it receives
-        (0, 1, 32, 64, 6),
-        (0, 32, 8, 64, (2 * 4 + 1) * 5),
-        (1, 32, 8, 64, (2 * 3 + 1) * 5),
-        (0, 32, 8, 4, 2 * 4 * 5),  # no backward pass before
-    ],
-)
-def test_a_first_stage_holds_the_passes_that_the_next_has_not_received_until_its_host_is_ahead(
-    stage: int, micro_batch: int, tensor_parallel: int, micro_batches: int, streams: int
-) -> None:
-    layout = Layout(micro_batch=micro_batch, tensor_parallel=tensor_parallel, pipeline_stages=4, sequence_parallel=True)
-    assert held_streams(LLAMA_1B, layout, stage=stage, layers=5, micro_batches=micro_batches) == streams
+def test_a_first_stage_holds_the_passes_that_the_next_has_not_received_until_its_host_is_ahead() -> None:
+    """One stage alone holds two gathered streams a layer and one of the backward pass before."""
+    expected = {  # stage, micro-batch, tensor-parallel ranks, micro-batches
+        (0, 1, 8, 64): 6 + 2 * (2 * 5 + 1),  # four in flight, two of them not received
+        (0, 1, 8, 3): 6 + 1 * (2 * 5 + 1),
+        (0, 1, 8, 1): 6,
+        (1, 1, 8, 64): 6,  # waits for what it receives
+        (0, 1, 32, 64): 6,
+        (0, 32, 8, 64): (2 * 4 + 1) * 5,
+        (1, 32, 8, 64): (2 * 3 + 1) * 5,
+        (0, 32, 8, 4): 2 * 4 * 5,  # no backward pass before
+    }
+    alone = {(8, 1): 2 * 16, (8, 2): 3 * 16, (1, 16): 3 * 16, (1, 15): 6}  # micro-batch, micro-batches
+    piped = Layout(pipeline_stages=4, sequence_parallel=True)
+    found = {}
+    for stage, micro_batch, ranks, micro_batches in expected:
+        layout = msgspec.structs.replace(piped, micro_batch=micro_batch, tensor_parallel=ranks)
+        key = (stage, micro_batch, ranks, micro_batches)
+        found[key] = held_streams(LLAMA_1B, layout, stage=stage, layers=5, micro_batches=micro_batches)
+    assert found == expected
+
+    def held(layout: Layout, micro_batches: int) -> float:
+        return held_streams(LLAMA_1B, layout, stage=0, layers=16, micro_batches=micro_batches)
+
+    whole = Layout(tensor_parallel=8, sequence_parallel=True)
+    assert {(b, m): held(msgspec.structs.replace(whole, micro_batch=b), m) for b, m in alone} == alone
+    # nothing is held where nothing is gathered
+    ungathered = [Layout(tensor_parallel=4), Layout(sequence_parallel=True), Layout(pipeline_stages=4)]
+    assert [held(layout, 8) for layout in ungathered] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("micro_batch", "micro_batches", "streams"), [(8, 1, 2 * 16), (8, 2, 3 * 16), (1, 16, 3 * 16), (1, 15, 6)]
-)
-def test_one_stage_holds_two_gathered_streams_a_layer_and_one_of_the_backward_pass_before(
-    micro_batch: int, micro_batches: int, streams: int
-) -> None:
-    layout = Layout(micro_batch=micro_batch, tensor_parallel=8, sequence_parallel=True)
-    assert held_streams(LLAMA_1B, layout, stage=0, layers=16, micro_batches=micro_batches) == streams
-
-
-@pytest.mark.parametrize(
-    ("tensor_parallel", "stages", "least"),
-    [(2, 1, 2), (4, 1, 4), (8, 1, 8), (16, 1, 1), (2, 2, 4), (4, 2, 8), (8, 2, 32)],
-)
-def test_hosts_are_ahead_from_the_micro_batch_on_from_which_published_steps_grow_with_it(
-    tensor_parallel: int, stages: int, least: int
-) -> None:
-    def ahead(architecture: Architecture, samples: int) -> bool:
+def test_hosts_are_ahead_from_the_micro_batch_on_from_which_published_steps_grow_with_it() -> None:
+    def ahead(architecture: Architecture, tensor_parallel: int, stages: int, samples: int) -> bool:
         layout = Layout(micro_batch=samples, tensor_parallel=tensor_parallel, pipeline_stages=stages)
         return host_is_ahead(architecture, layout, micro_batches=8)
 
-    assert [ahead(LLAMA_1B, 2**power) for power in range(6)] == [2**power >= least for power in range(6)]
     wide = msgspec.structs.replace(LLAMA_1B, hidden=8192, heads=128, kv_heads=128, ffn_hidden=32768)
-    assert ahead(wide, least)
-    assert ahead(wide, 4)  # a layer of 16 times the products
-
-
-@pytest.mark.parametrize(
-    "layout", [Layout(tensor_parallel=4), Layout(sequence_parallel=True), Layout(pipeline_stages=4)]
-)
-def test_nothing_is_held_where_nothing_is_gathered(layout: Layout) -> None:
-    assert held_streams(LLAMA_1B, layout, stage=0, layers=16, micro_batches=8) == 0
+    least = {(2, 1): 2, (4, 1): 4, (8, 1): 8, (16, 1): 1, (2, 2): 4, (4, 2): 8, (8, 2): 32}
+    powers = [2**power for power in range(6)]
+    assert {axes: [ahead(LLAMA_1B, *axes, samples) for samples in powers] for axes in least} == {
+        axes: [samples >= fewest for samples in powers] for axes, fewest in least.items()
+    }
+    assert all(ahead(wide, *axes, samples) for axes, fewest in least.items() for samples in (fewest, 4))
 
 
 def test_streams_are_waited_for_where_they_do_not_fit() -> None:
@@ -264,15 +242,12 @@ def test_streams_are_waited_for_where_they_do_not_fit() -> None:
     assert memory.peak(memory.needed + memory.streams - 1) == memory.needed
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
+def test_what_is_not_described_is_refused() -> None:
+    for layout in (
         Layout(zero_stage=2),
         Layout(offload=Offload.STATE),
         Layout(schedule=Schedule.PIPEDREAM),
         Layout(virtual_stages=2, pipeline_stages=2),
-    ],
-)
-def test_what_is_not_described_is_refused(layout: Layout) -> None:
-    with pytest.raises(ValueError, match="nanotron_memory does not describe"):
-        nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, layout), stage=0, micro_batches=4)
+    ):
+        with pytest.raises(ValueError, match="nanotron_memory does not describe"):
+            nanotron_memory(Workload(LLAMA_1B, NO_DROPOUT, layout), stage=0, micro_batches=4)

@@ -60,44 +60,35 @@ def test_only_a_cast_with_one_scale_a_tensor_makes_gathers_narrower(
     assert gathers_share(workload, switches, stage=0, axis="edp") == (narrow if narrower else 1)
 
 
+def test_weights_that_nobody_gathers_are_cast_from_16_bits() -> None:
+    one_replica = Layout(tensor_parallel=8, pipeline_stages=2, zero_stage=2)
+    for layout in (Layout(data_parallel=2), Layout(zero_stage=1), one_replica):
+        workload = in_format(ProductFormat.FP8_DELAYED, layout)
+        assert weight_casts_share(workload, casting()) == 1
+        assert gathers_share(workload, casting(), stage=0, axis="dp") == 1
+        assert gathers_share(workload, casting(), stage=0, axis="edp") == 1
+
+
 def test_weights_that_arrive_cast_are_only_transposed() -> None:
     """2 bytes an element in place of 4: read and written in 8 bits, not read in 16 and written twice."""
-    workload = in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=2, zero_stage=1))
-    assert weight_casts_share(workload, casting()) == 0.5
-    assert weight_casts_share(workload, PLAIN) == 1
+
+    def share(ranks: object) -> object:
+        layout = msgspec.structs.replace(Layout(zero_stage=1), data_parallel=ranks)
+        return weight_casts_share(in_format(ProductFormat.FP8_DELAYED, layout), casting())
+
+    each = [share(ranks) for ranks in (1, 2, 16)]
+    assert numpy.asarray(share(numpy.array([1, 2, 16]))).tolist() == each == [1, 0.5, 0.5]
+    gathered = in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=2, zero_stage=1))
+    assert weight_casts_share(gathered, PLAIN) == 1
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [Layout(data_parallel=2), Layout(zero_stage=1), Layout(tensor_parallel=8, pipeline_stages=2, zero_stage=2)],
-    ids=["ZeRO-0", "one rank", "one replica"],
-)
-def test_weights_that_nobody_gathers_are_cast_from_16_bits(layout: Layout) -> None:
-    workload = in_format(ProductFormat.FP8_DELAYED, layout)
-    assert weight_casts_share(workload, casting()) == 1
-    assert gathers_share(workload, casting(), stage=0, axis="dp") == 1
-    assert gathers_share(workload, casting(), stage=0, axis="edp") == 1
-
-
-def test_of_an_array_of_layouts_those_with_several_ranks_cast_before_they_gather() -> None:
-    ranks = (1, 2, 16)
-    shares = weight_casts_share(
-        in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=numpy.array(ranks), zero_stage=1)), casting()
-    )
-    each = [
-        weight_casts_share(in_format(ProductFormat.FP8_DELAYED, Layout(data_parallel=one, zero_stage=1)), casting())
-        for one in ranks
-    ]
-    assert list(numpy.asarray(shares)) == each == [1, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("precision", Precision)
-def test_gradients_are_reduced_as_narrow_as_weights_where_the_stack_says_so(precision: Precision) -> None:
-    recipe = msgspec.structs.replace(GPT3.recipe, precision=precision)
-    workload = Workload(GPT3.architecture, recipe, Layout())
-    expected = WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
-    assert reductions_share(workload, casting(reduces_in_16_bit=True), stage=0, axis="dp") == expected
-    assert reductions_share(workload, casting(), stage=0, axis="dp") == 1
+def test_gradients_are_reduced_as_narrow_as_weights_where_the_stack_says_so() -> None:
+    for precision in Precision:
+        recipe = msgspec.structs.replace(GPT3.recipe, precision=precision)
+        workload = Workload(GPT3.architecture, recipe, Layout())
+        expected = WEIGHT_ELEMENT_BYTES[precision] / BYTES_PER_PARAMETER[precision].gradients
+        assert reductions_share(workload, casting(reduces_in_16_bit=True), stage=0, axis="dp") == expected
+        assert reductions_share(workload, casting(), stage=0, axis="dp") == 1
 
 
 def test_nemo_casts_before_it_gathers_from_its_recipes_of_2_0_on_and_megatron_lm_does_not() -> None:

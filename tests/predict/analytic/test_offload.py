@@ -31,7 +31,7 @@ def step(words: str, machine=MACHINE):
 
 
 def test_the_update_is_transfers_and_the_hosts_work_and_nothing_else_changes() -> None:
-    """Of one rank: 2 bytes of gradients down and 2 of weights up (fp16), and all parameters at 10 billion in 2.57 s."""
+    """One rank sends 2 bytes of gradients down and 2 of weights up (fp16); 10 billion parameters take 2.57 s."""
     own, there = step("dp1,zero0,micro1"), step("dp1,zero0,micro1,offload-optimizer")
     parameters = rank_parameters(RUN.architecture, workload("dp1,zero0").layout, stage=0).all
     assert there.optimizer_seconds == pytest.approx(parameters * (4 / 32e9 + 2.57e-10))

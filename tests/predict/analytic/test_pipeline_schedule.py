@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from fractions import Fraction
 
 import msgspec
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, usual_virtual_stages
@@ -26,94 +24,29 @@ from suite.predict.analytic.pipeline_schedule import (
 from suite.predict.simulation.pipeline_order import passes
 
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 20)
-Pass = tuple[str, int]
 
 
-def gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
-    """The order of passes of one stage, from the schedule's own definition."""
-    yield from (("forward", m) for m in range(micro_batches))
-    yield from (("backward", m) for m in range(micro_batches))
-
-
-def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
-    warmup = min(stages - stage - 1, micro_batches)
-    yield from (("forward", m) for m in range(warmup))
-    for m in range(micro_batches - warmup):
-        yield ("forward", m + warmup)
-        yield ("backward", m)
-    yield from (("backward", m) for m in range(micro_batches - warmup, micro_batches))
-
-
-ORDERS = {Schedule.GPIPE: gpipe, Schedule.ONE_F_ONE_B: one_f_one_b}
-
-
-def simulated(schedule: Schedule, stages: int, micro_batches: int) -> tuple[list[int], Fraction]:
-    """Micro-batches in flight at most on each stage, and the share of the step in which the first stage waits.
-
-    A forward pass takes 1 and a backward pass 2 units; a pass starts when its stage is free and its neighbour's has
-    ended.
-    """
-    queues = [list(ORDERS[schedule](stage, stages, micro_batches)) for stage in range(stages)]
-    ends: dict[tuple[int, Pass], int] = {}
-    free, in_flight, most = [0] * stages, [0] * stages, [0] * stages
-    while any(queues):
-        for stage, queue in enumerate(queues):
-            while queue:
-                kind, m = queue[0]
-                if kind == "forward":
-                    needed = (stage - 1, ("forward", m)) if stage else None
-                else:
-                    needed = (stage + 1, ("backward", m)) if stage < stages - 1 else (stage, ("forward", m))
-                if needed is not None and needed not in ends:
-                    break
-                begin = max(free[stage], ends[needed] if needed else 0)
-                ends[stage, queue.pop(0)] = free[stage] = begin + (1 if kind == "forward" else 2)
-                in_flight[stage] += 1 if kind == "forward" else -1
-                most[stage] = max(most[stage], in_flight[stage])
-    step = max(free)
-    return most, Fraction(step - 3 * micro_batches, step)
-
-
-@given(st.sampled_from(list(ORDERS)), STAGES, MICRO_BATCHES)
-def test_in_flight_and_bubble_equal_a_simulation_pass_by_pass(
-    schedule: Schedule, stages: int, micro_batches: int
+@given(st.sampled_from([each for each in Schedule if each not in NO_FLUSH]), STAGES, MICRO_BATCHES, st.integers(1, 4))
+def test_micro_batches_in_flight_are_those_of_the_schedules_order(
+    schedule: Schedule, stages: int, micro_batches: int, chunks: int
 ) -> None:
-    layout = Layout(pipeline_stages=stages, schedule=schedule)
-    most, waiting = simulated(schedule, stages, micro_batches)
-    assert most == [micro_batches_in_flight(layout, micro_batches=micro_batches, stage=k) for k in range(stages)]
-    # one division of integers: correctly rounded
-    assert bubble_fraction(layout, micro_batches=micro_batches) == float(waiting)
-
-
-def interleaved_order(rank: int, stages: int, chunks: int, micro_batches: int) -> list[tuple[str, int, int]]:
-    """Passes (kind, micro-batch, chunk) of one rank in Megatron-LM's interleaved schedule; m a multiple of p."""
-    units = [
-        (first + m, chunk)
-        for first in range(0, micro_batches, stages)
-        for chunk in range(chunks)
-        for m in range(stages)
-    ]
-    backward = [(m, chunks - 1 - chunk) for m, chunk in units]
-    total = len(units)
-    warmup = total if micro_batches == stages else min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-    order = [("forward", *unit) for unit in units[:warmup]]
-    for place in range(total - warmup):
-        order += [("forward", *units[place + warmup]), ("backward", *backward[place])]
-    return order + [("backward", *unit) for unit in backward[total - warmup :]]
-
-
-@given(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5))
-def test_interleaved_in_flight_equals_the_schedules_order(stages: int, chunks: int, rounds: int) -> None:
-    micro_batches = rounds * stages
-    layout = Layout(pipeline_stages=stages, virtual_stages=chunks)
-    for rank in range(stages):
+    """The order is PyTorch's (tests/predict/simulation/test_pipeline_order.py)."""
+    virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
+    if schedule is Schedule.ONE_F_ONE_B and stages > 1 and chunks > 1:
+        virtual, micro_batches = chunks, stages * (1 + micro_batches // stages)
+        assume(micro_batches > stages)  # with one round PyTorch runs all forward passes first
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, schedule=schedule)
+    assume(stages > 1 and micro_batches >= least_micro_batches(layout))
+    for stage in range(stages):
         held = most = 0
-        for kind, _, _ in interleaved_order(rank, stages, chunks, micro_batches):
-            held += 1 if kind == "forward" else -1
+        for done in passes(layout, micro_batches=micro_batches, stage=stage):
+            held += {PassKind.FORWARD: 1, PassKind.INPUT: 0}.get(done.kind, -1)
             most = max(most, held)
-        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=rank) * chunks == pytest.approx(
-            most, rel=1e-12
-        )
+        kept = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+        assert virtual * kept == pytest.approx(most, rel=1e-12)
+        assert held == 0
+        if schedule is Schedule.DUALPIPEV:
+            assert most == 2 * stages + 1  # published as PP + 1, of PP chunks
 
 
 @given(st.integers(1, 40), st.integers(2, 8))
@@ -122,36 +55,6 @@ def test_the_first_stage_keeps_korthikantis_factor(stages: int, chunks: int) -> 
     kept = micro_batches_in_flight(layout, micro_batches=100 * stages, stage=0)
     # three roundings each side
     assert kept == pytest.approx(stages * (1 + (stages - 1) / (stages * chunks)), rel=6 * 2**-53)
-
-
-@given(st.sampled_from([Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV]), STAGES, MICRO_BATCHES)
-def test_micro_batches_of_halved_schedules_in_flight_are_those_of_their_order(
-    schedule: Schedule, stages: int, micro_batches: int
-) -> None:
-    virtual = usual_virtual_stages(schedule, pipeline_stages=stages)
-    layout = Layout(pipeline_stages=stages, virtual_stages=virtual, schedule=schedule)
-    if stages == 1 or micro_batches < least_micro_batches(layout):
-        return
-    for stage in range(stages):
-        held = most = 0
-        for done in passes(layout, micro_batches=micro_batches, stage=stage):
-            held += {PassKind.FORWARD: 1, PassKind.INPUT: 0}.get(done.kind, -1)
-            most = max(most, held)
-        assert most == virtual * micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        assert held == 0
-        if schedule is Schedule.DUALPIPEV:
-            assert most == 2 * stages + 1  # published as PP + 1, of PP chunks
-
-
-@given(st.sampled_from(Schedule), STAGES, MICRO_BATCHES)
-def test_interleaving_by_one_is_no_interleaving(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    layout = Layout(pipeline_stages=stages, schedule=schedule)
-    one = msgspec.structs.replace(layout, virtual_stages=1)
-    for stage in range(stages):
-        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage) == micro_batches_in_flight(
-            one, micro_batches=micro_batches, stage=stage
-        )
-    assert bubble_fraction(layout, micro_batches=micro_batches) == bubble_fraction(one, micro_batches=micro_batches)
 
 
 @given(STAGES, MICRO_BATCHES, st.integers(1, 6))
@@ -164,13 +67,10 @@ def test_interleaving_and_micro_batches_only_shrink_the_bubble(stages: int, micr
     assert (bubble(micro_batches, chunks) == 0) == (stages == 1)
 
 
-def test_glms_published_bubble() -> None:
-    layout = Layout(pipeline_stages=8)
-    # arXiv 2210.02414, appendix B.4: 7 / (176 + 7), printed as 3.8 %
-    assert round(bubble_fraction(layout, micro_batches=176), 3) == 0.038
-
-
-def test_the_document_of_80_stages_without_flush_keeps_159_rounds() -> None:
+def test_published_bubble_and_rounds() -> None:
+    # GLM-130B, arXiv 2210.02414, appendix B.4: 7 / (176 + 7), printed as 3.8 %
+    assert round(bubble_fraction(Layout(pipeline_stages=8), micro_batches=176), 3) == 0.038
+    # of 80 stages without flush
     assert chunks_in_flight(pipeline_stages=80, virtual_stages=1, stage=0) == 159
 
 
@@ -180,22 +80,23 @@ def versions_held(stages: int, stage: int, *, vertical_sync: bool) -> int:
     A micro-batch uses the newest version at its forward pass, with vertical sync the one that it used on stage 0;
     versions are held from the oldest that is in use, or will be, to the newest.
     """
+    layout = Layout(pipeline_stages=stages, schedule=Schedule.ONE_F_ONE_B)
     used_on_first: dict[int, int] = {}
     updates = 0
-    for kind, m in one_f_one_b(0, stages, 40):
-        if kind == "forward":
-            used_on_first[m] = updates
+    for done in passes(layout, micro_batches=40, stage=0):
+        if done.kind is PassKind.FORWARD:
+            used_on_first[done.micro_batch] = updates
         else:
             updates += 1
     updates = most = 0
     in_use: dict[int, int] = {}
-    for kind, m in one_f_one_b(stage, stages, 40):
-        if kind == "forward":
-            in_use[m] = used_on_first[m] if vertical_sync else updates
+    for done in passes(layout, micro_batches=40, stage=stage):
+        if done.kind is PassKind.FORWARD:
+            in_use[done.micro_batch] = used_on_first[done.micro_batch] if vertical_sync else updates
             most = max(most, updates - min(in_use.values()) + 1)
         else:
             updates += 1
-            del in_use[m]
+            del in_use[done.micro_batch]
     return most
 
 
@@ -207,24 +108,19 @@ def test_pipedreams_versions_equal_a_simulation(stages: int) -> None:
         assert held == [weight_versions(layout, stage=k) for k in range(stages)]
 
 
-@given(st.integers(1, 40), st.integers(1, 12))
-def test_versions_lie_between_one_and_the_stages(stages: int, micro_batches: int) -> None:
-    for schedule in Schedule:
-        layout = Layout(pipeline_stages=stages, schedule=schedule)
-        versions = [weight_versions(layout, stage=k) for k in range(stages)]
-        assert all(1 <= count <= stages for count in versions)
-        if schedule not in NO_FLUSH:
-            assert set(versions) == {1}
-
-
 def test_the_published_versions_of_pipedream() -> None:
-    # Narayanan et al. 2019, section 3.3: stage n of N keeps N - n + 1; 2021: two everywhere
-    def versions(schedule: Schedule) -> list[int]:
-        return [weight_versions(Layout(pipeline_stages=4, schedule=schedule), stage=k) for k in range(4)]
-
-    assert versions(Schedule.PIPEDREAM) == [4, 3, 2, 1]
-    assert versions(Schedule.PIPEDREAM_VERTICAL_SYNC) == [4, 4, 4, 4]
-    assert versions(Schedule.PIPEDREAM_2BW) == [2, 2, 2, 2]
+    """Narayanan et al. 2019, section 3.3: stage n of N keeps N - n + 1; 2021: two everywhere; others have one."""
+    published = {schedule: [1, 1, 1, 1] for schedule in Schedule}
+    published[Schedule.PIPEDREAM] = [4, 3, 2, 1]
+    published[Schedule.PIPEDREAM_VERTICAL_SYNC] = [4, 4, 4, 4]
+    published[Schedule.PIPEDREAM_2BW] = [2, 2, 2, 2]
+    found = {
+        schedule: [weight_versions(Layout(pipeline_stages=4, schedule=schedule), stage=k) for k in range(4)]
+        for schedule in Schedule
+    }
+    assert found == published
+    one_stage = [weight_versions(Layout(schedule=schedule), stage=0) for schedule in Schedule]
+    assert set(one_stage) == {1}
 
 
 @given(st.sampled_from(Schedule), st.integers(2, 6))
@@ -239,30 +135,15 @@ def test_arrays_of_stages_give_what_each_stage_gives(schedule: Schedule, stages:
     assert not math.isnan(bubble_fraction(layout, micro_batches=9))
 
 
-HALVES = {Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPEV}
-
-
-@pytest.mark.parametrize("schedule", Schedule)
-def test_backward_passes_have_halves_where_a_bubble_can_be_filled_with_one(schedule: Schedule) -> None:
-    assert [halves_backward(Layout(schedule=schedule, pipeline_stages=stages)) for stages in (1, 2, 3)] == [
-        False,
-        schedule in HALVES,
-        schedule in HALVES,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "kept", "again"), [(Schedule.ZERO_BUBBLE, 3, 2), (Schedule.ZBV, 3, 2), (Schedule.DUALPIPEV, 1.5, 1)]
-)
-def test_a_pass_is_as_long_as_so_many_waits(schedule: Schedule, kept: float, again: float) -> None:
-    for recomputation, waits in (
-        (Recomputation.NONE, kept),
-        (Recomputation.SELECTIVE, kept),
-        (Recomputation.FULL, again),
-        (Recomputation.FROM_INPUT, again),
-    ):
-        assert waits_of_a_pass(Layout(schedule=schedule, recomputation=recomputation)) == waits
-        assert waits_of_a_pass(Layout(schedule=Schedule.ONE_F_ONE_B, recomputation=recomputation)) == 1
+def test_backward_passes_have_halves_where_a_bubble_can_be_filled_with_one() -> None:
+    """A pass is as long as so many waits, kept or recomputed."""
+    waits = {Schedule.ZERO_BUBBLE: (3, 2), Schedule.ZBV: (3, 2), Schedule.DUALPIPEV: (1.5, 1)}
+    halved = {n: {s for s in Schedule if halves_backward(Layout(schedule=s, pipeline_stages=n))} for n in (1, 2, 3)}
+    assert halved == {1: set(), 2: set(waits), 3: set(waits)}
+    for recomputation in Recomputation:
+        again = recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT)
+        for schedule, expected in {**waits, Schedule.ONE_F_ONE_B: (1, 1)}.items():
+            assert waits_of_a_pass(Layout(schedule=schedule, recomputation=recomputation)) == expected[again]
 
 
 def test_a_stage_with_fewer_replicas_than_those_after_it_has_more_in_flight() -> None:
@@ -281,8 +162,8 @@ def test_with_vertical_sync_replicas_of_a_stage_share_the_versions_that_the_firs
     assert versions == [3 + 1, 1 + 1, 2 + 1]
 
 
-@pytest.mark.parametrize(("micro_batches", "kept"), [(2, 2.0), (4, 4.0), (5, 4.5), (40, 4.5)])
-def test_dualpipev_keeps_a_micro_batch_a_stage_and_a_half(micro_batches: int, kept: float) -> None:
+def test_dualpipev_keeps_a_micro_batch_a_stage_and_a_half() -> None:
     layout = Layout(pipeline_stages=4, virtual_stages=2, schedule=Schedule.DUALPIPEV)
-    for stage in range(4):
-        assert micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage) == kept
+    kept = {2: 4 * [2.0], 4: 4 * [4.0], 5: 4 * [4.5], 40: 4 * [4.5]}
+    found = {m: [micro_batches_in_flight(layout, micro_batches=m, stage=stage) for stage in range(4)] for m in kept}
+    assert found == kept

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Offload, Recomputation
-from reference_runs.run import Activation, Precision, ProductFormat, Residual, Workload
+from reference_runs.run import Activation, Architecture, Precision, ProductFormat, Residual, Workload
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.layer_products import layer_products
@@ -74,25 +74,21 @@ def test_a_large_matrix_has_the_bytes_of_its_elements(product_format: ProductFor
     assert whole - factor_element_bytes(product_format) * rows * 128 * columns in (0, 4)
 
 
-def test_no_format_has_no_bytes() -> None:
+def test_casting_an_element_reads_and_writes_so_many_bytes() -> None:
+    each = {
+        ProductFormat.FP8_DELAYED: 2 + 1 + 1,  # the scale is known: read once
+        ProductFormat.FP8_CURRENT: 2 + 2 + 1 + 1,
+        ProductFormat.FP8_BLOCKWISE: 2 + 2 * (1 + 4 / 128),
+        ProductFormat.MXFP8: 2 + 2 * (1 + 1 / 32),
+        ProductFormat.NVFP4: 2 + 2 + 2 * (0.5 + 1 / 16),
+    }
+    assert set(each) == set(FORMATS)
+    size = 4096
+    for product_format, moved in each.items():
+        found = cast_bytes(product_format, rows=size, columns=size, element=2)
+        assert found == pytest.approx(moved * size**2, abs=8), product_format  # two scales of whole tensors
     with pytest.raises(ValueError, match="none is no format"):
         format_bytes(ProductFormat.NONE, rows=1, columns=1)
-
-
-@pytest.mark.parametrize(
-    ("product_format", "each"),
-    {
-        "fp8-delayed": 2 + 1 + 1,  # the scale is known: read once
-        "fp8-current": 2 + 2 + 1 + 1,
-        "fp8-blockwise": 2 + 2 * (1 + 4 / 128),
-        "mxfp8": 2 + 2 * (1 + 1 / 32),
-        "nvfp4": 2 + 2 + 2 * (0.5 + 1 / 16),
-    }.items(),
-)
-def test_casting_an_element_reads_and_writes_so_many_bytes(product_format: str, each: float) -> None:
-    size = 4096
-    moved = cast_bytes(ProductFormat(product_format), rows=size, columns=size, element=2)
-    assert moved == pytest.approx(each * size**2, abs=8)  # two scales of whole tensors
 
 
 def in_format(workload: Workload, product_format: ProductFormat) -> Workload:
@@ -116,16 +112,14 @@ def test_without_a_format_nothing_changes_to_the_bit(case: Case, machine: Machin
     assert stage_memory(workload, stage=0, micro_batches=case.micro_batches).weight_copies == 0
 
 
-@pytest.mark.parametrize("product_format", FORMATS)
-def test_products_in_the_format_are_shown_beside_its_peak_and_others_beside_the_recipes(
-    product_format: ProductFormat,
-) -> None:
+def test_products_in_the_format_are_shown_beside_its_peak_and_others_beside_the_recipes() -> None:
     plain = Workload(BLOOM.architecture, BLOOM.recipe, Layout())
-    for workload, peak in ((plain, 1e15), (in_format(plain, product_format), 2e15)):
-        peaks = {part: time.peak_flop_per_second for part, time in product_times(workload, HOPPER).items()}
-        casts = products_in_format(workload)
-        assert {peaks[part] for part in peaks if part in casts or peak == 1e15} == {peak}
-        assert {peaks[part] for part in peaks if part not in casts} == {1e15}
+    for product_format in FORMATS:
+        for workload, peak in ((plain, 1e15), (in_format(plain, product_format), 2e15)):
+            peaks = {part: time.peak_flop_per_second for part, time in product_times(workload, HOPPER).items()}
+            casts = products_in_format(workload)
+            assert {peaks[part] for part in peaks if part in casts or peak == 1e15} == {peak}
+            assert {peaks[part] for part in peaks if part not in casts} == {1e15}
 
 
 @pytest.mark.parametrize("product_format", FORMATS)
@@ -178,30 +172,24 @@ def test_small_products_take_longer_by_their_casts(product_format: ProductFormat
     assert wide.total_seconds < narrow.total_seconds <= wide.total_seconds + narrow.cast_seconds
 
 
-@given(varied_architectures(tensor_parallel=2), st.sampled_from(FORMATS))
-def test_all_products_of_a_dense_layer_but_those_of_attention_with_itself_are_in_the_format(
-    architecture: object, product_format: ProductFormat
+@given(varied_architectures(tensor_parallel=2) | routed_architectures(tensor_parallel=2), st.sampled_from(FORMATS))
+def test_all_products_but_those_of_attention_with_itself_and_of_routers_are_in_the_format(
+    architecture: Architecture, product_format: ProductFormat
 ) -> None:
-    workload = Workload(architecture, BLOOM.recipe, Layout(tensor_parallel=2))  # type: ignore[arg-type]
+    workload = Workload(architecture, BLOOM.recipe, Layout(tensor_parallel=2))
     parts = products_in_format(in_format(workload, product_format))
-    assert set(layer_products(workload)) - set(parts) == {"attention scores", "attention context"}
-
-
-@given(routed_architectures(), st.sampled_from(FORMATS))
-def test_router_and_attention_stay_wider(architecture: object, product_format: ProductFormat) -> None:
-    workload = Workload(architecture, BLOOM.recipe, Layout())  # type: ignore[arg-type]
-    parts = products_in_format(in_format(workload, product_format))
-    wider = {"attention scores", "attention context", "router"}
-    wider |= {"shared gate"} if workload.architecture.shared_gate else set()
+    wider = {"attention scores", "attention context"}
+    wider |= {"router"} if architecture.experts else set()
+    wider |= {"shared gate"} if architecture.shared_gate else set()
     assert set(layer_products(workload)) - set(parts) == wider
 
 
 @given(varied_architectures(), st.integers(1, 3), st.booleans())
 def test_copies_of_weights_are_two_bytes_an_element_of_every_matrix_of_a_layer(
-    architecture: object, b: int, sharded: bool
+    architecture: Architecture, b: int, sharded: bool
 ) -> None:
     layout = Layout(micro_batch=b, data_parallel=2, zero_stage=1 if sharded else 0)
-    workload = in_format(Workload(architecture, BLOOM.recipe, layout), ProductFormat.FP8_CURRENT)  # type: ignore[arg-type]
+    workload = in_format(Workload(architecture, BLOOM.recipe, layout), ProductFormat.FP8_CURRENT)
     elements = sum(tensor.elements for tensor in layer_tensors(workload.architecture) if tensor.matrix)
     scales = 2 * 4 * len(products_in_format(workload))
     assert layer_weight_copies_bytes(workload) == 2 * elements + scales
@@ -223,9 +211,9 @@ def test_weights_are_cast_once_a_step_or_as_often_as_they_are_gathered() -> None
 
 @given(varied_architectures(), st.integers(1, 3), st.booleans())
 def test_fp8_keeps_a_byte_less_of_each_element_that_its_products_alone_read(
-    architecture: object, b: int, fused: bool
+    architecture: Architecture, b: int, fused: bool
 ) -> None:
-    workload = Workload(architecture, BLOOM.recipe, Layout(micro_batch=b, fused_attention=fused))  # type: ignore[arg-type]
+    workload = Workload(architecture, BLOOM.recipe, Layout(micro_batch=b, fused_attention=fused))
     a = workload.architecture
     wide = layer_activation_bytes(workload)
     narrow = layer_activation_bytes(in_format(workload, ProductFormat.FP8_CURRENT))
@@ -248,8 +236,10 @@ def test_fp8_keeps_a_byte_less_of_each_element_that_its_products_alone_read(
 
 
 @given(routed_architectures(), st.integers(1, 3))
-def test_fp8_keeps_the_experts_inputs_in_bytes_and_what_the_router_reads_as_it_is(architecture: object, b: int) -> None:
-    workload = Workload(architecture, BLOOM.recipe, Layout(micro_batch=b))  # type: ignore[arg-type]
+def test_fp8_keeps_the_experts_inputs_in_bytes_and_what_the_router_reads_as_it_is(
+    architecture: Architecture, b: int
+) -> None:
+    workload = Workload(architecture, BLOOM.recipe, Layout(micro_batch=b))
     a, tokens = workload.architecture, b * workload.architecture.sequence
     wide = layer_activation_bytes(workload)
     narrow = layer_activation_bytes(in_format(workload, ProductFormat.FP8_CURRENT))
@@ -323,9 +313,9 @@ def test_norms_cast_what_they_put_out_where_layers_are_transformer_engines(
 
 @given(routed_architectures(), st.sampled_from([each for each in FORMATS if each is not ProductFormat.FP8_DELAYED]))
 def test_transformer_engines_experts_pad_what_they_read_and_write(
-    architecture: object, product_format: ProductFormat
+    architecture: Architecture, product_format: ProductFormat
 ) -> None:
-    wide = Workload(architecture, BLOOM.recipe, Layout(micro_batch=2))  # type: ignore[arg-type]
+    wide = Workload(architecture, BLOOM.recipe, Layout(micro_batch=2))
     workload = in_format(wide, product_format)
     plain, padded = layer_casts(workload), layer_casts(workload, transformer_engine=True)
     experts, tokens, _, hidden = layer_products(workload)["expansion"]
@@ -336,9 +326,9 @@ def test_transformer_engines_experts_pad_what_they_read_and_write(
 
 
 @given(routed_architectures(), st.sampled_from([1, 2]))
-def test_every_tensor_parallel_rank_keeps_half_of_what_it_keeps_in_16_bit(architecture: object, t: int) -> None:
+def test_every_tensor_parallel_rank_keeps_half_of_what_it_keeps_in_16_bit(architecture: Architecture, t: int) -> None:
     layout = Layout(micro_batch=2, tensor_parallel=t)
-    workload = Workload(architecture, BLOOM.recipe, layout)  # type: ignore[arg-type]
+    workload = Workload(architecture, BLOOM.recipe, layout)
     assume(workload.architecture.expert_width % t == workload.architecture.context_width % t == 0)
     wide = layer_activation_bytes(workload)
     narrow = layer_activation_bytes(in_format(workload, ProductFormat.FP8_CURRENT))
@@ -348,14 +338,10 @@ def test_every_tensor_parallel_rank_keeps_half_of_what_it_keeps_in_16_bit(archit
         assert narrow[kind] in (wide[kind] // 2 + 4, wide[kind] + wide[kind] // 2 + 4)
 
 
-@pytest.mark.parametrize("product_format", ProductFormat)
-def test_a_cast_reads_first_where_its_scale_is_of_the_whole_tensor(product_format: ProductFormat) -> None:
-    first = product_format in (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
-    assert cast_kernels(product_format) == (2 if first else 1)
-
-
-@pytest.mark.parametrize("product_format", FORMATS)
-def test_what_is_kept_in_a_format_is_of_whole_bytes(product_format: ProductFormat) -> None:
-    layout = Layout(tensor_parallel=4, sequence_parallel=True)
-    workload = in_format(Workload(BLOOM.architecture, BLOOM.recipe, layout), product_format)
-    assert {type(size) for size in layer_activation_bytes(workload).values()} == {int}
+def test_a_cast_reads_first_where_its_scale_is_of_the_whole_tensor_and_keeps_whole_bytes() -> None:
+    first = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
+    assert [cast_kernels(each) for each in ProductFormat] == [2 if each in first else 1 for each in ProductFormat]
+    workload = Workload(BLOOM.architecture, BLOOM.recipe, Layout(tensor_parallel=4, sequence_parallel=True))
+    for product_format in FORMATS:
+        kept = layer_activation_bytes(in_format(workload, product_format))
+        assert {type(size) for size in kept.values()} == {int}

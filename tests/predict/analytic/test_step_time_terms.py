@@ -7,15 +7,14 @@ import math
 import msgspec
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Precision, ProductFormat, Workload
 from reference_runs.stack import Accumulation
-from suite.predict.analytic.axis_links import axis_groups
-from suite.predict.analytic.collective_time import collective_seconds, group
+from suite.predict.analytic.collective_time import axis_groups, collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.layer_time import layer_time
 from suite.predict.analytic.machine import PLAIN, Machine
@@ -26,6 +25,7 @@ from suite.predict.analytic.stage_computation import stage_kernels
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.traffic import step_traffic
+from tests.support.examples import examples
 from tests.support.machines import A100, Case, cases, flat_efficiency, machines
 from tests.support.steps import ROUNDING, changed, pass_seconds, stage_times, time_of, waiting_stages
 from tests.support.steps_with import but, having
@@ -289,7 +289,7 @@ def test_every_number_and_switch_of_the_step_is_among_those_that_never_make_it_f
 
 
 @pytest.mark.parametrize("name", [*NUMBERS, *COUNTS, *SWITCHED, *FASTER])
-@settings(max_examples=25)
+@examples(25)
 @given(cases(), machines(), st.data())
 def test_more_of_it_never_makes_a_step_faster(name: str, case: Case, machine: Machine, data: st.DataObject) -> None:
     host = data.draw(st.sampled_from([0.0, 1e-6, 1e-3]))
@@ -421,18 +421,17 @@ def test_casts_take_inputs_and_gradients_of_every_micro_batch_and_weights_once()
     assert seconds == pytest.approx(moved / A100.achievable_memory_bytes_per_second, rel=ROUNDING)
 
 
-@pytest.mark.parametrize(("recomputation", "forwards"), [("none", 1), ("selective", 1), ("full", 2)])
-@pytest.mark.parametrize(("product_format", "each"), [("fp8-delayed", 1), ("fp8-current", 2)])
-def test_kernels_of_casts_are_of_four_inputs_a_forward_pass_and_four_gradients(
-    recomputation: str, forwards: int, product_format: str, each: int
-) -> None:
-    layout = Layout(recomputation=Recomputation(recomputation))
-    in_8_bit = msgspec.structs.replace(BLOOM.recipe, product_format=ProductFormat(product_format))
-    plain, casting = (
-        stage_kernels(Workload(BLOOM.architecture, recipe, layout), A100, stage=0)
-        for recipe in (BLOOM.recipe, in_8_bit)
-    )
-    assert casting - plain == each * BLOOM.architecture.layers * (4 * forwards + 4)
+def test_kernels_of_casts_are_of_four_inputs_a_forward_pass_and_four_gradients() -> None:
+    forwards = {Recomputation.NONE: 1, Recomputation.SELECTIVE: 1, Recomputation.FULL: 2}
+    for recomputation, passes in forwards.items():
+        for product_format, each in ((ProductFormat.FP8_DELAYED, 1), (ProductFormat.FP8_CURRENT, 2)):
+            layout = Layout(recomputation=recomputation)
+            in_8_bit = msgspec.structs.replace(BLOOM.recipe, product_format=product_format)
+            plain, casting = (
+                stage_kernels(Workload(BLOOM.architecture, recipe, layout), A100, stage=0)
+                for recipe in (BLOOM.recipe, in_8_bit)
+            )
+            assert casting - plain == each * BLOOM.architecture.layers * (4 * passes + 4)
 
 
 def test_recomputation_repeats_attention_or_whole_layers() -> None:

@@ -22,7 +22,7 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Residual, Workload
 from suite.predict.analytic.experts import chosen_experts
 from suite.predict.analytic.flop import repeated_layers
-from suite.predict.analytic.traffic import _gathered_expert_tokens, activation_message_bytes, step_traffic
+from suite.predict.analytic.traffic import activation_message_bytes, gathered_expert_tokens, step_traffic
 from tests.support.strategies import BLOOM, routed_architectures
 
 RANKS, POSITIONS, HIDDEN, WIDTH, LAYERS = 2, 4, 6, 8, 2
@@ -155,7 +155,7 @@ def single_model(
 
 
 def traffic_of_training(layout: Layout, residual: Residual, *, dropout: bool) -> Wires:
-    """What the ranks hand over in a forward and backward pass whose results are those of one device."""
+    """Messages of the ranks in a forward and backward pass whose results are those of one device."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -279,5 +279,5 @@ def test_around_experts_every_message_has_more_bytes_by_the_experts_of_a_token(
         messages.update(["gathered", "reduced"])  # the input, the output
     for _ in range(routed):
         messages.update(["gathered", "gathered", "reduced"])  # gradient of the output; input again, its gradient
-    found = _gathered_expert_tokens(workload, stage=0)
+    found = gathered_expert_tokens(workload, stage=0)
     assert found == (more * messages["gathered"], more * messages["reduced"])

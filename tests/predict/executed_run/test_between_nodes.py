@@ -1,4 +1,4 @@
-"""What leaves a node, by hand."""
+"""Traffic that leaves a node, by hand."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
@@ -27,6 +27,7 @@ from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.predict.simulation.traffic import executed_traffic
+from tests.support.examples import examples
 from tests.support.executed_runs import MANY, Run, copies, executed_runs, micro_batches, places
 from tests.support.strategies import BLOOM
 
@@ -41,7 +42,7 @@ def of_rank(figures: list[Figure], rank: int | None) -> dict[tuple[str, str | No
     return by_key
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_every_rank_has_its_own_figures(run: Run) -> None:
     figures = prediction(Workload(*run))
@@ -105,30 +106,25 @@ def test_keys_are_unique_and_a_measurement_that_agrees_passes(run: Run) -> None:
     assert set(shown) <= {TEXTBOOK_TERM}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"context_parallel": 2, "fused_attention": True},
-        {"recomputation": Recomputation.FROM_INPUT},
-        {"fused_attention": True},  # with BLOOM's penalties of distance
-        {"offload": Offload.OPTIMIZER, "zero_stage": 2},
-        {"offload": Offload.STATE, "zero_stage": 1},
-        {"pipeline_stages": 2, "tensor_parallel": 2, "schedule": Schedule.PIPEDREAM},
-        {"pipeline_stages": 2, "zero_stage": 2},
-        {"virtual_stages": 2},
-        {"pipeline_stages": 2, "tensor_parallel": 2, "scatter_gather": True},
-        {"tensor_parallel": 2, "partitioned_checkpoints": True},
-    ],
-    ids=str,
-)
-def test_of_a_layout_that_is_not_executed_the_job_alone_is_predicted(changes: dict[str, object]) -> None:
+def test_of_a_layout_that_is_not_executed_the_job_alone_is_predicted() -> None:
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=4)
-    layout = msgspec.structs.replace(Layout(), **changes)
-    assert not describes_ranks(Workload(BLOOM.architecture, recipe, layout))
-    assert prediction(Workload(BLOOM.architecture, recipe, layout)) == job_figures(
-        Workload(BLOOM.architecture, recipe, layout)
-    )
-    assert {figure.rank for figure in job_figures(Workload(BLOOM.architecture, recipe, layout))} == {None}
+    for layout in (
+        Layout(context_parallel=2, fused_attention=True),
+        Layout(recomputation=Recomputation.FROM_INPUT),
+        Layout(fused_attention=True),  # with BLOOM's penalties of distance
+        Layout(offload=Offload.OPTIMIZER, zero_stage=2),
+        Layout(offload=Offload.STATE, zero_stage=1),
+        Layout(pipeline_stages=2, tensor_parallel=2, schedule=Schedule.PIPEDREAM),
+        Layout(pipeline_stages=2, zero_stage=2),
+        Layout(virtual_stages=2),
+        Layout(pipeline_stages=2, tensor_parallel=2, scatter_gather=True),
+        Layout(tensor_parallel=2, partitioned_checkpoints=True),
+    ):
+        workload = Workload(BLOOM.architecture, recipe, layout)
+        assert not describes_ranks(workload), layout
+        figures = job_figures(workload)
+        assert prediction(workload) == figures, layout
+        assert {figure.rank for figure in figures} == {None}
 
 
 def test_a_top_query_layer_is_described_in_the_chunk_of_its_table() -> None:
@@ -182,22 +178,17 @@ def test_the_bubble_is_not_judged_where_stages_are_unequal_or_share_processors()
     assert bubble_figure(Workload(BLOOM.architecture, recipe, layout), own_processors=False).why == SHARED_REASON
 
 
-@pytest.mark.parametrize(
-    ("norm", "objective", "described"),
-    [
+def test_the_first_loss_is_left_out_where_its_formula_does_not_hold() -> None:
+    for norm, objective, described in (
         (Norm.PRE_LAYER_NORM, Objective.CAUSAL_LM, True),
         (Norm.DEEP_NORM, Objective.CAUSAL_LM, False),
         (Norm.OUTPUT_RMS_NORM, Objective.CAUSAL_LM, False),
         (Norm.PRE_LAYER_NORM, Objective.BLANK_INFILLING, False),
-    ],
-)
-def test_the_first_loss_is_left_out_where_its_formula_does_not_hold(
-    norm: Norm, objective: Objective, described: bool
-) -> None:
-    architecture = msgspec.structs.replace(BLOOM.architecture, norm=norm)
-    recipe = msgspec.structs.replace(BLOOM.recipe, objective=objective)
-    quantities = {figure.quantity for figure in job_figures(Workload(architecture, recipe, BLOOM.layout))}
-    assert (Quantity.FIRST_LOSS in quantities) is described
+    ):
+        architecture = msgspec.structs.replace(BLOOM.architecture, norm=norm)
+        recipe = msgspec.structs.replace(BLOOM.recipe, objective=objective)
+        quantities = {figure.quantity for figure in job_figures(Workload(architecture, recipe, BLOOM.layout))}
+        assert (Quantity.FIRST_LOSS in quantities) is described
 
 
 @given(executed_runs())

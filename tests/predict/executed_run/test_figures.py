@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from hypothesis import given
 
 from reference_runs.catalog import reference_run
@@ -45,41 +44,6 @@ LAYOUT = Layout(micro_batch=2, recomputation=Recomputation.NONE)
 
 def activations(layout: Layout, *, stage: int = 0) -> int:
     return executed_activation_bytes(Workload(SHAPE, FP32, layout), CPU, stage=stage)
-
-
-def test_what_a_block_keeps_is_what_its_operators_are_known_to_keep() -> None:
-    states, scores, tokens = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 2 * 6
-    # norm: its input, mean and deviation; query_key_value: the norm's output; scores: q and k, each head's copied;
-    # softmax: its output, which context keeps too, with a copy of v; projection: the context
-    attention = (states + 2 * 4 * tokens) + states + 2 * states + scores + states + states
-    # norm; expansion: its input; GELU: 4 times as wide; contraction: the GELU
-    feed_forward = (states + 2 * 4 * tokens) + states + 4 * states + 4 * states
-    # tokens, one more a sample; last norm; head: its input; loss: logarithms, copied targets and their number
-    around = 8 * 2 * 7 + (states + 2 * 4 * tokens) + states + 4 * tokens * 24 + 8 * tokens + 4
-    assert activations(LAYOUT) == 2 * (attention + feed_forward) + around
-
-
-def test_a_fused_attention_keeps_a_number_a_row_in_place_of_scores_and_copies() -> None:
-    fused = msgspec.structs.replace(LAYOUT, fused_attention=True)
-    states, scores, rows, bias = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 4 * 2 * 2 * 6, 4 * 6 * 6
-    # q, k and v as they lie in the projection's output: three states, of which unfused ones are copied
-    assert activations(LAYOUT) - activations(fused) == 2 * (scores - rows)
-    # computed again, only its output is kept, by the projection
-    selective = msgspec.structs.replace(fused, recomputation=Recomputation.SELECTIVE)
-    assert activations(fused) - activations(selective) == 2 * rows
-    full = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
-    fully = msgspec.structs.replace(full, fused_attention=True)
-    assert activations(full) - activations(fully) == bias
-    assert states > rows
-
-
-def test_full_recomputation_keeps_the_input_of_each_group_and_the_masks_bias() -> None:
-    layout = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
-    states, scores, tokens = 4 * 2 * 6 * 8, 4 * 6 * 6, 2 * 6
-    # the bias of the scores is the same block for both groups
-    around = 8 * 2 * 7 + (states + 2 * 4 * tokens) + states + 4 * tokens * 24 + 8 * tokens + 4
-    assert activations(layout) == 2 * states + scores + around
-    assert activations(msgspec.structs.replace(layout, checkpoint_layers=2)) == states + scores + around
 
 
 def test_a_rank_of_several_keeps_its_part() -> None:
@@ -162,42 +126,39 @@ def test_of_state_on_the_host_a_gpu_s_peak_is_not_predicted() -> None:
         assert {figure.quantity for figure in figures} - {Quantity.ACTIVATION_BYTES} == predicted
 
 
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
-def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision: Precision) -> None:
-    recipe = msgspec.structs.replace(FP32, precision=precision)
+def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more() -> None:
     wide = StepOptions(kernels=Kernels(products_through_fp32=True))
-    kept = [executed_activation_bytes(Workload(SHAPE, recipe, LAYOUT), options, stage=0) for options in (CPU, wide)]
-    assert kept[0] == kept[1]
     long = msgspec.structs.replace(SHAPE, sequence=96)
-    peaks = [
-        executed_peak_bytes(Workload(long, recipe, LAYOUT), options, stage=0, replica=0) for options in (CPU, wide)
-    ]
-    assert peaks[0] < peaks[1]
+    for precision in (Precision.BF16, Precision.FP16):
+        recipe = msgspec.structs.replace(FP32, precision=precision)
+        short, longer = (Workload(shape, recipe, LAYOUT) for shape in (SHAPE, long))
+        kept = [executed_activation_bytes(short, options, stage=0) for options in (CPU, wide)]
+        peaks = [executed_peak_bytes(longer, options, stage=0, replica=0) for options in (CPU, wide)]
+        assert kept[0] == kept[1]
+        assert peaks[0] < peaks[1]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        LAYOUT,
-        Layout(micro_batch=1, recomputation=Recomputation.FULL),
-        Layout(micro_batch=2, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=3),
-        Layout(micro_batch=2, recomputation=Recomputation.NONE, pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B),
-        Layout(micro_batch=1, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=1),
-    ],
-    ids=str,
-)
-def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state(layout: Layout) -> None:
-    peaks = executed_peaks(Workload(SHAPE, FP32, layout), CPU, stage=0, replica=0)
-    assert list(peaks) == ["forward", "backward", "update"]
-    sums = {phase: sum(parts.values()) for phase, parts in peaks.items()}
-    assert max(sums.values()) == executed_peak_bytes(Workload(SHAPE, FP32, layout), CPU, stage=0, replica=0)
-    state = executed_state(Workload(SHAPE, FP32, layout), stage=0, replica=0)
-    for parts in peaks.values():
-        assert parts["weights"] == state.weight_bytes
-        assert parts["optimizer state"] == state.optimizer_bytes
-        assert min(parts.values()) > 0
-    assert peaks["update"]["gradients"] >= state.gradient_bytes
-    assert "forward pass" not in peaks["update"]
-    assert "update" not in peaks["backward"]
-    assert ("gathered weights" in peaks["forward"]) == layout.fully_sharded
-    assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)
+def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state() -> None:
+    for changes in (
+        {},
+        {"micro_batch": 1, "recomputation": Recomputation.FULL},
+        {"data_parallel": 2, "zero_stage": 3},
+        {"pipeline_stages": 2, "schedule": Schedule.ONE_F_ONE_B},
+        {"micro_batch": 1, "data_parallel": 2, "zero_stage": 1},
+    ):
+        layout = msgspec.structs.replace(LAYOUT, **changes)
+        workload = Workload(SHAPE, FP32, layout)
+        peaks = executed_peaks(workload, CPU, stage=0, replica=0)
+        assert list(peaks) == ["forward", "backward", "update"]
+        most = max(sum(parts.values()) for parts in peaks.values())
+        assert most == executed_peak_bytes(workload, CPU, stage=0, replica=0)
+        state = executed_state(workload, stage=0, replica=0)
+        for parts in peaks.values():
+            assert parts["weights"] == state.weight_bytes
+            assert parts["optimizer state"] == state.optimizer_bytes
+            assert min(parts.values()) > 0
+        assert peaks["update"]["gradients"] >= state.gradient_bytes
+        assert "forward pass" not in peaks["update"]
+        assert "update" not in peaks["backward"]
+        assert ("gathered weights" in peaks["forward"]) == layout.fully_sharded
+        assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)

@@ -39,7 +39,7 @@ def job_of(words: dict[str, Any], **more: Any) -> Job:
 
 
 def times_of(job: Job, durations: Durations, factors: Sequence[float] = (1.0,)) -> list[PipelineTimes]:
-    """What each stage's ranks measure, one for each factor by which they are slower."""
+    """Times that each stage's ranks measure, one for each factor by which they are slower."""
     micro_batches = accumulation(job.recipe, job.layout)
     reported = []
     for stage in range(job.layout.pipeline_stages):
@@ -74,48 +74,45 @@ def test_two_equal_stages_wait_for_one_pass_in_nine() -> None:
     assert with_measured_bubble([], job, times, QUIET)[0].value == pytest.approx(1 / 9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "seconds", "surroundings", "why"),
-    [
+def test_what_else_makes_a_rank_wait_is_named() -> None:
+    one_core, stolen = QUIET._replace(cores=1), QUIET._replace(steal_share=0.05)
+    shared = {"device": "cuda", "shares_devices": True}
+    for changes, seconds, surroundings, why in (
         ({}, 0.02, QUIET, ""),
         ({}, 0.005, QUIET, "a pass takes 7.5 ms, in which messages count"),
-        ({}, 0.02, QUIET._replace(cores=1), "ranks share processors"),
+        ({}, 0.02, one_core, "ranks share processors"),
         ({}, 0.02, QUIET._replace(others_share=None), "what else ran on the processors is not known"),
-        ({}, 0.02, QUIET._replace(steal_share=0.05), "others took 6% of the processors"),
-        ({"device": "cuda"}, 0.02, QUIET._replace(steal_share=0.05), ""),
-        ({"device": "cuda", "shares_devices": True}, 0.02, QUIET, "ranks share a GPU"),
-    ],
-)
-def test_what_else_makes_a_rank_wait_is_named(
-    changes: dict[str, Any], seconds: float, surroundings: LaunchSurroundings, why: str
-) -> None:
-    job = job_of({"schedule": "1f1b"}, **changes)
-    times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
-    (figure,) = with_measured_bubble([], job, times, surroundings)
-    assert figure.why == (f"not judged: {why}" if why else REASON)
-    assert (figure.tolerance is None) == bool(why)
+        ({}, 0.02, stolen, "others took 6% of the processors"),
+        ({"device": "cuda"}, 0.02, stolen, ""),
+        (shared, 0.02, QUIET, "ranks share a GPU"),
+    ):
+        job = job_of({"schedule": "1f1b"}, **changes)
+        times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
+        (figure,) = with_measured_bubble([], job, times, surroundings)
+        assert figure.why == (f"not judged: {why}" if why else REASON)
+        assert (figure.tolerance is None) == bool(why)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "seconds", "judged"), [("pipedream", 0.05, False), ("pipedream", 0.1, True), ("1f1b", 0.005, True)]
-)
-def test_where_every_message_is_waited_for_neither_share_is_judged(schedule: str, seconds: float, judged: bool) -> None:
-    job = job_of({"schedule": schedule})
-    times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
-    flop, by_flop = Figure(Quantity.MODEL_FLOP, 1), Figure(Quantity.BUBBLE_FRACTION, 0.01, tolerance=5.0)
-    same, found, _ = with_measured_bubble([flop, by_flop], job, times, QUIET)
-    assert same == flop
-    assert (found == by_flop) == judged
-    if not judged:
-        assert found.tolerance is None
-        assert found.why == "not judged: a pass takes 75 ms, in which messages count"
+def test_where_every_message_is_waited_for_neither_share_is_judged() -> None:
+    for schedule, seconds, judged in (("pipedream", 0.05, False), ("pipedream", 0.1, True), ("1f1b", 0.005, True)):
+        job = job_of({"schedule": schedule})
+        times = times_of(job, Durations([seconds] * 2, [2 * seconds] * 2, [seconds] * 2))
+        flop, by_flop = Figure(Quantity.MODEL_FLOP, 1), Figure(Quantity.BUBBLE_FRACTION, 0.01, tolerance=5.0)
+        same, found, _ = with_measured_bubble([flop, by_flop], job, times, QUIET)
+        assert same == flop
+        assert (found == by_flop) == judged
+        if not judged:
+            assert found.tolerance is None
+            assert found.why == "not judged: a pass takes 75 ms, in which messages count"
 
 
 def test_without_the_passes_of_every_rank_nothing_is_simulated() -> None:
-    job = job_of({"schedule": "1f1b"})
-    first, _ = times_of(job, Durations([1.0] * 2, [2.0] * 2, [1.0] * 2))
-    assert with_measured_bubble([], job, [first, None], QUIET) == []
-    assert with_measured_bubble([], job, [], QUIET) == []
+    job = job_of({"schedule": "zero-bubble"})
+    first, second = times_of(job, Durations([0.02] * 2, [0.04] * 2, [0.02] * 2))
+    without = msgspec.structs.replace(second, medians=[each for each in second.medians if each.kind != PassKind.WEIGHT])
+    assert with_measured_bubble([], job, [first, second], QUIET)
+    for incomplete in ([], [first, None], [first, without]):
+        assert with_measured_bubble([], job, incomplete, QUIET) == []
 
 
 def test_without_flush_only_the_less_busy_stage_waits_and_updates_count() -> None:
@@ -139,11 +136,3 @@ def test_a_step_of_a_batch_that_still_grows_is_simulated_with_its_own_micro_batc
         for stage, each in enumerate(times)
     ]
     assert with_measured_bubble([], job, of_step, QUIET)[0].value == pytest.approx(1 / 5)
-
-
-def test_a_schedule_with_a_pass_that_no_step_had_is_not_simulated() -> None:
-    job = job_of({"schedule": "zero-bubble"})
-    first, second = times_of(job, Durations([0.02] * 2, [0.04] * 2, [0.02] * 2))
-    assert with_measured_bubble([], job, [first, second], QUIET)
-    without = msgspec.structs.replace(second, medians=[each for each in second.medians if each.kind != PassKind.WEIGHT])
-    assert with_measured_bubble([], job, [first, without], QUIET) == []

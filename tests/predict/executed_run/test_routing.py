@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation
@@ -15,6 +15,7 @@ from suite.predict.executed_run.counts import prediction
 from suite.predict.executed_run.figures import memory_figures
 from suite.predict.executed_run.routing import given_routing
 from suite.predict.simulation.state import rank_position
+from tests.support.examples import examples
 from tests.support.strategies import recipes, routed_architectures
 
 OPTIONS = StepOptions()
@@ -38,7 +39,7 @@ def routed(workload: Workload, more: int, *, stage: int = 0) -> dict[str, Comput
     return each
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     routed_architectures(expert_parallel=2),
     recipes(),
@@ -76,7 +77,7 @@ def test_the_rows_that_came_are_what_figures_depend_on(
             assert of(changed, quantity, None) == of(changed, quantity, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     routed_architectures(expert_parallel=2),
     recipes(),

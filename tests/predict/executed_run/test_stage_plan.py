@@ -12,7 +12,7 @@ from tests.support.strategies import BLOOM
 
 
 def measured(*seconds: float) -> list[PipelineTimes | None]:
-    """Of stages whose backward pass takes twice the forward pass, both together so many seconds."""
+    """Times of stages whose backward pass takes twice the forward pass, both together so many seconds."""
     return [
         PipelineTimes(
             medians=[PassMedian(PassKind.FORWARD, n, each / 3), PassMedian(PassKind.BACKWARD, n, 2 * each / 3)],

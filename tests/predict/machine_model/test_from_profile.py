@@ -131,14 +131,12 @@ def test_a_machine_twice_as_fast_in_all_that_is_measured_takes_half_the_time(nam
     assert twice == pytest.approx(once / 2, rel=1e-9)  # rounding of sums alone
 
 
-@given(st.floats(1e9, 1e13), st.floats(1.0, 100.0), st.floats(0.05, 1.0))
-def test_faster_products_never_make_a_step_slower(flop: float, factor: float, small: float) -> None:
+@given(st.floats(1e8, 1e13), st.floats(1e9, 1e13), st.floats(1.0, 100.0), st.floats(0.05, 1.0))
+def test_faster_products_or_memory_never_make_a_step_slower(
+    memory: float, flop: float, factor: float, small: float
+) -> None:
     slow = seconds_of("gpt2-124m", measured(flop_per_second=flop, small=small))
     assert seconds_of("gpt2-124m", measured(flop_per_second=flop * factor, small=small)) <= slow * (1 + 1e-12)
-
-
-@given(st.floats(1e8, 1e13), st.floats(1.0, 100.0))
-def test_a_faster_memory_never_makes_a_step_slower(memory: float, factor: float) -> None:
     slow = seconds_of("bloom-176b", measured(memory=memory))
     assert seconds_of("bloom-176b", measured(memory=memory * factor)) <= slow * (1 + 1e-12)
 
@@ -246,16 +244,23 @@ def test_whose_profile_it_is_and_what_is_assumed_is_printed(tmp_path: Path, caps
 def test_a_profile_that_cannot_stand_for_a_machine_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = encode(measured())
-    cases = {
-        "cannot read the machine profile": None,
-        "truncated perhaps": whole[:-100],
-        "was changed after it was measured": whole.replace(b'"ranks":2,"threads"', b'"ranks":3,"threads"'),
-        "unknown schema version": whole.replace(f'"schema":"{SCHEMA}"'.encode(), b'"schema":"1000.0"'),
-        "no measurement of all_reduce bf16 2 ranks": encode(measured(left_out="all_reduce")),
-        "no measurement of layer_norm forward bf16 2 ranks": encode(measured(left_out="layer_norm")),
-    }
-    for number, (words, content) in enumerate(cases.items()):
+    profile = measured()
+    whole = encode(profile)
+    conditions = msgspec.structs.replace(profile.conditions, others_share=0.4, steal_share=0.02)
+    disturbed = encode(msgspec.structs.replace(profile, conditions=conditions))
+    partial = encode(msgspec.structs.replace(profile, partial=True))
+    cases: list[tuple[bytes | None, list[str]]] = [
+        (None, ["cannot read the machine profile"]),
+        (whole[:-100], ["truncated perhaps"]),
+        (whole.replace(b'"ranks":2,"threads"', b'"ranks":3,"threads"'), ["was changed after it was measured"]),
+        (whole.replace(f'"schema":"{SCHEMA}"'.encode(), b'"schema":"1000.0"'), ["unknown schema version"]),
+        (encode(measured(left_out="all_reduce")), ["no measurement of all_reduce bf16 2 ranks"]),
+        (encode(measured(left_out="layer_norm")), ["no measurement of layer_norm forward bf16 2 ranks"]),
+        (disturbed, ["json: a disturbed machine profile", "other processes took 40% and other guests 2%"]),
+        (disturbed, ["allowed: at most 10% together"]),
+        (partial, ["json: a partial machine profile", "calibrate measures everything"]),
+    ]
+    for number, (content, words) in enumerate(cases):
         path = tmp_path / f"{number}.json"
         if content is not None:
             assert content != whole
@@ -263,7 +268,7 @@ def test_a_profile_that_cannot_stand_for_a_machine_is_refused_in_one_line(
         assert main(["predict", "bloom-176b", "--machine", str(path)]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert words in captured.err
+        assert [word for word in words if word not in captured.err] == []
         assert captured.err.count("\n") == 1
 
 
@@ -306,25 +311,3 @@ def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
     too_large = 1 if fingerprint is CPU else 0  # 64 samples at once do not fit into the CPU's memory
     assert main(["predict", "gpt2-124m", "--layout", "dp1", "--machine", alone, "--choices"]) == too_large
     assert "this machine has no link between accelerators" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_disturbed_profile_predicts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    busy = measured()
-    conditions = msgspec.structs.replace(busy.conditions, others_share=0.4, steal_share=0.02)
-    path = stored(tmp_path, msgspec.structs.replace(busy, conditions=conditions))
-    assert main(["predict", "bloom-176b", "--machine", path]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert f"{path}: a disturbed machine profile" in captured.err
-    assert "other processes took 40% and other guests 2%" in captured.err
-    assert "allowed: at most 10% together" in captured.err
-
-
-def test_a_partial_profile_predicts_no_recorded_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = stored(tmp_path, msgspec.structs.replace(measured(), partial=True))
-    assert main(["predict", "bloom-176b", "--machine", path]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert f"{path}: a partial machine profile" in line
-    assert "calibrate measures everything" in line

@@ -1,11 +1,10 @@
-"""What a layout's words leave unsaid: attention as the stack has it, where no record says it."""
+"""Fields that a layout's words leave unsaid: attention as the stack has it, where no record says it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
-import pytest
 
 from reference_runs.architecture_choices import Mask, Position
 from reference_runs.catalog import reference_run, run_names
@@ -40,14 +39,13 @@ def changed(run: ReferenceRun, **architecture: object) -> ReferenceRun:
     return msgspec.structs.replace(run, architecture=msgspec.structs.replace(run.architecture, **architecture))
 
 
-@pytest.mark.parametrize("name", UNPUBLISHED)
-@pytest.mark.parametrize("stack_name", [None, "pytorch", "megatron-core", "megatron-lm-2022"])
-def test_attention_is_as_a_plan_for_the_same_stack_holds_it(name: str, stack_name: str | None) -> None:
-    run = reference_run(name)
-    machine = machine_of(run, "h100", 128, 3200, stack_name)
-    (held,) = question_of(run, machine, ranks=128, fixed={}, global_batch=None).fused
-    assert held == (stack_name != "megatron-lm-2022")
-    assert taken(run, WORDS, stack_name=stack_name) == held
+def test_attention_is_as_a_plan_for_the_same_stack_holds_it() -> None:
+    for run in map(reference_run, UNPUBLISHED):
+        for stack_name in (None, "pytorch", "megatron-core", "megatron-lm-2022"):
+            machine = machine_of(run, "h100", 128, 3200, stack_name)
+            (held,) = question_of(run, machine, ranks=128, fixed={}, global_batch=None).fused
+            assert held == (stack_name != "megatron-lm-2022"), (run.name, stack_name)
+            assert taken(run, WORDS, stack_name=stack_name) == held, (run.name, stack_name)
 
 
 def test_words_come_before_the_stack() -> None:
@@ -56,22 +54,21 @@ def test_words_come_before_the_stack() -> None:
     assert taken(run, f"{WORDS},fused", stack_name="megatron-lm-2022")
 
 
-@pytest.mark.parametrize("change", [{"mask": Mask.PREFIX}, {"mask": Mask.DOCUMENTS}, {"position": Position.ALIBI}])
-def test_a_mask_or_positions_that_no_fused_kernel_has_are_not_fused(change: dict[str, object]) -> None:
+def test_a_mask_or_positions_that_no_fused_kernel_has_are_not_fused() -> None:
     run = reference_run("llama2-7b")
     assert fuses_attention(run.architecture, stack("pytorch"))
-    other = changed(run, **change)
-    assert not fuses_attention(other.architecture, stack("pytorch"))
-    assert usual_layout(other) == Layout()
-    machine = machine_of(other, "h100", 8, None, "pytorch")
-    assert question_of(other, machine, ranks=8, fixed={}, global_batch=None).fused == (False,)
+    for change in ({"mask": Mask.PREFIX}, {"mask": Mask.DOCUMENTS}, {"position": Position.ALIBI}):
+        other = changed(run, **change)
+        assert not fuses_attention(other.architecture, stack("pytorch"))
+        assert usual_layout(other) == Layout()
+        machine = machine_of(other, "h100", 8, None, "pytorch")
+        assert question_of(other, machine, ranks=8, fixed={}, global_batch=None).fused == (False,)
 
 
-@pytest.mark.parametrize("name", ["bloom-176b", "glm-130b", "gpt3-175b", "llama3.1-8b"])
-def test_a_recorded_layout_keeps_its_attention(name: str) -> None:
-    run = reference_run(name)
-    assert usual_layout(run, "pytorch") == run.layout
-    assert taken(run, "dp2,tp8,micro1", stack_name="pytorch") == run.layout.fused_attention
+def test_a_recorded_layout_keeps_its_attention() -> None:
+    for run in map(reference_run, ("bloom-176b", "glm-130b", "gpt3-175b", "llama3.1-8b")):
+        assert usual_layout(run, "pytorch") == run.layout
+        assert taken(run, "dp2,tp8,micro1", stack_name="pytorch") == run.layout.fused_attention
 
 
 def test_memory_without_a_machine_is_of_fused_attention_too() -> None:
@@ -82,20 +79,14 @@ def test_memory_without_a_machine_is_of_fused_attention_too() -> None:
     assert predicted.layout == Layout(tensor_parallel=8, fused_attention=True)
 
 
-@pytest.mark.parametrize("is_fused", [False, True])
-def test_a_measured_slice_says_what_its_words_leave_unsaid(*, is_fused: bool) -> None:
-    run, plain = reference_run("llama2-7b"), reference_run("gpt3-175b")
-    words: dict[str, Any] = {
-        "micro_batch": 1,
-        "tensor_parallel": 8,
-        "sequence_parallel": False,
-        "fused_attention": is_fused,
-    }
-    words["recomputation"] = Recomputation.NONE
-    job = slice_job(msgspec.structs.replace(run, recorded_layout=plain.layout), **words)
-    request = asked("dp1,tp8", slices=(measured(job, times_of(ones()), device="NVIDIA H100 80GB HBM3"),))
-    predicted = prediction_of_run(run, request)
-    assert predicted.sliced is not None
-    assert predicted.layout is not None
-    assert predicted.layout.fused_attention == is_fused
-    assert most_changing_stack(predicted, request) is not None
+def test_a_measured_slice_says_what_its_words_leave_unsaid() -> None:
+    run = msgspec.structs.replace(reference_run("llama2-7b"), recorded_layout=reference_run("gpt3-175b").layout)
+    words: dict[str, Any] = {"micro_batch": 1, "tensor_parallel": 8, "sequence_parallel": False}
+    for is_fused in (False, True):
+        job = slice_job(run, **words, fused_attention=is_fused, recomputation=Recomputation.NONE)
+        request = asked("dp1,tp8", slices=(measured(job, times_of(ones()), device="NVIDIA H100 80GB HBM3"),))
+        predicted = prediction_of_run(reference_run("llama2-7b"), request)
+        assert predicted.sliced is not None
+        assert predicted.layout is not None
+        assert predicted.layout.fused_attention == is_fused
+        assert most_changing_stack(predicted, request) is not None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import parse_layout
@@ -11,12 +11,13 @@ from suite.predict.plan.changes import helpful_changes
 from suite.predict.plan.search import Found, search
 from suite.predict.recorded_run.sweep import layout_figures
 from tests.predict.plan.test_search import Question, asked_questions, question
+from tests.support.examples import examples
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(asked_questions)
 def test_no_change_that_is_allowed_and_fits_makes_the_best_layout_faster(asked: Question) -> None:
-    """Of what the search varies; it is the best. The batch and the network are not the search's to change."""
+    """The best layout is the best of all that the search varies; the batch and the network it does not."""
     result = search(asked, top=1)
     if not result.best:
         return

@@ -20,6 +20,7 @@ from suite.predict.plan.enumeration import MICRO_BATCHES
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, any_fits, search
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
+from tests.support.examples import examples
 from tests.support.layouts import machine_of
 
 ORDERS = ("any-order", "stages-first")
@@ -28,7 +29,7 @@ NEOX = reference_run("gpt-neox-20b")
 
 
 def question(ranks: int, **changes: object) -> Question:
-    """Of GPT-2 with a batch that many layouts divide."""
+    """A question about GPT-2 with a batch that many layouts divide."""
     recipe = msgspec.structs.replace(GPT2.recipe, global_batch=64)
     machine = msgspec.structs.replace(machine_of(NEOX), accelerators_per_node=8)
     asked = Question(GPT2.architecture, recipe, Layout(), machine, ranks, machine.memory_bytes)
@@ -93,7 +94,7 @@ def plain(layout: Layout) -> tuple[Layout, Fraction]:
 
 
 def plainest_first(ranked: list[tuple[Layout, LayoutFigures]]) -> list[tuple[Layout, LayoutFigures]]:
-    """Of those within 0.1 % of the fastest left the least cp first; of the same work of a rank one alone."""
+    """Layouts, those with the least cp first within 0.1 % of the fastest left; of the same work of a rank one alone."""
     rest, named = list(ranked), list[tuple[Layout, LayoutFigures]]()
     while rest:
         near = [pair for pair in rest if pair[1].step_seconds <= 1.001 * rest[0][1].step_seconds]
@@ -125,12 +126,13 @@ def test_the_same_work_of_a_rank_is_named_once_with_the_least_context_parallelis
     assert {each.layout for each in every.best} <= {each.layout for each in result.best}
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_search_finds_the_best_of_all_layouts(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "layers"), [(1, 12), (4, 6)])
+def test_the_search_finds_the_best_of_all_layouts(ranks: int, layers: int) -> None:
     """One that deals layers in another way and is as fast is not named twice."""
     even = tuple(word for word in SEARCHED if word not in ("uneven", "offload-optimizer"))
     asked = question(ranks, layouts=even)
-    asked = asked._replace(recipe=msgspec.structs.replace(asked.recipe, global_batch=8))
+    shape = msgspec.structs.replace(asked.architecture, layers=layers)
+    asked = asked._replace(architecture=shape, recipe=msgspec.structs.replace(asked.recipe, global_batch=8))
     expected = sorted(every_layout(asked), key=lambda pair: (pair[1].step_seconds, pair[1].peak_bytes))
     seen: dict[tuple[Layout, float], LayoutFigures] = {}
     for layout, figures in plainest_first(expected):
@@ -169,7 +171,7 @@ small_questions = st.builds(
 )
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(small_questions, st.sampled_from(["any-order", "stages-first"]))
 def test_orders_of_ranks_are_searched_as_if_each_were_asked_for(asked: Question, word: str) -> None:
     asked = asked._replace(layouts=(*(each for each in asked.layouts if each not in ORDERS), word))
@@ -192,7 +194,7 @@ def test_orders_of_ranks_are_searched_as_if_each_were_asked_for(asked: Question,
         assert result.within == sum(seconds <= 1.2 * best * (1 + 1e-12) for seconds in least.values())
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(small_questions)
 def test_a_guided_search_finds_the_best_of_small_spaces(asked: Question) -> None:
     """It looks into 8 sizes of axes of up to 60, and into all of each."""
@@ -218,7 +220,7 @@ def found(asked: Question, top: int = 1000) -> SearchResult:
     return search(asked, top=top)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(asked_questions)
 def test_what_is_found_divides_fits_and_is_what_the_software_executes(asked: Question) -> None:
     result = found(asked)
@@ -245,7 +247,7 @@ def test_what_is_found_divides_fits_and_is_what_the_software_executes(asked: Que
         assert figures == pytest.approx(alone, rel=1e-12)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(asked_questions, st.sampled_from(SEARCHED))
 def test_more_memory_and_more_able_software_never_cost_time(asked: Question, word: str) -> None:
     before = found(asked, top=1)
@@ -260,15 +262,13 @@ def test_more_memory_and_more_able_software_never_cost_time(asked: Question, wor
             )
 
 
-@pytest.mark.parametrize(("fused", "words"), [(True, ("cp",)), (True, ("cp", "cp-fused")), (False, ("cp",))])
-def test_fused_attention_has_context_parallelism_where_the_software_has_both(
-    fused: bool, words: tuple[str, ...]
-) -> None:
-    asked = question(4, layouts=words, fused=(fused,))
-    sizes = {each.layout.context_parallel for each in found(asked).best}
-    assert sizes == ({1, 2, 4} if "cp-fused" in words or not fused else {1})
-    fixed = found(asked._replace(fixed={"context_parallel": 2}))
-    assert {each.layout.context_parallel for each in fixed.best} == {2}
+def test_fused_attention_has_context_parallelism_where_the_software_has_both() -> None:
+    for fused, words in ((True, ("cp",)), (True, ("cp", "cp-fused")), (False, ("cp",))):
+        asked = question(4, layouts=words, fused=(fused,))
+        sizes = {each.layout.context_parallel for each in found(asked).best}
+        assert sizes == ({1, 2, 4} if "cp-fused" in words or not fused else {1})
+        fixed = found(asked._replace(fixed={"context_parallel": 2}))
+        assert {each.layout.context_parallel for each in fixed.best} == {2}
 
 
 def test_a_fixed_field_has_that_value_whatever_the_software_executes() -> None:
@@ -280,26 +280,17 @@ def test_a_fixed_field_has_that_value_whatever_the_software_executes() -> None:
         assert {key: getattr(layout, key) for key in fixed} == fixed
 
 
-def test_where_nothing_fits_the_smallest_is_named() -> None:
+def test_a_layout_fits_from_the_bytes_of_the_smallest_on_which_is_named_where_nothing_fits() -> None:
     asked = question(8, layouts=("tp", "pp", "zero1", "recompute-full"))
-    result = found(asked._replace(memory_bytes=1e6))
-    assert not result.best
-    assert result.fitting == 0
-    assert result.smallest is not None
     roomy = found(asked, top=100000)
-    assert result.smallest.figures.peak_bytes == min(each.figures.peak_bytes for each in roomy.best)
-
-
-@pytest.mark.parametrize("share", [0.99, 1.0, 1.01, 3.0])
-def test_a_layout_fits_from_the_bytes_of_the_smallest_on(share: float) -> None:
-    asked = question(8, layouts=("tp", "pp", "zero1", "recompute-full"))
-    smallest = found(asked).smallest
+    smallest = roomy.smallest
     assert smallest is not None
-    memory = share * smallest.figures.peak_bytes
-    assert any_fits(asked._replace(memory_bytes=memory)) == (share >= 1)
-    limited = found(asked._replace(memory_bytes=memory))
-    assert bool(limited.fitting) == (share >= 1)
-    assert limited.smallest == smallest
+    assert smallest.figures.peak_bytes == min(each.figures.peak_bytes for each in roomy.best)
+    for share in (0.01, 0.99, 1.0, 1.01, 3.0):
+        limited = asked._replace(memory_bytes=share * smallest.figures.peak_bytes)
+        result = found(limited)
+        assert any_fits(limited) == bool(result.fitting) == bool(result.best) == (share >= 1)
+        assert result.smallest == smallest
 
 
 def test_no_layout_divides_a_prime_number_of_ranks_beyond_the_batch() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.predict.plan.training import training
+from suite.predict.plan.training import CHECKPOINT_SECONDS, Failures, goodput, training
 from suite.predict.recorded_run.figures import Prices
 from tests.predict.plan.test_search import question
 
@@ -35,3 +35,28 @@ def test_without_prices_there_is_no_cost_and_without_watts_no_energy() -> None:
     )
     assert found.cost is None
     assert found.joules is None
+
+
+DAY = 86400.0
+
+
+def test_what_is_given_is_not_assumed() -> None:
+    found = goodput(Failures(1e-4, 30.0, 300.0), accelerators=100, training_seconds=DAY, recorded_checkpoint_seconds=40)
+    assert found.assumed == ()
+    assert found.between_failures_seconds == pytest.approx(100 * 3600)
+    assert (found.checkpoint_seconds, found.restart_seconds) == (30.0, 300.0)
+    assert 0.9 < found.share < 1
+    assert found.seconds * found.share == pytest.approx(DAY)
+
+
+def test_defaults_are_named() -> None:
+    for recorded, seconds in ((None, CHECKPOINT_SECONDS), (40.0, 40.0)):
+        found = goodput(Failures(), accelerators=16384, training_seconds=DAY, recorded_checkpoint_seconds=recorded)
+        assert found.checkpoint_seconds == seconds
+        assert len(found.assumed) == 3
+        assert "419 in 54 days on 16,384" in found.assumed[0]
+
+
+def test_a_training_shorter_than_the_interval_stores_one_checkpoint() -> None:
+    found = goodput(Failures(), accelerators=1, training_seconds=60.0, recorded_checkpoint_seconds=None)
+    assert found.interval_seconds == 60.0

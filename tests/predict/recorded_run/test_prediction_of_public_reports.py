@@ -1,4 +1,4 @@
-"""What people reported in public, against what is predicted: memory of scripts, capacities, messages of ZeRO-1."""
+"""Public reports against predictions: memory of scripts, capacities, messages of ZeRO-1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What autograd keeps of any decoder, in bytes, is what the simulation says."""
+"""Bytes that autograd keeps of any decoder equal the simulation's."""
 
 from __future__ import annotations
 

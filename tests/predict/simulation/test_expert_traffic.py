@@ -1,18 +1,19 @@
-"""What balancing hands to context-parallel ranks: laws; launches in tests/end_to_end/layouts count its messages."""
+"""Messages of balancing to context-parallel ranks: laws; tests/end_to_end/layouts counts them in launches."""
 
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Balancing, Recipe, Workload
 from suite.predict.simulation.expert_traffic import context_balancing_traffic
+from tests.support.examples import examples
 from tests.support.strategies import recipes, routed_architectures
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(routed_architectures(), recipes(), st.integers(1, 3), st.sampled_from([None, 0.1]))
 def test_every_layer_with_experts_sends_the_rows_of_each_expert_once_a_micro_batch(
     architecture: Architecture, recipe: Recipe, accumulation: int, sequence_loss: float | None

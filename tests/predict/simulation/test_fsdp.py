@@ -81,7 +81,7 @@ def rank_of(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, int | No
     dist.destroy_process_group()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "rank_of",
     [(0, 1, None), (0, 2, None), (1, 2, None), (3, 4, None), (7, 8, None), (3, 4, 4), (2, 4, 2), (7, 8, 4), (6, 9, 3)],

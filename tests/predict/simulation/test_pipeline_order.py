@@ -20,7 +20,7 @@ from suite.predict.simulation.pipeline_order import Action, actions, passes
 
 
 class Stage:
-    """What PyTorch's schedules ask of a stage before they run."""
+    """Fields that PyTorch's schedules ask of a stage before they run."""
 
     is_first = is_last = False
     has_backward = True

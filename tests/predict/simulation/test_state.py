@@ -5,16 +5,14 @@ import math
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
-from reference_runs.layout import Layout, StageAssignment
+from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Precision, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Update
-from suite.predict.analytic.memory import STEP_COUNTER_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, parameter_count
-from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.simulation.state import (
     ExecutedState,
     executed_state,
@@ -27,6 +25,7 @@ from suite.predict.simulation.state import (
     unlearned_tensors_of_rank,
     update_bytes,
 )
+from tests.support.examples import examples
 from tests.support.executed_runs import MANY, Place, Run, copies, executed_runs, places, rank_parameters
 from tests.support.strategies import BLOOM, recipes, routed_architectures
 
@@ -71,56 +70,12 @@ def stored(run: Run, place: Place) -> ExecutedState:
     return ExecutedState(elements, weights, GRADIENT[precision] * gradients, optimizer + 4 * counters)
 
 
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_the_state_of_every_rank_equals_its_tensors_one_by_one(run: Run) -> None:
     for place in set(places(run.layout)):
         state = executed_state(Workload(*run), stage=place.pp, replica=place.dp)
         assert state == stored(run, place)
-
-
-@given(executed_runs())
-def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -> None:
-    layout = msgspec.structs.replace(
-        run.layout, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1, stage_assignment=StageAssignment.LAYERS
-    )
-    for stage in range(layout.pipeline_stages):
-        workload = Workload(run.architecture, run.recipe, layout)
-        state = executed_state(workload, stage=stage, replica=0)
-        memory = stage_memory(workload, stage=stage, micro_batches=1)
-        tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
-        groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
-        # a step counter for each tensor, or for each group where it is sharded
-        counters = len(tensors) if copies(layout) == 1 or layout.zero_stage == 0 else len(groups)
-        optimizer = memory.gradient_copy + memory.master_weights + memory.moments + STEP_COUNTER_BYTES * counters
-        expected = [memory.weights, memory.gradients, optimizer]
-        assert list(state[1:]) == expected
-
-
-@given(executed_runs())
-def test_the_shards_of_all_ranks_are_the_model(run: Run) -> None:
-    layout = msgspec.structs.replace(run.layout, tensor_parallel=1, pipeline_stages=1, virtual_stages=1, zero_stage=3)
-    n = layout.shard_ranks or copies(layout)
-    states = [
-        executed_state(Workload(run.architecture, run.recipe, layout), stage=0, replica=replica)
-        for replica in range(copies(layout))
-    ]
-    assert sum(state.parameters for state in states[:n]) == parameter_count(run.architecture)
-    assert states == states[:n] * (copies(layout) // n)
-    assert len({state.weight_bytes for state in states}) == 1
-    assert states[0].parameters == max(state.parameters for state in states)
-
-
-@given(executed_runs())
-def test_stages_together_store_the_model_and_a_copy_of_a_tied_table(run: Run) -> None:
-    layout = msgspec.structs.replace(run.layout, zero_stage=0, tensor_parallel=1)
-    whole = sum(
-        executed_state(Workload(run.architecture, run.recipe, layout), stage=stage, replica=0).parameters
-        for stage in range(layout.pipeline_stages)
-    )
-    table = run.architecture.padded_vocabulary * run.architecture.hidden
-    copied = layout.pipeline_stages > 1 and run.architecture.tied_embeddings
-    assert whole - parameter_count(run.architecture) == (table if copied else 0)
 
 
 @given(executed_runs())
@@ -158,28 +113,22 @@ def test_units_are_the_layers_and_the_rest(run: Run) -> None:
     assert sharded_units(run.architecture, layout) == (padded(layers), 0, 0, padded(outside))
 
 
-@pytest.mark.parametrize(
-    ("zero_stage", "precision", "bytes_of_an_element"),
-    [
+def test_a_large_model_needs_the_known_bytes_an_element() -> None:
+    opt = reference_run("opt-175b")
+    for zero_stage, precision, bytes_of_an_element in (
         # stage 1 over 8: 2 + 4 + 12 / 8; stages 2 and 3 as fully_shard: (4 + 4 + 8) / 8, (2 + 2 + 8) / 8
         (1, Precision.BF16, 6 + 12 / 8),
         (3, Precision.BF16, 16 / 8),
         (2, Precision.FP16_GRADIENT_COPY, 20 / 8),
         (3, Precision.FP16_NO_MASTER, 12 / 8),
-    ],
-)
-def test_a_large_model_needs_the_known_bytes_an_element(
-    zero_stage: int, precision: Precision, bytes_of_an_element: float
-) -> None:
-    opt = reference_run("opt-175b")
-    recipe = msgspec.structs.replace(BLOOM.recipe, precision=precision)
-    state = executed_state(
-        Workload(opt.architecture, recipe, Layout(data_parallel=8, zero_stage=zero_stage)), stage=0, replica=0
-    )
-    # every size of OPT divides by 8 except its 2050 positions, padded by 6 rows of 12288: 4e-7 of the elements; step
-    # counters are 4 bytes of 10^5 elements and more
-    elements = parameter_count(opt.architecture)
-    assert sum(state[1:]) == pytest.approx(bytes_of_an_element * elements, rel=1e-6)
+    ):
+        recipe = msgspec.structs.replace(BLOOM.recipe, precision=precision)
+        layout = Layout(data_parallel=8, zero_stage=zero_stage)
+        state = executed_state(Workload(opt.architecture, recipe, layout), stage=0, replica=0)
+        # every size of OPT divides by 8 except its 2050 positions, padded by 6 rows of 12288: 4e-7 of the elements;
+        # step counters are 4 bytes of 10^5 elements and more
+        elements = parameter_count(opt.architecture)
+        assert sum(state[1:]) == pytest.approx(bytes_of_an_element * elements, rel=1e-6)
 
 
 @given(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Workload
 from suite.calibration.shapes import miniature_shapes
 from suite.job.options import DEFAULT_OPTIONS, StepOptions
 from suite.machine.half_precision import Kernels
@@ -23,7 +24,7 @@ from suite.predict.simulation.step_correction import (
     step_correction,
     uncertainty,
 )
-from suite.predict.simulation.step_time import StepConditions, StepSeconds, step_seconds
+from suite.predict.simulation.step_time import StepConditions, step_seconds
 from tests.support.step_machine import Machine
 
 CPU = Kernels()
@@ -43,43 +44,29 @@ def parts(one: TimedReferenceStep) -> float:
     return stage.step
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_factor_is_what_the_reference_step_took_over_the_sum_of_its_parts(ranks: int, compiled: bool) -> None:
-    alone = parts(timed(ranks, compiled=compiled))
-    found = step_correction(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
-    assert found.parts_seconds == alone > 0
-    assert found.factor == pytest.approx(1.25)
+def test_the_factor_is_what_the_reference_step_took_over_the_sum_of_its_parts() -> None:
+    for ranks, compiled in itertools.product((1, 2), (False, True)):
+        alone = parts(timed(ranks, compiled=compiled))
+        found = step_correction(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
+        assert found.parts_seconds == alone > 0
+        assert found.factor == pytest.approx(1.25)
 
 
-@pytest.mark.parametrize("name", miniatures())
-def test_every_term_of_a_step_takes_the_factor_times_as_long(name: str) -> None:
-    mini = miniature(reference_run(miniatures()[name]), "cpu", ranks=2)
-
-    def predicted(factor: float) -> list[StepSeconds]:
-        return step_seconds(MACHINE, mini.workload, StepOptions(), StepConditions(correction_factor=factor))
-
-    for once, longer in zip(predicted(1.0), predicted(1.5), strict=True):
-        assert once.step > 0
-        assert tuple(longer) == pytest.approx(tuple(1.5 * seconds for seconds in once))
-
-
-def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewise() -> None:
-    mini = miniature(reference_run(miniatures()["bloom-mini"]), "cpu", ranks=2)
-    layout = parse_layout("pp2,micro2", base=mini.layout)
-    whole, longer = (
-        step_seconds(
-            MACHINE,
-            Workload(mini.architecture, mini.recipe, layout),
-            StepOptions(),
-            StepConditions(correction_factor=factor),
+def test_every_term_of_a_step_takes_the_factor_times_as_long() -> None:
+    """The terms of each miniature, and of the stages of a pipeline, which wait likewise."""
+    workloads = [miniature(reference_run(name), "cpu", ranks=2).workload for name in miniatures().values()]
+    bloom = miniature(reference_run(miniatures()["bloom-mini"]), "cpu", ranks=2)
+    piped = bloom.workload._replace(layout=parse_layout("pp2,micro2", base=bloom.layout))
+    for workload in (*workloads, piped):
+        whole, longer = (
+            step_seconds(MACHINE, workload, StepOptions(), StepConditions(correction_factor=factor))
+            for factor in (1.0, 1.5)
         )
-        for factor in (1.0, 3.0)
-    )
-    assert len(whole) == 2
-    assert all(stage.bubble > 0 for stage in whole)
-    for once, thrice in zip(whole, longer, strict=True):
-        assert tuple(thrice) == pytest.approx(tuple(3 * seconds for seconds in once))
+        assert len(whole) == workload.layout.pipeline_stages
+        for once, more in zip(whole, longer, strict=True):
+            assert once.step > 0
+            assert workload is not piped or once.bubble > 0
+            assert tuple(more) == pytest.approx(tuple(1.5 * seconds for seconds in once))
 
 
 def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
@@ -118,23 +105,23 @@ def test_the_reference_step_nearest_to_a_layout_is_executed_likewise_by_as_many_
     assert nearest_reference_step([], ranks=2, compiled=False) is None
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_no_shape_of_a_reference_step_is_one_of_a_miniature(ranks: int) -> None:
-    used = miniature_shapes("cpu", ranks=ranks)
-    theirs = {
-        "product": {tuple(sorted(shape)) for layers in (used.block_layers, used.output_layers) for shape in layers},
-        "batched_product": {tuple(shape) for shape in used.attentions},
-        "layer_norm": set(used.norms),
-        "softmax": set(used.softmaxes),
-        "cross_entropy": set(used.losses),
-    }
-    own = reference_step(ranks, compiled=False, threads=1)
-    (chunk,) = micro_batch_calls(own.workload, StepOptions(), stage=0)
-    shapes = {(call.operation, call.sizes) for _, call in chunk.calls if call.operation in theirs}
-    assert {operation for operation, _ in shapes} == set(theirs)
-    for operation, sizes in shapes:
-        # of a product and its backward pass the same three sizes change their places
-        assert (tuple(sorted(sizes)) if operation == "product" else sizes) not in theirs[operation]
+def test_no_shape_of_a_reference_step_is_one_of_a_miniature() -> None:
+    for ranks in (1, 2, 3, 4, 8):
+        used = miniature_shapes("cpu", ranks=ranks)
+        theirs = {
+            "product": {tuple(sorted(shape)) for layers in (used.block_layers, used.output_layers) for shape in layers},
+            "batched_product": {tuple(shape) for shape in used.attentions},
+            "layer_norm": set(used.norms),
+            "softmax": set(used.softmaxes),
+            "cross_entropy": set(used.losses),
+        }
+        own = reference_step(ranks, compiled=False, threads=1)
+        (chunk,) = micro_batch_calls(own.workload, StepOptions(), stage=0)
+        shapes = {(call.operation, call.sizes) for _, call in chunk.calls if call.operation in theirs}
+        assert {operation for operation, _ in shapes} == set(theirs)
+        for operation, sizes in shapes:
+            # of a product and its backward pass the same three sizes change their places
+            assert (tuple(sorted(sizes)) if operation == "product" else sizes) not in theirs[operation]
 
 
 def test_a_reference_step_is_written_and_read_as_it_is() -> None:

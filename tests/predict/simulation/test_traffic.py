@@ -5,17 +5,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
-import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Norm, Precision, Residual, Workload
-from suite.predict.analytic.process_groups import Traffic, sent_bytes
+from reference_runs.run import Architecture, Norm, Precision, Recipe, Residual, Workload
+from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
 from suite.predict.simulation.traffic import executed_traffic, executed_traffic_of_dtypes, scalar_traffic
+from tests.support.examples import examples
 from tests.support.executed_runs import (
     MANY,
     Place,
@@ -45,7 +45,7 @@ def gradient_element(run: Run) -> int:
 
 
 def weight_dtype(run: Run) -> str:
-    """Of hidden states too."""
+    """Element type of weights, and of hidden states."""
     return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(run.recipe.precision, "fp16")
 
 
@@ -269,61 +269,27 @@ def messages(run: Run, place: Place) -> Iterator[Message]:
     yield from scalars(run)
 
 
-def listed(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
-    payload: Counter[tuple[str, str]] = Counter()
-    count: Counter[tuple[str, str]] = Counter()
-    for _, axis, operation, size in messages(run, place):
-        payload[axis, operation] += size
-        count[axis, operation] += 1
-    return {key: (payload[key], count[key]) for key in count}
-
-
-def predicted(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
-    traffic = executed_traffic(Workload(*run), stage=place.pp, replica=place.dp)
-    assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
-    return {(entry.axis, entry.operation): (entry.payload_bytes, entry.messages) for entry in traffic}
-
-
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
-def test_the_traffic_of_every_rank_equals_the_list_of_its_messages(run: Run) -> None:
-    for place in set(places(run.layout)):
-        assert predicted(run, place) == listed(run, place)
-
-
-@settings(max_examples=MANY)
-@given(executed_runs())
-def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
+def test_the_traffic_of_every_rank_equals_the_list_of_its_messages_and_their_element_types(run: Run) -> None:
     for place in set(places(run.layout)):
         payload: Counter[tuple[str, str, str]] = Counter()
+        count: Counter[tuple[str, str]] = Counter()
+        whole: Counter[tuple[str, str]] = Counter()
         for dtype, axis, operation, size in messages(run, place):
             payload[dtype, axis, operation] += size
+            count[axis, operation] += 1
+            whole[axis, operation] += size
+        traffic = executed_traffic(Workload(*run), stage=place.pp, replica=place.dp)
+        assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
+        assert {(entry.axis, entry.operation): entry.messages for entry in traffic} == count
+        assert {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic} == whole
         found = executed_traffic_of_dtypes(Workload(*run), stage=place.pp, replica=place.dp)
         assert payload == {
             (dtype, entry.axis, entry.operation): entry.payload_bytes
             for dtype, entries in found.items()
             for entry in entries
         }
-
-
-@given(executed_runs())
-def test_one_rank_hands_over_nothing(run: Run) -> None:
-    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages")
-    alone = msgspec.structs.replace(run.layout, **dict.fromkeys(axes, 1))
-    assert executed_traffic(Workload(run.architecture, run.recipe, alone), stage=0, replica=0) == []
-
-
-@given(executed_runs())
-def test_sends_are_received_and_groups_agree_on_their_messages(run: Run) -> None:
-    layout = run.layout
-    crossings = 2 * (len(dealt_layers(run)) - 1) * micro_batches(run)
-    counted = [predicted(run, Place(0, 0, stage)) for stage in range(layout.pipeline_stages)]
-    sent = sum(entries.get(("pp", "send"), (0, 0))[1] for entries in counted)
-    assert sent == (crossings if layout.pipeline_stages > 1 else 0)
-    tables = [entries["embedding", "all_reduce"] for entries in counted if ("embedding", "all_reduce") in entries]
-    both = layout.pipeline_stages > 1 and run.architecture.tied_embeddings
-    assert len(tables) == (2 if both else 0)
-    assert len(set(tables)) == both
 
 
 def without_scalars(run: Run, stage: int) -> dict[tuple[str, str], int]:
@@ -341,23 +307,7 @@ def textbook(run: Run, stage: int) -> dict[tuple[str, str], int]:
     return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
 
 
-@given(executed_runs())
-def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run: Run) -> None:
-    architecture = msgspec.structs.replace(
-        run.architecture, residual=Residual.SEQUENTIAL, shared_norm=False, top_query_layer=False
-    )
-    layout = msgspec.structs.replace(
-        run.layout, sequence_parallel=False, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1
-    )
-    layout = msgspec.structs.replace(layout, context_parallel=1)
-    recipe = msgspec.structs.replace(run.recipe, hidden_dropout=0.1)
-    same = Run(architecture, recipe, layout)
-    for stage in range(layout.pipeline_stages):
-        assert without_scalars(same, stage) == textbook(same, stage)
-    assert textbook_differences(Workload(*same)) == []
-
-
-@settings(max_examples=MANY)
+@examples(MANY)
 @given(executed_runs())
 def test_every_departure_from_the_papers_is_told_with_its_reason(run: Run) -> None:
     executed = [without_scalars(run, stage) for stage in range(run.layout.pipeline_stages)]
@@ -392,48 +342,22 @@ def test_keys_and_values_are_gathered_in_place_of_a_ring() -> None:
     assert reasons == {"keys and values are gathered whole, and their gradients reduced and dealt, in place of a ring"}
 
 
-RECOMPUTED = {"recomputation": Recomputation.FULL, "dropout": 0.0}
+def test_a_departure_is_worth_an_all_reduce_a_layer() -> None:
+    plain = msgspec.structs.replace(BLOOM.architecture, layers=5)
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=3)
+    still = msgspec.structs.replace(recipe, hidden_dropout=0.0)
+    full = Layout(tensor_parallel=4, recomputation=Recomputation.FULL)
+    each = 3 * 5 * 2 * 2048 * 14336  # hidden states in bf16, of 5 layers and 3 micro-batches
 
+    def departures(shape: Architecture, recipe: Recipe, layout: Layout) -> list[tuple[str, float]]:
+        return [(figure.why, figure.value) for figure in textbook_differences(Workload(shape, recipe, layout))]
 
-@pytest.mark.parametrize(
-    ("changes", "reason", "times"),
-    [
-        # 2 sums forward where the paper has 1
-        ({"residual": Residual.PARALLEL}, "a parallel residual is summed in two parts", -1),
-        # 2 forward, 2 backward, 2 again; PyTorch stops before the last
-        (
-            {"recomputation": Recomputation.FULL, "dropout": 0.0},
-            "recomputation stops before the last sum of a group",
-            1,
-        ),
-        # a norm after the last product keeps its input: nothing is left out
-        ({"recomputation": Recomputation.FULL, "dropout": 0.0, "norm": Norm.DEEP_NORM}, "", 0),
-    ],
-    ids=["parallel", "early-stop", "deep-norm"],
-)
-def test_a_departure_is_worth_an_all_reduce_a_layer(changes: dict[str, object], reason: str, times: int) -> None:
-    shape = {name: changes[name] for name in ("residual", "norm") if name in changes}
-    architecture = msgspec.structs.replace(BLOOM.architecture, layers=5, **shape)
-    recipe = msgspec.structs.replace(BLOOM.recipe, hidden_dropout=changes.get("dropout", 0.1), global_batch=3)
-    layout = Layout(tensor_parallel=4, recomputation=changes.get("recomputation", Recomputation.NONE))
-    figures = textbook_differences(Workload(architecture, recipe, layout))
-    hidden_states = 2 * 2048 * 14336
-    reasons = [(figure.why, figure.value) for figure in figures]
-    assert reasons == ([(reason, times * 3 * 5 * hidden_states)] if times else [])
-
-
-def test_bloom_176b_all_reduces_its_gradients_in_the_buckets_of_each_stage() -> None:
-    layout = msgspec.structs.replace(BLOOM.layout, scatter_gather=False)
-    first, middle = (
-        {
-            (entry.axis, entry.operation): entry
-            for entry in executed_traffic(Workload(BLOOM.architecture, BLOOM.recipe, layout), stage=stage, replica=0)
-        }
-        for stage in (0, 5)
-    )
-    h = 14336
-    layer = (12 * h * h + 7 * h) // 4 + 6 * h  # of 13 h biases and norms 7 are split over 4, 6 are whole
-    loss = 4
-    assert middle["dp", "all_reduce"].payload_bytes == 4 * 6 * layer + loss
-    assert first["dp", "all_reduce"].payload_bytes == 4 * (5 * layer + 250880 * h // 4 + 2 * h) + loss
-    assert middle["pp", "all_reduce"] == Traffic("pp", "all_reduce", 8, 1)
+    # 2 sums forward where the paper has 1
+    parallel = msgspec.structs.replace(plain, residual=Residual.PARALLEL)
+    dropping = msgspec.structs.replace(recipe, hidden_dropout=0.1)
+    two_parts = departures(parallel, dropping, Layout(tensor_parallel=4))
+    assert two_parts == [("a parallel residual is summed in two parts", -each)]
+    # 2 forward, 2 backward, 2 again; PyTorch stops before the last
+    assert departures(plain, still, full) == [("recomputation stops before the last sum of a group", each)]
+    # a norm after the last product keeps its input: nothing is left out
+    assert departures(msgspec.structs.replace(plain, norm=Norm.DEEP_NORM), still, full) == []

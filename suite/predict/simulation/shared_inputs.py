@@ -1,12 +1,15 @@
-"""What all layers' attention is given: the bias of its scores, and the rotation of queries and keys."""
+"""Inputs that all layers share: micro-batches, the bias of attention's scores, the rotation of queries and keys."""
 
 from __future__ import annotations
 
-from reference_runs.run import Architecture, Mask, Position
+from typing import NamedTuple
+
+from reference_runs.run import Architecture, Mask, Position, Workload
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.autograd_tape import Tape, Value
 from suite.predict.simulation.decoder_parameters import ChunkSizes
 from suite.predict.simulation.host_calls import ANGLES, ANGLES_PASSES, MASK, MASK_PASSES
+from suite.predict.simulation.memory_blocks import MemoryBlock
 
 INT64 = 8
 
@@ -78,3 +81,28 @@ class AttentionInputs:
         assert self.architecture.rotary_dim is not None
         positions = self.sizes.tokens if self.architecture.mask is Mask.PREFIX else self.sizes.length
         return 2 * positions * self.architecture.rotary_dim
+
+
+class BatchBlocks(NamedTuple):
+    """Micro-batches as the model is given them, int64; `tokens` and `targets` may share storage."""
+
+    tokens: MemoryBlock
+    targets: MemoryBlock
+    others: tuple[MemoryBlock, ...]
+
+
+def batch(tape: Tape, workload: Workload, *, samples: int, cuda: bool) -> BatchBlocks:
+    """The tokens, one more a sample than positions, so that they are the targets too; on a GPU each a copy of its own.
+
+    With packed documents the document of each token too. With a prefix: tokens, targets, positions, and the first and
+    last position that a token is seen from. Of context-parallel ranks each has copies of its positions.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    size = INT64 * samples * architecture.sequence // layout.context_parallel
+    if architecture.mask is Mask.PREFIX:
+        return BatchBlocks(tape.block(size), tape.block(size), (tape.block(size), tape.block(2 * size)))
+    documents = (tape.block(size),) if architecture.mask is Mask.DOCUMENTS else ()
+    if cuda or layout.context_parallel > 1:
+        return BatchBlocks(tape.block(size), tape.block(size), documents)
+    both = tape.block(INT64 * samples * (architecture.sequence + 1))
+    return BatchBlocks(both, both, documents)
