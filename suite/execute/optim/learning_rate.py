@@ -43,7 +43,7 @@ def squared_norm(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor
 
 
 def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> float:
-    """What the update multiplies the gradient of a scaled loss by: 1 / loss scale, and less where it is clipped.
+    """Factor of the gradient of a scaled loss in the update: 1 / loss scale, and less where it is clipped.
 
     With N the norm of that gradient, s the loss scale and c the clip:
         min(1, c / (N / s + 1e-6)) / s

@@ -1,4 +1,4 @@
-"""What a rank trains in a pipeline without flush: its weights in versions, its optimizers, and its neighbours."""
+"""A rank's part of a pipeline without flush: its weights in versions, its optimizers, and its neighbours."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WithoutFlush:
             self.table.have(update)
 
     def kept(self, update: int) -> Iterator[tuple[str, Tensor]]:
-        """What the passes after `update` updates need, by name: versions, optimizer states, and the table's sums."""
+        """Tensors that passes after `update` updates need, by name: versions, optimizer states, the table's sums."""
         parts = [("own", self.own, self.optimizer)]
         if self.table is not None:
             parts.append(("table", self.table.versioned, self.table.optimizer))
