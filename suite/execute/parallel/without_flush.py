@@ -20,7 +20,7 @@ from suite.execute.parallel.asynchronous_pipeline import Versioned
 from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import DATA, PIPELINE, pipeline_stage
 from suite.execute.parallel.neighbours import Neighbour, ReplicatedNeighbour, StageLink
-from suite.execute.parallel.replica_gradients import ReplicaGradients, replica_gradients
+from suite.execute.parallel.scattered_gradients import ReplicaGradients, replica_gradients
 from suite.execute.parallel.sharded_adamw import TensorAdamW, whole_adamw
 from suite.execute.parallel.tied_table import TiedTable
 from suite.execute.parallel.weight_versions import VersionRule, WeightVersions

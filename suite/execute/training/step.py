@@ -18,7 +18,14 @@ from suite.execute.data.loader import Batches, CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
-from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
+from suite.execute.optim.learning_rate import (
+    gradient_factor,
+    gradient_factor_on_device,
+    learning_rate,
+    logged_weight_norm,
+    squared_norm,
+    squared_norm_by_parameter,
+)
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
 from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
@@ -28,7 +35,6 @@ from suite.execute.parallel.parameter_store import ParameterStore
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.naive_norms import logged_weight_norm, squared_norm_by_parameter
 from suite.execute.training.outcome import StepOutcome, updates_before_reading
 from suite.execute.training.random_state import random_state
 from suite.job.checkpoints import OF_JOB, Progress
