@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
-from reference_runs.run import Objective, Recipe
+from reference_runs.run import Recipe
 from suite.execute.data.blank_infilling import BlankInfilling, Sample
 from suite.execute.data.token_stream import TokenStream, token_stream
 from suite.execute.model.decoder import Decoder, initialise
@@ -188,13 +188,6 @@ def test_spans_have_poisson_lengths_of_one_or_more() -> None:
     assert abs(lengths.count(1) / len(lengths) - ones) <= 5 * math.sqrt(ones * (1 - ones) / len(lengths))
 
 
-def test_pieces_come_in_random_order() -> None:
-    (window,) = windows(sample := blanks(400, **KINDS["spans"], packed_samples=1).sample(TEXT[:400], 3))
-    starts = [sample.targets[piece.start] for piece in window.pieces]
-    assert len(starts) > 10
-    assert starts != sorted(starts)
-
-
 def glm_plan(**recipe: Any) -> Plan:
     plan = small_plan(ranks=1)
     architecture = msgspec.structs.replace(
@@ -216,7 +209,7 @@ def glm_plan(**recipe: Any) -> Plan:
 
 
 def stream(plan: Plan, path: Path) -> TokenStream:
-    """Of a plan and 60 texts of random tokens."""
+    """The samples of a plan from 60 texts of random tokens."""
     tokens = torch.randint(50, (60 * 32 + 1,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     (path / "tokens").write_bytes(tokens.numpy().tobytes())
     corpus = Corpus(
@@ -277,11 +270,3 @@ def test_a_sample_depends_on_seed_and_number_alone(tmp_path: Path) -> None:
             assert torch.equal(value, whole.arguments[name][start : start + count]), name
     other = stream(msgspec.structs.replace(plan, seed=plan.seed + 1), tmp_path).micro_batch(0, 90)
     assert not torch.equal(other.tokens_BT, whole.tokens_BT)
-
-
-def test_a_causal_job_has_successors_as_targets(tmp_path: Path) -> None:
-    plan = small_plan(ranks=1)
-    batch = stream(plan, tmp_path).micro_batch(3, 2)
-    assert plan.recipe.objective is Objective.CAUSAL_LM
-    assert list(batch.arguments) == ["targets_BT"]
-    assert torch.equal(batch.tokens_BT[:, 1:], batch.arguments["targets_BT"][:, :-1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from reference_runs.catalog import reference_run
 from reference_runs.run import Precision, Recipe
@@ -119,85 +119,6 @@ def test_without_a_scale_a_small_gradient_vanishes() -> None:
         assert gradient is not None
         # below half of 2^-24, fp16's smallest number
         assert gradient.float().item() / scale == expected
-
-
-class _Network(nn.Module):
-    """Two matrices with a tanh between, whose rounding errors can be followed by hand."""
-
-    def __init__(self, features: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(features, hidden, bias=False)
-        self.second = nn.Linear(hidden, classes, bias=False)
-
-    def forward(self, x_ND: Tensor, targets_N: Tensor) -> Tensor:
-        logits_NV = self.second(torch.tanh(self.first(x_ND)))
-        return nn.functional.cross_entropy(logits_NV.float(), targets_N)
-
-
-def _bounds(
-    x_ND: Tensor, targets_N: Tensor, first_HD: Tensor, second_VH: Tensor, scale: float
-) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Exact loss, bound on the error of fp16's; exact gradients of both matrices, bounds on the errors of fp16's.
-
-    Every operator's result is rounded once: by at most 2^-11 of itself, or half of 2^-24 where it is subnormal.
-    Products of k terms, tanh and softmax are computed in fp32: off by at most k + 8 times 2^-24 of their magnitude.
-    """
-
-    def rounded(value: Tensor, error: Tensor, terms: int, magnitude: Tensor) -> Tensor:
-        inside = error + (terms + 8) * 2**-24 * (magnitude + error)
-        return inside + 2**-11 * (value.abs() + inside) + 2**-25
-
-    samples, features = x_ND.shape
-    hidden, classes = first_HD.shape[0], second_VH.shape[0]
-    z_NH = x_ND @ first_HD.T
-    e_z = rounded(z_NH, torch.zeros_like(z_NH), features, x_ND.abs() @ first_HD.abs().T)
-    h_NH = torch.tanh(z_NH)
-    e_h = rounded(h_NH, e_z, 1, h_NH.abs())  # tanh is nowhere steeper than 1
-    z_NV = h_NH @ second_VH.T
-    e_v = rounded(z_NV, e_h @ second_VH.abs().T, hidden, (h_NH.abs() + e_h) @ second_VH.abs().T)
-    worst_N1 = e_v.amax(1, keepdim=True)
-    loss = nn.functional.cross_entropy(z_NV, targets_N)
-    e_loss = 2 * worst_N1.mean() + 2**-20 * loss  # a loss moves by what its logit and the log of the sum can move
-    p_NV = z_NV.softmax(1)
-    g_NV = (p_NV - nn.functional.one_hot(targets_N, classes)) * scale / samples
-    e_p = p_NV * torch.expm1(2 * worst_N1) * scale / samples  # numerator and sum can each move by exp(worst)
-    e_g = rounded(g_NV, e_p, 1, torch.full_like(g_NV, scale / samples))
-    d_VH = g_NV.T @ h_NH
-    e_d_VH = rounded(
-        d_VH, e_g.T @ (h_NH.abs() + e_h) + g_NV.abs().T @ e_h, samples, (g_NV.abs() + e_g).T @ (h_NH.abs() + e_h)
-    )
-    dh_NH = g_NV @ second_VH
-    e_dh = rounded(dh_NH, e_g @ second_VH.abs(), classes, (g_NV.abs() + e_g) @ second_VH.abs())
-    slope = 1 - h_NH.square()
-    e_slope = 2 * h_NH.abs() * e_h + e_h.square()
-    dz_NH = dh_NH * slope
-    e_dz = rounded(dz_NH, e_dh * (slope + e_slope) + dh_NH.abs() * e_slope, 1, dh_NH.abs() + e_dh)
-    d_HD = dz_NH.T @ x_ND
-    e_d_HD = rounded(d_HD, e_dz.T @ x_ND.abs(), samples, (dz_NH.abs() + e_dz).T @ x_ND.abs())
-    return loss, e_loss, [d_HD / scale, d_VH / scale], [e_d_HD / scale, e_d_VH / scale]
-
-
-@FP16
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_the_first_step_is_that_of_exact_arithmetic_up_to_fp16_roundings(precision: Precision, scale: float) -> None:
-    torch.manual_seed(6)
-    network = _Network(12, 10, 9)
-    x_ND, targets_N = torch.randn(16, 12).half(), torch.randint(0, 9, (16,))
-    # what fp16 holds is where both begin
-    first_HD, second_VH = (parameter.detach().half().double() for parameter in network.parameters())
-    loss, e_loss, gradients, bounds = _bounds(x_ND.double(), targets_N, first_HD, second_VH, scale)
-    (group,) = store_weights([network], _recipe(precision), shards=1, device=CPU)
-    ours = network(x_ND, targets_N)
-    (ours * scale).backward()
-    assert abs(ours.double() - loss) <= e_loss
-    assert e_loss < 0.01 * loss
-    for leaf, gradient, bound in zip(group.leaves, gradients, bounds, strict=True):
-        assert leaf.grad is not None
-        assert leaf.grad.dtype is torch.float16
-        error = (leaf.grad.double() / scale - gradient).abs()
-        assert bool((error <= bound).all())
-        assert error.max() > 2**-13 * gradient.abs().max()  # fp16 it is
-        assert bound.max() < 0.05 * gradient.abs().max()  # and the bound is none that anything meets
 
 
 def _training(precision: Precision) -> tuple[Decoder, list[WeightGroup], ShardedAdamW, Recipe]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 
 from benchmarks.turns import SuiteLoop
 from reference_runs.layout import Offload
@@ -27,15 +25,6 @@ STEPS = 4
 RATE = 2.0**-9  # of which sums are exact
 
 
-@pytest.fixture
-def _alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    numbers = torch.get_rng_state()
-    yield
-    torch.set_rng_state(numbers)
-    dist.destroy_process_group()
-
-
 def job(scratch: Path, *, clip: float = 1.0) -> Job:
     plan = small_plan(ranks=1, recipe={"precision": Precision.FP32, "gradient_clip": clip})
     return job_for(plan, corpus_for(plan, TEXT), str(scratch))
@@ -47,7 +36,7 @@ def losses(asked: Job) -> list[float]:
     return [loop.step()[0] for _ in range(STEPS)]
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("clip", [1e3, 1e-3])  # nothing is clipped; everything is
 def test_an_update_before_the_host_reads_is_the_same_update(
     clip: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +51,7 @@ def test_an_update_before_the_host_reads_is_the_same_update(
     assert after == pytest.approx(before, rel=4 * STEPS * 2.0**-24)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_a_gradient_that_is_not_finite_ends_the_run_after_the_update_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +74,7 @@ def test_no_update_is_before_reading_on_a_processor_or_where_it_may_be_skipped(t
     assert not updates_before_reading(one_bit, gpu, scaled=False)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_each_step_moves_the_biases_of_experts_by_the_rows_of_all_its_micro_batches(tmp_path: Path) -> None:
     asked = job(tmp_path)
     mixture = msgspec.structs.replace(

@@ -301,39 +301,24 @@ def test_a_renewal_is_as_long_as_the_second_moment_remembers() -> None:
     assert exact == [*range(41, 51), *range(81, 91)]
 
 
-def test_a_renewal_that_lasts_until_the_next_one_goes_over_into_it() -> None:
-    exact = [step for step in range(1, 160) if Renewal(2.0, 60).is_exact(step, warm_up=20, beta2=0.9)]
-    assert exact == [*range(41, 141)]
-
-
 def test_the_least_and_the_largest_settings_are_taken() -> None:
     assert (Settled(share=1.0, window=1), Renewal(steps=1)) == (Settled(1.0, 1), Renewal(2.0, 1))
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("rule", "settings", "words"),
     [
-        ({"factor": 1.0}, "factor: allowed above 1, got 1.0"),
-        ({"factor": float("nan")}, "factor: allowed above 1, got nan"),
-        ({"steps": 0}, "steps: allowed 1 or more, got 0"),
+        (Renewal, {"factor": 1.0}, "factor: allowed above 1, got 1.0"),
+        (Renewal, {"factor": float("nan")}, "factor: allowed above 1, got nan"),
+        (Renewal, {"steps": 0}, "steps: allowed 1 or more, got 0"),
+        (Settled, {"share": 0.0}, "share: allowed above 0 up to 1, got 0.0"),
+        (Settled, {"share": 1.5}, "share: allowed above 0 up to 1, got 1.5"),
+        (Settled, {"window": 0}, "window: allowed 1 or more, got 0"),
     ],
 )
-def test_a_renewal_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_a_renewal_or_warm_up_that_cannot_be_is_refused(rule: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Renewal(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"share": 0.0}, "share: allowed above 0 up to 1, got 0.0"),
-        ({"share": 1.5}, "share: allowed above 0 up to 1, got 1.5"),
-        ({"window": 0}, "window: allowed 1 or more, got 0"),
-    ],
-)
-def test_a_rule_that_cannot_end_the_warm_up_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Settled(**settings)
+        rule(**settings)
 
 
 @pytest.mark.parametrize(
