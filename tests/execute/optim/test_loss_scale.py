@@ -1,8 +1,7 @@
-"""Dynamic loss scaling, alone and around a training step."""
+"""Dynamic loss scaling; around a training step: tests/execute/training/test_step.py."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -14,11 +13,8 @@ from torch import nn
 
 from reference_runs.catalog import reference_run
 from reference_runs.run import Precision, Recipe
-from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.optim.learning_rate import gradient_factor, squared_norm
 from suite.execute.optim.loss_scale import LossScale, LossScaleError, loss_scale
-from suite.execute.parallel.sharded_adamw import ShardedAdamW, sharded_adamw
-from suite.execute.precision import WeightGroup, store_weights
+from suite.execute.precision import store_weights
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 CPU = torch.device("cpu")
@@ -119,71 +115,3 @@ def test_without_a_scale_a_small_gradient_vanishes() -> None:
         assert gradient is not None
         # below half of 2^-24, fp16's smallest number
         assert gradient.float().item() / scale == expected
-
-
-def _training(precision: Precision) -> tuple[Decoder, list[WeightGroup], ShardedAdamW, Recipe]:
-    plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
-    architecture = msgspec.structs.replace(
-        plan.architecture, layers=1, hidden=24, ffn_hidden=48, vocabulary=50, padded_vocabulary=56, sequence=16
-    )
-    architecture = msgspec.structs.replace(architecture, head_dim=8)
-    recipe = msgspec.structs.replace(plan.recipe, precision=precision, gradient_clip=1e6)  # no clipping hides the scale
-    decoder = Decoder(architecture, recipe)
-    initialise(decoder, recipe, seed=1)
-    groups = store_weights([decoder], recipe, shards=1, device=CPU)
-    return decoder, groups, sharded_adamw(groups, recipe, shards=1, shard=0, process_group=None), recipe
-
-
-def _trained(precision: Precision, scale: LossScale | None, *, steps: int) -> tuple[list[float], list[bool], list[Any]]:
-    """Loss of each step, whether it was skipped, and the weights after it."""
-    decoder, groups, optimizer, recipe = _training(precision)
-    leaves = [leaf for group in groups for leaf in group.leaves]
-    tokens = torch.arange(32).view(2, 16)
-    losses, skipped, weights = [], [], []
-    for _ in range(steps):
-        factor = 1.0 if scale is None else scale.scale
-        loss = decoder(tokens, tokens.roll(-1, 1))
-        (loss * factor).backward()
-        squared = squared_norm([leaf.grad for leaf in leaves if leaf.grad is not None], device=CPU).item()
-        if scale is not None:
-            scale.adapt(finite=math.isfinite(squared))
-        if math.isfinite(squared):
-            optimizer.step(1e-2, gradient_factor(recipe, math.sqrt(squared), loss_scale=factor))
-        for leaf in leaves:
-            leaf.grad = None
-        losses.append(loss.item())
-        skipped.append(not math.isfinite(squared))
-        weights.append([group.flat.clone() for group in groups])
-    return losses, skipped, weights
-
-
-@FP16
-def test_an_overflow_skips_the_step_backs_off_and_training_recovers(precision: Precision) -> None:
-    scale = LossScale(2.0**40, 4, least=1.0)
-    losses, skipped, weights = _trained(precision, scale, steps=45)
-    overflows = skipped.index(False)
-    assert overflows > 10  # 2^40 is far beyond fp16
-    assert all(skipped[:overflows])
-    # nothing moved until the scale had come down
-    for before in weights[: overflows - 1]:
-        assert all(torch.equal(a, b) for a, b in zip(before, weights[overflows - 1], strict=True))
-    assert not torch.equal(weights[overflows][0], weights[overflows - 1][0])
-    assert len(set(losses[: overflows + 1])) == 1
-    # then it halves by an overflow now and then, and doubles after 4 good steps
-    good = skipped[overflows:]
-    assert good.count(True) <= len(good) // 4
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(math.isfinite(loss) for loss in losses)
-
-
-@FP16
-def test_training_under_a_growing_scale_follows_fp32(precision: Precision) -> None:
-    plain, _, _ = _trained(Precision.FP32, None, steps=10)
-    scale = LossScale(16.0, 1, least=1.0)
-    scaled, skipped, _ = _trained(precision, scale, steps=10)
-    assert not any(skipped)
-    assert scale.scale == 16 * 2**10
-    assert plain[0] - plain[-1] > 1
-    # From tokens to loss some 30 operators round one after the other, each by 2^-11 at most. (Without division by the
-    # scale, Adam's moments would weigh later gradients 2, 4, 8, ... times, and the losses be apart by more.)
-    assert all(abs(a - b) < 30 * 2**-11 * a for a, b in zip(plain, scaled, strict=True))
