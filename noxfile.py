@@ -462,9 +462,9 @@ def times(session: nox.Session) -> None:
 
 @nox.session
 def inspect(session: nox.Session) -> None:
-    """Say what the kernels' machine code allows on an H100, without one: nox -s inspect -- --kernel row_norm"""
+    """List registers, spills and instructions of a run's kernels, without a GPU: nox -s inspect -- gpt2-124m"""
     install(session, "execute", "kernels")
-    python(session, "benchmarks.kernel_inspection", *session.posargs)
+    python(session, "benchmarks.machine_code", *session.posargs)
 
 
 @nox.session

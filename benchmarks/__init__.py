@@ -1,1 +1,1 @@
-"""What the suite itself costs, measured against code that does without it."""
+"""Costs of the suite itself, measured against code that does without it."""

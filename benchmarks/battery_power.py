@@ -51,7 +51,7 @@ CONFIDENCE = 0.95
 
 
 class RecordedBattery(NamedTuple):
-    """What one battery measured by clocks, and its decision."""
+    """Measurements of one battery by clocks, and its decision."""
 
     path: str
     machine: str
@@ -289,7 +289,7 @@ def outcomes(
 
 
 def interval(count: int, of: int) -> tuple[float, float]:
-    """Of a share, 95 %, by Clopper and Pearson."""
+    """The 95 % interval of a share, by Clopper and Pearson."""
     from scipy.stats import binomtest
 
     found = binomtest(count, of).proportion_ci(CONFIDENCE, "exact")

@@ -36,7 +36,7 @@ SMOOTHED = 10  # steps whose mean a drawn point is
 
 
 class Method(enum.StrEnum):
-    """What is compared."""
+    """A way to average gradients, by which a run is trained."""
 
     EXACT = "exact Adam"
     ONE_BIT = "1-bit Adam"
@@ -96,7 +96,7 @@ def launched(run: str, method: Method, seed: int, steps: int, results: Path) -> 
 
 
 def differences(curves: Iterable[Curve]) -> list[FinalLosses]:
-    """Of every method but exact Adam, by run and seed, in the order of the curves; without exact Adam's none."""
+    """Differences of every method from exact Adam of the same run and seed, in the order of the curves."""
     losses = {(curve.run, curve.method, curve.seed): curve.final for curve in curves}
     return [
         FinalLosses(run=run, method=method, seed=seed, exact=exact, other=final)

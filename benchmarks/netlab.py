@@ -201,7 +201,7 @@ def launched(plan: Plan, corpus: Corpus, names: list[str]) -> LinkRun:
 
 
 def link_between(names: list[str]) -> Link:
-    """What the link does with messages of the sizes of a bucket and of 1-bit Adam's.
+    """Rates of the link for messages of the sizes of a bucket and of 1-bit Adam's.
 
     Raises:
         RuntimeError: it could not be measured.

@@ -1,4 +1,4 @@
-"""What a miniature's step takes under the suite, over the same step in a bare PyTorch loop: time and peak memory.
+"""Time and peak memory of a miniature's step under the suite, over those of the same step in a bare PyTorch loop.
 
     python -m benchmarks.overhead bloom-mini
     python -m benchmarks.overhead --all --pairs 40

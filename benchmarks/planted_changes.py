@@ -52,7 +52,7 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of comparisons with one planted multiple of the least detectable change.
+    """Outcomes of comparisons with one planted multiple of the least detectable change.
 
     Args:
         slow_down: the planted one, mean over calibrations.

@@ -51,7 +51,7 @@ class Depth(NamedTuple):
 
 
 def predicted_seconds(smallest: Depth, *, layers: int, parameters: int) -> float:
-    """What a slice of so many layers and parameters takes, by the parts of a smaller one."""
+    """Seconds of a slice of so many layers and parameters, by the parts of a smaller one."""
     factor: Mapping[SlicePart, float] = {
         **dict.fromkeys(_OF_LAYERS, layers / smallest.layers),
         SlicePart.UPDATE: parameters / smallest.times.updated_parameters,

@@ -59,7 +59,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def differences(launches: Sequence[Launch]) -> list[Difference]:
-    """Of every variant, in the order of the launches."""
+    """Difference of every variant, in the order of the launches."""
     names = list(dict.fromkeys(launch.variant for launch in launches))
     finals = {name: [launch.final for launch in launches if launch.variant == name] for name in names}
     first = finals[names[0]]

@@ -220,7 +220,7 @@ def mean_over_learned(losses_M: Tensor, targets_M: Tensor, ignore_index: int) ->
 
 
 def gradient_factor(targets_M: Tensor, ignore_index: int, scale: float) -> Tensor:
-    """What the gradient of one row's loss is multiplied by: scale / learned rows, a scalar in fp32 on the device."""
+    """Factor of the gradient of one row's loss: scale / learned rows, a scalar in fp32 on the device."""
     return torch.full((), scale, device=targets_M.device) / (targets_M != ignore_index).sum()
 
 

@@ -69,7 +69,7 @@ def _reach(prefix_ptr, rows, batch, S, CAUSAL: tl.constexpr, HAS_PREFIX: tl.cons
 
 @triton.jit
 def _fetched(reach, rows, columns, T, S):
-    """What is read of the rows: to their reach, and on to a multiple of 16 columns, for loads of 16 bytes."""
+    """Columns to read of the rows: to their reach, and on to a multiple of 16, for loads of 16 bytes."""
     end = (reach + 15) // 16 * 16
     return ((rows < T)[:, None] & (columns < S)[None, :]) & (columns[None, :] < end[:, None])
 
@@ -291,7 +291,7 @@ def masked_softmax(
     seen_B2S: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """What each position gives of its attention to each other, in the scores' dtype, computed in fp32:
+    """Attention weights of each position for each other, in the scores' dtype, computed in fp32:
 
         softmax over the s that t attends to of scale scores[t, s] - slope (t - s) + bias[t, s]
 

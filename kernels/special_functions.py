@@ -65,7 +65,7 @@ def normal_distribution(x, EXACT: tl.constexpr):
 
 @triton.jit
 def fraction(u, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
-    """What an activation, GELU of any kind or SILU, multiplies u with, and the slope of that."""
+    """Factor by which an activation, GELU of any kind or SILU, multiplies u, and the slope of that."""
     # constants stand on the right: interpreted, a constexpr on the left takes a tensor in and becomes none
     if ACTIVATION == GELU:
         part, slope = normal_distribution(u, EXACT)

@@ -46,7 +46,7 @@ def warps_of(values: int) -> int:
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """Of a CUDA device; interpreted, 2 stand for them, so that partial sums have several rows."""
+    """Multiprocessors of a CUDA device; interpreted, 2 stand for them, so that partial sums have several rows."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 

@@ -156,7 +156,7 @@ def _stale_past(directories: InjectionDirectories) -> Iterator[Prepared]:
 
 @contextmanager
 def _truncated_fleet(directories: InjectionDirectories) -> Iterator[Prepared]:
-    """Of two other nodes one left half a record."""
+    """Two other nodes, of which one left half a record."""
     fleet = directories.scratch / "fleet"
     for name, closed in _records(directories.results, "end"):
         text = json.dumps(closed | {"node": f"f{closed['node']}"})

@@ -1,4 +1,4 @@
-"""What an injection is: the fault, the options of the battery, and the finding that it must have."""
+"""An injection: the fault, the options of the battery, and the finding that it must have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class InjectionDirectories(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What an injection changes: arguments, environment and prefix of the command."""
+    """Changes that an injection makes: arguments, environment and prefix of the command."""
 
     arguments: list[str]
     environment: dict[str, str]

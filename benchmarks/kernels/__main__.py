@@ -58,7 +58,7 @@ class MachineLog:
             self.failures[report.nodeid.partition("[")[2].rstrip("]")] = _last_line(report)
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        """What makes times comparable, and nothing that differs from call to call or names the host."""
+        """Keep the facts that make times comparable, and none that differs from call to call or names the host."""
         processor = machine_info["cpu"].get("brand_raw", machine_info["processor"])
         facts = environment(DEVICE) | {"cpu": processor, "cores": str(os.cpu_count()), "triton": triton.__version__}
         kept = {name: machine_info[name] for name in ("machine", "system", "python_version")}

@@ -37,7 +37,7 @@ ROTATED_CPU_HEADS = 8
 
 
 def _mask(variant: str, heads: int, length: int, device: torch.device) -> Tensor | None:
-    """What the kernel takes for the mask, where it is not causal alone."""
+    """The kernel's arguments for the mask, where it is not causal alone."""
     if variant == "alibi":
         return torch.tensor(alibi_slopes(heads), dtype=torch.float32, device=device)
     if variant == "prefix":
@@ -135,7 +135,7 @@ def _inputs(
 
 
 def _read(variant: str, length: int) -> dict[str, int]:
-    """What of the mask the formula takes: of packed samples the kernel reads every score."""
+    """The mask as the formula takes it: of packed samples the kernel reads every score."""
     if variant == "packed":
         return {}
     return {"causal": 1, "prefix": length // 2} if variant == "prefix" else {"causal": 1}

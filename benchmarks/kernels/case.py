@@ -1,4 +1,4 @@
-"""What is timed: one kernel at one size in one dtype, its inputs, and the functions that do the same work."""
+"""A case to time: one kernel at one size in one dtype, its inputs, and the functions that do the same work."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _layers(device: torch.device) -> list[list[int]]:
 
 
 def _buffers(device: torch.device) -> Iterator[tuple[str, list[int]]]:
-    """Of each of `_layers`, its tensors, and one flat buffer of them; on a CPU the tensors of the last one alone."""
+    """Tensors of each of `_layers`, and one flat buffer of them; on a CPU the tensors of the last one alone."""
     every = _layers(device)
     for layer in every:
         if device.type == "cuda" or layer is every[-1]:

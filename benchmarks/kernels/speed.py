@@ -64,7 +64,7 @@ def test_seconds(name: str, which: str, form: str, benchmark: Any) -> None:
 
 
 def _facts(case: Case, which: str, form: str, measurement: CaseTimings) -> dict[str, Any]:
-    """What the table and the plot need besides the samples."""
+    """Facts that the table and the plot need besides the samples."""
     least = getattr(kernel_bytes(case.formula or case.kernel, **case.sizes), which)
     return {
         "kernel": case.kernel,

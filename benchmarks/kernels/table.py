@@ -61,7 +61,7 @@ class KernelTiming(msgspec.Struct, frozen=True):
 
     @property
     def point(self) -> tuple[object, ...]:
-        """What the rows of all functions of one pass of one case share."""
+        """Key that the rows of all functions of one pass of one case share."""
         return (self.kernel, self.variant, self.which, self.dtype, *self.sizes.items())
 
 

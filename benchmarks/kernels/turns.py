@@ -111,7 +111,7 @@ def contenders(case: Case, sets: list[tuple[Any, ...]], draw: Draw) -> Contender
 def _prepared(
     case: Case, function: Function, sets: list[tuple[Any, ...]], upstream: list[list[Tensor]], which: str
 ) -> PrepareCall:
-    """What makes the call of a round ready: on the next set of inputs, for a backward pass after a forward pass."""
+    """A function that makes the call of a round ready: on the next inputs, for a backward pass after a forward pass."""
 
     def ready(round_: int) -> Call:
         place = round_ % len(sets)
@@ -166,7 +166,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def _results(case: Case, function: Function, inputs: tuple[Any, ...], upstream: list[list[Tensor]]) -> list[Tensor]:
-    """What a function returns, what it makes of its inputs unless it spoils them, and the gradients of `upstream`."""
+    """Results of a function, its inputs afterwards unless it spoils them, and the gradients for `upstream`."""
     copies = _fresh(inputs)
     outputs = tensors(function(*copies))
     if not case.differentiated:

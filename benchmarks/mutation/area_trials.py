@@ -33,7 +33,7 @@ class AreaTrials:
         print(f"{area}: {len(collected.names)} tests in {sum(collected.seconds):.0f} s", flush=True)
 
     def of(self, mutant: Mutant) -> Tried | None:
-        """What became of it; None where the operator changes nothing."""
+        """The mutant with its outcome; None where the operator changes nothing."""
         changed = change(self._copy, mutant)
         return None if changed is None else Tried(mutant, changed, self._trial(mutant, changed.text))
 

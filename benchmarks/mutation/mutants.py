@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
 
 
 class LineChange(NamedTuple):
-    """What a mutant makes of its line, and the whole text of the module with it."""
+    """A line before and after a mutation, and the whole text of the module with it."""
 
     before: str
     after: str
@@ -76,7 +76,7 @@ def mutants(root: Path, module: str) -> list[Mutant]:
 
 
 def change(root: Path, mutant: Mutant) -> LineChange | None:
-    """What the mutant changes; None where the operator does not apply after all, changes nothing, or leaves no Python.
+    """The mutant's change; None where the operator does not apply after all, changes nothing, or leaves no Python.
 
     The star before parameters that are named is an operator to it. A slash in its place is Python, and lets callers
     name them as before.

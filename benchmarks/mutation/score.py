@@ -30,7 +30,7 @@ class Tried(NamedTuple):
 
 
 class MutationScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one area, or of all.
+    """Score of one area, or of all.
 
     Args:
         mutants: all that there are.

@@ -61,7 +61,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _own_statements(code: CodeType) -> tuple[object, ...]:
-    """What a module's or a class's code does by itself, and that of the classes in it."""
+    """Statements that the code of a module or class executes by itself, and those of the classes in it."""
     constants = []
     for constant in code.co_consts:
         if not isinstance(constant, CodeType):

@@ -41,7 +41,7 @@ OPTIONS = (
 
 
 class TrialOutcome(enum.StrEnum):
-    """What became of a mutant.
+    """How the tests of a mutant ended.
 
     ASSERTED: a test's assertion failed. RAISED: the mutated code raised inside a test. Both are found. SURVIVED: all
     tests passed. TIMED_OUT (also of ranks that a test waited for) and BROKEN (it could not be imported or collected)
@@ -98,7 +98,7 @@ def tried(tests: list[str], log: Path, *, limit_seconds: float) -> Trial:
 
 
 def answer_of_fork(answer: Callable[[], bytes], *, limit_seconds: float) -> tuple[bytes, float]:
-    """What a function said in a fork, and the seconds taken; the fork and all that it started are killed afterwards."""
+    """Answer of a function in a fork, and its seconds; the fork and all that it started are killed afterwards."""
     started = time.monotonic()
     reading, writing = os.pipe()
     child = os.fork()
@@ -149,7 +149,7 @@ def _session(tests: list[str]) -> Trial:
 
 
 class Noted:
-    """Of a session of pytest: how many tests passed, and what failed first."""
+    """A session of pytest: how many tests passed, and what failed first."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -174,7 +174,7 @@ class Noted:
 
 
 def classified(error: BaseException) -> TrialOutcome:
-    """What an exception of a test says of the mutant."""
+    """Outcome of a mutant by the exception of a test."""
     if isinstance(error, BaseExceptionGroup):
         kinds = {classified(each) for each in error.exceptions}
         found_first = (TrialOutcome.ASSERTED, TrialOutcome.RAISED, TrialOutcome.TIMED_OUT, TrialOutcome.BROKEN)

@@ -71,7 +71,7 @@ class WarmTests:
             self.collected = CollectedTests([], [], {}, {}, [f"the tests cannot be collected, or do not end: {end}"])
 
     def tried(self, request: TrialRequest) -> Trial | None:
-        """What became of the mutant; None where only a new import can show that."""
+        """Trial of the mutant; None where only a new import can show it."""
         self._stream.write(msgspec.json.encode(request) + b"\n")
         self._stream.flush()
         return msgspec.json.decode(self._stream.readline(), type=Trial | None)

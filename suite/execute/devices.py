@@ -51,7 +51,7 @@ def torch_devices() -> list[CudaDevice]:
 
 
 def gpu_facts(device: int | torch.device) -> Gpu:
-    """What the memory of operators depends on."""
+    """Facts of a GPU on which the memory of operators depends."""
     import torch  # as above
 
     properties = torch.cuda.get_device_properties(device)

@@ -191,7 +191,7 @@ def share_classes(model: nn.Module) -> None:
 
 
 def sharded_policy(precision: Precision) -> MixedPrecisionPolicy:
-    """What fully sharded units gather and reduce: weights in 16 bit, gradients in fp32, in fp16 recipes in fp16."""
+    """Dtypes that fully sharded units gather and reduce: 16-bit weights, gradients in fp32, in fp16 recipes in fp16."""
     return MixedPrecisionPolicy(
         param_dtype=None if precision is Precision.FP32 else DTYPES[precision],
         reduce_dtype=torch.float32 if precision is Precision.BF16 else None,

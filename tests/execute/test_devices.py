@@ -1,4 +1,4 @@
-"""What torch says of its devices is printed as JSON, and torch is not imported where the driver reports none."""
+"""Torch's devices are printed as JSON, and torch is not imported where the driver reports none."""
 
 from __future__ import annotations
 

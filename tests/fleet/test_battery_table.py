@@ -208,8 +208,8 @@ def test_outliers_are_those_of_the_one_modified_z(results):
         values: dict[str, dict[int, float]] = {}
         for node in nodes:
             for finding in newest[node]:
-                if finding.get("siblings"):
-                    name = f"{finding['check']} {finding['siblings']}"
+                if finding.get("compared_as"):
+                    name = f"{finding['check']} {finding['compared_as']}"
                     values.setdefault(name, {})[node] = finding["measured"]
         for figure, own in values.items():
             for node, value in own.items():

@@ -20,8 +20,7 @@ from suite.execute.model import loss as loss_module
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.loss import NOT_LEARNED, ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.torch_operations import TorchOperations
-from suite.execute.optim.learning_rate import squared_norm
-from suite.execute.training.naive_norms import logged_weight_norm, squared_norm_by_parameter
+from suite.execute.optim.learning_rate import logged_weight_norm, squared_norm, squared_norm_by_parameter
 from suite.job.corpus import tokenised_documents
 from suite.job.options import TrainingOptions, Update
 from suite.metrics.comparison import Verdict

@@ -143,7 +143,7 @@ unrounded[(1,)](torch.ones(1000), torch.ones(1000), 0.5)
 }
 # Room for the few registers by which releases of Triton differ: 0 in these cases with 3.6.0 and 3.7.1. A LayerNorm's
 # backward pass over rows of 12,288 in one block took 1,288 (3.7.1, 2026-11-22).
-MOST_STACK_BYTES = 16
+MOST_SPILLED_BYTES = 16
 # Those that read or write little: a number, a sum a program, a bit an element, or half of 16 bytes that were loaded.
 NARROW_LOADS = {"gradient_norm.root_kernel", "sign_pack._unpack_kernel", "sign_pack.root_kernel"}
 NARROW_STORES = {
@@ -173,17 +173,20 @@ def found() -> Found:
     return compiled_kernels(CALLS | FAULTY)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_kernels_compile_for_a_gpu_fit_registers_and_move_16_bytes_at_once(name: str, found: Found) -> None:
-    compiled = found[name]
-    assert isinstance(compiled, list), compiled
-    assert compiled
-    for kernel in compiled:
-        assert kernel.code_bytes > 0
-        assert kernel.stack_bytes <= MOST_STACK_BYTES, kernel
-        assert kernel.wide_loads or f"{name}.{kernel.kernel}" in NARROW_LOADS, kernel
-        assert kernel.wide_stores or f"{name}.{kernel.kernel}" in NARROW_STORES, kernel
-        assert not kernel.fp64 or name in OPAQUE, kernel
+def test_kernels_compile_for_a_gpu_fit_registers_and_move_16_bytes_at_once(found: Found) -> None:
+    wrong = []
+    for name in CALLS:
+        compiled = found[name]
+        if isinstance(compiled, str) or not compiled:
+            wrong.append((name, compiled))
+            continue
+        for one in compiled:
+            narrow_loads = not one.wide_loads and one.kernel not in NARROW_LOADS
+            narrow_stores = not one.wide_stores and one.kernel not in NARROW_STORES
+            fp64 = one.fp64 and name not in OPAQUE
+            if one.spilled_bytes > MOST_SPILLED_BYTES or narrow_loads or narrow_stores or fp64:
+                wrong.append((name, one))
+    assert wrong == []
 
 
 def test_every_kernel_is_compiled() -> None:
@@ -196,7 +199,7 @@ def test_the_checks_can_fail(found: Found) -> None:
     assert isinstance(narrow, list)
     assert isinstance(crowded, list)
     assert [(kernel.wide_loads, kernel.wide_stores) for kernel in narrow] == [(False, False)]
-    assert [kernel.stack_bytes > MOST_STACK_BYTES for kernel in crowded] == [True]
+    assert [kernel.spilled_bytes > MOST_SPILLED_BYTES for kernel in crowded] == [True]
     assert "Loop-carried variable" in str(changing)
     assert isinstance(unrounded, list)
     assert [kernel.fp64 for kernel in unrounded] == [True]

@@ -1,4 +1,4 @@
-"""What the host does for a step besides operators, ready to be timed: calls, views, modules, compiled regions."""
+"""Work of the host for a step besides operators, ready to be timed: calls, views, modules, compiled regions."""
 
 from __future__ import annotations
 

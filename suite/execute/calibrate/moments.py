@@ -33,7 +33,7 @@ FASTEST = 0.1  # quantile over turns: of a rank that is disturbed nine tenths of
 
 
 class RankComparison:
-    """What this rank has measured at the moments so far.
+    """Measurements of this rank at the moments so far.
 
     Args:
         group: of all ranks, by gloo.
@@ -100,7 +100,7 @@ class RankComparison:
 
 
 def _sample(seconds: Sequence[float]) -> SpeedSample:
-    """Of the reference kernels, which come first."""
+    """Sample of the reference kernels, which come first."""
     return SpeedSample(**dict(zip(SpeedSample.__struct_fields__, seconds, strict=False)))
 
 
@@ -121,7 +121,7 @@ def _moves(task: Task, ranks: int) -> bool:
 
 
 def turns(kernels: Sequence[Call], group: dist.ProcessGroup, seconds: float) -> list[tuple[float, ...]]:
-    """Of each turn of this rank, the seconds of each kernel's fastest call. Ranks compute one after another.
+    """Seconds of each kernel's fastest call in each turn of this rank. Ranks compute one after another.
 
     A message passes the turn from rank to rank; the first rank decides by its clock when the turns end.
     """

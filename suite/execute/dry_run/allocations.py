@@ -1,4 +1,4 @@
-"""What tensors without memory would have allocated: now, at most in a step, and for what."""
+"""Bytes that tensors without memory would have allocated: now, at most in a step, and for what."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Allocations:
                 block.category = category
 
     def category(self, tensor: Tensor) -> str | None:
-        """What the storage of `tensor` is for; None where no operator returned it."""
+        """Purpose of the storage of `tensor`; None where no operator returned it."""
         block = self._alive.get(tensor.untyped_storage()._cdata)
         return None if block is None else block.category
 

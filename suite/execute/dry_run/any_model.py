@@ -43,7 +43,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class CountedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank counts in a step after the first.
+    """Counts of one rank in a step after the first.
 
     Args:
         parameters: elements that the rank stores.

@@ -102,7 +102,7 @@ def _adds_for_autograd() -> bool:
 
 
 class Chunks:
-    """What `torch.chunk` returns, each made when it is asked for; beyond the last one empty ones, as FSDP has them.
+    """Chunks as `torch.chunk` returns them, each made when asked for; beyond the last one empty ones, as FSDP has them.
 
     A rank needs two of them, of as many as there are ranks.
     """

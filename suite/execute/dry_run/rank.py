@@ -79,7 +79,7 @@ class DryRank:
         return CATEGORIES.get(now, now.value)
 
     def counted(self, asked: tuple[AskedStep, ...], *, activations: bool) -> list[StepCounts]:
-        """What it counts in each step, with or without `activations`."""
+        """Counts of each step, with or without `activations`."""
         job, mesh = self.job, self.mesh
         index = coordinates(mesh, job.layout)
         replica = mesh.get_local_rank(DATA) // job.layout.context_parallel
@@ -189,7 +189,7 @@ class DryRank:
 
 
 def count(job: Job, rank: int, asked: tuple[AskedStep, ...], *, activations: bool = True) -> list[StepCounts]:
-    """What `rank` of a job counts in each step.
+    """Counts of `rank` of a job in each step.
 
     Args:
         activations: whether it counts them too, in a pass of their own.

@@ -64,6 +64,6 @@ def interface_sent_bytes(name: str | None) -> int | None:
 
 
 def _retransmitted_segments() -> int:
-    """Of all TCP connections of this network namespace."""
+    """Segments that all TCP connections of this network namespace sent again."""
     names, values = (line.split() for line in SNMP.read_text(encoding="ascii").splitlines() if line.startswith("Tcp:"))
     return int(values[names.index("RetransSegs")])

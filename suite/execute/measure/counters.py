@@ -105,7 +105,7 @@ class CollectiveCounter(ObservingMode):
         return self
 
     def collectives(self) -> list[CountedCollective]:
-        """What was counted, sorted by axis and operation."""
+        """Counted collectives, sorted by axis and operation."""
         return [CountedCollective(*key, *self._counts[key]) for key in sorted(self._counts)]
 
 
@@ -228,12 +228,12 @@ def _of_all_heads(x_BGSK: Sequence[int], q_BHTK: Sequence[int]) -> tuple[int, ..
 
 
 def _product_flop(_added_MN: Any, a_MK: Any, b_KN: Any, *_: Any, **_out: Any) -> int:
-    """Of a product that is added to a matrix. PyTorch's own takes a result's dtype for its shape (torch 2.13)."""
+    """Flop of a product that is added to a matrix. PyTorch's own takes a result's dtype for its shape (torch 2.13)."""
     return int(mm_flop(a_MK, b_KN))
 
 
 def _grouped_flop(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
-    """Of rows [R, K] by their group's matrix of [E, K, M], or of [M, R] by [R, K] a matrix for each group of rows.
+    """Flop of rows [R, K] by their group's matrix of [E, K, M], or of [M, R] by [R, K] for each group of rows.
 
     2 R K M either way: every row belongs to one group.
     """

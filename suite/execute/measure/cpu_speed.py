@@ -94,7 +94,7 @@ def reference_kernels() -> tuple[Call, ...]:
 
 
 def _parts() -> tuple[Tensor, ...]:
-    """What successive calls of the memory kernel use: twice the threads' caches, so that each finds cold ones."""
+    """Buffers of successive calls of the memory kernel: twice the threads' caches, so that each finds cold ones."""
     size = min(2 * cpu_caches.share_bytes() * torch.get_num_threads(), MOST_STREAMED_THROUGH)
     return torch.ones(max(2, math.ceil(size / (STREAMED * torch.float32.itemsize))), STREAMED).unbind()
 

@@ -64,7 +64,7 @@ class Phases:
         return event
 
     def seconds(self) -> dict[Part, float]:
-        """Of every phase since `clear`; on CUDA after all launched work is done."""
+        """Seconds of every phase since `clear`; on CUDA after all launched work is done."""
         if self.on_cuda:
             torch.cuda.synchronize(self._device)
         total = dict.fromkeys(Part, 0.0)

@@ -97,7 +97,7 @@ class ProfiledSteps:
 
 
 def _host_shares(events: list[_KinetoEvent]) -> dict[Part, Shares]:
-    """Of the thread that has the phases' ranges; messages in flight are the asynchronous events of other threads."""
+    """Shares of the thread that has the phases' ranges; messages in flight are asynchronous events of other threads."""
     thread = next(event.start_thread_id() for event in events if event.name() in _PARTS)
     spans, messages = [], []
     for event in events:
@@ -112,7 +112,7 @@ def _host_shares(events: list[_KinetoEvent]) -> dict[Part, Shares]:
 
 
 def _device_shares(events: list[_KinetoEvent], index: int) -> dict[Part, Shares]:
-    """Of one device. A kernel and the call that launched it carry the same correlation."""
+    """Shares of one device. A kernel and the call that launched it carry the same correlation."""
     launched = {
         event.correlation_id(): event.start_ns()
         for event in events

@@ -81,7 +81,7 @@ class Shares:
 
 
 def host_shares(spans: Iterable[Span], in_flight: Iterable[StartEnd]) -> dict[Part, Shares]:
-    """What the thread that runs the step did in each phase, nested phases (of a pipeline) apart from the outer one.
+    """Shares of the thread that runs the step, by phase; nested phases (of a pipeline) apart from the outer one.
 
     At every moment the innermost span decides:
         an operator that computes (not one that makes views, allocates, or only calls others;
@@ -163,7 +163,7 @@ def _redispatched(ordered: Sequence[Span]) -> set[int]:
 
 
 def device_shares(phases: Iterable[tuple[Part, StartEnd]], spans: Iterable[DeviceSpan]) -> dict[Part, Shares]:
-    """What a device did for each phase: compute, communication and copies that no compute hides. No overhead.
+    """Shares of a device, by phase: compute, communication and copies that no compute hides. No overhead.
 
     A kernel belongs to the innermost phase in which the host launched it. NCCL's kernels are communication, copies
     between host and device are copies, all others are compute.

@@ -24,7 +24,7 @@ from suite.execute.model.torch_operations import Operations, TorchOperations
 
 
 class SharedInputs(NamedTuple):
-    """What all layers of a chunk take: mask or bias of the scores, and rotation where there is one."""
+    """Inputs that all layers of a chunk share: mask or bias of the scores, and rotation where there is one."""
 
     mask: Tensor
     turn: Tensor | None
@@ -116,7 +116,7 @@ class Decoder(nn.Module):
 
     @property
     def contexts(self) -> list[Context]:
-        """Of each layer, where its attention weighs its values."""
+        """Part of each layer's attention that weighs the values."""
         return [cast(Attention | LatentAttention, block.attention).context for block in self.blocks.values()]
 
     def recompute(self, recomputation: Recomputation, *, checkpoint_layers: int = 1) -> None:

@@ -82,12 +82,12 @@ class _Collected(torch.autograd.Function):
 
 
 def placed(x_ND: Tensor, places: Places) -> Tensor:
-    """What the experts compute, [P, D]."""
+    """Rows at their places, which the experts compute, [P, D]."""
     out: Tensor = _Placed.apply(x_ND, places)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
 def collected(y_PD: Tensor, places: Places) -> Tensor:
-    """What they made of each row, [R, D], to be weighed by gates that are 0 for dropped ones."""
+    """The experts' output for each row, [R, D], to be weighed by gates that are 0 for dropped ones."""
     out: Tensor = _Collected.apply(y_PD, places)  # type: ignore[no-untyped-call]  # as above
     return out

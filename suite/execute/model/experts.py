@@ -23,7 +23,7 @@ ALIGNED_BYTES = 16  # rows of what CUDA's grouped product reads begin at multipl
 
 
 class RouterStatistics:
-    """What a router did since `clear`: filled by backward passes, so that recomputation counts nothing twice.
+    """Counts of a router since `clear`: filled by backward passes, so that recomputation counts nothing twice.
 
     Attributes:
         upstream: the gradient that the loss will get, and with it the auxiliary loss.
@@ -316,7 +316,7 @@ class RowExchange(Protocol):
     """Has rows computed by the experts of other ranks."""
 
     def __call__(self, rows_RD: Tensor, ends_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """What all experts make of `rows_RD`, in its order; `compute`: the rows and ends of this rank's own experts."""
+        """Output of all experts for `rows_RD`, in its order; `compute` takes rows and ends of this rank's experts."""
 
 
 class Experts(nn.Module):
@@ -359,12 +359,12 @@ class Experts(nn.Module):
         return out if self.left is None else self.left(out)
 
     def _shared(self, experts: nn.Module, x_BTD: Tensor) -> Tensor:
-        """What every token's experts give, weighed where they have a gate."""
+        """Output of the shared experts for every token, weighed where they have a gate."""
         out: Tensor = experts(x_BTD)
         return out if self.shared_gate is None else out * self.shared_gate(x_BTD).sigmoid()
 
     def _dropless(self, x_ND: Tensor, dispatch: Dispatch) -> Tensor:
-        """What the experts make of each row, [R, D], in the order of the tokens."""
+        """Output of the experts for each row, [R, D], in the order of the tokens."""
         order_R, inverse_R, ends_E = dispatch
         rows_RD: Tensor = Copied.apply(x_ND, order_R, inverse_R)  # type: ignore[no-untyped-call]  # as above
         y_RD = self._computed(rows_RD, ends_E)
@@ -377,7 +377,7 @@ class Experts(nn.Module):
         return collected(self._computed(placed(x_ND, places), places.ends), places)
 
     def _computed(self, rows_XD: Tensor, ends_E: Tensor) -> Tensor:
-        """What the experts make of rows in their order, here or on the ranks that have them."""
+        """Output of the experts for rows in their order, computed here or on the ranks that have them."""
         exchange = self.exchange
         out: Tensor = self.experts(rows_XD, ends_E) if exchange is None else exchange(rows_XD, ends_E, self.experts)
         return out

@@ -79,7 +79,7 @@ class LatentAttention(nn.Module):
         return queries
 
     def _expanded(self, compressed_BSC: Tensor) -> tuple[Tensor, Tensor]:
-        """What positions do not turn of each head's keys, and the values."""
+        """The part of each head's keys that positions do not rotate, and the values."""
         normed_BSC = self.operations.normalised(self.key_value_compression_norm, compressed_BSC)
         widths = self.head_dim - self.rotated, self.value_head_dim
         expanded_BHSE = self.key_value_expansion(normed_BSC).unflatten(-1, (-1, sum(widths))).transpose(1, 2)

@@ -40,7 +40,7 @@ def score_bias(
     positions: DealtPositions | None = None,
     documents_BT: Tensor | None = None,
 ) -> Tensor:
-    """What a causal mask adds to the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
+    """Bias of a causal mask for the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
 
     With documents [B, H or 1, T, S]: a token attends to its own alone. Positions go on from one to the next, which no
     score of rotary positions or ALiBi shows: both depend on distances.

@@ -101,5 +101,5 @@ def scale_products(layers: nn.Module) -> None:
 
 
 def how_computed(device: torch.device) -> str:
-    """What multiplies the factors on `device`, in words for the record."""
+    """How the factors are multiplied on `device`, in words for the record."""
     return "layers' products in 8 bits, " + ("by the device" if device.type == "cuda" else "emulated by the CPU")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Statistics(Protocol):
-    """What the backward pass reads and counts.
+    """Statistics that the backward pass reads and counts.
 
     Attributes:
         upstream: the gradient that the loss of a micro-batch will get.

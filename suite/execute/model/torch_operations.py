@@ -1,4 +1,4 @@
-"""What a decoder computes besides matrix products, by PyTorch's own operators."""
+"""Operations of a decoder besides matrix multiplications, by PyTorch's own operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder computes besides matrix products, by Triton kernels, or where none runs by their references."""
+"""Operations of a decoder besides matrix multiplications, by Triton kernels, or where none runs by their references."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TritonOperations:
 
 
 def how_computed(device: torch.device) -> str:
-    """What runs on `device` for `--kernels triton`, in words for the record."""
+    """Code that runs on `device` for `--kernels triton`, in words for the record."""
     if device.type == "cuda":
         return "Triton kernels"
     return "Triton kernels, interpreted" if INTERPRETED else "plain references of the Triton kernels: no GPU"

@@ -1,4 +1,4 @@
-"""The learning rate of an update, and the factor on its gradient."""
+"""The learning rate of an update, norms, and the factor on its gradient."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reference_runs.run import LearningRateDecay, Recipe
 
@@ -42,8 +42,25 @@ def squared_norm(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor
     return torch.stack(torch._foreach_norm(tensors, 2, torch.float32)).square().sum().to(device)
 
 
+def squared_norm_by_parameter(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor:
+    """`squared_norm` as the ladder's first rungs compute it: every parameter's norm becomes a number of Python's."""
+    squares = 0.0
+    for gradient in gradients:
+        squares += gradient.float().norm().item() ** 2
+    return torch.tensor(squares, device=device)
+
+
+def logged_weight_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Euclidean norm of the weights, as naive scripts log it: parameter by parameter, and autograd records each."""
+    total = torch.zeros(())
+    for parameter in parameters:
+        total = total.to(parameter.device) + parameter.pow(2).sum()
+        total.item()
+    return total.sqrt().item()
+
+
 def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> float:
-    """What the update multiplies the gradient of a scaled loss by: 1 / loss scale, and less where it is clipped.
+    """Factor of the gradient of a scaled loss in the update: 1 / loss scale, and less where it is clipped.
 
     With N the norm of that gradient, s the loss scale and c the clip:
         min(1, c / (N / s + 1e-6)) / s

@@ -72,7 +72,7 @@ class MasterWeights:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What is kept from step to step: masters other than the weights, gradient copies, moments, step counters."""
+        """Tensors kept from step to step: masters other than the weights, gradient copies, moments, step counters."""
         stored = {weight.untyped_storage()._cdata for weight in self.weights}
         masters = [m.detach() for m in self.masters if m.untyped_storage()._cdata not in stored]
         states = self.optimizer.state.values()

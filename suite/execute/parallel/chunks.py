@@ -90,7 +90,7 @@ def allocate(chunk: Decoder, recipe: Recipe, device: torch.device, *, seed: int)
 def operations(
     architecture: Architecture, kernels: KernelChoice, script: TrainingOptions = DEFAULT_OPTIONS
 ) -> Operations:
-    """What computes all of a decoder but its matrix products."""
+    """Operations that compute all of a decoder but its matrix multiplications."""
     if kernels is KernelChoice.TORCH:
         return TorchOperations(architecture, script)
     from suite.execute.model.triton_operations import TritonOperations  # needs Triton, which not every machine has

@@ -60,7 +60,7 @@ class LayerRows:
 
     @property
     def first_passes(self) -> list[int]:
-        """Of each micro-batch, in a whole step. A repeated pass is just before its backward pass."""
+        """Rows of each micro-batch's first pass, in a whole step. A repeated pass is just before its backward pass."""
         directions = [is_backward for _, is_backward in self.passes]
         repeats = directions.count(False) > directions.count(True)
         following = [*directions[1:], False]

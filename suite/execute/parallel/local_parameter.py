@@ -51,7 +51,7 @@ class LocalParameter:
 
     @property
     def local(self) -> Tensor:
-        """What this rank stores of the parameter, a plain tensor."""
+        """This rank's part of the parameter, a plain tensor."""
         return local(self.parameter.detach())
 
     def counted_of(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def plain_name(name: str) -> str:
 
 
 class Place(NamedTuple):
-    """What a rank counts of what it stores.
+    """A rank's place among those that store the same: it decides what the rank counts.
 
     Args:
         first: whether it is the first tensor-parallel rank.
@@ -109,7 +109,7 @@ def local_parameters(chunk: Decoder, split: Split, experts: frozenset[str], plac
 
 
 def _own_rows(parameter: nn.Parameter, rows: int | None) -> int | None:
-    """Of the first so many rows of a parameter, those in the shard that this rank has of it."""
+    """Number of the first `rows` rows of a parameter that are in this rank's shard of it."""
     if rows is None or not isinstance(parameter, DTensor):
         return rows
     mesh, shard = parameter.device_mesh, len(local(parameter))

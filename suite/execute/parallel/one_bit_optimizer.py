@@ -47,7 +47,7 @@ class OneBitMasters:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What is kept from step to step on this rank: the state of `MasterWeights`, and the errors."""
+        """Tensors kept from step to step on this rank: the state of `MasterWeights`, and the errors."""
         return [*self.masters.state_tensors, *self.adam.error_tensors]
 
 

@@ -61,7 +61,7 @@ Optimizer = ShardedAdamW | TensorAdamW | OneBitMasters | WithoutFlush | Paramete
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank trains.
+    """The part of the model that one rank trains, with its optimizer.
 
     Args:
         chunks: this rank's parts of the decoder.
@@ -95,7 +95,7 @@ class Training:
 
     @property
     def routers(self) -> list[Router]:
-        """Of all layers with experts that are here."""
+        """Routers of all layers with experts that are here."""
         return [router for chunk in self.chunks for router in chunk.routers.values()]
 
     def axis_of_group(self, mesh: DeviceMesh) -> dict[str, str]:
@@ -272,7 +272,7 @@ def _apart(job: Job, chunks: list[Decoder], experts: frozenset[str]) -> set[int]
 
 
 def _shards(layout: Layout) -> int:
-    """Of the optimizer's state over data-parallel ranks that store whole weights."""
+    """Number of shards of the optimizer's state over data-parallel ranks that store whole weights."""
     return layout.state_ranks if layout.zero_stage == 1 else 1
 
 

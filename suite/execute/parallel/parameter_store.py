@@ -114,7 +114,7 @@ class ParameterStore:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What this rank's shard keeps: weights, and the state of `MasterWeights`."""
+        """Tensors that this rank's shard keeps: weights, and the state of `MasterWeights`."""
         return [*self._masters.weights, *self._masters.state_tensors]
 
     def push(self) -> None:
@@ -158,7 +158,7 @@ class ParameterStore:
             raise self._error
 
     def with_sent_weights(self, collectives: list[CountedCollective]) -> list[CountedCollective]:
-        """What this rank's worker sent in the counted step, with the weights that its shard sent after it."""
+        """Collectives of this rank's worker in the counted step, with the weights that its shard sent after it."""
         sent = CountedCollective(DATA, "send", self._sent["bytes"], self._sent["messages"])
         return [
             CountedCollective(

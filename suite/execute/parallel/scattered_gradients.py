@@ -1,11 +1,13 @@
-"""Gradients of ZeRO-1 that are reduce-scattered once a step: whole in flat buffers, then a rank has those of its shard.
+"""Gradients in flat buffers, which leaves' gradients view, exchanged once a step.
 
-As in Megatron-LM's distributed optimizer: core/distributed/param_and_grad_buffer.py.
+Those of ZeRO-1 are reduce-scattered: a rank then has those of its shard, as in Megatron-LM's distributed optimizer
+(core/distributed/param_and_grad_buffer.py). Those of a pipeline's stage that has replicas, each with micro-batches of
+its own, are summed over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,3 +104,30 @@ def gradient_buffer(group: WeightGroup) -> Tensor:
     for leaf, part in zip(group.leaves, flat[: sum(sizes)].split(sizes), strict=True):
         leaf.grad = part.view(leaf.shape)
     return flat
+
+
+@dataclass(frozen=True)
+class ReplicaGradients:
+    """The gradients of some weight groups, which gather in flat buffers that live as long as the stage.
+
+    Args:
+        flat: of each group; the leaves' gradients view it.
+        sum_up: sums a tensor over the replicas, in place.
+    """
+
+    flat: list[Tensor]
+    sum_up: Callable[[Tensor], object]
+
+    def finish(self, *others: Tensor) -> None:
+        """Sum them over the replicas, and `others`, a message each; all replicas do at the same update."""
+        for tensor in (*self.flat, *others):
+            self.sum_up(tensor)
+
+    def clear(self) -> None:
+        """Zeros, to which the next backward pass adds."""
+        torch._foreach_zero_(self.flat)
+
+
+def replica_gradients(groups: list[WeightGroup], sum_up: Callable[[Tensor], object]) -> ReplicaGradients:
+    """Buffers of zeros for `groups`, which the leaves' gradients view from now on."""
+    return ReplicaGradients([gradient_buffer(group) for group in groups], sum_up)

@@ -107,7 +107,7 @@ class TiedTable:
 
 
 class _Done:
-    """Of a message that had arrived when a checkpoint was stored."""
+    """Handle of a message that had arrived when a checkpoint was stored."""
 
     def wait(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What a rank trains in a pipeline without flush: its weights in versions, its optimizers, and its neighbours."""
+"""A rank's part of a pipeline without flush: its weights in versions, its optimizers, and its neighbours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from suite.execute.parallel.asynchronous_pipeline import Versioned
 from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import DATA, PIPELINE, pipeline_stage
 from suite.execute.parallel.neighbours import Neighbour, ReplicatedNeighbour, StageLink
-from suite.execute.parallel.replica_gradients import ReplicaGradients, replica_gradients
+from suite.execute.parallel.scattered_gradients import ReplicaGradients, replica_gradients
 from suite.execute.parallel.sharded_adamw import TensorAdamW, whole_adamw
 from suite.execute.parallel.tied_table import TiedTable
 from suite.execute.parallel.weight_versions import VersionRule, WeightVersions
@@ -68,7 +68,7 @@ class WithoutFlush:
             self.table.have(update)
 
     def kept(self, update: int) -> Iterator[tuple[str, Tensor]]:
-        """What the passes after `update` updates need, by name: versions, optimizer states, and the table's sums."""
+        """Tensors that passes after `update` updates need, by name: versions, optimizer states, the table's sums."""
         parts = [("own", self.own, self.optimizer)]
         if self.table is not None:
             parts.append(("table", self.table.versioned, self.table.optimizer))

@@ -176,7 +176,7 @@ def reduced(
 
 
 def _algorithms(device: torch.device) -> list[str]:
-    """What NCCL may be asked for on this device; none where gloo reduces."""
+    """Algorithms that NCCL may be asked for on this device; none where gloo reduces."""
     if device.type != "cuda":
         return []
     adds = torch.cuda.get_device_capability(device) >= SUMMING_SWITCH

@@ -140,7 +140,7 @@ class _Timer:
         self._events.append((begin, end))
 
     def seconds(self) -> list[float]:
-        """Of all laps, once the device has ended them."""
+        """Seconds of all laps, once the device has ended them."""
         clock.now(self._device)
         return [*self._seconds, *(begin.elapsed_time(end) / 1000 for begin, end in self._events)]
 

@@ -19,7 +19,7 @@ WARM_UP, TIMED = 3, 20
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of the median of timed calls, each between two events of the device; on a CPU by its clock."""
+    """Seconds of the median of timed calls, each between two events of the device; on a CPU by its clock."""
     samples: list[float] = []
     for number in range(WARM_UP + TIMED):
         if device.type == "cuda":

@@ -51,7 +51,7 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
 
 
 def with_products(soak: Soaked, products: Products | None) -> Soaked:
-    """What a rank verified of its memory, and of its products before that."""
+    """Results of a rank's memory, with those of its products before that."""
     if products is None:
         return soak
     return msgspec.structs.replace(

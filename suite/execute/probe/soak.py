@@ -83,7 +83,7 @@ def release_cached(device: torch.device) -> None:
 
 
 def fillable_bytes(free: int, *, ranks: int) -> int:
-    """Of each rank, of `free` bytes for all: 90 %, less to leave 1 GiB, but at least a quarter."""
+    """Bytes that each rank fills of `free` bytes for all: 90 %, less to leave 1 GiB, but at least a quarter."""
     return max(int(LEAST_SHARE * free), min(int(HOST_SHARE * free), free - RESERVED_BYTES)) // ranks
 
 

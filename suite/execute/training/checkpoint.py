@@ -189,7 +189,7 @@ class CheckpointedTraining:
             shutil.rmtree(path, ignore_errors=True)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What is stored of this rank, by its name in the checkpoint: the tensors themselves, to load in place."""
+        """This rank's tensors by their names in the checkpoint: the tensors themselves, to load in place."""
         training = self._steps.training
         optimizer = training.optimizer
         if training.without_flush is not None:
@@ -228,7 +228,7 @@ def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Of what this rank holds of it."""
+    """Bytes of this rank's part of a tensor."""
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own.numel() * own.element_size()
 

@@ -128,7 +128,7 @@ def _finished(
     terms: dict[str, float],
     arithmetic: str,
 ) -> Finished:
-    """What the instruments show, and the counts of the passes after the last step."""
+    """Results of the instruments, and the counts of the passes after the last step."""
     training = steps.training
     pipelined = clocks.phase_seconds if training.pipeline or training.without_flush else []
     samples = steps.micro_batches * steps.job.layout.micro_batch

@@ -1,4 +1,4 @@
-"""What the timed steps of a pipeline's rank show of its passes."""
+"""Times of the passes of a pipeline's rank in its timed steps."""
 
 from __future__ import annotations
 

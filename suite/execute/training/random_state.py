@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Of the generators that dropout draws from."""
+    """State of the generators that dropout draws from."""
     states = {"cpu generator": torch.get_rng_state()}
     return states if device.type == "cpu" else states | {"cuda generator": torch.cuda.get_rng_state(device)}
 
 
 def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """What `random_state` returned."""
+    """Restore a state that `random_state` returned."""
     torch.set_rng_state(states["cpu generator"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda generator"], device)

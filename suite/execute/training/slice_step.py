@@ -120,7 +120,7 @@ class SliceSteps(Steps):
         self._marks.append((part, start, self.phases.mark()))
 
     def part_seconds(self) -> dict[SlicePart, float]:
-        """Of each part in the last step, of a layer the mean over the slice's, and of its update."""
+        """Seconds of each part in the last step, of a layer the mean over the slice's, and of its update."""
         phases = self.phases.seconds()  # on CUDA waits for the marks
         seconds = {part: self.phases.between(start, end) for part, start, end in self._marks}
         for part in (SlicePart.LAYER_FORWARD, SlicePart.LAYER_BACKWARD):
@@ -137,7 +137,7 @@ def _cut(x: Tensor) -> Tensor:
 
 
 def slice_times(training: Training, seconds: Sequence[dict[SlicePart, float]]) -> SliceTimes | None:
-    """What the timed steps of a slice show; None of a whole run."""
+    """Times of a slice's parts in its timed steps; None for a whole run."""
     if not seconds or not seconds[0]:
         return None
     optimizer = training.optimizer

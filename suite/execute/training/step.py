@@ -18,7 +18,14 @@ from suite.execute.data.loader import Batches, CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
-from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
+from suite.execute.optim.learning_rate import (
+    gradient_factor,
+    gradient_factor_on_device,
+    learning_rate,
+    logged_weight_norm,
+    squared_norm,
+    squared_norm_by_parameter,
+)
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
 from suite.execute.parallel.local_parameter import LocalParameter
 from suite.execute.parallel.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, coordinates
@@ -28,7 +35,6 @@ from suite.execute.parallel.parameter_store import ParameterStore
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.naive_norms import logged_weight_norm, squared_norm_by_parameter
 from suite.execute.training.outcome import StepOutcome, updates_before_reading
 from suite.execute.training.random_state import random_state
 from suite.job.checkpoints import OF_JOB, Progress
@@ -141,7 +147,7 @@ class Steps:
             self._scale.scale, self._scale.good_steps = progress.loss_scale, progress.good_steps
 
     def random_state(self) -> dict[str, Tensor]:
-        """Of the generators, from which the passes after this step go on."""
+        """State of the generators, from which the passes after this step go on."""
         return random_state(self.device)
 
     def settled(self) -> list[StepOutcome]:
@@ -158,18 +164,18 @@ class Steps:
         return self.training.axis_of_group(self._mesh)
 
     def part_seconds(self) -> dict[SlicePart, float]:
-        """Of the parts of a slice in the last step; empty of a whole run."""
+        """Seconds of the parts of a slice in the last step; empty for a whole run."""
         return {}
 
     def finish(self, report: Callable[[Event], None]) -> None:
         """After the last step: until other ranks no longer need this one's training."""
 
     def with_store(self, collectives: list[CountedCollective]) -> list[CountedCollective]:
-        """What was counted of this rank's thread, with what its shard of a parameter store sent."""
+        """Counted collectives of this rank's thread, with those of its shard of a parameter store."""
         return collectives
 
     def store_work(self) -> StoreWork | None:
-        """What this rank did at a parameter store; None without one."""
+        """Work of this rank at a parameter store; None without one."""
         return None
 
     def _next_samples(self) -> tuple[int, int]:
@@ -187,7 +193,7 @@ class Steps:
             return batch.to(self.device)
 
     def packed_documents(self) -> PackedDocuments | None:
-        """Of this rank's samples of the first whole step; None where samples do not say which documents they have."""
+        """Documents of this rank's samples of the first whole step; None where samples do not say which they have."""
         samples = self.micro_batches * self.job.layout.micro_batch
         batch = self._stream.micro_batch(self._replica * samples, samples)
         if (documents_BT := batch.arguments.get("documents_BT")) is None:
@@ -214,7 +220,7 @@ class Steps:
             yield module(x, **batch.arguments)
 
     def hidden_shape(self, samples: int) -> tuple[int, int, int]:
-        """Of the hidden states between chunks, [B, T, D] of the positions that are here."""
+        """Shape of the hidden states between chunks, [B, T, D] of the positions that are here."""
         layout, architecture = self.job.layout, self.job.architecture
         length = architecture.sequence // layout.context_parallel
         length //= layout.tensor_parallel if layout.sequence_parallel else 1
@@ -282,7 +288,7 @@ class Steps:
         return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
 
     def _counted_gradients(self, widened: dict[nn.Parameter, Tensor]) -> Iterator[Tensor]:
-        """What this rank counts: of its shard where they are scattered, else `widened` ones, or the leaves' own."""
+        """Gradients that this rank counts: its shard's where scattered, else `widened` ones, or the leaves' own."""
         scattered = None if self.training.scattered is None else self.training.scattered.own()
         for leaf in self.training.leaves:
             if not leaf.counts_gradient:

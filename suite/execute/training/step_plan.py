@@ -1,4 +1,4 @@
-"""What each step of a run is for: warm-up, one of three counts, the clock, or the profiler."""
+"""Purpose of each step of a run: warm-up, one of three counts, the clock, or the profiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.job.training_job import COUNTED_STEPS, LEAST_STEPS, PROFILED_STEPS, W
 
 
 class StepPurpose(enum.Enum):
-    """What one step is for, and as which kind it is reported."""
+    """Purpose of one step, and the kind as which it is reported."""
 
     FIRST = "DistributedDataParallel arranges its buckets", StepKind.WARM_UP
     WARM_UP = "warm-up", StepKind.WARM_UP
@@ -51,7 +51,7 @@ class StepPlan:
         self._timed = 0
 
     def purpose(self, step: int, *, averages_as_asked: bool) -> StepPurpose:
-        """What `step` is for; `averages_as_asked`: whether gradients are averaged as the job says, not yet exactly."""
+        """Purpose of `step`; `averages_as_asked`: whether gradients are averaged as the job says, not yet exactly."""
         step -= self.numbers[0]
         if step == 0:
             return StepPurpose.FIRST

@@ -1,9 +1,8 @@
-"""What stands for the host's work of a step is that work: a sharded unit is one as a block is."""
+"""Calls that stand for the host's work of a step are that work: a sharded unit is one as a block is."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,17 +15,6 @@ from suite.job.calibration_job import WEIGHTS_OF_BLOCK
 from suite.machine.timing_tables import Subject
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
-        assert dist.group.WORLD is not None
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("units", [1, 3])

@@ -18,14 +18,6 @@ from suite.execute.calibrate.moments import LEAST_TURNS, turn, turns
 from suite.machine.devices import usable_threads
 
 
-@pytest.fixture
-def alone(tmp_path):
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def test_of_a_turn_the_fastest_call_counts_but_for_the_first(monkeypatch):
     monkeypatch.setattr(moments, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(moments, "seconds_of", lambda call: call())

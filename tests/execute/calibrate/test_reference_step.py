@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 
 from suite.execute.calibrate.reference_step import STEPS, ReferenceTraining
 from suite.execute.calibrate.run import block_positions, calibrate, due_shares
@@ -22,18 +21,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def _alone() -> Iterator[None]:
-    """One rank; what calibrations and compilation set is as before afterwards."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    numbers, threads = torch.get_rng_state(), torch.get_num_threads()
+def _alone(alone: object) -> Iterator[None]:
+    """One rank; settings of calibrations and of compilation are as before afterwards."""
     donated = torch._functorch.config.donated_buffer
     yield
     torch._functorch.config.donated_buffer = donated
     torch._dynamo.reset()
-    torch.set_rng_state(numbers)
-    torch.set_num_threads(threads)
     gc.enable()
-    dist.destroy_process_group()
 
 
 def small(*, compiled: bool) -> ReferenceStep:

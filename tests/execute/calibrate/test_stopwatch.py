@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,6 @@ from suite.execute.calibrate.stopwatch import (
     HOST_BYTES,
     MOST_OVERWRITTEN,
     MOST_PAGED,
-    MOST_REPETITIONS,
     OPERATORS_BYTES,
     Stopwatch,
     WarmOperandCall,
@@ -29,44 +30,30 @@ from suite.execute.calibrate.stopwatch import (
 )
 from suite.execute.measure.clock import Call
 from suite.execute.measure.system_load import SharedProcessors, own_seconds, processor_facts
-from suite.job.calibration_job import Task
 from suite.machine import cpu_caches
 from suite.machine.timing_tables import Subject
-from suite.machine.timings import Repetitions, median
+from suite.machine.timings import Repetitions
 
 CPU = torch.device("cpu")
 ROWS = dict.fromkeys(("layer_norm", "rms_norm", "softmax", "cross_entropy", "embedding", "column_sum"), (6, 8))
 SIZES = {"attention": (2, 16, 8), **ROWS}
 
 
-def test_the_warm_up_ends_where_the_median_stops_falling() -> None:
-    falling = [8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    warm = [count for count in range(len(falling) + 1) if is_warm(falling[:count])]
-    # medians of the last three and of the three before them: 1 and 4, 1 and 2, 1 and 1
-    assert warm[0] == 8
-    assert not is_warm([1.0] * 5)
-    assert is_warm([1.0] * 6)
-
-
-def test_calls_that_fall_slowly_are_not_warm_where_two_in_a_row_take_as_long() -> None:
-    assert not is_warm([53.0, 50.0, 45.0, 45.0, 41.0, 41.0])
-    assert not is_warm([53.0, 50.0, 45.0, 41.0, 44.0, 40.0])
-
-
-def test_one_slow_call_alone_is_no_warm_up() -> None:
-    assert is_warm([1.0, 1.0, 9.0, 1.0, 1.0, 1.0])
-    assert is_warm([1.0, 1.0, 1.0, 9.0, 1.0, 1.0])
-
-
-def test_slow_first_calls_are_left_out_and_counted_as_warm_up() -> None:
-    calls = iter([0.02, 0.01, *[0.001] * MOST_REPETITIONS])
-
-    def work() -> None:
-        time.sleep(next(calls))
-
-    found = Stopwatch(CPU).repetitions(work, point_seconds=0.05)
-    assert found.warm_up >= 2
-    assert 0.001 <= min(found.seconds) <= median(found.seconds) < 0.01
+@pytest.mark.parametrize(
+    ("seconds", "warm"),
+    [
+        ([8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0], False),
+        ([8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], True),  # medians of the last three and of the three before: 1, 1
+        ([1.0] * 5, False),
+        ([1.0] * 6, True),
+        ([53.0, 50.0, 45.0, 45.0, 41.0, 41.0], False),  # falls slowly, two in a row take as long
+        ([53.0, 50.0, 45.0, 41.0, 44.0, 40.0], False),
+        ([1.0, 1.0, 9.0, 1.0, 1.0, 1.0], True),  # one slow call alone
+        ([1.0, 1.0, 1.0, 9.0, 1.0, 1.0], True),
+    ],
+)
+def test_the_warm_up_ends_where_the_median_stops_falling(seconds: list[float], warm: bool) -> None:
+    assert is_warm(seconds) is warm
 
 
 @pytest.mark.parametrize("point_seconds", [0.0, 0.02])
@@ -131,35 +118,6 @@ def test_the_gradient_that_is_written_again_is_not_what_the_forward_pass_kept(op
 def nothing() -> None: ...
 
 
-class OnDevice(Stopwatch):
-    """A device that overwrites its cache in 30 us, with a host that hands a call over in 100, at first in 10,000."""
-
-    def __init__(self) -> None:
-        self._cuda = True
-        self.host_seconds = iter([1e-2, 1.2e-4, 1e-4])
-        self.overwritten: list[int] = []
-
-    def overwrite(self) -> None:
-        raise AssertionError("no device here")
-
-    def host_sample(self, call: Call) -> float:
-        assert call is nothing
-        return next(self.host_seconds)
-
-    def sample(self, call: Call, *, overwrites: int = 1) -> float:
-        assert call in (nothing, self.overwrite)
-        self.overwritten.append(overwrites)
-        return 3e-5
-
-
-def test_a_device_is_kept_busy_for_as_long_as_the_host_hands_a_call_over() -> None:
-    watch = OnDevice()
-    overwrites = watch.overwrites_for(nothing)
-    assert overwrites == 4
-    watch.cold_sample(nothing, overwrites=overwrites)
-    assert watch.overwritten == [1, 1, 1, 4]
-
-
 def test_on_a_device_the_operand_that_was_written_last_is_warm_and_all_else_cold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,36 +154,26 @@ def test_on_a_device_the_operand_that_was_written_last_is_warm_and_all_else_cold
     assert order == ["cache", "cache", "operand", "event", "call", "event"]
 
 
-def test_on_a_cpu_nothing_is_called_to_know_how_often_to_overwrite() -> None:
-    called: list[int] = []
-    assert Stopwatch(CPU).overwrites_for(lambda: called.append(1)) == 1
-    assert called == []
-
-
-def test_where_there_is_little_time_three_calls_warm_and_two_count_at_least() -> None:
-    seconds = iter([9.0, 3.0, 2.0, 1.0, 1.5, 7.0])
-    found = Stopwatch(CPU).repetitions(nothing, point_seconds=0.0, briefly=True, sample=lambda _: next(seconds))
-    assert found == Repetitions((1.0, 1.5), 3)
-
-
 @pytest.mark.parametrize(
-    ("taken", "briefly", "found"),
+    ("taken", "point_seconds", "briefly", "found"),
     [
-        ([5.0, 4.95, 7.0], False, Repetitions((5.0, 4.95, 7.0), 0)),
-        ([9.0, 5.0, 4.95, 7.0], False, Repetitions((5.0, 4.95, 7.0), 1)),
-        ([9.0, 5.0], True, Repetitions((5.0,), 1)),
+        ([9.0, 3.0, 2.0, 1.0, 1.5, 7.0], 0.0, True, Repetitions((1.0, 1.5), 3)),  # three calls warm, two count
+        # a call that takes all of a point's time is repeated three times, or where there is little time once
+        ([5.0, 4.95, 7.0], 0.001, False, Repetitions((5.0, 4.95, 7.0), 0)),
+        ([9.0, 5.0, 4.95, 7.0], 0.001, False, Repetitions((5.0, 4.95, 7.0), 1)),
+        ([9.0, 5.0], 0.001, True, Repetitions((5.0,), 1)),
     ],
 )
-def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_three_times_or_where_there_is_little_time_once(
-    taken: list[float], briefly: bool, found: Repetitions
+def test_few_calls_do_where_there_is_little_time(
+    taken: list[float], point_seconds: float, briefly: bool, found: Repetitions
 ) -> None:
     calls = iter(taken)
 
     def sample(_: object) -> float:
-        time.sleep(0.002)
+        time.sleep(2 * point_seconds)
         return next(calls)
 
-    assert Stopwatch(CPU).repetitions(lambda: None, point_seconds=0.001, briefly=briefly, sample=sample) == found
+    assert Stopwatch(CPU).repetitions(nothing, point_seconds=point_seconds, briefly=briefly, sample=sample) == found
 
 
 class Paged(Stopwatch):
@@ -282,12 +230,6 @@ def test_pages_are_those_that_the_kernel_made_for_a_call() -> None:
     assert watch._pages < before
 
 
-def test_a_call_that_takes_ever_less_ends_the_warm_up_all_the_same() -> None:
-    seconds = iter([0.9**count for count in range(1000)])
-    found = Stopwatch(CPU).repetitions(lambda: None, point_seconds=0.0, sample=lambda _: next(seconds))
-    assert found.warm_up < 60
-
-
 @given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=30), st.data())
 def test_what_comes_after_the_warm_up_is_kept_and_no_sample_is_nothing(
     samples: list[float], data: st.DataObject
@@ -298,63 +240,40 @@ def test_what_comes_after_the_warm_up_is_kept_and_no_sample_is_nothing(
     assert found.seconds == pytest.approx([max(1e-9, sample) for sample in samples[warm_up:]], rel=1e-3)
 
 
-@pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_product_has_the_shape_that_its_sizes_name(variant: str, dtype: str) -> None:
-    inputs = Inputs(CPU)
-    subject = Subject(operation="product", variant=variant, dtype=dtype)
-    result = TIMED["product"](subject, (8, 24, 16), inputs)()
-    assert isinstance(result, torch.Tensor)
-    assert (result.shape, result.dtype) == ((8, 24), DTYPES[dtype])
-    # random data: no row is like another
-    assert len({tuple(row) for row in result.float().tolist()}) == 8
+def called(operation: str, sizes: tuple[int, ...], **subject: Any) -> Any:
+    """The result of an operation as a calibration times it."""
+    return TIMED[operation](Subject(operation=operation, **subject), sizes, Inputs(CPU))()
 
 
-def test_a_square_product_takes_the_flop_that_it_is_asked_for() -> None:
-    result = TIMED["square_product"](Subject(operation="square_product", variant="NT"), (2 * 24**3,), Inputs(CPU))()
-    assert isinstance(result, torch.Tensor)
-    assert result.shape == (24, 24)
-
-
-@pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
-def test_a_batched_product_has_the_shape_of_scores_or_of_heads(variant: str) -> None:
-    subject = Subject(operation="batched_product", variant=variant)
-    result = TIMED["batched_product"](subject, (3, 24, 8), Inputs(CPU))()
-    assert isinstance(result, torch.Tensor)
-    assert result.shape == ((3, 24, 24) if variant == "NT" else (3, 24, 8))
+def test_products_have_the_shapes_that_their_sizes_name() -> None:
+    for variant in ("NN", "NT", "TN"):
+        for dtype, kind in DTYPES.items():
+            result = called("product", (8, 24, 16), variant=variant, dtype=dtype)
+            assert (result.shape, result.dtype) == ((8, 24), kind)
+            assert len({tuple(row) for row in result.float().tolist()}) == 8  # random data: no row is like another
+        batched = called("batched_product", (3, 24, 8), variant=variant)  # scores, or heads
+        assert batched.shape == ((3, 24, 24) if variant == "NT" else (3, 24, 8))
+    assert called("square_product", (2 * 24**3,), variant="NT").shape == (24, 24)  # of so many flop
 
 
 OTHERWISE = {"product", "square_product", "batched_product", "region"}  # have tests of their own
+COPIES = {"host_to_device", "device_to_host"}  # between pinned memory and a GPU
 
 
-@pytest.mark.parametrize(
-    ("operation", "variant"),
-    [
-        (operation, variant)
-        for operation in sorted(TIMED.keys() - OTHERWISE)
-        for variant in ("forward", "backward")
-        if variant == "forward" or operation not in FORWARD_ONLY
-    ],
-)
-def test_every_operation_can_be_called_again_and_again(operation: str, variant: str) -> None:
-    on_gpu = operation in ("host_to_device", "device_to_host")
-    if on_gpu and not torch.cuda.is_available():
-        pytest.skip("NOT RUN: copies between pinned memory and a GPU need a GPU")
-    device = torch.device("cuda", 0) if on_gpu else CPU
-    task = Task(
-        subject=Subject(operation=operation, variant=variant),
-        threads=1,
-        sizes=(SIZES.get(operation, (96,)),),
-        point_seconds=0.0,
-    )
-    work = TIMED[operation](task.subject, task.sizes[0], Inputs(device))
-    watch = Stopwatch(device)
-    assert min(watch.repetitions(work, point_seconds=0.0, sample=watch.cold_sample).seconds) > 0
+@pytest.mark.parametrize("variant", ["forward", "backward"])
+def test_every_operation_can_be_called_again_and_again(variant: str) -> None:
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
+    watch, inputs = Stopwatch(device), Inputs(device)
+    left_out = OTHERWISE | (COPIES if device is CPU else set()) | set(FORWARD_ONLY if variant == "backward" else ())
+    for operation in sorted(TIMED.keys() - left_out):
+        work = TIMED[operation](Subject(operation=operation, variant=variant), SIZES.get(operation, (96,)), inputs)
+        assert min(watch.repetitions(work, point_seconds=0.0, sample=watch.cold_sample).seconds) > 0, operation
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", ["forward", "backward"])
-def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -> None:
+def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # the graph, without its code
     torch._dynamo.reset()
     subject = Subject(operation="region", variant=variant, compiled=True)
     with torch._functorch.config.patch(donated_buffer=False):
@@ -367,23 +286,8 @@ def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -
 
 
 def test_a_weight_that_is_read_has_the_stored_values_and_hands_its_gradient_on() -> None:
-    forward = TIMED["weight_read"](Subject(operation="weight_read", variant="forward"), (2,), Inputs(CPU))
-    read = forward()
-    assert isinstance(read, list)
-    assert [weight.tolist() for weight in read] == [[1.0] * 64] * 2
-    backward = TIMED["weight_read"](Subject(operation="weight_read", variant="backward"), (2,), Inputs(CPU))
-    handed = backward()
-    assert isinstance(handed, tuple)
-    assert [gradient.tolist() for gradient in handed] == [[1.0] * 64] * 2
-
-
-def test_tensors_of_two_indices_do_not_overlap() -> None:
-    inputs = Inputs(CPU)
-    first = inputs.normal(4, 8, dtype=torch.float32)
-    second = inputs.normal(4, 8, dtype=torch.float32, index=1)
-    first, second = inputs.normal(4, 8, dtype=torch.float32), second
-    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    assert second.data_ptr() - first.data_ptr() == 4 * 32
+    for variant in ("forward", "backward"):
+        assert [each.tolist() for each in called("weight_read", (2,), variant=variant)] == [[1.0] * 64] * 2
 
 
 TICK = 2 / os.sysconf("SC_CLK_TCK")  # user and system time are whole numbers of these

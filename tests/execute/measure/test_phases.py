@@ -24,7 +24,7 @@ class _Event:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What torch is reported: names of ranges that begin, and None where one ends."""
+    """Reports to torch: names of ranges that begin, and None where one ends."""
     reported: list[Any] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", reported.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: reported.append(None))

@@ -22,25 +22,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return fake_library(monkeypatch)
 
 
-def test_the_environment_of_a_rank_has_what_names_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(
-        uuid="5a1c",
-        name="NVIDIA H100",
-        total_memory=1,
-        pci_domain_id=0,
-        pci_bus_id=0x1B,
-        pci_device_id=0,
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        max_threads_per_multi_processor=2048,
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 29)))
-    facts = subject.environment(torch.device("cuda", 0))
-    assert (facts["gpu_uuid"], facts["gpu_pci"]) == ("5a1c", "0000:1b:00.0")
-
-
 def test_without_a_gpu_the_log_is_empty_and_says_why() -> None:
     log = GpuLog(torch.device("cpu"))
     log.sample()

@@ -16,7 +16,7 @@ def phase(part: Part, start: int, end: int) -> Span:
 
 
 def forward(*spans: Span, in_flight: tuple[tuple[int, int], ...] = ()) -> Shares:
-    """Of a forward pass from 0 to 100."""
+    """Shares of a forward pass from 0 to 100."""
     return host_shares([phase(Part.FORWARD, 0, 100), *spans], in_flight)[Part.FORWARD]
 
 
@@ -121,7 +121,7 @@ def test_the_shares_of_a_phase_are_all_of_its_time(spans: list[Span], messages: 
 
 
 def moment(spans: list[Span], messages: list[tuple[int, int]], time: int) -> str:
-    """What the rule says of one nanosecond, looked up span by span."""
+    """The kind of one nanosecond by the rule, looked up span by span."""
     within = [span for span in spans if span.start <= time < span.end]
     if within and within[-1].name in ("aten::mm", "CompiledFxGraph"):
         return "compute"
@@ -184,7 +184,7 @@ NOTHING = {part: Shares() for part in Part}
 def terms(
     step: float, phases: dict[Part, float], shares: dict[Part, Shares], *, profiled_steps: int = 1
 ) -> dict[str, float]:
-    """Of one timed step: the terms that are not 0."""
+    """The terms of one timed step that are not 0."""
     result = term_seconds([step], [dict.fromkeys(Part, 0.0) | phases], NOTHING | shares, profiled_steps=profiled_steps)
     assert list(result) == [term.value for term in StepTerm]
     assert sum(result.values()) == pytest.approx(step, rel=1e-12)

@@ -158,17 +158,6 @@ def test_the_auxiliary_loss_of_parts_of_sequences_is_that_of_whole_ones(samples:
     assert sum(losses) / 2 == pytest.approx(loss, rel=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.booleans())
-def test_one_expert_is_the_dense_feed_forward_part(width: int, softmax: bool) -> None:
-    gate = Gate.SOFTMAX if softmax else Gate.SIGMOID
-    a = mixture(experts=1, experts_per_token=1, expert_ffn_hidden=width, gate=gate)
-    layer, x = layer_of(a), torch.randn(2, 3, 12)
-    dense = FeedForward(a.of_dense_layers, TorchOperations(a), width=width)
-    dense.load_state_dict(layer.experts.state_dict())
-    assert torch.equal(layer(x), dense(x))
-
-
 def test_a_recomputed_step_counts_each_row_once() -> None:
     a = mixture(layers=3, dense_layers=1)
     decoder = Decoder(a, PLAN.recipe)

@@ -13,7 +13,7 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import ProductFormat, Workload
 from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.model.scaled_products import FORWARD, GRADIENT, ScaledLinear, cast, product, scale_products
+from suite.execute.model.scaled_products import FORWARD, GRADIENT, ScaledLinear, cast, product
 from suite.predict.analytic.flop import executed_flop
 from suite.predict.analytic.product_formats import format_bytes
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
@@ -160,14 +160,6 @@ def test_a_layer_keeps_its_input_in_8_bits_and_a_scale(shape: tuple[int, ...]) -
     ]
     expected = format_bytes(ProductFormat.FP8_CURRENT, rows=x.numel() // 12, columns=12)
     assert sum(tensor.untyped_storage().nbytes() for tensor in own) == expected
-
-
-def test_linear_layers_alone_are_scaled_and_keep_their_parameters() -> None:
-    layers = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4), nn.Embedding(4, 4)])
-    before = dict(layers.named_parameters())
-    scale_products(layers)
-    assert [type(module) for module in layers] == [ScaledLinear, nn.LayerNorm, nn.Embedding]
-    assert all(parameter is before[name] for name, parameter in layers.named_parameters())
 
 
 PLAN = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)

@@ -78,20 +78,3 @@ def test_parts_of_sequences_have_the_mean_loss_and_the_gradients_of_whole_ones(
     wanted, loss = of(whole_BTE, None)
     torch.testing.assert_close(torch.cat(gradients, 1) / 2, wanted)  # ranks average their gradients
     assert sum(losses) / 2 == pytest.approx(loss)
-
-
-def test_equally_busy_experts_have_a_loss_of_one_and_a_busy_one_more() -> None:
-    def loss_of(scores: list[list[float]]) -> float | None:
-        statistics = RouterStatistics()
-        statistics.add(torch.ones(2, dtype=torch.int32), torch.zeros(()))
-        scores_NE = torch.tensor(scores, requires_grad=True)
-        out = balanced_by_sequence(scores_NE, sequences=1, chosen=1, weight=1.0, statistics=statistics)
-        out.sum().backward()
-        return statistics.sequence_loss
-
-    assert loss_of([[0.9, 0.1], [0.1, 0.9]]) == pytest.approx(1.0)
-    assert loss_of([[0.9, 0.1], [0.9, 0.1]]) == pytest.approx(1.8)
-
-
-def test_without_the_loss_there_is_no_statistic() -> None:
-    assert RouterStatistics().sequence_loss is None

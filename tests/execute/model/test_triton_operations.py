@@ -35,7 +35,7 @@ SCALE = 1024.0  # of the loss, as with loss scaling: gradients in fp16 do not un
 
 
 def loss_and_gradients(plan: Plan, kernels: KernelChoice, directory: Path) -> tuple[float, dict[str, Tensor]]:
-    """Of the first samples, from the same weights whatever the kernels."""
+    """Loss and gradients of the first samples, from the same weights whatever the kernels."""
     prepare_arithmetic(plan.recipe.precision, torch.device("cpu"))
     decoder = Decoder(plan.architecture, plan.recipe, operations(plan.architecture, kernels))
     initialise(decoder, plan.recipe, seed=5)

@@ -54,12 +54,6 @@ def test_a_quarter_of_the_decay_tells_the_shapes_apart() -> None:
     assert learning_rate(cosine, 90) == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)
 
 
-@DECAYS
-def test_it_never_rises_after_the_warm_up(decay: LearningRateDecay) -> None:
-    rates = [learning_rate(_recipe(learning_rate_decay=decay), seen) for seen in range(40, 300)]
-    assert rates == sorted(rates, reverse=True)
-
-
 @pytest.mark.parametrize("clip", [0.01, 1.0, 1e6])
 def test_scaled_gradients_are_clipped_as_torch_clips_plain_ones(clip: float) -> None:
     gradients = [torch.randn(7, 5, generator=torch.Generator().manual_seed(1)), torch.full((3,), 2.0)]

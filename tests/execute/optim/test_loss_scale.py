@@ -1,8 +1,7 @@
-"""Dynamic loss scaling, alone and around a training step."""
+"""Dynamic loss scaling; around a training step: tests/execute/training/test_step.py."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -10,15 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from reference_runs.catalog import reference_run
 from reference_runs.run import Precision, Recipe
-from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.optim.learning_rate import gradient_factor, squared_norm
 from suite.execute.optim.loss_scale import LossScale, LossScaleError, loss_scale
-from suite.execute.parallel.sharded_adamw import ShardedAdamW, sharded_adamw
-from suite.execute.precision import WeightGroup, store_weights
+from suite.execute.precision import store_weights
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 CPU = torch.device("cpu")
@@ -119,150 +115,3 @@ def test_without_a_scale_a_small_gradient_vanishes() -> None:
         assert gradient is not None
         # below half of 2^-24, fp16's smallest number
         assert gradient.float().item() / scale == expected
-
-
-class _Network(nn.Module):
-    """Two matrices with a tanh between, whose rounding errors can be followed by hand."""
-
-    def __init__(self, features: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(features, hidden, bias=False)
-        self.second = nn.Linear(hidden, classes, bias=False)
-
-    def forward(self, x_ND: Tensor, targets_N: Tensor) -> Tensor:
-        logits_NV = self.second(torch.tanh(self.first(x_ND)))
-        return nn.functional.cross_entropy(logits_NV.float(), targets_N)
-
-
-def _bounds(
-    x_ND: Tensor, targets_N: Tensor, first_HD: Tensor, second_VH: Tensor, scale: float
-) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Exact loss, bound on the error of fp16's; exact gradients of both matrices, bounds on the errors of fp16's.
-
-    Every operator's result is rounded once: by at most 2^-11 of itself, or half of 2^-24 where it is subnormal.
-    Products of k terms, tanh and softmax are computed in fp32: off by at most k + 8 times 2^-24 of their magnitude.
-    """
-
-    def rounded(value: Tensor, error: Tensor, terms: int, magnitude: Tensor) -> Tensor:
-        inside = error + (terms + 8) * 2**-24 * (magnitude + error)
-        return inside + 2**-11 * (value.abs() + inside) + 2**-25
-
-    samples, features = x_ND.shape
-    hidden, classes = first_HD.shape[0], second_VH.shape[0]
-    z_NH = x_ND @ first_HD.T
-    e_z = rounded(z_NH, torch.zeros_like(z_NH), features, x_ND.abs() @ first_HD.abs().T)
-    h_NH = torch.tanh(z_NH)
-    e_h = rounded(h_NH, e_z, 1, h_NH.abs())  # tanh is nowhere steeper than 1
-    z_NV = h_NH @ second_VH.T
-    e_v = rounded(z_NV, e_h @ second_VH.abs().T, hidden, (h_NH.abs() + e_h) @ second_VH.abs().T)
-    worst_N1 = e_v.amax(1, keepdim=True)
-    loss = nn.functional.cross_entropy(z_NV, targets_N)
-    e_loss = 2 * worst_N1.mean() + 2**-20 * loss  # a loss moves by what its logit and the log of the sum can move
-    p_NV = z_NV.softmax(1)
-    g_NV = (p_NV - nn.functional.one_hot(targets_N, classes)) * scale / samples
-    e_p = p_NV * torch.expm1(2 * worst_N1) * scale / samples  # numerator and sum can each move by exp(worst)
-    e_g = rounded(g_NV, e_p, 1, torch.full_like(g_NV, scale / samples))
-    d_VH = g_NV.T @ h_NH
-    e_d_VH = rounded(
-        d_VH, e_g.T @ (h_NH.abs() + e_h) + g_NV.abs().T @ e_h, samples, (g_NV.abs() + e_g).T @ (h_NH.abs() + e_h)
-    )
-    dh_NH = g_NV @ second_VH
-    e_dh = rounded(dh_NH, e_g @ second_VH.abs(), classes, (g_NV.abs() + e_g) @ second_VH.abs())
-    slope = 1 - h_NH.square()
-    e_slope = 2 * h_NH.abs() * e_h + e_h.square()
-    dz_NH = dh_NH * slope
-    e_dz = rounded(dz_NH, e_dh * (slope + e_slope) + dh_NH.abs() * e_slope, 1, dh_NH.abs() + e_dh)
-    d_HD = dz_NH.T @ x_ND
-    e_d_HD = rounded(d_HD, e_dz.T @ x_ND.abs(), samples, (dz_NH.abs() + e_dz).T @ x_ND.abs())
-    return loss, e_loss, [d_HD / scale, d_VH / scale], [e_d_HD / scale, e_d_VH / scale]
-
-
-@FP16
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_the_first_step_is_that_of_exact_arithmetic_up_to_fp16_roundings(precision: Precision, scale: float) -> None:
-    torch.manual_seed(6)
-    network = _Network(12, 10, 9)
-    x_ND, targets_N = torch.randn(16, 12).half(), torch.randint(0, 9, (16,))
-    # what fp16 holds is where both begin
-    first_HD, second_VH = (parameter.detach().half().double() for parameter in network.parameters())
-    loss, e_loss, gradients, bounds = _bounds(x_ND.double(), targets_N, first_HD, second_VH, scale)
-    (group,) = store_weights([network], _recipe(precision), shards=1, device=CPU)
-    ours = network(x_ND, targets_N)
-    (ours * scale).backward()
-    assert abs(ours.double() - loss) <= e_loss
-    assert e_loss < 0.01 * loss
-    for leaf, gradient, bound in zip(group.leaves, gradients, bounds, strict=True):
-        assert leaf.grad is not None
-        assert leaf.grad.dtype is torch.float16
-        error = (leaf.grad.double() / scale - gradient).abs()
-        assert bool((error <= bound).all())
-        assert error.max() > 2**-13 * gradient.abs().max()  # fp16 it is
-        assert bound.max() < 0.05 * gradient.abs().max()  # and the bound is none that anything meets
-
-
-def _training(precision: Precision) -> tuple[Decoder, list[WeightGroup], ShardedAdamW, Recipe]:
-    plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
-    architecture = msgspec.structs.replace(
-        plan.architecture, layers=1, hidden=24, ffn_hidden=48, vocabulary=50, padded_vocabulary=56, sequence=16
-    )
-    architecture = msgspec.structs.replace(architecture, head_dim=8)
-    recipe = msgspec.structs.replace(plan.recipe, precision=precision, gradient_clip=1e6)  # no clipping hides the scale
-    decoder = Decoder(architecture, recipe)
-    initialise(decoder, recipe, seed=1)
-    groups = store_weights([decoder], recipe, shards=1, device=CPU)
-    return decoder, groups, sharded_adamw(groups, recipe, shards=1, shard=0, process_group=None), recipe
-
-
-def _trained(precision: Precision, scale: LossScale | None, *, steps: int) -> tuple[list[float], list[bool], list[Any]]:
-    """Loss of each step, whether it was skipped, and the weights after it."""
-    decoder, groups, optimizer, recipe = _training(precision)
-    leaves = [leaf for group in groups for leaf in group.leaves]
-    tokens = torch.arange(32).view(2, 16)
-    losses, skipped, weights = [], [], []
-    for _ in range(steps):
-        factor = 1.0 if scale is None else scale.scale
-        loss = decoder(tokens, tokens.roll(-1, 1))
-        (loss * factor).backward()
-        squared = squared_norm([leaf.grad for leaf in leaves if leaf.grad is not None], device=CPU).item()
-        if scale is not None:
-            scale.adapt(finite=math.isfinite(squared))
-        if math.isfinite(squared):
-            optimizer.step(1e-2, gradient_factor(recipe, math.sqrt(squared), loss_scale=factor))
-        for leaf in leaves:
-            leaf.grad = None
-        losses.append(loss.item())
-        skipped.append(not math.isfinite(squared))
-        weights.append([group.flat.clone() for group in groups])
-    return losses, skipped, weights
-
-
-@FP16
-def test_an_overflow_skips_the_step_backs_off_and_training_recovers(precision: Precision) -> None:
-    scale = LossScale(2.0**40, 4, least=1.0)
-    losses, skipped, weights = _trained(precision, scale, steps=45)
-    overflows = skipped.index(False)
-    assert overflows > 10  # 2^40 is far beyond fp16
-    assert all(skipped[:overflows])
-    # nothing moved until the scale had come down
-    for before in weights[: overflows - 1]:
-        assert all(torch.equal(a, b) for a, b in zip(before, weights[overflows - 1], strict=True))
-    assert not torch.equal(weights[overflows][0], weights[overflows - 1][0])
-    assert len(set(losses[: overflows + 1])) == 1
-    # then it halves by an overflow now and then, and doubles after 4 good steps
-    good = skipped[overflows:]
-    assert good.count(True) <= len(good) // 4
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(math.isfinite(loss) for loss in losses)
-
-
-@FP16
-def test_training_under_a_growing_scale_follows_fp32(precision: Precision) -> None:
-    plain, _, _ = _trained(Precision.FP32, None, steps=10)
-    scale = LossScale(16.0, 1, least=1.0)
-    scaled, skipped, _ = _trained(precision, scale, steps=10)
-    assert not any(skipped)
-    assert scale.scale == 16 * 2**10
-    assert plain[0] - plain[-1] > 1
-    # From tokens to loss some 30 operators round one after the other, each by 2^-11 at most. (Without division by the
-    # scale, Adam's moments would weigh later gradients 2, 4, 8, ... times, and the losses be apart by more.)
-    assert all(abs(a - b) < 30 * 2**-11 * a for a, b in zip(plain, scaled, strict=True))

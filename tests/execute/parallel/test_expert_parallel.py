@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reference_runs.architecture import Activation, Architecture, Balancing, Gate
 from suite.execute.model.decoder import Decoder
-from suite.execute.model.experts import Experts, RoutedExperts
+from suite.execute.model.experts import RoutedExperts
 from suite.execute.model.torch_operations import TorchOperations
 from suite.execute.parallel import expert_parallel
 from suite.execute.parallel.expert_parallel import ExpertExchange, RowCounter, share_experts
@@ -170,15 +170,6 @@ def decoder() -> Decoder:
         for parameter in made.parameters():
             parameter.normal_()
     return made
-
-
-def test_one_rank_keeps_everything() -> None:
-    model = decoder()
-    before = dict(model.named_parameters())
-    assert share_experts(model, cast(dist.ProcessGroup, Group(Wire(1), 0)), RowCounter()) == frozenset()
-    after = dict(model.named_parameters())
-    assert all(after[name] is parameter for name, parameter in before.items())
-    assert all(layer.exchange is None for layer in model.modules() if isinstance(layer, Experts))
 
 
 def test_ranks_keep_their_experts_alone_and_all_else_whole() -> None:

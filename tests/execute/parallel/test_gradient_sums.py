@@ -12,7 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from reference_runs.layout import Offload, Recomputation
 from reference_runs.run import Precision
-from suite.execute.measure.counters import eagerly, runs_eagerly
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.parallel.parallelize import sums_in_blocks
@@ -114,10 +113,3 @@ def test_sums_are_for_one_gpu_that_accumulates_bf16_gradients_in_compiled_blocks
     assert not sums_in_blocks(job(recipe=msgspec.structs.replace(usual.recipe, precision=Precision.FP32)), GPU)
     for layout in layouts.values():
         assert not sums_in_blocks(job(layout=layout), GPU)
-
-
-def test_what_runs_eagerly_is_known_and_forgotten() -> None:
-    assert not runs_eagerly()
-    with eagerly():
-        assert runs_eagerly()
-    assert not runs_eagerly()

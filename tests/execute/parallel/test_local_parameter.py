@@ -1,15 +1,18 @@
-"""What a rank counts of a parameter that has a copy of a key-value head."""
+"""Parameters as a rank counts them: copies of key-value heads, and the table that two pipeline stages share."""
 
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from suite.execute.parallel.local_parameter import LocalParameter
+from suite.execute.parallel.local_parameter import LocalParameter, Place, local_parameters
+from suite.execute.parallel.tensor_parallel import Split
 
 
 def leaf(parameter: nn.Parameter, *, own_rows: int | None, counts_copies: bool) -> LocalParameter:
@@ -45,3 +48,31 @@ def test_a_parameter_without_copies_counts_whole() -> None:
     whole = leaf(nn.Parameter(torch.ones(3)), own_rows=None, counts_copies=False)
     assert torch.equal(whole.counted_of(torch.ones(3)), torch.ones(3))
     assert torch.equal(whole.counted_of_part(1, torch.ones(2)), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("ends", "tied_embeddings", "tied", "counted"),
+    [
+        (("embedding",), True, {"embedding.weight"}, {"embedding.weight"}),
+        (("head",), True, {"head.weight"}, set()),  # the first stage counts it
+        (("embedding", "head"), True, set(), {"embedding.weight", "head.weight"}),  # one module holds both
+        (("embedding",), False, set(), {"embedding.weight"}),
+        (("head",), False, set(), {"head.weight"}),
+    ],
+)
+def test_only_the_table_of_first_and_last_stage_is_tied(
+    ends: tuple[str, ...], tied_embeddings: bool, tied: set[str], counted: set[str]
+) -> None:
+    others = {"blocks.0.weight", "final_norm.weight"}  # names before and after the table's in the alphabet
+    weights = {name: nn.Parameter(torch.ones(2, 2)) for name in (*others, *(f"{end}.weight" for end in ends))}
+    chunk = SimpleNamespace(
+        architecture=SimpleNamespace(tied_embeddings=tied_embeddings),
+        embedding="embedding" if "embedding" in ends else None,
+        head="head" if "head" in ends else None,
+        named_parameters=weights.items,
+    )
+    split = Split(as_dtensor={}, dims={}, repeated=frozenset(), partial=frozenset(), own_rows={})
+    place = Place(first=True, first_of_head=True, counts_dense=True, has_shards=False)
+    found = list(local_parameters(chunk, split, frozenset(), place))
+    assert {leaf.name for leaf in found if leaf.tied} == tied
+    assert {leaf.name for leaf in found if leaf.counted} == others | counted

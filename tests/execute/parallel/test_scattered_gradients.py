@@ -24,7 +24,7 @@ RECIPE = small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, "gradient_clip": 1.
 
 @pytest.fixture
 def group() -> Iterator[dist.ProcessGroup]:
-    """Of three ranks, of which only the first exists; its reduce-scatters leave the shards as they are."""
+    """A group of three ranks, of which only the first exists; its reduce-scatters leave the shards as they are."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SHARDS)
     assert dist.group.WORLD is not None
     yield dist.group.WORLD

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import cast
 
 import msgspec
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
-from reference_runs.architecture import Architecture, Balancing
+from reference_runs.architecture import Architecture
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.experts import Experts
 from suite.execute.parallel.tensor_parallel_experts import split_experts
@@ -23,7 +22,7 @@ RECIPE = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT).recipe
 
 
 class RankOf:
-    """What the split asks of a mesh."""
+    """A mesh with all that the split asks for."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
@@ -91,26 +90,3 @@ def assert_sum(parts: list[torch.Tensor], whole: torch.Tensor, *, size: float | 
     """Parts may cancel: what rounding leaves is small beside them, or beside `size` of the factors of their terms."""
     size = sum(float(part.norm()) for part in parts) if size is None else size
     assert float((torch.stack(parts).sum(0) - whole).norm()) <= ROUNDING * size
-
-
-def test_every_rank_has_as_much_of_every_expert_and_the_whole_router() -> None:
-    plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
-    shape = plan.architecture
-    _, layer, dims = mixture(of_experts(shape), rank=1, ranks=2)
-    assert layer.router.weight.shape == (6, shape.hidden)
-    assert layer.router.loss_weight == pytest.approx(0.3 / shape.layers / 2)
-    assert layer.experts.contraction.weight.shape == (6 * shape.hidden, 5)
-    assert len(layer.experts.expansion.weight) == 6 * 5
-    assert set(dims.values()) == {0, 1}
-
-
-def of_experts(shape: Architecture) -> Architecture:
-    return msgspec.structs.replace(
-        shape,
-        experts=6,
-        experts_per_token=2,
-        expert_ffn_hidden=10,
-        biases=False,
-        balancing=Balancing.AUXILIARY_LOSS,
-        auxiliary_loss_weight=0.3,
-    )

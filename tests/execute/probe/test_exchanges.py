@@ -18,7 +18,7 @@ ELEMENTS = 100  # to each rank
 
 
 class Ranks:
-    """What this rank sees of three, of which it is the second."""
+    """Three ranks as the second sees them."""
 
     ReduceOp = SimpleNamespace(MIN="min")
 
@@ -42,7 +42,7 @@ class Ranks:
         pass
 
     def all_to_all_single(self, received, sent):
-        """What other ranks send, by their own numbers; the message of this rank to itself is what it sent."""
+        """Receive what other ranks send, by their own numbers; the message of this rank to itself is what it sent."""
         parts = []
         for source in range(RANKS):
             salts = [(self.number * RANKS + source) * RANKS + target for target in range(RANKS)]

@@ -36,19 +36,6 @@ def test_patterns_are_what_integers_without_overflow_say():
         assert torch.equal(turned, ~found)
 
 
-def test_patterns_are_the_same_whole_or_in_parts_and_differ_by_salt_at_every_place():
-    whole = soak.pattern(0, 10_000, 3, CPU)
-    assert torch.equal(whole[4_000:], soak.pattern(4_000, 6_000, 3, CPU))
-    assert (whole != soak.pattern(0, 10_000, 4, CPU)).all()
-    assert len(whole.unique()) == 10_000
-
-
-def test_every_bit_of_a_pattern_is_0_and_1_equally_often():
-    share = bits(soak.pattern(0, 100_000, 5, CPU)).double().mean(dim=0)
-    assert len(share) == 32
-    assert ((share - 0.5).abs() < 0.01).all()
-
-
 def test_two_passes_of_a_soak_write_0_and_1_to_every_bit_of_every_place(job, monkeypatch):
     written = []
     differences = soak.differences

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,6 @@ import torch
 
 from reference_runs.catalog import reference_run
 from reference_runs.miniature import miniature
-from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.training.loop import model_flop_of_sample
@@ -24,18 +22,9 @@ from tests.support.launches import small_plan
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def _alone() -> Iterator[None]:
-    """A rank as its launch begins: scores may not be stored."""
-    before = torch.backends.cuda.math_sdp_enabled()
-    torch.backends.cuda.enable_math_sdp(False)
-    with fake_group(0, 1):
-        yield
-    torch.backends.cuda.enable_math_sdp(before)
-
-
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_fused_attention_of_two_head_sizes_counts_what_is_needed_not_what_is_padded(tmp_path: Path) -> None:
+    torch.backends.cuda.enable_math_sdp(False)  # as a launch begins: scores may not be stored
     small = miniature(reference_run("deepseek-v3"), "cpu", ranks=1, steps=8)
     architecture = msgspec.structs.replace(small.architecture, layers=2, dense_layers=1, sequence=32)
     plan = msgspec.structs.replace(

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from suite.execute.measure.phases import Part
-from suite.execute.parallel.fake_group import fake_group
 from suite.execute.training.pipeline_times import StepPasses, pipeline_times
 from suite.job.pipeline_passes import MOST_PASSES, MeasuredPass, Pass, PassKind, PassMedian
 
+pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
 F, W = PassKind.FORWARD, PassKind.WEIGHT
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    with fake_group(0, 1):
-        yield
 
 
 def step(number: int, began: float, *taken: float) -> StepPasses:
@@ -32,7 +24,7 @@ def step(number: int, began: float, *taken: float) -> StepPasses:
 
 
 def phases(pipeline: float, update: float) -> dict[Part, float]:
-    """Of a step whose samples take two seconds."""
+    """Phases of a step whose samples take two seconds."""
     return dict.fromkeys(Part, 0.0) | {Part.DATA_LOADING: 2.0, Part.PIPELINE: pipeline, Part.UPDATE: update}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,6 @@ import torch.distributed as dist
 
 from reference_runs.layout import Layout
 from reference_runs.run import Precision
-from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.training.slice_step import SliceSteps, slice_times
@@ -24,14 +22,6 @@ from suite.reproduce.slice_plan import slice_tokens
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def _alone() -> Iterator[None]:
-    numbers = torch.get_rng_state()
-    with fake_group(0, 1):
-        yield
-    torch.set_rng_state(numbers)
 
 
 def slice_job(directory: Path, *, precision: Precision = Precision.FP32) -> Job:
@@ -50,7 +40,7 @@ def steps_of(kind: type[Steps], job: Job) -> Steps:
     return kind(job, parallelize(job, mesh=mesh, device=CPU), mesh, CPU)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_the_parts_of_a_slice_have_the_loss_and_the_gradients_of_the_whole(
     precision: Precision, tmp_path: Path
@@ -65,7 +55,7 @@ def test_the_parts_of_a_slice_have_the_loss_and_the_gradients_of_the_whole(
         assert torch.allclose(one.gradient, other.gradient, rtol=1e-5, atol=1e-7), one.name
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_every_part_has_a_clock_and_its_seconds_lie_within_the_phases(tmp_path: Path) -> None:
     steps = steps_of(SliceSteps, slice_job(tmp_path))
     steps.update(steps.forward_and_backward())
@@ -91,7 +81,7 @@ def test_a_whole_run_has_no_parts() -> None:
     assert slice_times(None, [{}]) is None  # type: ignore[arg-type]  # it does not look
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_weights_that_another_rank_has_are_never_allocated(tmp_path: Path) -> None:
     """Built on the meta device: a tensor-parallel rank's part, drawn on its device; norms begin as they always do."""
     assert dist.get_world_size() == 1

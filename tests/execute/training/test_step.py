@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 
 from benchmarks.turns import SuiteLoop
 from reference_runs.layout import Offload
 from reference_runs.run import Balancing, Gate, Precision
+from suite.execute.parallel.mesh import device_mesh
+from suite.execute.parallel.parallelize import parallelize
 from suite.execute.rank import NotFiniteError
 from suite.execute.training import step as step_module
 from suite.execute.training.outcome import updates_before_reading
+from suite.execute.training.step import Steps
 from suite.job.options import Averaging
 from suite.job.training_job import Job
 from suite.reproduce.plan import corpus_for, job_for
-from tests.support.launches import BATCH, TEXT, small_plan
+from tests.support.launches import BATCH, FP32_WITHOUT_DROPOUT, TEXT, small_plan
 
 CPU = torch.device("cpu")
 STEPS = 4
 RATE = 2.0**-9  # of which sums are exact
-
-
-@pytest.fixture
-def _alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    numbers = torch.get_rng_state()
-    yield
-    torch.set_rng_state(numbers)
-    dist.destroy_process_group()
 
 
 def job(scratch: Path, *, clip: float = 1.0) -> Job:
@@ -47,7 +40,7 @@ def losses(asked: Job) -> list[float]:
     return [loop.step()[0] for _ in range(STEPS)]
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("clip", [1e3, 1e-3])  # nothing is clipped; everything is
 def test_an_update_before_the_host_reads_is_the_same_update(
     clip: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +55,7 @@ def test_an_update_before_the_host_reads_is_the_same_update(
     assert after == pytest.approx(before, rel=4 * STEPS * 2.0**-24)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_a_gradient_that_is_not_finite_ends_the_run_after_the_update_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +65,45 @@ def test_a_gradient_that_is_not_finite_ends_the_run_after_the_update_too(
     monkeypatch.setattr(step_module, "squared_norm", lambda *_args, **_kwargs: torch.tensor(math.inf))
     with pytest.raises(NotFiniteError, match="squared gradient norm is inf at step 1"):
         loop.step()
+
+
+def steps_of(scratch: Path, **recipe: Any) -> Steps:
+    plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT | {"gradient_clip": 1e6} | recipe)  # no clipping
+    asked = job_for(plan, corpus_for(plan, TEXT), str(scratch))
+    mesh = device_mesh(asked.layout, "cpu")
+    return Steps(asked, parallelize(asked, mesh=mesh, device=CPU), mesh, CPU)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("precision", [precision for precision in Precision if precision.scaled])
+def test_an_overflow_skips_its_update_and_halves_the_scale(precision: Precision, tmp_path: Path) -> None:
+    steps = steps_of(tmp_path, precision=precision, initial_loss_scale=2.0**30, loss_scale_window=100)
+    weights = [leaf.local.clone() for leaf in steps.training.leaves]
+    for number in range(30):
+        (outcome,) = steps.update(steps.forward_and_backward())
+        assert outcome.loss_scale == 2.0 ** (30 - number)
+        same = all(torch.equal(leaf.local, weight) for leaf, weight in zip(steps.training.leaves, weights, strict=True))
+        assert same is outcome.skipped is not math.isfinite(outcome.gradient_norm)
+        if not outcome.skipped:
+            break
+    assert 4 < number < 29  # 2^30 is far beyond fp16
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("precision", [precision for precision in Precision if precision.scaled])
+def test_training_under_a_growing_scale_follows_fp32(precision: Precision, tmp_path: Path) -> None:
+    losses = []
+    for changes in ({"precision": Precision.FP32}, {"precision": precision, "initial_loss_scale": 16.0}):
+        steps = steps_of(tmp_path, **changes, loss_scale_window=1, learning_rate=1e-2, warmup=0)
+        done = [steps.update(steps.forward_and_backward())[0] for _ in range(6)]
+        assert not any(outcome.skipped for outcome in done)
+        losses.append([outcome.loss for outcome in done])
+    assert done[-1].loss_scale == 16 * 2.0**5
+    plain, scaled = losses
+    assert plain[0] - plain[-1] > 0.1
+    # From tokens to loss some 30 operators round one after the other, each by 2^-11 at most. (Without division by the
+    # scale, Adam's moments would weigh later gradients 2, 4, 8, ... times, and the losses be apart by more.)
+    assert all(abs(a - b) < 30 * 2**-11 * a for a, b in zip(plain, scaled, strict=True))
 
 
 def test_no_update_is_before_reading_on_a_processor_or_where_it_may_be_skipped(tmp_path: Path) -> None:
@@ -85,7 +117,7 @@ def test_no_update_is_before_reading_on_a_processor_or_where_it_may_be_skipped(t
     assert not updates_before_reading(one_bit, gpu, scaled=False)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("alone")
 def test_each_step_moves_the_biases_of_experts_by_the_rows_of_all_its_micro_batches(tmp_path: Path) -> None:
     asked = job(tmp_path)
     mixture = msgspec.structs.replace(

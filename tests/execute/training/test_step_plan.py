@@ -1,4 +1,4 @@
-"""What each step of a run is for."""
+"""Purposes of the steps of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTS = [StepPurpose.COLLECTIVES, StepPurpose.PEAK, StepPurpose.FLOP]
 def purposes(
     steps: int, *, warm_up: int = 2, skipped: Collection[int] = (), exact: Collection[int] = ()
 ) -> list[StepPurpose]:
-    """Of all steps, where those numbered in `skipped` overflow, and those in `exact` average exactly."""
+    """Purposes of all steps, where those numbered in `skipped` overflow, and those in `exact` average exactly."""
     plan = StepPlan(steps=steps, warm_up_steps=warm_up)
     planned = []
     for step in range(steps):

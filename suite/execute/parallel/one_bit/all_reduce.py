@@ -185,7 +185,7 @@ def _message(vectors: Sequence[_Compressed], parts: Sequence[int], *, rows: int)
 
 
 def _parts_of(message: Tensor, parts: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Of the bytes of each rank [p, ...]: each vector's signs [p, K / 8], and the scales of all [p, vectors]."""
+    """Each vector's signs [p, K / 8], and the scales of all [p, vectors], in the bytes of each rank [p, ...]."""
     sizes = [part // BITS for part in parts]
     *signs, scales = message.split([*sizes, SCALE_BYTES * len(parts)], dim=1)
     return signs, scales.contiguous().view(torch.float32)

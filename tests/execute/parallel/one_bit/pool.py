@@ -44,7 +44,7 @@ class Pool:
             self._processes.append(process)
 
     def __call__(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What `function(group, *arguments)` returned on each of the first `ranks` ranks.
+        """Results of `function(group, *arguments)` on each of the first `ranks` ranks.
 
         Raises:
             RuntimeError: it failed on some.

@@ -30,7 +30,7 @@ def root_mean_square(value: Tensor, elements: int) -> Tensor:
 
 @dataclass
 class Errors:
-    """Of one vector: of each worker, and of each server."""
+    """Errors of one vector: of each worker, and of each server."""
 
     workers: list[Tensor]
     servers: list[Tensor]

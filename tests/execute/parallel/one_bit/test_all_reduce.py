@@ -60,7 +60,7 @@ def _finite(result: tuple[Tensor, Errors]) -> bool:
 
 
 def check(ranks: int, steps: list[list[list[Tensor]]], seen: list[Any]) -> None:
-    """What the ranks seen is the simulation, bit by bit; nothing changes where it is not finite."""
+    """Assert that the ranks' results are the simulation's, bit by bit; nothing changes where it is not finite."""
     errors: list[Errors] = [no_errors(vector.numel(), ranks) for vector in steps[0][0]]
     for step, expected in enumerate(simulated(steps)):
         for number, result in enumerate(expected):

@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of 1-bit Adam."""
+"""Work of the ranks in the tests of 1-bit Adam."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def average_wrongly(group: dist.ProcessGroup, vectors: list[Tensor], errors: lis
 
 
 def gradient(seed: int, rank: int, step: int, elements: int) -> Tensor:
-    """Of one rank in one step: mostly its own noise, a little that all share."""
+    """Gradient of one rank in one step: mostly its own noise, a little that all share."""
     numbers = torch.Generator().manual_seed(seed * 1_000_003 + step * 101 + rank)
     shared = torch.linspace(-1, 1, elements)
     return torch.randn(elements, generator=numbers) + 0.3 * shared
 
 
 def gradients(ranks: int, step: int, elements: int, *, zeros: int) -> list[Tensor]:
-    """Of every rank in one step; the first `zeros` elements are 0 in the first 20 steps, half of them in 49."""
+    """Gradients of every rank in one step; the first `zeros` elements are 0 in 20 steps, half of them in 49."""
     own = [gradient(7, rank, step, elements) for rank in range(ranks)]
     for each in own:
         each[: zeros if step < 20 else zeros // 2 if step < 49 else 0] = 0
@@ -413,7 +413,7 @@ def with_coupled_decay(group: dist.ProcessGroup, settings: dict[str, Any], steps
 
 
 def with_closure(group: dist.ProcessGroup) -> Any:
-    """What 4 steps with a closure returned, and the gradients after the last."""
+    """Results of 4 steps with a closure, and the gradients after the last."""
     weight, bias = nn.Parameter(torch.ones(2, 4)), nn.Parameter(torch.ones(3))
     optimizer = OneBitAdam([weight, bias], warmup_steps=2, process_group=group)
     rank = dist.get_rank(group)

@@ -1,0 +1,60 @@
+"""GPT-2's recorded runs on one simulated H100: one wait a step, no graph break, few launches.
+
+Nothing here is a measurement of a GPU. Models have two of their layers, which all have the same graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.simulated_step import CountedStep, LaunchKind
+from tests.simulated_cuda.environment import ROOT, simulated_environment
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+
+LAYERS = 2
+RUNS = pytest.mark.parametrize("run", ["gpt2-124m", pytest.param("gpt2-1558m", marks=pytest.mark.long)])
+
+
+@functools.cache
+def counted(run: str, scratch: Path) -> CountedStep:
+    environment = simulated_environment(1, log=scratch / f"{run}.log")
+    command = [sys.executable, "-m", "benchmarks.simulated_step", run, "--layers", str(LAYERS)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=800)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=CountedStep)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("step")
+
+
+@RUNS
+def test_the_host_waits_once_a_step_for_the_loss_and_its_norm(run: str, scratch: Path) -> None:
+    found = counted(run, scratch)
+    assert found.step.waits == ["wait stream"]  # two fp32 numbers, read after the update
+    assert found.step.launches_after_wait == 0
+
+
+@RUNS
+def test_blocks_and_loss_are_one_graph_each_without_a_break(run: str, scratch: Path) -> None:
+    found = counted(run, scratch)
+    assert (found.graphs, found.graph_breaks) == (2, 0)
+
+
+@RUNS
+def test_a_layer_s_launches_are_products_attention_and_compiled_kernels(run: str, scratch: Path) -> None:
+    found = counted(run, scratch)
+    passes = LAYERS * found.micro_batches
+    chunks = sum(count for *_, count in found.step.products) - 12 * passes
+    assert found.step.launches[LaunchKind.PRODUCT] == 12 * passes + chunks  # three for each of four matrices
+    assert chunks % (3 * found.micro_batches) == 0
+    assert found.step.launches[LaunchKind.ATTENTION] == 2 * passes  # forward and backward
+    assert found.compiled_bytes > 0
+    assert found.operator_bytes > 0
