@@ -22,12 +22,13 @@ from suite.acceptance.context import Settings
 from suite.acceptance.findings import Decision
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
-from suite.commands.options import Device, JsonWithProgress, check_writable, print_json
+from suite.commands.options import JsonWithProgress, check_writable, print_json
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.paths import ROOT
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 ANSWER_SECONDS = 15.0  # for the answer whether to stop
 ANSWERS = {"": True, "y": True, "yes": True, "n": False, "no": False}

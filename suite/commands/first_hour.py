@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.options import Device, print_json
+from suite.commands.options import print_json
 from suite.first_hour.part import HourPart
 from suite.first_hour.parts import chosen, parts
 from suite.first_hour.process import run_bounded
@@ -27,6 +27,7 @@ from suite.paths import whole_file
 from suite.records.store import writable
 from suite.report.terminal.first_hour import ended_line, print_parts, summary
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 PAGE_SECONDS = 60.0  # for the page, out of --minutes
 SUMMARY = "SUMMARY.md"

@@ -13,7 +13,7 @@ from reference_runs.catalog import miniatures, run_names
 from reference_runs.errors import InputError
 from suite.acceptance.presets import effort
 from suite.commands import exit_codes
-from suite.commands.options import Device, JsonWithProgress, print_json
+from suite.commands.options import JsonWithProgress, print_json
 from suite.fleet.accept import FleetReport, FleetSettings, run_fleet, shared_results
 from suite.fleet.engines.engine import Engine
 from suite.fleet.engines.hosts_engine import HostsEngine
@@ -27,6 +27,7 @@ from suite.machine.devices import resolved_device
 from suite.paths import ROOT
 from suite.report.terminal.fleet import print_fleet
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 ENGINES = ("slurm", "reframe", "hosts")
 Results = Annotated[Path, typer.Option(help="A directory that all nodes share: batteries, records and the fleet's.")]

@@ -15,7 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
-from suite.commands.options import CorpusPath, Device, JsonWithProgress, MayCalibrate, print_json
+from suite.commands.options import JsonWithProgress, print_json
 from suite.job.corpus import Corpus, tokenised_documents
 from suite.job.events import Event
 from suite.job.options import Texts
@@ -36,6 +36,7 @@ from suite.report.html.ladder import DIRECTORY
 from suite.report.terminal.ladder import as_json, print_ladder, print_rungs, rung_line
 from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.checked_options import checked_trace
+from suite.reproduce.request import CorpusPath, Device, MayCalibrate
 
 PLOT_NEEDS = "matplotlib"
 HOSTS = 2  # of the rung ddp-hosts

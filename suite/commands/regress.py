@@ -16,7 +16,7 @@ from rich.text import Text
 from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
-from suite.commands.options import Compiled, Device, check_writable, name_left_out, print_json
+from suite.commands.options import check_writable, name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
@@ -36,7 +36,7 @@ from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console, print_folded, refusal
 from suite.reproduce.plan import Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
-from suite.reproduce.request import Request
+from suite.reproduce.request import Compiled, Device, Request
 
 NEEDED = ("numpy", "scipy", "ruptures")
 KERNELS = "kernels"
@@ -158,7 +158,7 @@ def _run(request: Request, planned: Plan) -> CheckedRun:
     arguments = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
     if request.compiled is not None:
         arguments.append("--compile" if request.compiled else "--no-compile")
-    name = str(Path(request.name).absolute()) if request.name.endswith(".toml") else request.name
+    name = str(Path(request.run).absolute()) if request.run.endswith(".toml") else request.run
     whole = (name, *arguments, "--results", str(request.results.absolute()))
     return CheckedRun(plan=planned, corpus=corpus_for(planned, None), arguments=whole)
 

@@ -201,6 +201,8 @@ NAIVE = TrainingOptions(rung="naive", synchronises=True, keeps_gradients=True, u
 FRUGAL = TrainingOptions(rung="frugal", in_place=True, update=Update.ADAFACTOR, loss_chunks=3)
 
 
+@pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("script", [NAIVE, FRUGAL], ids=lambda script: script.rung)
 def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script: TrainingOptions, tmp_path: Path) -> None:
     """State to the byte, activations and peak to 2 %; and its record says what the script was."""
