@@ -16,7 +16,7 @@ from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.report.terminal.tables import console
 
-Run = Annotated[str | None, typer.Option(help="Of this run alone, for instance bloom-mini.")]
+Run = Annotated[str | None, typer.Option(help="This run alone, for instance bloom-mini.")]
 Machine = Annotated[
     str | None, typer.Option(help="The node's hash or its beginning, or words of the machine such as 'H200'.")
 ]

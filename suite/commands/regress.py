@@ -48,7 +48,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         list[str] | None, typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored.")
     ] = None,
     launches: Annotated[
-        int, typer.Option(help="Of every run: 7 to gate, 5 at least to find anything, as in --launches 7.")
+        int, typer.Option(help="Launches of every run: 7 to gate, at least 5 to find anything, as in --launches 7.")
     ] = 7,
     reference: Annotated[
         str | None,
@@ -65,16 +65,16 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         float,
         typer.Option(help="Slow-down that has to be seen; where less is visible, no change is inconclusive: 0.05."),
     ] = LIMIT,
-    ranks: Annotated[int | None, typer.Option(help="As of reproduce: --ranks 2.")] = None,
-    layout: Annotated[str | None, typer.Option(help="As of reproduce: --layout dp2,zero1.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Same as of reproduce: --ranks 2.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Same as of reproduce: --layout dp2,zero1.")] = None,
     device: Device = "auto",
     compiled: Compiled = None,
     kernels: Annotated[str, typer.Option(help="torch or triton, as of reproduce.")] = "torch",
-    steps: Annotated[int, typer.Option(help="Of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
+    steps: Annotated[int, typer.Option(help="Steps of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
     results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = ROOT / "results",
     json: Annotated[bool, typer.Option("--json", help="One JSON object with every comparison, for machines.")] = False,
     junit_file: Annotated[
-        Path | None, typer.Option("--junit", readable=False, help="JUnit XML too: --junit regress.xml.")
+        Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit regress.xml.")
     ] = None,
     markdown_file: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""What is asked of a reproduction, checked: a request becomes a plan, and a plan with its corpus a job."""
+"""Checks a reproduction: a request becomes a plan, and a plan with its corpus a job."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _NamedRun(NamedTuple):
-    """What a request names: a run in its own size, or a miniature of one.
+    """The subject of a request: a run in its own size, or a miniature of one.
 
     Args:
         workload: in the recorded layout, or the miniature's for the ranks asked for.
@@ -211,7 +211,7 @@ def check_numbers(request: Request, *, first: int) -> None:
 
 
 def _subject(request: Request) -> tuple[_NamedRun, str]:
-    """What the request names, and the device that it runs on."""
+    """The subject of the request, and the device that it runs on."""
     minis = miniatures()
     is_file = request.run.endswith(".toml")
     is_whole = is_file or request.run in run_names()
@@ -281,7 +281,7 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
 
 
 def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:
-    """What the suite chose that the request does not say, and that changes the losses or the layout of a run."""
+    """Choices of the suite that change the losses or the layout of a run, and that the request does not say."""
     layout, batch, usual = workload.layout, workload.recipe.global_batch, subject.workload.layout
     shared = " * ep" if layout.expert_parallel > 1 else ""
     changes = []

@@ -34,7 +34,7 @@ MayCalibrate = Annotated[
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked of `reproduce`, in the order of its --help; None where an option is absent.
+    """A user's request to `reproduce`, in the order of its --help; None where an option is absent.
 
     `plan` and `slice_plan` check it. How often to launch, and what to print, draw and calibrate, concerns the command.
     """

@@ -112,7 +112,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
 
 
 class _Shape(NamedTuple):
-    """What of a run is executed."""
+    """The part of a run that is executed."""
 
     stage: SliceStage
     layers: int
@@ -195,7 +195,7 @@ def _most_layers(architecture: Architecture, layout: Layout, stage: SliceStage) 
 
 
 def _at_most(asked: int | None, most: int | None, option: str) -> int:
-    """What is asked for, by default `most`; 0 where there is neither."""
+    """The number that is asked for, by default `most`; 0 where there is neither."""
     if asked is None:
         return most or 0
     if asked < 1 or (most is not None and asked > most):
@@ -211,7 +211,7 @@ def _checked_minutes(asked: float | None) -> float | None:
 
 
 def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
-    """What the slice's process executes, in a layout whose every rank has the recorded accelerator's share.
+    """The workload of the slice's process, in a layout whose every rank has the recorded accelerator's share.
 
     A step has one micro-batch. State of the optimizer is this rank's shard, as recorded. Left out is what other
     accelerators are needed for: averages over data parallelism, other stages, weights and gradients in shards; and what
