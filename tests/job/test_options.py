@@ -91,7 +91,7 @@ def test_a_loss_in_chunks_has_the_same_value_and_gradients(chunks: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # the compiler's own imports
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.rare)], ids=str)
 def test_a_compiled_loss_in_chunks_is_the_eager_one_s(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing falls back to the eager form but where counters ask for it.
 
