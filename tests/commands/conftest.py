@@ -24,11 +24,11 @@ def said(capsys):
 
 @pytest.fixture
 def answered(said):
-    """A function that runs a command with --json and returns its objects; the only one where there is one."""
+    """A function that runs a command with --json, expects its exit code, and returns its one object."""
 
     def run(*arguments, code=0):
-        objects = [json.loads(line) for line in said(*arguments, "--json", code=code).splitlines()]
-        return objects[0] if len(objects) == 1 else objects
+        (line,) = said(*arguments, "--json", code=code).splitlines()
+        return json.loads(line)
 
     return run
 
