@@ -18,6 +18,7 @@ from reference_runs.catalog import miniatures, reference_run, run_names
 from suite.__main__ import COMMANDS
 from suite.machine.devices import cuda_devices
 from suite.paths import ROOT
+from suite.reproduce import slice_memory
 from suite.reproduce.plan import plan
 from suite.reproduce.request import Request
 from tests.support.refusals import broken, only_line
@@ -183,6 +184,22 @@ def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
         "allowed: a writable directory"
     )
     assert file.read_text(encoding="utf-8") == "kept"
+
+
+SLICES = [
+    ("bloom-176b-slice --stage 12", "no such stage"),
+    ("bloom-176b-slice --layers 7", "layers of the middle stage; got 7, allowed: 1 to 6"),
+    ("bloom-176b-slice --ranks 3", "processes of a slice; got 3, allowed: 1, or 4 = 4 (tp)"),
+    ("bloom-mini-slice", "unknown run"),
+    ("gpt2-124m-slice", "does not fit: the slice needs 73.1 GiB; got 8.0 GiB"),
+    ("bloom-mini --layers 2", "--layers: of a slice alone"),
+    ("bloom-mini --stage first --sequence 8", "--stage, --sequence: of a slice alone"),
+]
+
+
+def test_a_slice_that_is_not_there_or_does_not_fit_is_refused(not_refused, monkeypatch):
+    monkeypatch.setattr(slice_memory, "free_bytes", lambda: 8 * 2**30)
+    assert not_refused("reproduce", SLICES, "--device cpu") == []
 
 
 LADDERS = [
