@@ -21,13 +21,15 @@ from suite.acceptance.battery import BatteryReport, run_battery
 from suite.acceptance.context import Settings
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
-from suite.commands.options import Device, JsonWithProgress, check_writable, print_json
+from suite.commands.options import JsonWithProgress, check_writable, command_of, print_json
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
-from suite.paths import ROOT
+from suite.paths import RESULTS
 from suite.records.battery import Decision
+from suite.records.record import shared_fields
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 ANSWER_SECONDS = 15.0  # for the answer whether to stop
 ANSWERS = {"": True, "y": True, "yes": True, "n": False, "no": False}
@@ -39,54 +41,56 @@ CODES = {
 }
 
 
-Profile = Annotated[str, typer.Option(help="quick (about 5 minutes), accept (about 30) or soak (2 hours and more).")]
-Only = Annotated[str | None, typer.Option(help="Checks by number or name: --only 7,14 or --only 'step time'.")]
-Skip = Annotated[str | None, typer.Option(help="Checks to leave out: --skip 15.")]
-Miniatures = Annotated[str | None, typer.Option(help="Launch and time these alone: --miniatures gpt2-mini,bloom-mini.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the newest battery of the same options that was interrupted.")
-]
-ResumeIfAny = Annotated[bool, typer.Option("--resume-if-any", help="As --resume; without one a new battery begins.")]
-Stops = Annotated[
-    bool, typer.Option("--stop-if-invalid", help="End at once where the environment is invalid from the start.")
-]
-Minutes = Annotated[float | None, typer.Option(help="Time limit in place of the profile's: --minutes 12.")]
-Ranks = Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise all GPUs.")]
-Devices = Annotated[
-    int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
-]
-Others = Annotated[float, typer.Option(help="Share of the processors that other processes may use: --others 0.1.")]
-Fleet = Annotated[Path | None, typer.Option(readable=False, help="Records of other nodes: --fleet /shared/results.")]
-Results = Annotated[Path, typer.Option(help="Where records are stored, in acceptance/ and records/.")]
-JunitFile = Annotated[
-    Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit accept.xml.")
-]
-Summary = Annotated[bool, typer.Option("--summary", help="One line on stdout, for a scheduler's health check.")]
-All = Annotated[bool, typer.Option("--all", help="Print the table of all findings with their evidence.")]
-Checks = Annotated[bool, typer.Option("--checks", help="Print what is checked, with formulas; run nothing.")]
+class AcceptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `accept`, in the order of its --help."""
+
+    profile: Annotated[
+        str, typer.Option(help="quick (about 5 minutes), accept (about 30) or soak (2 hours and more).")
+    ] = "quick"
+    only: Annotated[
+        str | None, typer.Option(help="Run these checks alone, by number or name: --only 7,14 or --only 'step time'.")
+    ] = None
+    skip: Annotated[str | None, typer.Option(help="Leave these checks out: --skip 15.")] = None
+    miniatures: Annotated[
+        str | None, typer.Option(help="Launch and time these alone: --miniatures gpt2-mini,bloom-mini.")
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest battery of the same options that was interrupted.")
+    ] = False
+    resume_if_any: Annotated[
+        bool, typer.Option("--resume-if-any", help="Same as --resume; without one a new battery begins.")
+    ] = False
+    stop_if_invalid: Annotated[
+        bool, typer.Option("--stop-if-invalid", help="End at once where the environment is invalid from the start.")
+    ] = False
+    minutes: Annotated[float | None, typer.Option(help="Time limit in place of the profile's: --minutes 12.")] = None
+    device: Device = "auto"
+    ranks: Annotated[int | None, typer.Option(help="Processes; default: 2 on the CPU, otherwise all GPUs.")] = None
+    devices: Annotated[
+        int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
+    ] = None
+    others: Annotated[
+        float, typer.Option(help="Share of the processors that other processes may use: --others 0.1.")
+    ] = 0.05
+    fleet: Annotated[
+        Path | None, typer.Option(readable=False, help="Records of other nodes: --fleet /shared/results.")
+    ] = None
+    results: Annotated[Path, typer.Option(help="Where records are stored, in acceptance/ and records/.")] = RESULTS
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit accept.xml.")
+    ] = None
+    summary_only: Annotated[
+        bool, typer.Option("--summary", help="Print one line on stdout, for a scheduler's health check.")
+    ] = False
+    all_findings: Annotated[
+        bool, typer.Option("--all", help="Print the table of all findings with their evidence.")
+    ] = False
+    json: JsonWithProgress = False
+    checks: Annotated[bool, typer.Option("--checks", help="Print what is checked, with formulas; run nothing.")] = False
 
 
-def accept_command(  # noqa: PLR0913  # the command's options
-    profile: Profile = "quick",
-    only: Only = None,
-    skip: Skip = None,
-    miniatures: Miniatures = None,
-    resume: Resume = False,
-    resume_if_any: ResumeIfAny = False,
-    stop_if_invalid: Stops = False,
-    minutes: Minutes = None,
-    device: Device = "auto",
-    ranks: Ranks = None,
-    devices: Devices = None,
-    others: Others = 0.05,
-    fleet: Fleet = None,
-    results: Results = ROOT / "results",
-    junit_file: JunitFile = None,
-    summary_only: Summary = False,
-    all_findings: All = False,
-    json: JsonWithProgress = False,
-    checks: Checks = False,
-) -> None:
+@command_of(AcceptOptions)
+def accept_command(asked: AcceptOptions) -> None:
     """Judge this node: matrix rate, memory, links, exact figures and step times of the miniatures, replays, soak.
 
     All measurements of one run are a battery. Every expected value is computed or measured, and printed with its
@@ -99,42 +103,37 @@ def accept_command(  # noqa: PLR0913  # the command's options
     Exit codes: 0 accepted, 1 rejected, 2 bad usage or input, 3 not decidable or nothing ran, 4 an execution failed
     (hang, crash, out of memory, NaN), 128 + n ended by signal n.
     """
-    if checks:
+    if asked.checks:
         print_checks(console())
         return
-    chosen = effort(profile)
-    if minutes is not None:
-        if not 0 < minutes < math.inf:
-            raise InputError("time limit", got=minutes, allowed="more than 0 minutes", where="--minutes")
-        chosen = msgspec.structs.replace(chosen, limit_seconds=60 * minutes)
-    launched, timed = selected_miniatures(miniatures, chosen)
-    kind, processes = _device_and_ranks(device, ranks)
+    chosen = effort(asked.profile)
+    if asked.minutes is not None:
+        if not 0 < asked.minutes < math.inf:
+            raise InputError("time limit", got=asked.minutes, allowed="more than 0 minutes", where="--minutes")
+        chosen = msgspec.structs.replace(chosen, limit_seconds=60 * asked.minutes)
+    launched, timed = selected_miniatures(asked.miniatures, chosen)
+    kind, processes = _device_and_ranks(asked.device, asked.ranks)
+    same = shared_fields(Settings, AcceptOptions, "device", "ranks", "miniatures")
     settings = Settings(
-        profile=profile,
+        **{name: getattr(asked, name) for name in same},
         effort=chosen,
         device=kind,
         ranks=processes,
-        results=results,
-        fleet=fleet,
-        selected=selected_checks(only, skip),
+        selected=selected_checks(asked.only, asked.skip),
         miniatures=launched,
         timed=timed,
-        devices=devices,
-        others=others,
-        resume=resume,
-        resume_if_any=resume_if_any,
-        device_named=device != "auto",
+        device_named=asked.device != "auto",
     )
-    _check(settings, junit_file)
-    report = _run(settings, stops=stop_if_invalid)
-    if json:
+    _check(settings, asked.junit_file)
+    report = _run(settings, stops=asked.stop_if_invalid)
+    if asked.json:
         print_json(_entry(report))
-    elif summary_only:
+    elif asked.summary_only:
         print(summary(report))
     else:
-        (print_findings if all_findings else print_verdict)(console(), report)
-    if junit_file is not None:
-        _write_junit(report, junit_file)
+        (print_findings if asked.all_findings else print_verdict)(console(), report)
+    if asked.junit_file is not None:
+        _write_junit(report, asked.junit_file)
     raise typer.Exit(CODES[report.decision])
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from suite.calibration.calibrate import CalibrationResult, calibrate, planned_calibration
 from suite.commands import exit_codes
-from suite.commands.options import Device, JsonWithProgress, print_json
+from suite.commands.options import JsonWithProgress, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
@@ -21,6 +21,7 @@ from suite.paths import ROOT
 from suite.report.terminal.machine_profile import print_profile, step_corrections
 from suite.report.terminal.progress import calibration_progress
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 
 def calibrate_command(

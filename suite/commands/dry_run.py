@@ -34,7 +34,7 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     mini: Annotated[bool, typer.Option("--mini", help="The miniature of the run or run file.")] = False,
     layout: Annotated[str | None, typer.Option(help="For instance dp8,tp4,pp12,zero1; default: as recorded.")] = None,
     compare: Annotated[
-        list[str] | None, typer.Option(help="Another layout, beside the first; may be given several times.")
+        list[str] | None, typer.Option(help="Another layout to print beside the first; may be given several times.")
     ] = None,
     on: Annotated[str | None, typer.Option(help="Accelerator whose memory counts; default: the recorded one.")] = None,
     ranks: Annotated[

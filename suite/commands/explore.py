@@ -20,7 +20,7 @@ def explore_command(
         Path | None,
         typer.Option(help="FILE.html to write, which needs no server: a grid of states of this run.", readable=False),
     ] = None,
-    port: Annotated[int, typer.Option(help="Of 127.0.0.1.", min=1, max=65535)] = 8050,
+    port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=1, max=65535)] = 8050,
 ) -> None:
     """Serve a page with controls: run, machine and layout; memory, time, passes, messages and formulas at once.
 

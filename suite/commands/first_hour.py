@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.options import Device, print_json
+from suite.commands.options import print_json
 from suite.first_hour.part import HourPart
 from suite.first_hour.parts import chosen, parts
 from suite.first_hour.process import run_bounded
@@ -27,15 +27,18 @@ from suite.paths import whole_file
 from suite.records.store import writable
 from suite.report.terminal.first_hour import ended_line, print_parts, summary
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 PAGE_SECONDS = 60.0  # for the page, out of --minutes
 SUMMARY = "SUMMARY.md"
 MACHINE_SOFTWARE = ("torch", "triton")  # results of others do not count
 
-Names = Annotated[str | None, typer.Option("--parts", help="These alone: --parts environment,rates.")]
+Names = Annotated[str | None, typer.Option("--parts", help="Run these alone: --parts environment,rates.")]
 Again = Annotated[str | None, typer.Option(help="Do these again: --again calibrate.")]
-Minutes = Annotated[float | None, typer.Option(help="For this call and its page: --minutes 9; default: no limit.")]
-Short = Annotated[bool, typer.Option("--short", help="A few steps and sizes of each part, to see that all run.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Minutes for this call and its page: --minutes 9; default: no limit.")
+]
+Short = Annotated[bool, typer.Option("--short", help="Take a few steps and sizes of each part, to see that all run.")]
 Listed = Annotated[bool, typer.Option("--list", help="Print the parts with their bounds and what is stored; run none.")]
 Page = Annotated[bool, typer.Option("--page/--no-page", help="Write the page at the end.")]
 

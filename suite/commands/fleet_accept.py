@@ -13,7 +13,7 @@ from reference_runs.catalog import miniatures, run_names
 from reference_runs.errors import InputError
 from suite.acceptance.presets import effort
 from suite.commands import exit_codes
-from suite.commands.options import Device, JsonWithProgress, print_json
+from suite.commands.options import JsonWithProgress, print_json
 from suite.fleet.accept import FleetReport, FleetSettings, run_fleet, shared_results
 from suite.fleet.engines.engine import Engine
 from suite.fleet.engines.hosts_engine import HostsEngine
@@ -27,6 +27,7 @@ from suite.machine.devices import resolved_device
 from suite.paths import ROOT
 from suite.report.terminal.fleet import print_fleet
 from suite.report.terminal.tables import console, print_refusal
+from suite.reproduce.request import Device
 
 ENGINES = ("slurm", "reframe", "hosts")
 Results = Annotated[Path, typer.Option(help="A directory that all nodes share: batteries, records and the fleet's.")]
@@ -35,18 +36,19 @@ Results = Annotated[Path, typer.Option(help="A directory that all nodes share: b
 def accept_command(  # noqa: PLR0913  # the command's options
     context: typer.Context,
     engine: Annotated[
-        str, typer.Option(help="slurm, reframe (batteries by ReFrame), or hosts: named ones, by ssh.")
+        str, typer.Option(help="What starts batteries: slurm, reframe, or hosts (named ones, by ssh).")
     ] = "slurm",
-    partition: Annotated[str | None, typer.Option(help="Of Slurm: its nodes alone.")] = None,
-    nodes: Annotated[str | None, typer.Option(help="These alone: n[1-4],n7 of Slurm; a,b,c of hosts.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition of Slurm whose nodes alone are judged.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Nodes to judge: n[1-4],n7 of Slurm; a,b,c of hosts.")] = None,
     profile: Annotated[
-        str, typer.Option(help="quick, accept or soak: of each node's battery, and of pairs.")
+        str, typer.Option(help="Profile of each node's battery, and of pairs: quick, accept or soak.")
     ] = "quick",
     device: Device = "auto",
     at_once: Annotated[int, typer.Option(help="Batteries at the same time.")] = 64,
-    groups: Annotated[str, typer.Option(help="The miniature that groups of nodes run, or none.")] = "gpt2-mini",
+    groups: Annotated[str, typer.Option(help="Miniature that groups of nodes run, or none.")] = "gpt2-mini",
     node_minutes: Annotated[
-        float | None, typer.Option(help="After which a node has not answered; default: four times the profile's limit.")
+        float | None,
+        typer.Option(help="Minutes after which a node counts as silent; default: four times the profile's limit."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the newest interrupted fleet like this.")
@@ -104,7 +106,7 @@ def show_command(
 
     Example: python -m suite fleet show --results /shared/results
 
-    Exit codes: as of `fleet accept`.
+    Exit codes: same as of `fleet accept`.
     """
     _print(latest(results, fleet), json=json, where=str(results))
 
@@ -157,7 +159,7 @@ def _print(end: FleetEnd, *, json: bool, where: str) -> None:
 
 
 def exit_code(end: FleetEnd) -> int:
-    """Of the worst that is certain: 1 before 4, before 3."""
+    """Exit code of the worst finding that is certain: 1 before 4, before 3."""
     verdicts = {row.verdict for row in end.rows}
     if REJECTED in verdicts or end.links or any(group.exit_code == exit_codes.FAIL for group in end.groups):
         return exit_codes.FAIL

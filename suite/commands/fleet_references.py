@@ -15,7 +15,7 @@ from suite.paths import ROOT
 
 def references_command(
     fleet: Annotated[str | None, typer.Argument(help="The beginning of its id; default: the newest.")] = None,
-    nodes: Annotated[str | None, typer.Option(help="Of these accepted nodes alone: a,b,c.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="These accepted nodes alone: a,b,c.")] = None,
     results: Annotated[Path, typer.Option(help="The directory that all nodes share.")] = ROOT / "results",
 ) -> None:
     """Medians of a fleet's accepted nodes, and how far a good node is from them at most, as one JSON object.

@@ -1,4 +1,4 @@
-"""What the batteries of many nodes say together: a table of nodes, the history of one, outliers, metrics."""
+"""Batteries of many nodes, read together: a table of nodes, the history of one, outliers, metrics."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ THIS = "this"
 
 def report_command(  # the command's options
     results: Annotated[Path, typer.Argument(help="The directory that all nodes share.")],
-    node: Annotated[str | None, typer.Option(help="Its history: a name, a hash of records, or this.")] = None,
-    rack: Annotated[str | None, typer.Option(help="Of this switch alone, as Slurm calls it.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Print the history of this node: a name, a hash of records, or this.")
+    ] = None,
+    rack: Annotated[str | None, typer.Option(help="Nodes of this switch alone, as Slurm calls it.")] = None,
     part: Annotated[str | None, typer.Option(help="Only where these words are in the part at fault.")] = None,
     since: Annotated[str | None, typer.Option(help="Verdicts since, for instance 2026-11-22, 12h, 7d or 4w.")] = None,
     prometheus: Annotated[
         Path | None, typer.Option(readable=False, help="Write last verdicts as metrics, for instance suite.prom.")
     ] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Ask the store alone: look for no new records.")] = False,
-    store: Annotated[Path | None, typer.Option(help="Of Parquet files; default: fleet-store in the directory.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Directory of Parquet files; default: fleet-store in the directory.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """The last verdict of every node, or the history of one, from all batteries and fleets below a directory.

@@ -15,7 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
-from suite.commands.options import CorpusPath, Device, JsonWithProgress, MayCalibrate, print_json
+from suite.commands.options import JsonWithProgress, command_of, print_json
 from suite.job.corpus import Corpus, tokenised_documents
 from suite.job.events import Event
 from suite.job.options import Texts
@@ -30,12 +30,14 @@ from suite.launch.interruption import end_as_interrupted
 from suite.launch.multi_host import check_reachable
 from suite.machine.devices import cuda_memory_bytes, resolved_device
 from suite.machine.packages import described, lacking
-from suite.paths import ROOT
+from suite.paths import RESULTS
+from suite.records.record import shared_fields
 from suite.records.store import new_identity, records_directory, writable, write_new
 from suite.report.html.ladder import DIRECTORY
 from suite.report.terminal.ladder import as_json, print_ladder, print_rungs, rung_line
 from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.checked_options import checked_trace
+from suite.reproduce.request import CorpusPath, Device, MayCalibrate
 
 PLOT_NEEDS = "matplotlib"
 HOSTS = 2  # of the rung ddp-hosts
@@ -48,54 +50,48 @@ EXIT_CODES = {
 }
 
 
-Name = Annotated[str | None, typer.Argument(help="gpt2-mini; on CUDA also gpt2-124m to gpt2-1558m.")]
-Rungs = Annotated[
-    str | None, typer.Option(help="These alone, and what they are compared with: --rungs accumulate,compile.")
-]
-OneTrack = Annotated[str | None, typer.Option(help="memory or speed; default both: --track memory.")]
-Start = Annotated[str | None, typer.Option("--from", help="From this rung of its track on: --from bf16.")]
-Repeat = Annotated[int, typer.Option(help="Launches of every rung: --repeat 3. Times are medians.")]
-Ablated = Annotated[
-    str | None,
-    typer.Option(
-        "--ablate",
-        help="Leave the optimisation of these rungs out, and see that it is noticed: --ablate workers. "
-        "No leave-one-out launches then.",
-    ),
-]
-LeavesOneOut = Annotated[
-    bool, typer.Option("--leave-one-out/--no-leave-one-out", help="Launch each track's top without each rung too.")
-]
-Traces = Annotated[
-    Path | None,
-    typer.Option(readable=False, help="Directory for RUNG.json, a trace of two steps of each: --traces /tmp/t."),
-]
-Hosts = Annotated[
-    str | None, typer.Option(help="For ddp-hosts: two that ssh enters without a password: --hosts node1,node2.")
-]
-Interface = Annotated[
-    str | None, typer.Option(help="Network interface between --hosts, whose bytes are counted: --interface eth0.")
-]
+class LadderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `ladder`, in the order of its --help."""
+
+    name: Annotated[str | None, typer.Argument(help="gpt2-mini; on CUDA also gpt2-124m to gpt2-1558m.")] = None
+    rungs: Annotated[
+        str | None, typer.Option(help="Run these alone, and what they are compared with: --rungs accumulate,compile.")
+    ] = None
+    track: Annotated[str | None, typer.Option(help="memory or speed; default: both; --track memory.")] = None
+    start: Annotated[str | None, typer.Option("--from", help="Start at this rung of its track: --from bf16.")] = None
+    repeat: Annotated[int, typer.Option(help="Launches of every rung: --repeat 3. Times are medians.")] = 1
+    ablated: Annotated[
+        str | None,
+        typer.Option(
+            "--ablate",
+            help="Leave the optimisation of these rungs out, and see that it is noticed: --ablate workers. "
+            "No leave-one-out launches then.",
+        ),
+    ] = None
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out/--no-leave-one-out", help="Launch each track's top without each rung too.")
+    ] = True
+    traces: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="Directory for RUNG.json, a trace of two steps of each: --traces /tmp/t."),
+    ] = None
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Two hosts for ddp-hosts that ssh enters without a password: --hosts node1,node2."),
+    ] = None
+    interface: Annotated[
+        str | None, typer.Option(help="Network interface between --hosts, whose bytes are counted: --interface eth0.")
+    ] = None
+    device: Device = "auto"
+    seed: Annotated[int, typer.Option(help="Seed of weights and sample order: --seed 2.")] = 1
+    corpus: CorpusPath = None
+    results: Annotated[Path, typer.Option(help="Where records, plot and profile are stored.")] = RESULTS
+    may_calibrate: MayCalibrate = True
+    json: JsonWithProgress = False
 
 
-def ladder_command(  # noqa: PLR0913  # the command's options
-    name: Name = None,
-    rungs: Rungs = None,
-    track: OneTrack = None,
-    start: Start = None,
-    repeat: Repeat = 1,
-    ablated: Ablated = None,
-    leave_one_out: LeavesOneOut = True,
-    traces: Traces = None,
-    hosts: Hosts = None,
-    interface: Interface = None,
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Of weights and sample order: --seed 2.")] = 1,
-    corpus: CorpusPath = None,
-    results: Annotated[Path, typer.Option(help="Where records, plot and profile are stored.")] = ROOT / "results",
-    may_calibrate: MayCalibrate = True,
-    json: JsonWithProgress = False,
-) -> None:
+@command_of(LadderOptions)
+def ladder_command(asked: LadderOptions) -> None:
     """Optimise a naive GPT-2 training script one step at a time; each step is predicted and measured.
 
     Two tracks: memory, and speed. Each rung's peak memory must be predicted to 5 %, its losses be what it promises, and
@@ -108,40 +104,37 @@ def ladder_command(  # noqa: PLR0913  # the command's options
     failed, 128 + n ended by signal n.
     """
     began = time.monotonic()
-    if name is None:
+    if asked.name is None:
         print_rungs(console())
         return
-    chosen = _chosen_rungs(rungs=rungs, track=track, start=start)
-    lacking = _ablated_rungs(ablated, chosen)
-    if repeat < 1:
-        raise InputError("launches", got=repeat, allowed="1 or more", where="--repeat")
-    kind, gpus = resolved_device(device)
+    chosen = _chosen_rungs(rungs=asked.rungs, track=asked.track, start=asked.start)
+    ablated = _ablated_rungs(asked.ablated, chosen)
+    if asked.repeat < 1:
+        raise InputError("launches", got=asked.repeat, allowed="1 or more", where="--repeat")
+    kind, gpus = resolved_device(asked.device)
     target = msgspec.structs.replace(
-        target_of(name, device=kind, seed=seed),
+        target_of(asked.name, device=kind, seed=asked.seed),
         gpus=gpus if kind == "cuda" else None,
-        host_names=checked_hosts(hosts, interface),
-        interface=interface,
+        host_names=checked_hosts(asked.hosts, asked.interface),
+        interface=asked.interface,
     )
     if (nothing := nothing_applies(target, chosen)) is not None:
-        raise typer.Exit(_reported(nothing, "none: nothing ran", json=json))
+        raise typer.Exit(_reported(nothing, "none: nothing ran", json=asked.json))
     for rung in RUNGS:
-        if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
+        if rung.name in chosen and (path := trace_of(asked.traces, rung)) is not None:
             checked_trace(path, ranks=1, device=kind, steps=STEPS, where="--traces")
     end_as_interrupted()
-    target, tokens, texts = _fitted_with_corpus(target, corpus)
+    target, tokens, texts = _fitted_with_corpus(target, asked.corpus)
     ladder_run = LadderRun(
+        **{name: getattr(asked, name) for name in shared_fields(LadderRun, LadderOptions, "ablated")},
         target=target,
         corpus=tokens,
         texts=texts,
-        results=results,
         chosen=chosen,
-        ablated=lacking,
-        repeat=repeat,
-        leave_one_out=leave_one_out,
-        traces=traces,
+        ablated=ablated,
         began=began,
     )
-    raise typer.Exit(_ran(ladder_run, may_calibrate=may_calibrate, json=json))
+    raise typer.Exit(_ran(ladder_run, may_calibrate=asked.may_calibrate, json=asked.json))
 
 
 def _fitted_with_corpus(target: Target, corpus: Path | None) -> tuple[Target, Corpus, Texts]:

@@ -72,7 +72,7 @@ def profile_for(
 
 
 def _needs(plan: Plan) -> Needs | None:
-    """What the prediction of a plan asks of a profile; None where it predicts no step time."""
+    """Measurements that the prediction of a plan asks of a profile; None where it predicts no step time."""
     try:
         check_timed(plan)
         needed = needs_of(
@@ -87,7 +87,7 @@ def _needs(plan: Plan) -> Needs | None:
 
 
 def _valid(plan: Plan, results: Path, needed: Needs | None) -> tuple[Profile | None, str]:
-    """Of whole calibrations the newest one, or a partial one that has everything that is needed."""
+    """The newest whole calibration, or a partial one that has everything that is needed; or None and why."""
 
     def refused_for(profile: Profile) -> str | None:
         if not profile.partial or (needed is not None and lacking(needed, profile) is None):
@@ -121,7 +121,7 @@ def _whole(plan: Plan, results: Path) -> Calibration:
 
 
 def _partial(plan: Plan, results: Path, needed: Needs) -> Calibration:
-    """What the newest profile that holds here lacks, or all that is needed where there is none."""
+    """Measurements that the newest profile that holds here lacks, or all that are needed where there is none."""
     before, _ = current_profile(results, fingerprint(plan.device), refused_for=lambda _: None)
     planned = lacking(needed, before)
     assert planned is not None  # else that profile would have been taken

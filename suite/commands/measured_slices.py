@@ -13,7 +13,7 @@ from suite.records.store import read
 
 
 def measured_slices(records: Sequence[str]) -> list[MeasuredSlice]:
-    """What the records of slices say; each is `latest`, an id, its beginning, its last 8 digits, or a file's path.
+    """Times and jobs in records of slices; each is `latest`, an id, its beginning, its last 8 digits, or a path.
 
     Raises:
         InputError: no such record, a damaged one, one of a launch that measured nothing, or of no slice.

@@ -1,11 +1,12 @@
-"""What several commands share: options, JSON lines, the check of files that are written last, chosen launches."""
+"""Shared by several commands: options, command lines made from structs, JSON lines, the check of files written last."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -15,7 +16,7 @@ from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.report.terminal.tables import console
 
-Run = Annotated[str | None, typer.Option(help="Of this run alone, for instance bloom-mini.")]
+Run = Annotated[str | None, typer.Option(help="This run alone, for instance bloom-mini.")]
 Machine = Annotated[
     str | None, typer.Option(help="The node's hash or its beginning, or words of the machine such as 'H200'.")
 ]
@@ -27,19 +28,38 @@ Json = Annotated[bool, typer.Option("--json", help="For machines; what is left o
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 JsonWithProgress = Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")]
 Results = Annotated[Path, typer.Option(help="Where records are stored.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Compiled = Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")]
-CorpusPath = Annotated[
-    Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
-]
-MayCalibrate = Annotated[
-    bool,
-    typer.Option(
-        "--calibrate/--no-calibrate",
-        envvar="SUITE_CALIBRATE",
-        help="Measure the machine first where no valid profile of it is stored.",
-    ),
-]
+
+
+_Options = TypeVar("_Options", bound=msgspec.Struct)
+
+
+def command_of(options: type[_Options]) -> Callable[[Callable[[_Options], None]], Callable[..., None]]:
+    """Decorator of a command that takes one struct: typer sees a parameter for each of the struct's fields.
+
+    A field's annotation carries its `typer.Option` or `typer.Argument`; its default is that of the option.
+    """
+    fields = msgspec.structs.fields(options)
+
+    def decorate(command: Callable[[_Options], None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            command(options(**given))
+
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__annotations__ = {field.name: field.type for field in fields}
+        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # inspect reads it; no stub has it
+            [
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if field.required else field.default,
+                    annotation=field.type,
+                )
+                for field in fields
+            ]
+        )
+        return called
+
+    return decorate
 
 
 def print_json(entry: object) -> None:

@@ -49,9 +49,9 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     fix: Annotated[
         str, typer.Option(help="Words of a layout that stay, such as tp8,1f1b,recompute-full; all else is searched.")
     ] = "",
-    tokens: Annotated[float | None, typer.Option(help="To train on, such as 3e11; default: as the run did.")] = None,
-    days: Annotated[float | None, typer.Option(help="In which the training has to end.")] = None,
-    budget: Annotated[float | None, typer.Option(help="That it may cost at most; needs --price.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens to train on, such as 3e11; default: the run's.")] = None,
+    days: Annotated[float | None, typer.Option(help="Days in which the training has to end.")] = None,
+    budget: Annotated[float | None, typer.Option(help="What the training may cost at most; needs --price.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples of a step; default: as the run had.")] = None,
     network: Annotated[float | None, typer.Option(help="Gbit/s out of a node over all its interfaces.")] = None,
     stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
@@ -59,14 +59,18 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.")] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
     failures: Annotated[
-        float | None, typer.Option(help="That stop the job, per accelerator-hour; default: as Llama 3's training.")
+        float | None, typer.Option(help="Failures that stop the job, per accelerator-hour; default: Llama 3's.")
     ] = None,
-    checkpoint_seconds: Annotated[float | None, typer.Option(help="In which nothing is trained.")] = None,
-    restart_seconds: Annotated[float | None, typer.Option(help="From a failure until training goes on.")] = None,
-    top: Annotated[int, typer.Option(help="Layouts to print.", min=1, max=1000)] = 5,
-    numbers: Annotated[bool, typer.Option("--numbers", help="Other numbers of accelerators too.")] = False,
+    checkpoint_seconds: Annotated[
+        float | None, typer.Option(help="Seconds that a checkpoint takes from training.")
+    ] = None,
+    restart_seconds: Annotated[
+        float | None, typer.Option(help="Seconds from a failure until training goes on.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Number of layouts to print.", min=1, max=1000)] = 5,
+    numbers: Annotated[bool, typer.Option("--numbers", help="Print other numbers of accelerators too.")] = False,
     with_failures: Annotated[
-        bool, typer.Option("--goodput", help="The expected days with failures, checkpoints and restarts too.")
+        bool, typer.Option("--goodput", help="Print the expected days with failures, checkpoints and restarts too.")
     ] = False,
     export: Annotated[
         str | None,

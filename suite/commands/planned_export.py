@@ -1,4 +1,4 @@
-"""What `plan --export` prints: the first layout of a plan, as other software takes it."""
+"""Prints the first layout of a plan as other software takes it: `plan --export`."""
 
 from __future__ import annotations
 

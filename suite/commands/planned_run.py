@@ -1,4 +1,4 @@
-"""What is planned: a run and its accelerators, as the options of `plan` and `fit` ask."""
+"""The run and the accelerators that `plan` and `fit` are asked about, and the commands that they point to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arithmetic predicts of runs, and what was published of them."""
+"""Predict runs by arithmetic, and compare with what was published of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from suite.report.terminal.tables import console, print_folded
 
 def predict(  # noqa: PLR0913  # the command's options
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
-    on: Annotated[str | None, typer.Option(help="Accelerator to predict for, instead of the run's own.")] = None,
+    on: Annotated[str | None, typer.Option(help="Accelerator to predict for; default: the run's own.")] = None,
     machine: Annotated[
         Path | None,
         typer.Option(help="Profile that `calibrate` stored, to predict for such machines.", show_default=False),
@@ -67,7 +67,7 @@ def predict(  # noqa: PLR0913  # the command's options
     ] = None,
     stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
     products: Annotated[
-        ProductFormat | None, typer.Option(help="Format of the layers' products, instead of the run's own.")
+        ProductFormat | None, typer.Option(help="GEMM format of the layers; default: the run's own.")
     ] = None,
     records: Annotated[
         list[str] | None,
@@ -82,7 +82,7 @@ def predict(  # noqa: PLR0913  # the command's options
         bool, typer.Option("--all", help="Print every published figure, convention, message, stage and assumption too.")
     ] = False,
     show_choices: Annotated[
-        bool, typer.Option("--choices", help="Limits too: what fits, and what pays. `plan` searches layouts.")
+        bool, typer.Option("--choices", help="Print limits too: what fits, and what pays. `plan` searches layouts.")
     ] = False,
     json: JsonLines = False,
 ) -> None:
@@ -110,7 +110,7 @@ def predict(  # noqa: PLR0913  # the command's options
 
 
 class _StackEffects(NamedTuple):
-    """What hangs on the software, accelerator and format: the stack that would change most, and what was changed."""
+    """Effects of the software, accelerator and format: the stack that would change most, and what was changed."""
 
     rival: Departure | None
     changed: list[Departure]

@@ -92,7 +92,7 @@ def refit_command(
 
 
 def _peak_errors() -> dict[str, float]:
-    """Of each table with measured peaks, the mean absolute error in percent."""
+    """Mean absolute error in percent of each table with measured peaks."""
     measured = {path.stem: peak_errors(load_table(path)) for path in shipped_tables()}
     return {table: 100 * fmean(map(abs, errors)) for table, errors in measured.items() if errors}
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
-from suite.commands.options import Compiled, Device, check_writable, name_left_out, print_json
+from suite.commands.options import check_writable, name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
@@ -35,7 +35,7 @@ from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console, print_folded, refusal
 from suite.reproduce.plan import Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
-from suite.reproduce.request import Request
+from suite.reproduce.request import Compiled, Device, Request
 
 NEEDED = ("numpy", "scipy", "ruptures")
 KERNELS = "kernels"
@@ -47,7 +47,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         list[str] | None, typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored.")
     ] = None,
     launches: Annotated[
-        int, typer.Option(help="Of every run: 7 to gate, 5 at least to find anything, as in --launches 7.")
+        int, typer.Option(help="Launches of every run: 7 to gate, at least 5 to find anything, as in --launches 7.")
     ] = 7,
     reference: Annotated[
         str | None,
@@ -64,16 +64,16 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         float,
         typer.Option(help="Slow-down that has to be seen; where less is visible, no change is inconclusive: 0.05."),
     ] = LIMIT,
-    ranks: Annotated[int | None, typer.Option(help="As of reproduce: --ranks 2.")] = None,
-    layout: Annotated[str | None, typer.Option(help="As of reproduce: --layout dp2,zero1.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Same as of reproduce: --ranks 2.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Same as of reproduce: --layout dp2,zero1.")] = None,
     device: Device = "auto",
     compiled: Compiled = None,
     kernels: Annotated[str, typer.Option(help="torch or triton, as of reproduce.")] = "torch",
-    steps: Annotated[int, typer.Option(help="Of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
+    steps: Annotated[int, typer.Option(help="Steps of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
     results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = ROOT / "results",
     json: Annotated[bool, typer.Option("--json", help="One JSON object with every comparison, for machines.")] = False,
     junit_file: Annotated[
-        Path | None, typer.Option("--junit", readable=False, help="JUnit XML too: --junit regress.xml.")
+        Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit regress.xml.")
     ] = None,
     markdown_file: Annotated[
         Path | None,
@@ -157,7 +157,7 @@ def _run(request: Request, planned: Plan) -> CheckedRun:
     arguments = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
     if request.compiled is not None:
         arguments.append("--compile" if request.compiled else "--no-compile")
-    name = str(Path(request.name).absolute()) if request.name.endswith(".toml") else request.name
+    name = str(Path(request.run).absolute()) if request.run.endswith(".toml") else request.run
     whole = (name, *arguments, "--results", str(request.results.absolute()))
     return CheckedRun(plan=planned, corpus=corpus_for(planned, None), arguments=whole)
 

@@ -25,12 +25,12 @@ def diff_command(
     left: Annotated[
         str, typer.Argument(help="latest, an id, its beginning, its last 8 digits, or the path of a file.")
     ],
-    right: Annotated[str, typer.Argument(help="Likewise.")],
+    right: Annotated[str, typer.Argument(help="Another one, named alike.")],
     quantity: Annotated[
         list[str] | None, typer.Option(help="Only this one, for instance --quantity step_seconds; several times.")
     ] = None,
-    ranks: Annotated[bool, typer.Option("--ranks", help="Figures of each rank too.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Figures that are the same too.")] = False,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Print figures of each rank too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print figures that are the same too.")] = False,
     results: Results = RESULTS,
     json: Json = False,
 ) -> None:

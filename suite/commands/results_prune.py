@@ -22,7 +22,7 @@ from suite.records.store import end_of
 
 
 def prune_command(
-    older_than: Annotated[float | None, typer.Option(help="Started more than so many days ago.")] = None,
+    older_than: Annotated[float | None, typer.Option(help="Days since the launch started, at least.")] = None,
     status: Statuses = None,
     damaged: Annotated[bool, typer.Option("--damaged", help="Records that cannot be read, and no others.")] = False,
     run: Run = None,

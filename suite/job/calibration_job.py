@@ -70,7 +70,7 @@ class TimedTask(msgspec.Struct, frozen=True, tag="measured"):
 
 
 class RankMoments(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured at the moments of a calibration at which ranks are compared.
+    """Measurements of one rank at the moments of a calibration at which ranks are compared.
 
     Args:
         turns: in which this rank computed while the others waited.

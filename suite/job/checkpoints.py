@@ -63,7 +63,7 @@ OF_JOB = ("name", "architecture", "recipe", "layout", "averaging", "seed", "step
 
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
-    """Of the complete checkpoint before `step`."""
+    """Path of the complete checkpoint before `step`."""
     return Path(directory, f"step-{step:07}")
 
 
@@ -130,7 +130,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchGoodput(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the time of a launch with checkpoints, from its first step to its last.
+    """Use of the time of a launch with checkpoints, from its first step to its last.
 
     Args:
         steps: that count; those that were done again count once.

@@ -15,7 +15,7 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def total(self) -> int:
-        """Of all categories."""
+        """Bytes of all categories."""
         return sum(self.bytes.values())
 
 
@@ -46,7 +46,7 @@ class AskedRank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank executes in a step of so many micro-batches.
+    """Counts of what one rank executes in a step of so many micro-batches.
 
     Args:
         counts: as a launched rank reports them; nothing that needs a clock. Activations are 0 where they

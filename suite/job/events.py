@@ -107,7 +107,7 @@ class CountedCollective(msgspec.Struct, frozen=True):
 
 
 class RoutedLayer(msgspec.Struct, frozen=True):
-    """What the router of one layer did with a rank's micro-batches in the counted step.
+    """Routing of a rank's micro-batches by one layer's router, in the counted step.
 
     Args:
         layer: its number in the whole model.
@@ -153,7 +153,7 @@ class ComputedRows(msgspec.Struct, frozen=True):
 
 
 class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank did at a parameter store, as a worker, step by step.
+    """Work of a rank at a parameter store, as a worker, step by step.
 
     Args:
         computed_seconds: until its gradient was there.

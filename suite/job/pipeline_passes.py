@@ -14,7 +14,7 @@ MOST_PASSES = 1000  # of a rank's step, whose times are recorded one by one: the
 
 
 class PassKind(enum.StrEnum):
-    """What a pass computes: outputs, all gradients, or of these a half each; by PyTorch's letters.
+    """The result of a pass: outputs, all gradients, or one half of these; by PyTorch's letters.
 
     FORWARD, BACKWARD
     INPUT: gradients of the chunk's input, which the chunk before waits for.
@@ -54,7 +54,7 @@ class MeasuredPass(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PassMedian(msgspec.Struct, frozen=True, array_like=True):
-    """What a pass of one kind through one chunk takes on a rank: the median over micro-batches and timed steps."""
+    """Seconds of a pass of one kind through one chunk on a rank: the median over micro-batches and timed steps."""
 
     kind: PassKind
     chunk: int
@@ -62,7 +62,7 @@ class PassMedian(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PipelineTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank of a pipeline measured of its passes.
+    """Measurements of a pipeline's rank of its passes.
 
     Args:
         medians: of each kind and chunk that it has.

@@ -35,7 +35,7 @@ class SliceStage(enum.StrEnum):
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which recorded run a job executes a slice, and how much of it.
+    """The recorded run of which a job executes a slice, and how much of it.
 
     The job itself has the shapes: `job.architecture` is the run's, with the slice's sequence and few layers;
     `job.layout` has the run's tensor, context and expert parallelism, recomputation and micro-batch (or what was asked
@@ -99,7 +99,7 @@ def relative_spread(samples: list[float]) -> float | None:
 
 
 class SliceTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slice measured.
+    """Measurements of a slice.
 
     Args:
         seconds: of each part that the slice has, one number for each timed repetition. A repetition is one micro-batch
@@ -120,7 +120,7 @@ class SliceTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slowest(times: Sequence[SliceTimes]) -> SliceTimes | None:
-    """Of each part and repetition the longest of all processes, which wait for each other; None where there is none."""
+    """The longest time of all processes for each part and repetition: they wait for each other; None without times."""
     if not times:
         return None
     seconds = {

@@ -50,7 +50,7 @@ class SlowRank(msgspec.Struct, frozen=True):
         return f"{self.rank}:{self.factor:g}:{self.every}"
 
     def factor_of(self, rank: int, step: int, *, ranks: int) -> float:
-        """Of a step of a rank, counted from 0. Ranks that are slow equally seldom take turns."""
+        """Factor of a step of a rank, counted from 0. Ranks that are slow equally seldom take turns."""
         offset = self.rank * self.every // ranks
         return self.factor if rank == self.rank and step % self.every == offset else 1.0
 
@@ -169,7 +169,7 @@ class Staleness(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """What a store made of the order in which gradients came.
+    """Updates that a store made of the order in which gradients came.
 
     Args:
         updates: in order.
@@ -183,7 +183,7 @@ class Updates(NamedTuple):
 
 
 def updates_of(arrivals: Iterable[int], *, workers: int, bound: int | None) -> Updates:
-    """What a store with this bound makes of gradients of `arrivals`: of each the worker, in the order of coming."""
+    """Updates that a store with this bound makes of gradients; `arrivals`: the worker of each, in order."""
     clocks = WorkerClocks(workers, bound)
     updates: list[StoreUpdate] = []
     staleness: list[list[Staleness]] = [[] for _ in range(workers)]

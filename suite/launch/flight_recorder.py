@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def number(self) -> int:
-        """Of the collective in its group, or of the message."""
+        """Number of the collective in its group, or of the message."""
         return self.p2p_seq_id if self.is_p2p else self.collective_seq_id
 
     @property
@@ -50,13 +50,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """What one rank's flight recorder holds, oldest first."""
+    """Entries of one rank's flight recorder, oldest first."""
 
     entries: list[Entry] = []
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What the recordings of all ranks say together.
+    """Finding from the recordings of all ranks together.
 
     Args:
         missing: ranks that did not reach a collective in which others wait. If some of them wait in another collective

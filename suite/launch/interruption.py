@@ -14,7 +14,7 @@ ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 class OutOfTimeError(Exception):
-    """What a block of `time_limit` waited for did not end in time."""
+    """Raised where a block of `time_limit` did not end in time."""
 
 
 class _Interruption:

@@ -17,7 +17,7 @@ BURST_BYTES = 64 * 1024  # that htb lets pass at once: one segment as veth carri
 
 
 def address(host: int) -> str:
-    """Of the host with that number, from 0."""
+    """Address of the host with that number, from 0."""
     return f"{NETWORK}.{host + 1}"
 
 

@@ -1,4 +1,4 @@
-"""What Slurm starts once on each node of a launch: it says what the node is, and becomes torchrun.
+"""Task that Slurm starts once on each node of a launch: it says what the node is, and becomes torchrun.
 
 python -m suite.launch.node_task RANKS-OF-A-NODE [--calibrate | --probe] JOB.json
 """

@@ -45,7 +45,7 @@ def checked_checkpoints(request: Request, averaging: Averaging) -> Checkpoints |
     if request.synchronisation is not None:
         raise InputError("a parameter store is not stored", got="--synchronisation", where=where)
     root = request.results / "checkpoints"
-    directory = _named(request.resume, root) if request.resume else root / _new(request.name)
+    directory = _named(request.resume, root) if request.resume else root / _new(request.run)
     return Checkpoints(directory=str(directory.absolute()), every=every, restarts=restarts)
 
 

@@ -12,6 +12,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import ProductFormat, Recipe
 from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.training_job import LEAST_PROFILED
+from suite.reproduce.request import Request
 
 
 def of_global_batch(samples: int, recipe: Recipe, layout: Layout) -> tuple[Recipe, Layout]:
@@ -43,16 +44,14 @@ def checked_products(words: str) -> ProductFormat:
     return ProductFormat(words)
 
 
-def check_no_slice(request: msgspec.Struct) -> None:
+def check_no_slice(request: Request) -> None:
     """Refuse the options of a slice where a whole run is asked for.
 
     Raises:
         InputError: one of them is given.
     """
-    of_slices = ("stage", "layers", "sequence", "micro_batch", "minutes")
-    if names := [name for name in of_slices if getattr(request, name) is not None]:
-        where = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        raise InputError("of a slice alone", allowed="NAME-slice, or --slice", where=where)
+    if names := request.given("stage", "layers", "sequence", "micro_batch", "minutes"):
+        raise InputError("of a slice alone", allowed="NAME-slice, or --slice", where=", ".join(names))
 
 
 def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:

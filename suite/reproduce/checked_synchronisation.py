@@ -40,7 +40,7 @@ def checked_synchronisation(
 
 
 def _apart_from_data_parallel(workload: Workload) -> Iterator[str]:
-    """What a layout has besides data-parallel ranks, as layouts are written."""
+    """Words of a layout for all that it has besides data-parallel ranks."""
     layout = workload.layout
     if layout.data_parallel == 1:
         yield "dp1, a worker without others"

@@ -1,4 +1,4 @@
-"""What checkpoints and restarts cost a launch, beside what was to be expected of them."""
+"""Cost of checkpoints and restarts of a launch, beside the expected one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.predict.analytic.goodput import expected_share
 def goodput_of(
     job: Job, events: Sequence[Sequence[Event]], restarts: list[Restart], *, began: float, start_seconds: float
 ) -> LaunchGoodput | None:
-    """Of a launch with checkpoints that ended well; None of one without.
+    """Goodput of a launch with checkpoints that ended well; None without checkpoints.
 
     Args:
         events: of every rank, of steps that were done again the last ones.

@@ -17,7 +17,7 @@ Expected = Callable[[Job, Kernels, int], list[Figure]]
 
 
 def expected_of_job(job: Job, kernels: Kernels, cores: int) -> list[Figure]:
-    """What this version of the suite expects of a job on so many cores."""
+    """Figures that this version of the suite expects of a job on so many cores."""
     return expected_figures(job, kernels=kernels, cores=cores)
 
 

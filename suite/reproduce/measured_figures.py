@@ -1,4 +1,4 @@
-"""What the ranks reported, as figures."""
+"""Makes figures of what the ranks reported."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _spread(timed: list[float]) -> str:
 
 
 def _slice_figures(job: Job, finished: list[Finished], steps: list[list[Step]]) -> list[Figure]:
-    """Of a slice: what each process counted, and the time of one micro-batch and an update, of the slowest."""
+    """Figures of a slice: the counts of each process, and the slowest one's time of one micro-batch and an update."""
     seconds, spread = _step_seconds(job, steps)
     counted = [
         [
@@ -116,7 +116,7 @@ def counted_figures_of_rank(rank: int, report: Finished) -> list[Figure]:
 
 
 def _work_figures(rank: int, report: Finished) -> list[Figure]:
-    """What a rank has of the job's sums; of parameters with those that several ranks store."""
+    """A rank's part of the job's sums; its parameters include those that several ranks store."""
     quantities = (Quantity.PARAMETERS, Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP)
     return [Figure(quantity=quantity, value=getattr(report, quantity), rank=rank) for quantity in quantities]
 

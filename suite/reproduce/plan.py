@@ -1,4 +1,4 @@
-"""What is asked of a reproduction, checked: a request becomes a plan, and a plan with its corpus a job."""
+"""Checks a reproduction: a request becomes a plan, and a plan with its corpus a job."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _NamedRun(NamedTuple):
-    """What a request names: a run in its own size, or a miniature of one.
+    """The subject of a request: a run in its own size, or a miniature of one.
 
     Args:
         workload: in the recorded layout, or the miniature's for the ranks asked for.
@@ -211,15 +211,15 @@ def check_numbers(request: Request, *, first: int) -> None:
 
 
 def _subject(request: Request) -> tuple[_NamedRun, str]:
-    """What the request names, and the device that it runs on."""
+    """The subject of the request, and the device that it runs on."""
     minis = miniatures()
-    is_file = request.name.endswith(".toml")
-    is_whole = is_file or request.name in run_names()
-    if not is_whole and request.name not in minis:
+    is_file = request.run.endswith(".toml")
+    is_whole = is_file or request.run in run_names()
+    if not is_whole and request.run not in minis:
         allowed = ", ".join(minis) + ", on a GPU a recorded run (see `runs`), or a run file ending in .toml"
-        meant = meant_run(request.name, [*minis, *run_names()])
-        raise InputError("unknown run", got=repr(request.name), meant=meant, allowed=allowed)
-    run = reference_run(request.name if is_whole else minis[request.name])
+        meant = meant_run(request.run, [*minis, *run_names()])
+        raise InputError("unknown run", got=repr(request.run), meant=meant, allowed=allowed)
+    run = reference_run(request.run if is_whole else minis[request.run])
     check_whole(run, needs_layout=is_whole and not request.mini and request.layout is None)
     device, device_ranks = resolved_device(request.device)
     if request.mini or not is_whole:
@@ -238,7 +238,7 @@ def _miniature_of(run: ReferenceRun, request: Request, device: str, device_ranks
         InputError: a run file whose miniature has the name of a recorded run's, below which its records would stand.
     """
     usual = miniature(run, device, ranks=device_ranks, steps=request.steps)
-    if request.name.endswith(".toml") and miniatures().get(usual.name, run.name) != run.name:
+    if request.run.endswith(".toml") and miniatures().get(usual.name, run.name) != run.name:
         what = f"its miniature would be called {usual.name}, as that of {miniatures()[usual.name]}"
         raise InputError(what, allowed="another file name, or another `miniature`", where=run.where)
     small = usual if request.ranks is None else miniature(run, device, ranks=request.ranks, steps=request.steps)
@@ -281,7 +281,7 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
 
 
 def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:
-    """What the suite chose that the request does not say, and that changes the losses or the layout of a run."""
+    """Choices of the suite that change the losses or the layout of a run, and that the request does not say."""
     layout, batch, usual = workload.layout, workload.recipe.global_batch, subject.workload.layout
     shared = " * ep" if layout.expert_parallel > 1 else ""
     changes = []

@@ -19,7 +19,7 @@ def _names() -> frozenset[str]:
 
 
 def repeating_command(begin: Begin) -> str | None:
-    """What a user types to launch the job again; None for rungs of the ladder, run files, and several hosts."""
+    """Command that launches the job again; None for rungs of the ladder, run files, and several hosts."""
     job = begin.job
     if job.slice is not None:
         return _repeating_slice(begin, job.slice)

@@ -96,7 +96,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Prediction(NamedTuple):
-    """What is said of step time before a launch.
+    """The prediction of step time before a launch.
 
     Args:
         figures: none where there is no profile, or it does not cover the run.
@@ -111,7 +111,7 @@ class _Prediction(NamedTuple):
 
 
 class _Figures(NamedTuple):
-    """What a launch measured, the times that were predicted of it, and how uncertain its step is."""
+    """Measured figures of a launch, the times that were predicted of it, and how uncertain its step is."""
 
     measured: list[Figure]
     times: list[Figure]

@@ -1,59 +1,188 @@
-"""What is asked of a reproduction, as it was said."""
+"""The options of `reproduce`: each is written here alone, with its help, and the command line is made from them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.job.options import Averaging, KernelChoice
+from suite.paths import RESULTS
 
 OPTIMIZERS: tuple[str, ...] = ("adam", Averaging.ONE_BIT.value)  # adam: Adam or AdamW, as recorded
 COMPRESSIONS: tuple[str, ...] = ("none", Averaging.FP16.value, Averaging.BF16.value, Averaging.POWER_SGD.value)
 
+# Options that other commands have too
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Compiled = Annotated[
+    bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile; default: on CUDA only.")
+]
+CorpusPath = Annotated[
+    Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
+]
+MayCalibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate/--no-calibrate",
+        envvar="SUITE_CALIBRATE",
+        help="Measure the machine first where no valid profile of it is stored.",
+    ),
+]
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; None where an option is absent.
+    """A user's request to `reproduce`, in the order of its --help; None where an option is absent.
 
-    Args:
-        mini: the miniature of the run or run file that is named.
-        engine, nodes, ranks_per_node, partition, node_list: of a scheduler, see `suite.reproduce.scheduled`.
-        slice, stage, layers, sequence, micro_batch, minutes: of a slice, which NAME-slice asks for too.
+    `plan` and `slice_plan` check it. How often to launch, and what to print, draw and calibrate, concerns the command.
     """
 
-    name: str
-    mini: bool = False
-    slice: bool = False
-    stage: str | None = None
-    layers: int | None = None
-    sequence: int | None = None
-    micro_batch: int | None = None
-    minutes: float | None = None
-    ranks: int | None = None
-    layout: str | None = None
-    global_batch: int | None = None
-    device: str = "auto"
-    compiled: bool | None = None
-    steps: int = DEFAULT_STEPS
-    seed: int = 1
-    kernels: str = KernelChoice.TORCH.value
-    products: str | None = None
-    optimizer: str = OPTIMIZERS[0]
-    gradient_compression: str = COMPRESSIONS[0]
-    exact_steps: int | None = None
-    renewal: bool = False
-    share_devices: bool = False
-    synchronisation: str | None = None
-    slow_rank: str | None = None
-    checkpoint_every: int | None = None
-    resume: str | None = None
-    max_restarts: int = 0
-    corpus: Path | None = None
-    trace: Path | None = None
-    engine: str | None = None
-    nodes: int | None = None
-    ranks_per_node: int | None = None
-    partition: str | None = None
-    node_list: str | None = None
-    results: Path
+    name: Annotated[
+        str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
+    ] = None
+    mini: Annotated[
+        bool, typer.Option("--mini", help="Run the miniature of the run or run file, by the rules of `show --mini`.")
+    ] = False
+    slice: Annotated[
+        bool,
+        typer.Option("--slice", help="Run what one accelerator of the run or run file computes; same as NAME-slice."),
+    ] = False
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="Stage of a slice: first, middle, last, or a number from 0; default: middle, or what there is."
+        ),
+    ] = None
+    layers: Annotated[int | None, typer.Option(help="Layers of a slice; default: as many as the stage has.")] = None
+    sequence: Annotated[int | None, typer.Option(help="Tokens of a slice's samples; default: as recorded.")] = None
+    micro_batch: Annotated[int | None, typer.Option(help="Samples of a slice's micro-batch; default: as recorded.")] = (
+        None
+    )
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no repetition of a slice after so many minutes; at least one is timed.")
+    ] = None
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes; default: 2 on the CPU or all GPUs for a miniature, its layout's for a run, 1 for a slice."
+        ),
+    ] = None
+    layout: Annotated[str | None, typer.Option(help="Layout, such as dp2,zero1,recompute-full,bucket4.")] = None
+    device: Device = "auto"
+    compiled: Compiled = None
+    kernels: Annotated[
+        str,
+        typer.Option(
+            help="Kernels of norms, activations, rotation, softmax and loss: torch or triton; see docs/kernels.md."
+        ),
+    ] = KernelChoice.TORCH.value
+    products: Annotated[
+        str | None,
+        typer.Option(
+            help="GEMM format of linear layers: none or fp8-current; default: the run's own; see docs/predictions.md."
+        ),
+    ] = None
+    optimizer: Annotated[
+        str, typer.Option(help="adam (Adam or AdamW, as recorded) or one-bit-adam; see docs/one_bit_adam.md.")
+    ] = OPTIMIZERS[0]
+    gradient_compression: Annotated[
+        str, typer.Option(help="none, fp16, bf16 (CUDA) or powersgd: PyTorch's hooks of DistributedDataParallel.")
+    ] = COMPRESSIONS[0]
+    exact_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps of exact averaging before one-bit-adam or powersgd begins; default: 15 % of the steps."
+        ),
+    ] = None
+    renewal: Annotated[
+        bool,
+        typer.Option(
+            "--renew-second-moment",
+            help="Take exact steps again at every doubling of the steps (with --optimizer one-bit-adam).",
+        ),
+    ] = False
+    synchronisation: Annotated[
+        str | None,
+        typer.Option(help="How dpN workers at a parameter store wait: bsp, ssp:S or asp; see docs/synchronisation.md."),
+    ] = None
+    slow_rank: Annotated[
+        str | None,
+        typer.Option(
+            help="Slow a rank down: RANK:FACTOR:EVERY, such as 1:2:10 for one step of 10 (with --synchronisation)."
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps from one checkpoint to the next, below RESULTS/checkpoints.")
+    ] = None
+    resume: Annotated[
+        str | None, typer.Option(help="Go on from the newest checkpoint of this directory; latest: of any.")
+    ] = None
+    max_restarts: Annotated[
+        int, typer.Option(help="How often a rank that ended makes all start again from the last checkpoint.")
+    ] = 0
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples of a step, where the run's own are too many to try something.")
+    ] = None
+    share_devices: Annotated[
+        bool,
+        typer.Option(
+            "--share-devices", help="Allow more ranks than GPUs: for exact figures and memory, not for times."
+        ),
+    ] = False
+    steps: Annotated[
+        int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
+    ] = DEFAULT_STEPS
+    launches: Annotated[
+        int, typer.Option(help="How often to run; each launch has its own record. From 2 on with a summary of times.")
+    ] = 1
+    seed: Annotated[int, typer.Option(help="Seed of weights, sample order and dropout.")] = 1
+    corpus: CorpusPath = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="FILE.json for the profiled steps of rank 0, FILE.rankN.json for others'."),
+    ] = None
+    schedule: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
+    ] = None
+    engine: Annotated[
+        str | None, typer.Option(help="slurm: start ranks on the nodes of a scheduler; see docs/slurm.md.")
+    ] = None
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes (with --engine; default 1).")] = None
+    ranks_per_node: Annotated[int | None, typer.Option(help="Processes on each node (with --engine; default 1).")] = (
+        None
+    )
+    partition: Annotated[str | None, typer.Option(help="Partition to take nodes from (with --engine).")] = None
+    node_list: Annotated[
+        str | None, typer.Option("--on", help="These very nodes (with --engine), as Slurm writes them: n[1-4].")
+    ] = None
+    results: Annotated[
+        Path, typer.Option(help="Where records and profiles are stored; with --engine all nodes must see it.")
+    ] = RESULTS
+    may_calibrate: MayCalibrate = True
+    every_figure: Annotated[
+        bool, typer.Option("--all", help="Print every figure with its reason, of each of several launches too.")
+    ] = False
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object a launch, then one of several launches; progress goes to stderr."),
+    ] = False
+
+    @property
+    def run(self) -> str:
+        """The name of what is reproduced; empty where none is given."""
+        return self.name or ""
+
+    def given(self, *names: str) -> list[str]:
+        """Options among the fields of these names, as they are written, that have another value than the default."""
+        return [
+            f"--{_RENAMED.get(field.name, field.name).replace('_', '-')}"
+            for field in map(_FIELDS.__getitem__, names)
+            if getattr(self, field.name) != field.default
+        ]
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Request)}
+_RENAMED = {"renewal": "renew_second_moment"}

@@ -33,7 +33,7 @@ def needed_bytes(plan: Plan) -> int:
 
 
 def needs(plan: Plan) -> str:
-    """What a slice needs, in words."""
+    """Memory that a slice needs, in words."""
     each = f" for each of {plan.ranks} processes" if plan.ranks > 1 else ""
     return f"needs {needed_bytes(plan) / GIB:.1f} GiB{each}"
 

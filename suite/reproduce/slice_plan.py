@@ -43,7 +43,7 @@ DRAWN = "drawn evenly from the vocabulary"  # the source of a slice's tokens
 
 def asks_for_slice(request: Request) -> bool:
     """Whether a slice is meant: by the option, or by the name's ending."""
-    return request.slice or request.name.endswith(SUFFIX)
+    return request.slice or request.run.endswith(SUFFIX)
 
 
 def slice_plan(request: Request) -> Plan:
@@ -112,7 +112,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
 
 
 class _Shape(NamedTuple):
-    """What of a run is executed."""
+    """The part of a run that is executed."""
 
     stage: SliceStage
     layers: int
@@ -133,21 +133,8 @@ class _Shape(NamedTuple):
 
 def _refuse_others(request: Request) -> None:
     """Refuse the options of a whole run."""
-    given = {
-        "--mini": request.mini,
-        "--global-batch": request.global_batch is not None,
-        "--optimizer": request.optimizer != "adam",
-        "--gradient-compression": request.gradient_compression != "none",
-        "--exact-steps": request.exact_steps is not None,
-        "--renew-second-moment": request.renewal,
-        "--share-devices": request.share_devices,
-        "--synchronisation": request.synchronisation is not None,
-        "--slow-rank": request.slow_rank is not None,
-        "--products": request.products is not None,
-        "--corpus": request.corpus is not None,
-        "--trace": request.trace is not None,
-    }
-    if names := [name for name, is_given in given.items() if is_given]:
+    refused = ("mini", "global_batch", "optimizer", "gradient_compression", "exact_steps", "renewal", "share_devices")
+    if names := request.given(*refused, "synchronisation", "slow_rank", "products", "corpus", "trace"):
         what = "a slice takes one accelerator's place, or those that share its layers, on tokens that are drawn"
         allowed = (
             "--stage, --layers, --sequence, --micro-batch, --minutes, --ranks, --layout, --device, --compile, "
@@ -158,7 +145,7 @@ def _refuse_others(request: Request) -> None:
 
 def _run(request: Request) -> ReferenceRun:
     """The run that a slice is of, whole but for its layout."""
-    name = request.name.removesuffix(SUFFIX)
+    name = request.run.removesuffix(SUFFIX)
     if not name.endswith(".toml") and name not in run_names():
         allowed = f"a recorded run with {SUFFIX} (see `runs`), or a run file with --slice"
         raise InputError("unknown run", got=repr(name), meant=meant_run(name, run_names()), allowed=allowed)
@@ -208,7 +195,7 @@ def _most_layers(architecture: Architecture, layout: Layout, stage: SliceStage) 
 
 
 def _at_most(asked: int | None, most: int | None, option: str) -> int:
-    """What is asked for, by default `most`; 0 where there is neither."""
+    """The number that is asked for, by default `most`; 0 where there is neither."""
     if asked is None:
         return most or 0
     if asked < 1 or (most is not None and asked > most):
@@ -224,7 +211,7 @@ def _checked_minutes(asked: float | None) -> float | None:
 
 
 def _workload(run: ReferenceRun, layout: Layout, shape: _Shape) -> Workload:
-    """What the slice's process executes, in a layout whose every rank has the recorded accelerator's share.
+    """The workload of the slice's process, in a layout whose every rank has the recorded accelerator's share.
 
     A step has one micro-batch. State of the optimizer is this rank's shard, as recorded. Left out is what other
     accelerators are needed for: averages over data parallelism, other stages, weights and gradients in shards; and what

@@ -72,7 +72,7 @@ def peaks_of(plan: Plan, profile: Profile) -> list[Peak]:
 
 
 def _cores(plan: Plan) -> int:
-    """Of all ranks together: hosts that ssh enters have as many as this one."""
+    """Cores of all ranks together: hosts that ssh enters have as many as this one."""
     return usable_cores() * max(1, len(plan.host_names))
 
 
@@ -216,12 +216,12 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unexplained_share(self) -> float:
-        """Of the measured step, without sign."""
+        """Unexplained share of the measured step, without sign."""
         return abs(self.unexplained_seconds) / self.measured_seconds
 
 
 def residuals(rows: Sequence[Row]) -> Residuals | None:
-    """Of the job's rows; None where step time was not predicted or not split."""
+    """Residuals of the job's rows; None where step time was not predicted or not split."""
     of_job = [row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.rank is None]
     predicted = {row.term: row.left for row in of_job if row.left is not None}
     measured = {row.term: row.right for row in of_job if row.right is not None}

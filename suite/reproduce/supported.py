@@ -1,4 +1,4 @@
-"""What this version executes of what it describes; everything else is refused in one line."""
+"""Refuses in one line whatever this version describes but does not execute."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _reasons(architecture: Architecture, recipe: Recipe, where: str) -> Iterator
 
 
 class _Limit(NamedTuple):
-    """What is not executed, whether that is asked for, and what is allowed in its place."""
+    """A limit: the words for it, whether it is asked for, and what is allowed in its place."""
 
     applies: bool
     what: str
@@ -217,7 +217,7 @@ def check_kernels(architecture: Architecture, layout: Layout, kernels: KernelCho
 
 
 def without_triton_kernel(architecture: Architecture) -> list[str]:
-    """What an architecture has that no Triton kernel computes, in words."""
+    """Words for the parts of an architecture that no Triton kernel computes."""
     normed = architecture.query_key_norm is not QueryKeyNorm.NONE
     lacking = {
         "norms without gain": not architecture.norm_gain,

@@ -18,7 +18,14 @@ from suite.acceptance import battery_record, context, measurements, starts
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.battery import BatteryReport
 from suite.acceptance.battery_record import PhaseEvidence
-from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult, ReplayHashes
+from suite.acceptance.evidence import (
+    Exchange,
+    MicroMeasurements,
+    MiniatureLaunch,
+    PhaseTiming,
+    ProbeResult,
+    ReplayHashes,
+)
 from suite.acceptance.findings import decision
 from suite.acceptance.presets import EFFORTS
 from suite.commands import accept as accept_module
@@ -36,11 +43,21 @@ from tests.support.profiles import profile as machine
 QUICK = EFFORTS["quick"].miniatures
 
 
+UNEQUAL = {"unequal": ["messages: 6 measured, 5 predicted"]}
+HANG = {"status": Status.HANG, "ranks_at_fault": [1], "message": "rank 1 fell back", "stacks": "rank 0:\nFile train.py"}
+OTHER = ([Competitor(pid=7, name="other", cores=1.0)], 0.5)
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """A machine on which nobody else computes, and that is set to nothing unusual."""
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
+
+
+def ended(name, purpose, **changes):
+    usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40}
+    return MiniatureLaunch(run=name, purpose=purpose, record="r", seconds=1.0, **(usual | changes))
 
 
 @pytest.fixture
@@ -51,77 +68,100 @@ def launches(monkeypatch):
 
     def launched(name, purpose, **_options):
         asked.append(name)
-        usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40}
-        return MiniatureLaunch(run=name, purpose=purpose, record="r", seconds=1.0, **(usual | answers.get(name, {})))
+        return ended(name, purpose, **answers.get(name, {}))
 
     monkeypatch.setattr(measurements, "miniature_launch", launched)
     return asked, answers
 
 
-def accept(capsys, *arguments):
-    """Exit code and the one JSON object of a battery."""
-    code = main(["accept", *arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
+@pytest.fixture
+def accept(capsys, tmp_path):
+    """A function that runs a battery: its exit code and its one JSON object."""
+
+    def run(*arguments):
+        code = main(["accept", *arguments, "--results", str(tmp_path), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
 
 
-def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, capsys, launches):
-    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+@pytest.fixture
+def printed(capsys, tmp_path):
+    """The same for people: the exit code, and what is on stdout and on stderr."""
+
+    def run(*arguments):
+        code = main(["accept", *arguments, "--results", str(tmp_path)])
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    return run
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A function that reads what a battery stored in the one file of this name."""
+
+    def read(name, kind=PhaseEvidence):
+        (path,) = (tmp_path / "acceptance").glob(name)
+        return read_half(path, kind)
+
+    return read
+
+
+def only(report, **fields):
+    """The one finding with these fields."""
+    (found,) = [each for each in report["findings"] if all(each[name] == value for name, value in fields.items())]
+    return found
+
+
+def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, accept, launches, kept):
+    code, report = accept("--only", "0,7")
     assert (code, report["decision"], report["exit_code"]) == (exit_codes.PASS, "accepted", 0)
-    asked, _ = launches
-    assert asked == list(QUICK)
-    (path,) = (tmp_path / "acceptance").glob("*.end.json")
-    assert report["record"] == str(path)
-    closed = read_half(path, BatteryEnd)
+    assert launches[0] == list(QUICK)
+    closed = kept("*.end.json", BatteryEnd)
+    assert report["record"] == str(next((tmp_path / "acceptance").glob("*.end.json")))
     assert closed.decision == "accepted"
     assert [f.check for f in closed.findings] == [f["check"] for f in report["findings"]]
     assert list((tmp_path / "acceptance").glob(".*")) == []
 
 
-def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path, capsys, launches):
+def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(accept, launches):
     asked, answers = launches
-    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
-    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    answers["glm-mini"] = UNEQUAL
+    code, report = accept("--only", "0,7")
     assert (code, report["decision"]) == (exit_codes.FAIL, "rejected")
-    (bad,) = [f for f in report["findings"] if f["verdict"] == "FAIL"]
+    bad = only(report, verdict="FAIL")
     assert (bad["name"], bad["subject"]) == ("exact figures", "glm-mini")
     assert "confirmed by a re-run" in bad["evidence"]
     assert asked == [*QUICK, "glm-mini"]
 
 
-def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, capsys, launches):
+def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(accept, launches, kept):
     asked, answers = launches
-    answers["glm-mini"] = {
-        "status": Status.HANG,
-        "ranks_at_fault": [1],
-        "message": "rank 1 fell back",
-        "stacks": "rank 0:\nFile train.py",
-    }
-    code, report = accept(capsys, "--only", "7,17", "--results", str(tmp_path))
+    answers["glm-mini"] = HANG
+    code, report = accept("--only", "7,17")
     assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
     hung = [(f["check"], f["part"]) for f in report["findings"] if f["verdict"] == "HANG"]
     assert hung == [(7, "rank 1"), (17, "rank 1")]
     assert asked == list(QUICK)
-    path = next((tmp_path / "acceptance").glob("*.glm-mini_exact.phase.json"))
-    kept = read_half(path, PhaseEvidence)
-    assert "File train.py" in kept.evidence[0].stacks
+    assert "File train.py" in kept("*.glm-mini_exact.phase.json").evidence[0].stacks
 
 
-def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(tmp_path, capsys, monkeypatch):
-    hung = MicroMeasurements(
-        status=Status.HANG, message="rank 1 is late", seconds=1.0, ranks_at_fault=[1], stacks="rank 0:\nFile x"
-    )
+def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(accept, monkeypatch):
+    hung = MicroMeasurements(seconds=1.0, **HANG)
     monkeypatch.setattr(measurements, "micro_measurements", lambda *_arguments: (hung, None))
-    code, report = accept(capsys, "--only", "1,17", "--results", str(tmp_path))
+    code, report = accept("--only", "1,17")
     assert code == exit_codes.EXECUTION_FAILED
-    (found,) = [f for f in report["findings"] if f["check"] == 17 and f["verdict"] == "HANG"]
-    assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 is late; stacks of rank 0 in the record")
+    found = only(report, check=17, verdict="HANG")
+    assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 fell back; stacks of rank 0 in the record")
 
 
 @pytest.mark.parametrize(
     ("before", "device", "code"),
     [("NVIDIA H200, NVIDIA H200", [], 3), ("NVIDIA H200, NVIDIA H200", ["--device", "cpu"], 0), ("none", [], 0)],
 )
-def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, capsys, launches, monkeypatch, before, device, code):
+@pytest.mark.usefixtures("launches")
+def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, accept, monkeypatch, before, device, code):
     own = battery_record.opening("", "quick", {}, 0.0)
     if own.hardware["gpus"] != "none":
         pytest.skip("NOT RUN: this machine has GPUs")
@@ -129,70 +169,67 @@ def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, capsys, launches, m
         earlier = msgspec.structs.replace(own, id="20000101T000000Z", hardware=own.hardware | {"gpus": before})
         then.setattr(battery_record, "opening", lambda *_arguments: earlier)
         battery_record.BatteryRecord(tmp_path, profile="quick", options={}).close(Decision.ACCEPTED, [], {})
-    ended, report = accept(capsys, "--only", "0,7", *device, "--results", str(tmp_path))
-    (found,) = [f for f in report["findings"] if f["subject"] == "devices"]
+    ended, report = accept("--only", "0,7", *device)
+    found = only(report, subject="devices")
     assert (ended, found["verdict"]) == (code, "INVALID" if code else "PASS")
     assert found["part"] == (f"GPUs: none in place of {before}" if code else "")
 
 
-def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(planned_phases, "competitors", lambda: ([Competitor(pid=7, name="other", cores=1.0)], 0.5))
-    code, report = accept(capsys, "--only", "0", "--results", str(tmp_path))
+def test_a_competing_process_is_named_and_the_verdict_left_open(accept, monkeypatch):
+    monkeypatch.setattr(planned_phases, "competitors", lambda: OTHER)
+    code, report = accept("--only", "0")
     assert code == exit_codes.INCONCLUSIVE
     assert "environment INVALID: other processes: other (pid 7) 100% of a core" in report["summary"]
     assert report["summary"].count("INVALID") == 2  # the part, and the count
-    assert accept(capsys, "--only", "0", "--others", "0.6", "--results", str(tmp_path))[0] == exit_codes.PASS
+    assert accept("--only", "0", "--others", "0.6")[0] == exit_codes.PASS
 
 
-def test_where_nothing_ran_the_exit_code_is_3(tmp_path, capsys):
-    code, report = accept(capsys, "--only", "4", "--results", str(tmp_path))
+def test_where_nothing_ran_the_exit_code_is_3(accept):
+    code, report = accept("--only", "4")
     assert (code, {f["verdict"] for f in report["findings"]}) == (exit_codes.INCONCLUSIVE, {"NOT RUN"})
 
 
-def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches, monkeypatch):
+def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, accept, printed, launches):
     asked, answers = launches
     answers["glm-mini"] = {"status": Status.INTERRUPTED}
-    arguments = ["--only", "0,7", "--results", str(tmp_path)]
-    assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
-    assert "accept --resume goes on" in capsys.readouterr().err
-    assert asked == ["bloom-mini", "glm-mini"]
+    arguments = ["--only", "0,7"]
+    code, _, err = printed(*arguments)
+    assert (code, asked) == (exit_codes.INTERRUPTED, ["bloom-mini", "glm-mini"])
+    assert "accept --resume goes on" in err
     answers.clear()
-    assert main(["accept", *arguments, "--devices", "2", "--resume"]) == exit_codes.BAD_INPUT
-    assert "--resume: nothing to resume" in capsys.readouterr().err
-    other = accept(capsys, *arguments, "--devices", "2", "--resume-if-any")[1]
+    code, _, err = printed(*arguments, "--devices", "2", "--resume")
+    assert (code, "--resume: nothing to resume" in err) == (exit_codes.BAD_INPUT, True)
+    other = accept(*arguments, "--devices", "2", "--resume-if-any")[1]
     assert other["notes"] == ["nothing to resume: a new battery"]
     asked.clear()
-    code, report = accept(capsys, *arguments, "--resume")
-    assert code == exit_codes.PASS
-    assert asked == list(QUICK[1:])
+    code, report = accept(*arguments, "--resume")
+    assert (code, asked) == (exit_codes.PASS, list(QUICK[1:]))
     assert report["notes"] == [f"resumed {report['id']}"]
     records = sorted((tmp_path / "acceptance").iterdir())
-    assert main(["accept", *arguments, "--resume"]) == exit_codes.BAD_INPUT
+    assert printed(*arguments, "--resume")[0] == exit_codes.BAD_INPUT
     assert sorted((tmp_path / "acceptance").iterdir()) == records
 
 
 def test_in_an_environment_that_is_invalid_at_once_it_can_stop_before_it_measures(
-    tmp_path, capsys, launches, monkeypatch
+    accept, printed, launches, monkeypatch
 ):
     asked, _ = launches
-    busy = [Competitor(pid=7, name="other", cores=1.0)]
-    monkeypatch.setattr(planned_phases, "competitors", lambda: (busy, 0.5))
-    arguments = ["--only", "0,7", "--results", str(tmp_path)]
-    code, report = accept(capsys, *arguments, "--stop-if-invalid")
+    monkeypatch.setattr(planned_phases, "competitors", lambda: OTHER)
+    arguments = ["--only", "0,7"]
+    code, report = accept(*arguments, "--stop-if-invalid")
     assert (code, asked) == (exit_codes.INCONCLUSIVE, [])
-    assert {(f["check"], f["verdict"]) for f in report["findings"] if f["check"] == 7} == {(7, "NOT RUN")}
+    assert {f["verdict"] for f in report["findings"] if f["check"] == 7} == {"NOT RUN"}
     assert report["notes"] == ["stopped before anything was measured: the environment is invalid"]
-    assert main(["accept", *arguments]) == exit_codes.INCONCLUSIVE
-    err = " ".join(capsys.readouterr().err.split())
+    code, _, err = printed(*arguments)
+    assert (code, asked) == (exit_codes.INCONCLUSIVE, list(QUICK))
     assert "environment INVALID: other processes: other (pid 7) 100% of a core" in err
     assert "--stop-if-invalid would end here" in err
-    assert asked == list(QUICK)
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
-    assert main(["accept", *arguments, "--stop-if-invalid"]) == exit_codes.PASS
+    assert printed(*arguments, "--stop-if-invalid")[0] == exit_codes.PASS
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, capsys, launches, monkeypatch, stale):
+def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, printed, launches, monkeypatch, stale):
     _, answers = launches
     measured = []
     here = fingerprint("cpu")
@@ -209,92 +246,73 @@ def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, 
 
     monkeypatch.setattr(measurements, "micro_measurements", micro)
     answers["gpt2-mini"] = {"status": Status.INTERRUPTED}
-    arguments = ["--only", "3,8", "--miniatures", "gpt2-mini", "--results", str(tmp_path)]
-    assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
+    arguments = ["--only", "3,8", "--miniatures", "gpt2-mini"]
+    assert printed(*arguments)[0] == exit_codes.INTERRUPTED
     answers.clear()
-    assert main(["accept", *arguments, "--resume"]) == exit_codes.INCONCLUSIVE
-    err = capsys.readouterr().err
+    code, _, err = printed(*arguments, "--resume")
+    assert code == exit_codes.INCONCLUSIVE
     assert ("not used: " in err and "a machine profile of another machine" in err) == stale
     assert len(measured) == 1 + stale
 
 
-def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, capsys, monkeypatch):
-    def probed(*_arguments, **_options):
-        rates = [1e9, 1e9]
-        from suite.acceptance.evidence import Exchange
-
-        return ProbeResult(
-            status=Status.OK,
-            message="",
-            ranks_at_fault=[],
-            seconds=1.0,
-            exchanges=[
-                Exchange(rank=rank, peer=peer, bytes_per_second=speed[0] * rate, wrong=0, first="")
-                for rank, rate in enumerate(rates)
-                for peer in (1 - rank, None)
-            ],
-        )
-
+def test_values_of_accepted_batteries_are_the_past_of_the_next_one(accept, monkeypatch):
     speed = [1.0]
+
+    def probed(*_arguments, **_options):
+        exchanges = [
+            Exchange(rank=rank, peer=peer, bytes_per_second=speed[0] * 1e9, wrong=0, first="")
+            for rank in (0, 1)
+            for peer in (1 - rank, None)
+        ]
+        return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
+
     monkeypatch.setattr(measurements, "probe_result", probed)
-    arguments = ["--only", "0,5", "--results", str(tmp_path)]
     codes, seen = [], []
     for speed[0] in (1.0, 1.01, 0.99, 0.9):
-        code, report = accept(capsys, *arguments)
+        code, report = accept("--only", "0,5")
         codes.append(code)
-        seen += [(f["verdict"], f["source"]) for f in report["findings"] if f["subject"] == "link 0-1"]
+        link = only(report, subject="link 0-1")
+        seen.append((link["verdict"], link["source"]))
     assert codes == [0, 0, 0, exit_codes.FAIL]
     assert seen[0] == ("NOT RUN", "")
     assert seen[1] == ("PASS", "median of 1 accepted battery of this node, spread unknown")
     assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 1.0%")
-    code, report = accept(capsys, *arguments, "--ranks", "1")
-    (link,) = [f for f in report["findings"] if f["subject"] == "link 0-1"]
-    assert (code, link["verdict"]) == (exit_codes.PASS, "NOT RUN")  # of other ranks
+    code, report = accept("--only", "0,5", "--ranks", "1")
+    assert (code, only(report, subject="link 0-1")["verdict"]) == (exit_codes.PASS, "NOT RUN")  # of other ranks
 
 
-def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
-    _, answers = launches
-    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+def test_junit_and_summary_say_what_the_report_says(tmp_path, printed, launches):
+    launches[1]["glm-mini"] = UNEQUAL
     file = tmp_path / "a.xml"
-    arguments = ["--only", "0,7,12", "--results", str(tmp_path), "--junit", str(file), "--summary"]
-    assert main(["accept", *arguments]) == exit_codes.FAIL
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
+    code, out, _ = printed("--only", "0,7,12", "--junit", str(file), "--summary")
+    assert (code, out.count("\n")) == (exit_codes.FAIL, 1)
     assert len(out) <= _SUMMARY_CHARACTERS + 1
     assert out.startswith("quick: rejected: exact figures FAIL: software")
     (suite,) = ElementTree.parse(file).getroot()
-    cases = suite.findall("testcase")
     assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
-    assert len(cases) == int(suite.get("tests", "0"))
+    assert suite.get("tests") == str(len(suite.findall("testcase")))
 
 
-def test_a_rejected_node_is_told_since_when(tmp_path, capsys, launches):
-    _, answers = launches
-    arguments = ["--only", "0,7", "--results", str(tmp_path)]
-    good = accept(capsys, *arguments)[1]
-    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
-    first = accept(capsys, *arguments)[1]
+def test_a_rejected_node_is_told_since_when(accept, printed, launches):
+    good = accept("--only", "0,7")[1]
+    launches[1]["glm-mini"] = UNEQUAL
+    first = accept("--only", "0,7")[1]
     assert re.search(rf"good until \d{{4}}-\d\d-\d\d \d\d:\d\d UTC \(battery {good['id']}\)", first["summary"])
     assert "bad since" not in first["summary"]
-    second = accept(capsys, *arguments)[1]
-    (bad,) = [f for f in second["findings"] if f["verdict"] == "FAIL"]
+    second = accept("--only", "0,7")[1]
+    bad = only(second, verdict="FAIL")
     assert (bad["good_until"]["battery"], bad["bad_since"]["battery"]) == (good["id"], first["id"])
     assert len(second["summary"]) <= _SUMMARY_CHARACTERS
-    main(["accept", *arguments])
-    out = capsys.readouterr().out
+    out = printed("--only", "0,7")[1]
     assert "1 differ: messages" in out
     assert f"(battery {first['id']})\n" in out
 
 
 def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
     past = PastBattery(battery="B" * 40, finished=0.0)
-    bad = [
-        CheckFinding(
-            check=7, subject="x", verdict=CheckVerdict.FAIL, part=f"part {number} " + "p" * 80, good_until=past
-        )
-        for number in range(3)
-    ]
+    fail = {"check": 7, "subject": "x", "verdict": CheckVerdict.FAIL, "good_until": past}
+    bad = [CheckFinding(part=f"part {number} " + "p" * 80, **fail) for number in range(3)]
     usual = {"id": "i", "profile": "quick", "decision": Decision.REJECTED, "notes": [], "seconds": 1.0, "record": "r"}
     one, three = (summary(BatteryReport(findings=bad[:count], **usual)) for count in (1, 3))
     assert f"good until 1970-01-01 00:00 UTC (battery {'B' * 40})" in one
@@ -303,19 +321,16 @@ def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
     assert max(len(one), len(three)) <= _SUMMARY_CHARACTERS
 
 
-def test_all_findings_are_printed_as_a_table(tmp_path, capsys, launches):
-    assert main(["accept", "--only", "0,7", "--all", "--results", str(tmp_path)]) == exit_codes.PASS
-    out = capsys.readouterr().out
+def test_the_verdict_comes_first_with_part_and_evidence_and_all_findings_as_a_table(printed, launches):
+    code, out, _ = printed("--only", "0,7", "--all")
+    assert code == exit_codes.PASS
     assert "exact figures" in out
     assert "40 figures equal" in out
     assert out.splitlines()[-1].startswith("quick: accepted (")
-
-
-def test_the_verdict_comes_first_with_part_and_evidence(tmp_path, capsys, launches):
-    _, answers = launches
-    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
-    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.FAIL
-    lines = capsys.readouterr().out.splitlines()
+    launches[1]["glm-mini"] = UNEQUAL
+    code, out, _ = printed("--only", "0,7")
+    lines = out.splitlines()
+    assert code == exit_codes.FAIL
     assert lines[0] == "rejected: software: another amount of work than predicted"
     assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, glm-mini)"
     assert lines[2].strip() == "expected: arithmetic"
@@ -335,35 +350,33 @@ def found(verdict, check=1, part="", **rest):
     return CheckFinding(check=check, subject="x", verdict=verdict, part=part, evidence="e" * 500, **rest)
 
 
-@pytest.mark.parametrize("verdict", [CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.INVALID])
-def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are(verdict):
+def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are():
     rate = {"measured": 9e10, "expected": 1e11, "ratio": 0.9, "warn": 0.95, "fail": 0.8, "source": "s" * 500}
-    findings = [found(verdict, check, f"part {check}", unit="flop/s", **rate) for check in range(18)]
-    lines = [line for line in short_form(*findings, found(CheckVerdict.WARN)) if line.strip("ens. ;")]
-    assert len(lines) <= 15
-    assert any("got 90 Gflop/s, expected 100 Gflop/s (+11.1%)" in line for line in lines)
+    wrong = []
+    for verdict in (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.INVALID):
+        findings = [found(verdict, check, f"part {check}", unit="flop/s", **rate) for check in range(18)]
+        lines = [line for line in short_form(*findings, found(CheckVerdict.WARN)) if line.strip("ens. ;")]
+        said = any("got 90 Gflop/s, expected 100 Gflop/s (+11.1%)" in line for line in lines)
+        if len(lines) > 15 or not said:
+            wrong.append((verdict, lines))
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"ratio": 0.6, "warn": 0.7, "fail": 0.7}, "got 0.600, fails below 0.7"),
-        ({"ratio": 0.12, "warn": 0.05, "fail": 0.1}, "got 0.120, fails above 0.1"),
-        ({"ratio": 1.3, "warn": 1.05, "fail": 1.1}, "got 1.300, fails above 1.1"),
-        ({"ratio": 0.9, "warn": 0.965}, "got 0.900, warns below 0.965"),
-        (
-            {"measured": 9, "expected": 10, "ratio": 0.9, "warn": 0.95, "fail": 0.8},
-            "got 9, expected 10 (+11.1%), fails above +25.0%",
-        ),
-        (
-            {"measured": 11, "expected": 10, "ratio": 1.1, "warn": 1.05, "fail": 1.25},
-            "got 11, expected 10 (-9.1%), fails below -20.0%",
-        ),
-        ({"measured": 0.37, "expected": 0.0, "fail": 0.05}, "got 0.37, expected 0, fails above 0.05"),
-    ],
-)
-def test_a_threshold_is_printed_with_its_bad_side(limits, words):
-    assert comparison(found(CheckVerdict.FAIL, **limits)) == words
+def test_a_threshold_is_printed_with_its_bad_side():
+    table = {
+        "got 0.600, fails below 0.7": {"ratio": 0.6, "warn": 0.7, "fail": 0.7},
+        "got 0.120, fails above 0.1": {"ratio": 0.12, "warn": 0.05, "fail": 0.1},
+        "got 1.300, fails above 1.1": {"ratio": 1.3, "warn": 1.05, "fail": 1.1},
+        "got 0.900, warns below 0.965": {"ratio": 0.9, "warn": 0.965},
+        "got 9, expected 10 (+11.1%), fails above +25.0%": {
+            **{"measured": 9, "expected": 10, "ratio": 0.9, "warn": 0.95, "fail": 0.8}
+        },
+        "got 11, expected 10 (-9.1%), fails below -20.0%": {
+            **{"measured": 11, "expected": 10, "ratio": 1.1, "warn": 1.05, "fail": 1.25}
+        },
+        "got 0.37, expected 0, fails above 0.05": {"measured": 0.37, "expected": 0.0, "fail": 0.05},
+    }
+    assert [comparison(found(CheckVerdict.FAIL, **limits)) for limits in table.values()] == list(table)
 
 
 def test_an_invalid_environment_is_explained_and_the_times_it_made_invalid_are_counted():
@@ -374,38 +387,31 @@ def test_an_invalid_environment_is_explained_and_the_times_it_made_invalid_are_c
     assert any("1 PASS, 2 INVALID" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--profile", "fast"], "unknown profile; got 'fast'"),
-        (["--only", "99"], "unknown check; got '99'"),
-        (["--only", "7", "--skip", "7"], "no check is left"),
-        (["--miniatures", "bloom"], "unknown miniature; got 'bloom'"),
-        (["--others", "2"], "share of the processors; got 2.0"),
-        (["--devices", "0"], "devices; got 0"),
-        (["--minutes", "0"], "time limit; got 0.0"),
-        (["--resume"], "nothing to resume"),
-        (["--ranks", "999"], "ranks; got 999"),
-        (["--fleet", "/nonexistent"], "the fleet is no directory"),
-        (["--junit", "/nonexistent/a.xml"], "cannot write: No such file or directory"),
-        (["--junit", "/proc"], "cannot write: Is a directory"),
-        (["--junit", "/proc/a.xml"], "cannot write"),
-        (["--device", "cuda"], "no CUDA device here"),
-        (["--results", "/proc/nowhere"], "cannot write to the results directory"),
-    ],
-)
-def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, words, tmp_path, capsys):
-    if "--results" not in arguments:
-        arguments = [*arguments, "--results", str(tmp_path)]
-    assert main(["accept", *arguments]) == exit_codes.BAD_INPUT
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert words in err
-    assert list(tmp_path.iterdir()) == []
+REFUSED = [
+    ("--profile fast", "unknown profile; got 'fast'"),
+    ("--only 99", "unknown check; got '99'"),
+    ("--only 7 --skip 7", "no check is left"),
+    ("--miniatures bloom", "unknown miniature; got 'bloom'"),
+    ("--others 2", "share of the processors; got 2.0"),
+    ("--devices 0", "devices; got 0"),
+    ("--minutes 0", "time limit; got 0.0"),
+    ("--resume", "nothing to resume"),
+    ("--ranks 999", "ranks; got 999"),
+    ("--fleet /nonexistent", "the fleet is no directory"),
+    ("--junit /nonexistent/a.xml", "cannot write: No such file or directory"),
+    ("--junit /proc", "cannot write: Is a directory"),
+    ("--junit /proc/a.xml", "cannot write"),
+    ("--device cuda", "no CUDA device here"),
+]
 
 
-def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_path, capsys, launches, monkeypatch):
+def test_a_bad_argument_is_one_line_and_exit_code_2(not_refused):
+    assert not_refused("accept", REFUSED, "--results RESULTS") == []
+    assert not_refused("accept", [("--results /proc/nowhere", "cannot write to the results directory")]) == []
+
+
+@pytest.mark.usefixtures("launches")
+def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_path, accept, kept, monkeypatch):
     write = store.write_new
 
     def full(path, data):
@@ -414,28 +420,29 @@ def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_
         write(path, data)
 
     monkeypatch.setattr(store, "write_new", full)
-    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    code, report = accept("--only", "0,7")
     assert code == exit_codes.EXECUTION_FAILED
     assert "cannot write a phase: No space left on device" in report["findings"][0]["evidence"]
     assert sorted(path.suffixes[0] for path in (tmp_path / "acceptance").iterdir()) == [".begin", ".end"]
-    (path,) = (tmp_path / "acceptance").glob("*.end.json")
-    assert read_half(path, BatteryEnd).decision is Decision.EXECUTION_FAILED
+    assert kept("*.end.json", BatteryEnd).decision is Decision.EXECUTION_FAILED
 
 
-def test_a_verdict_is_written_where_a_file_system_has_no_links(tmp_path, capsys, launches, monkeypatch):
+@pytest.mark.usefixtures("launches")
+def test_a_verdict_is_written_where_a_file_system_has_no_links(tmp_path, accept, monkeypatch):
     def no_links(*_arguments):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_links)
-    assert accept(capsys, "--only", "0,7", "--results", str(tmp_path))[0] == exit_codes.PASS
+    assert accept("--only", "0,7")[0] == exit_codes.PASS
     assert len(list((tmp_path / "acceptance").glob("*.end.json"))) == 1
     assert list((tmp_path / "acceptance").glob(".*")) == []
 
 
-def test_a_report_is_printed_where_its_junit_file_cannot_be_written_any_more(tmp_path, capsys, launches, monkeypatch):
+@pytest.mark.usefixtures("launches")
+def test_a_report_is_printed_where_its_junit_file_cannot_be_written_any_more(tmp_path, accept, monkeypatch):
     file = tmp_path / "a.xml"
     monkeypatch.setattr(accept_module, "junit", lambda _report: file.mkdir() or "")
-    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path), "--junit", str(file))
+    code, report = accept("--only", "0,7", "--junit", str(file))
     assert (code, report["decision"]) == (exit_codes.PASS, "accepted")
 
 
@@ -443,7 +450,8 @@ def test_a_report_is_printed_where_its_junit_file_cannot_be_written_any_more(tmp
 def slow_launches(monkeypatch):
     """Launches that the guard ends where their numbers are in the set; the others end at once."""
     monkeypatch.setattr(context, "LEAST_BUDGET_SECONDS", 0.0)
-    monkeypatch.setitem(starts.STATED, "cpu", starts.STATED["cpu"]._replace(launch=1e-9, step=0.0))
+    at_once = starts.STATED["cpu"]._replace(launch=1e-9, step=0.0, tokenising=0.0)
+    monkeypatch.setitem(starts.STATED, "cpu", at_once)
     slow: set[int] = set()
     made: list[str] = []
 
@@ -452,11 +460,15 @@ def slow_launches(monkeypatch):
         if len(made) in slow:
             on_event(0, None)
             raise AssertionError("the guard did not end it")
-        usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40, "others_share": 0.9}
-        return MiniatureLaunch(run=name, purpose=purpose, record="r", seconds=1.0, **usual)
+        return ended(name, purpose, others_share=0.9)
 
     monkeypatch.setattr(measurements, "miniature_launch", launched)
     return slow, made
+
+
+def leave(seconds, monkeypatch):
+    """Let a battery believe that so many seconds are left."""
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: seconds))
 
 
 @pytest.mark.parametrize(
@@ -469,93 +481,78 @@ def slow_launches(monkeypatch):
     ],
 )
 def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
-    tmp_path, capsys, monkeypatch, slow_launches, numbers, left, code, verdict, words
+    accept, monkeypatch, slow_launches, numbers, left, code, verdict, words
 ):
     slow, made = slow_launches
     slow |= numbers
-    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: left))
-    ended, report = accept(capsys, "--only", "7,17", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    leave(left, monkeypatch)
+    exit_code, report = accept("--only", "7,17", "--miniatures", "glm-mini")
     assert made == ["glm-mini"] * (1 if left < 0 else 2 if 2 in numbers else 3)
     (found,) = [f for f in report["findings"] if f["check"] == 17 and f["subject"] != "phases"]
-    assert (ended, found["verdict"]) == (code, verdict)
+    assert (exit_code, found["verdict"]) == (code, verdict)
     assert found["subject"] == "glm-mini exact"
     assert "still making progress" in found["evidence"]
     assert words in found["evidence"]
-    (figures,) = [f for f in report["findings"] if f["check"] == 7]
     measured = "PASS" if 3 in numbers or (2 not in numbers and left > 0) else "INCONCLUSIVE"
-    assert figures["verdict"] == measured
+    assert only(report, check=7)["verdict"] == measured
 
 
 def test_what_a_slow_phase_leaves_unmeasured_is_no_acceptance_where_the_guard_is_not_asked_for(
-    tmp_path, capsys, monkeypatch, slow_launches
+    accept, monkeypatch, slow_launches
 ):
-    slow, _ = slow_launches
-    slow |= {1}
-    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: -1.0))
-    code, report = accept(capsys, "--only", "7,12", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    slow_launches[0].add(1)
+    leave(-1.0, monkeypatch)
+    code, report = accept("--only", "7,12", "--miniatures", "glm-mini")
     assert (code, report["decision"]) == (exit_codes.INCONCLUSIVE, "not decidable")
-    (figures,) = [f for f in report["findings"] if f["check"] == 7]
+    figures = only(report, check=7)
     assert (figures["verdict"], figures["part"]) == ("INCONCLUSIVE", "time limit")
     assert figures["evidence"].startswith("glm-mini exact slow after ")
 
 
-def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, capsys, monkeypatch, slow_launches):
+def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(accept, monkeypatch, slow_launches):
     slow, made = slow_launches
     slow |= {1}
     first = measurements.miniature_launch
 
     def hangs_again(name, purpose, **options):
-        one = first(name, purpose, **options)
-        return msgspec.structs.replace(one, status=Status.HANG, ranks_at_fault=[1], message="rank 1 is late")
+        return msgspec.structs.replace(first(name, purpose, **options), **HANG)
 
     monkeypatch.setattr(measurements, "miniature_launch", hangs_again)
-    code, report = accept(capsys, "--only", "7,17", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    code, report = accept("--only", "7,17", "--miniatures", "glm-mini")
     assert made == ["glm-mini"] * 2
     assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
     found = [(f["check"], f["verdict"]) for f in report["findings"] if f["subject"].startswith("glm-mini")]
     assert found == [(7, "INCONCLUSIVE"), (7, "HANG"), (17, "INCONCLUSIVE"), (17, "HANG")]
 
 
-def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_path, capsys, slow_launches):
+def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(accept, kept, slow_launches):
     slow, made = slow_launches
     slow |= {3, 6}
-    code, report = accept(capsys, "--only", "0,11,17", "--miniatures", "glm-mini", "--results", str(tmp_path))
+    code, report = accept("--only", "0,11,17", "--miniatures", "glm-mini")
     assert made == ["glm-mini"] * 3  # in an invalid environment a slow phase is not judged, nor run again
-    (around,) = [f for f in report["findings"] if f["subject"] == "other processes"]
-    assert (code, around["verdict"]) == (exit_codes.INCONCLUSIVE, "INVALID")
-    path = next((tmp_path / "acceptance").glob("*.glm-mini_times.phase.json"))
-    kept = read_half(path, PhaseEvidence).evidence
-    assert [one.outcome if isinstance(one, PhaseTiming) else one.status for one in kept] == ["ok", "ok", "slow"]
+    assert (code, only(report, subject="other processes")["verdict"]) == (exit_codes.INCONCLUSIVE, "INVALID")
+    evidence = kept("*.glm-mini_times.phase.json").evidence
+    assert [one.outcome if isinstance(one, PhaseTiming) else one.status for one in evidence] == ["ok", "ok", "slow"]
 
 
 @pytest.mark.parametrize(("again", "code", "verdict"), [(1.3, exit_codes.FAIL, "FAIL"), (1.0, exit_codes.PASS, "WARN")])
-def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeypatch, again, code, verdict):
+def test_a_re_run_that_does_not_fit_has_fewer_launches(accept, monkeypatch, again, code, verdict):
     made = []
 
     def launched(name, purpose, **_options):
         made.append(purpose)
-        slow = 1.3 if len(made) <= 5 else again
-        return MiniatureLaunch(
-            run=name,
-            purpose=purpose,
-            status=Status.OK,
-            message="",
-            ranks_at_fault=[],
-            record="",
-            seconds=1.0,
-            exact=36,
-            step_seconds=1.0 + len(made) / 1000,
-            compute_seconds=[1.0, slow + len(made) / 1000],
-        )
+        more = len(made) / 1000
+        times = {"step_seconds": 1.0 + more, "compute_seconds": [1.0, (1.3 if len(made) <= 5 else again) + more]}
+        return ended(name, purpose, **times)
 
     monkeypatch.setattr(measurements, "miniature_launch", launched)
-    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 3.5))
-    ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
+    leave(3.5, monkeypatch)
+    exit_code, report = accept("--only", "11", "--miniatures", "gpt2-mini")
     assert made == ["times"] * (5 + 3 + (0 if verdict == "FAIL" else 3))
-    assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
+    assert (exit_code, report["findings"][0]["verdict"]) == (code, verdict)
 
 
-def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, monkeypatch):
+def test_replays_reach_the_vote_as_the_ranks_reported_them(accept, monkeypatch):
     def probed(*_arguments, replays, exchanges, soak, **_options):
         assert (replays, exchanges, soak) == (True, False, False)
         hashes = [
@@ -568,6 +565,6 @@ def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, mon
         return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, replays=hashes)
 
     monkeypatch.setattr(measurements, "probe_result", probed)
-    code, report = accept(capsys, "--only", "14", "--results", str(tmp_path))
+    code, report = accept("--only", "14")
     assert code == exit_codes.FAIL
     assert report["findings"][0]["part"] == "rank 1: arithmetic or memory"

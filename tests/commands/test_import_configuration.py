@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return written(Path("config.json"), CONFIGURATION).name
 
 
-def test_the_file_is_a_run_of_the_published_size(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_a_run_of_the_published_size(configuration, capsys, said):
     assert main(["import", configuration, "--sequence", "8192", "--output", "my_run.toml"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
@@ -36,20 +35,17 @@ def test_the_file_is_a_run_of_the_published_size(configuration: str, capsys: pyt
     run = load(Path("my_run.toml"))
     assert parameter_count(run.architecture) == PARAMETERS
     assert (run.architecture.sequence, run.recipe.init_std) == (8192, 0.02)
-    assert main(["show", "my_run.toml"]) == 0
-    assert "8,030,261,248 parameters" in capsys.readouterr().out
-    assert main(["predict", "my_run.toml", "--layout", "dp8,zero3"]) == 0
-    assert "memory: recipe.precision is needed" in " ".join(capsys.readouterr().out.split())
+    assert "8,030,261,248 parameters" in said("show", "my_run.toml")
+    predicted = said("predict", "my_run.toml", "--layout", "dp8,zero3")
+    assert "memory: recipe.precision is needed" in " ".join(predicted.split())
 
 
-def test_without_an_output_the_file_is_printed_alone(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", configuration]) == 0
-    out, _ = capsys.readouterr()
-    Path("printed.toml").write_text(out, encoding="utf-8")
+def test_without_an_output_the_file_is_printed_alone(configuration, said):
+    Path("printed.toml").write_text(said("import", configuration), encoding="utf-8")
     assert load(Path("printed.toml")).architecture.sequence == 131072
 
 
-def test_a_recipe_is_borrowed_as_an_assumption_and_makes_a_miniature(configuration: str) -> None:
+def test_a_recipe_is_borrowed_as_an_assumption_and_makes_a_miniature(configuration):
     assert (
         main(["import", configuration, "--sequence", "8192", "--recipe", "llama2-70b", "--output", "my_run.toml"]) == 0
     )
@@ -59,46 +55,35 @@ def test_a_recipe_is_borrowed_as_an_assumption_and_makes_a_miniature(configurati
         if fact.source.startswith("borrowed "):
             assert (fact.kind, fact.value) == (Kind.ASSUMED, lender.facts[key].value), key
             assert "llama2-70b" in fact.why
-    said = ("recipe.init_std", "recipe.embedding_dropout", "recipe.hidden_dropout", "recipe.attention_dropout")
-    assert all(not run.facts[key].source.startswith("borrowed ") for key in said)
+    own = ("recipe.init_std", "recipe.embedding_dropout", "recipe.hidden_dropout", "recipe.attention_dropout")
+    assert all(not run.facts[key].source.startswith("borrowed ") for key in own)
     assert run.recorded_layout is None
     planned = plan(Request(name="my_run.toml", mini=True, device="cpu", results=Path()))
     assert (planned.name, planned.layout.data_parallel) == ("my-run-mini", 2)
 
 
-def test_json_says_what_was_written(configuration: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", configuration, "--output", "my_run.toml", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["run"], said["parameters"]) == ("my_run.toml", PARAMETERS)
-    assert said["not_used"] == ["_name_or_path", "architectures"]
+def test_json_says_what_was_written(configuration, answered):
+    entry = answered("import", configuration, "--output", "my_run.toml")
+    assert (entry["run"], entry["parameters"]) == ("my_run.toml", PARAMETERS)
+    assert entry["not_used"] == ["_name_or_path", "architectures"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    {
-        ("--output", "run.txt"): "--output: not a run file's name; got run.txt, allowed: one ending in .toml",
-        (
-            "--output",
-            "here.toml",
-        ): "--output: the file exists, and is not overwritten; got here.toml, allowed: a new name",
-        ("--output", "none/a.toml"): "--output: cannot write there: No such file or directory; got none/a.toml",
-        ("--json",): "--json: the run file itself goes to stdout; allowed: with --output",
-    }.items(),
-)
-def test_what_cannot_be_written_is_refused(
-    arguments: tuple[str, ...], line: str, configuration: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+REFUSED = [
+    ("--output run.txt", "--output: not a run file's name; got run.txt, allowed: one ending in .toml\n"),
+    ("--output here.toml", "--output: the file exists, and is not overwritten; got here.toml, allowed: a new name\n"),
+    ("--output none/a.toml", "--output: cannot write there: No such file or directory; got none/a.toml\n"),
+    ("--json", "--json: the run file itself goes to stdout; allowed: with --output\n"),
+]
+
+
+def test_what_cannot_be_written_is_refused(configuration, not_refused):
     Path("here.toml").write_text("mine", encoding="utf-8")
-    assert main(["import", configuration, *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", f"error: {line}\n")
+    assert not_refused(f"import {configuration}", REFUSED) == []
     assert Path("here.toml").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_configuration_that_is_not_described_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_configuration_that_is_not_described_writes_nothing(tmp_path, refused):
     path = written(tmp_path / "config.json", CONFIGURATION | {"hidden_act": "snake"})
-    assert main(["import", str(path), "--output", str(tmp_path / "my_run.toml")]) == 2
-    assert capsys.readouterr().err.startswith(f'error: {path}: hidden_act; got "snake", allowed: silu, ')
+    line = refused("import", str(path), "--output", str(tmp_path / "my_run.toml"))
+    assert line.startswith(f'{path}: hidden_act; got "snake", allowed: silu, ')
     assert not (tmp_path / "my_run.toml").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.run import Workload
-from suite.__main__ import main
 from suite.job.slice import SlicePart
 from suite.predict.analytic.measured_parts import PartSeconds, modelled_parts
 from suite.predict.machine_model.model import run_machine
@@ -54,33 +52,19 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return slower(1.1, tmp_path)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["predict", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["predict", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
-def modelled_seconds(capsys: pytest.CaptureFixture[str]) -> float:
+@pytest.fixture
+def modelled(answered):
     """BLOOM's step without a slice."""
-    assert main(["predict", "bloom-176b", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)["figures"]
+    figures = answered("predict", "bloom-176b")["figures"]
     return next(row["left"] for row in figures if row["quantity"] == "step_seconds" and row["term"] is None)
 
 
 @pytest.mark.usefixtures("record")
 def test_the_first_lines_say_what_was_measured_and_the_step_stands_next_to_the_published_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch, said, modelled
+):
     monkeypatch.setenv("COLUMNS", "400")
-    modelled = modelled_seconds(capsys)
-    lines = printed(capsys, "bloom-176b", "--from", "latest").splitlines()
+    lines = said("predict", "bloom-176b", "--from", "latest").splitlines()
     assert lines[1].startswith("measured on ")
     assert re.search(r"layer [0-9.]+ ms ± 0\.\d% \(modelled [0-9.]+ ms, -9\.09%\)", lines[1])
     assert lines[2].startswith("modelled: embedding, messages, overheads: ")
@@ -96,9 +80,8 @@ def test_the_first_lines_say_what_was_measured_and_the_step_stands_next_to_the_p
     assert modelled * 1.08 < seconds < modelled * 1.1
 
 
-def test_the_prediction_follows_the_slice_in_every_figure(record: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "bloom-176b", "--from", record, "--json"]) == 0
-    entry = json.loads(capsys.readouterr().out)
+def test_the_prediction_follows_the_slice_in_every_figure(record, answered):
+    entry = answered("predict", "bloom-176b", "--from", record)
     found = entry["from"]
     assert found["records"] == [record]
     first = {row["quantity"]: row["left"] for row in reversed(entry["figures"]) if not row["term"] and row["left"]}
@@ -112,39 +95,36 @@ def test_the_prediction_follows_the_slice_in_every_figure(record: str, capsys: p
     assert terms["layer"] > 0.8 * found["step_seconds"]
 
 
-def test_layers_of_the_whole_run_may_lie_in_another_layout_of_the_same_share(
-    record: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = printed(capsys, "bloom-176b", "--from", record, "--layout", "dp16,tp4,pp6")
+def test_layers_of_the_whole_run_may_lie_in_another_layout_of_the_same_share(record, said):
+    text = said("predict", "bloom-176b", "--from", record, "--layout", "dp16,tp4,pp6")
     assert "published 105.2 s on 384 a100-sxm-80gb" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", sorted({*run_names()} - {"palm-540b"}))
-def test_every_slice_that_is_planned_is_one_of_its_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_slice_that_is_planned_is_one_of_its_run(monkeypatch):
     """PaLM has none, as its optimizer is not published. Products in other formats are those of a slice in 16 bits."""
     monkeypatch.setattr("suite.reproduce.slice_memory.free_bytes", lambda: 2**50)
-    planned = slice_plan(Request(name=f"{name}-slice", layers=1, device="cpu", results=Path("results")))
-    assert planned.slice is not None
-    run = reference_run(name)
-    recipe = msgspec.structs.replace(run.recipe, product_format=planned.recipe.product_format)
-    workload = Workload(run.architecture, recipe, planned.slice.layout)
-    job = job_for(planned, CORPUS, "/none")
-    found = {part.name: part for part in sliced_parts(name, workload, [measured(job, times_of(ones(1.0)))])}
-    whole_sequences = planned.layout.context_parallel < planned.slice.layout.context_parallel
-    assert found["layer"].scaled is whole_sequences
-    assert found["layer"].seconds.forward == pytest.approx(0.5 if whole_sequences else 1.0)
-    if recipe != run.recipe:
-        with pytest.raises(InputError, match="--products none asks for it"):
-            sliced_parts(name, workload._replace(recipe=run.recipe), [measured(job, times_of(ones(1.0)))])
+    wrong = []
+    for name in sorted({*run_names()} - {"palm-540b"}):
+        planned = slice_plan(Request(name=f"{name}-slice", layers=1, device="cpu", results=Path("results")))
+        run, of = reference_run(name), planned.slice
+        recipe = msgspec.structs.replace(run.recipe, product_format=planned.recipe.product_format)
+        workload = Workload(run.architecture, recipe, of.layout)
+        taken = [measured(job_for(planned, CORPUS, "/none"), times_of(ones(1.0)))]
+        layer = {part.name: part for part in sliced_parts(name, workload, taken)}["layer"]
+        whole_sequences = planned.layout.context_parallel < of.layout.context_parallel
+        seconds = pytest.approx(0.5 if whole_sequences else 1.0)
+        if layer.scaled is not whole_sequences or layer.seconds.forward != seconds:
+            wrong.append((name, layer))
+        if recipe != run.recipe:
+            with pytest.raises(InputError, match="--products none asks for it"):
+                sliced_parts(name, workload._replace(recipe=run.recipe), taken)
+    assert wrong == []
 
 
-def test_what_another_device_measured_is_not_compared_with_what_was_published(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_device_measured_is_not_compared_with_what_was_published(tmp_path, monkeypatch, said, modelled):
     monkeypatch.setenv("COLUMNS", "400")
     path = stored(tmp_path, slice_job(reference_run("bloom-176b")), times_of(bloom_parts()), cpu="a processor")
-    modelled = modelled_seconds(capsys)
-    text = printed(capsys, "bloom-176b", "--from", str(path))
+    text = said("predict", "bloom-176b", "--from", str(path))
     assert "measured on a processor: layer " in text
     assert "published 105.2 s on 384 a100-sxm-80gb" in text
     assert "not predicted: mfu, hfu, energy: the slice was measured on a processor, no a100-sxm-80gb" in text
@@ -154,28 +134,25 @@ def test_what_another_device_measured_is_not_compared_with_what_was_published(
     assert "105.2" not in step
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("gpt2-124m",), "not a slice of this run; got a slice of bloom-176b, not gpt2-124m"),
-        (("bloom-176b", "--layout", "dp16,tp2,pp12"), "tensor_parallel 4, not 2 as in dp16,tp2,pp12"),
-        (("bloom-176b", "--choices"), "--from: is of one layout"),
-        (("bloom-176b", "gpt2-124m"), "--from: is of one run"),
-        (("bloom-mini",), "--from: is for recorded runs and run files; got --from with the miniature bloom-mini"),
-        (("llama3.1-405b", "--layout", "dp1,offload"), "--from: no step time of the run is predicted"),
-    ],
-)
-def test_what_does_not_go_with_a_slice_is_refused_in_a_line(
-    record: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    assert words in refused(capsys, *arguments, "--from", record)
+REFUSED = [
+    ("gpt2-124m", "not a slice of this run; got a slice of bloom-176b, not gpt2-124m"),
+    ("bloom-176b --layout dp16,tp2,pp12", "tensor_parallel 4, not 2 as in dp16,tp2,pp12"),
+    ("bloom-176b --choices", "--from: is of one layout"),
+    ("bloom-176b gpt2-124m", "--from: is of one run"),
+    ("bloom-mini", "--from: is for recorded runs and run files; got --from with the miniature bloom-mini"),
+    ("llama3.1-405b --layout dp1,offload", "--from: no step time of the run is predicted"),
+]
 
 
-def test_records_of_no_slice_and_of_none_that_ended_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_go_with_a_slice_is_refused_in_a_line(record, not_refused):
+    assert not_refused("predict", REFUSED, f"--from {record}") == []
+
+
+def test_records_of_no_slice_and_of_none_that_ended_are_refused(tmp_path, refused):
     whole = next(iter(Path("results/recorded/records/bloom-mini").glob("*.begin.json")))
-    assert "no slice: a record of a whole launch; got bloom-mini" in refused(capsys, "bloom-176b", "--from", str(whole))
+    assert "no slice: a record of a whole launch; got bloom-mini" in refused(
+        "predict", "bloom-176b", "--from", str(whole)
+    )
     failed = stored(tmp_path, slice_job(reference_run("bloom-176b")), None)
-    assert "a slice that measured nothing; got oom" in refused(capsys, "bloom-176b", "--from", str(failed))
-    assert "no such record" in refused(capsys, "bloom-176b", "--from", "nonsense")
+    assert "a slice that measured nothing; got oom" in refused("predict", "bloom-176b", "--from", str(failed))
+    assert "no such record" in refused("predict", "bloom-176b", "--from", "nonsense")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from reference_runs.accelerator import ACCELERATORS
 from reference_runs.catalog import RUNS, miniatures, reference_run, run_names
-from suite.__main__ import main
 from suite.metrics.figures import Quantity
-from suite.paths import ROOT
 from suite.predict.machine_model.model import expected_error
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import bar
@@ -26,29 +22,29 @@ from suite.report.terminal.tables import bar
 TOO_LARGE = ("deepseek-v3", "llama3.1-405b", "llama3.1-8b")
 
 
-def objects(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
-    assert main(["predict", *arguments, "--json"]) == code
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+@pytest.fixture
+def text(said):
+    """A function that runs `predict`, and returns what it printed."""
+    return partial(said, "predict")
 
 
-def text(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(["predict", *arguments]) == code
-    return capsys.readouterr().out
+@pytest.fixture
+def answer(answered):
+    """A function that runs `predict --json` of one run, and returns its object."""
+    return partial(answered, "predict")
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["predict", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
+def whole(entry, *quantities):
+    """Predicted values of the whole job, by quantity."""
+    rows = [row for row in entry["figures"] if row["stage"] is None and row["term"] is None]
+    found = {row["quantity"]: row["left"] for row in reversed(rows)}
+    return [found[name] for name in quantities] if quantities else found
 
 
-def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = objects(capsys, *run_names(), code=1)
-    assert [entry["run"] for entry in answer] == run_names()
-    for entry in answer:
+def test_one_object_a_line_in_the_stable_form_with_the_recorded_parameters(text):
+    entries = [json.loads(line) for line in text(*run_names(), "--json", code=1).splitlines()]
+    assert [entry["run"] for entry in entries] == run_names()
+    for entry in entries:
         timed = any(row["quantity"] == "step_seconds" and row["left"] is not None for row in entry["figures"])
         keys = {"run", "status", "verdict", "record", "figures"}
         keys |= {"stack", "memory"} if reference_run(entry["run"]).cluster else set()
@@ -65,29 +61,24 @@ def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]
         for row in entry["figures"]:
             assert row["quantity"] in set(Quantity)
             assert row["left"] is None or row["left"] >= 0
-
-
-def test_the_parameters_of_every_run_equal_the_recorded_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    for entry in objects(capsys, *run_names(), code=1):
         row = next(row for row in entry["figures"] if row["quantity"] == "parameters")
         assert row["left"] == row["right"] == reference_run(entry["run"]).reported.parameters
         assert row["difference"] == 0
 
 
-def test_every_stage_has_its_row(capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = objects(capsys, "mt-nlg-530b")
+def test_every_stage_has_its_row(answer):
+    entry = answer("mt-nlg-530b")
     stages = [row["stage"] for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["term"] is None]
     assert stages == [None, *range(35)]
-    (entry,) = objects(capsys, "mt-nlg-530b")
     sent = [row for row in entry["figures"] if row["quantity"] == "messages" and row["operation"] == "send"]
     assert [row["stage"] for row in sent] == [None, *range(35)]
 
 
-def test_another_format_of_the_products_changes_time_and_memory_and_no_flop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_format_of_the_products_changes_time_and_memory_and_no_flop(answer):
     asked = ("llama3.1-8b", "--layout", "dp8,zero1,fused", "--on", "h100")
     wide, narrow = ({}, {})
     for figures, words in ((wide, ("--products", "none")), (narrow, ("--products", "fp8-current"))):
-        (entry,) = objects(capsys, *asked, *words, code=1)
+        entry = answer(*asked, *words, code=1)
         for row in entry["figures"]:
             if row["term"] in (None, "of the peak in fp8") and row["axis"] is None and row["stage"] is None:
                 figures[row["quantity"], row["term"]] = row["left"]
@@ -102,66 +93,60 @@ def test_another_format_of_the_products_changes_time_and_memory_and_no_flop(caps
     assert ratio == pytest.approx(1978.9 / 989.4, rel=1e-12)
 
 
-def test_products_that_the_accelerator_has_not_are_refused_with_those_that_have_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    line = refused(capsys, "deepseek-v3", "--on", "a100")
+def test_products_that_the_accelerator_has_not_are_refused_with_those_that_have_them(refused):
+    line = refused("predict", "deepseek-v3", "--on", "a100")
     assert "a100-sxm-80gb computes no products in this recipe.product_format; got fp8-blockwise" in line
     assert "h100-sxm" in line
-    line = refused(capsys, "llama3.1-405b", "--on", "h200", "--products", "nvfp4")
-    assert line.endswith("got nvfp4, allowed: none, or another accelerator: b200-sxm, gb200\n")
-    assert "--products with the miniature" in refused(capsys, "bloom-mini", "--products", "none")
+    line = refused("predict", "llama3.1-405b", "--on", "h200", "--products", "nvfp4")
+    assert line.endswith("got nvfp4, allowed: none, or another accelerator: b200-sxm, gb200")
 
 
-def test_deepseek_v3_takes_its_products_format_from_its_record(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deepseek_v3_takes_its_products_format_from_its_record(answer):
     """With 16-bit products its step was 38 % too long; the published one is an average with all that it waits for."""
-    (entry,) = objects(capsys, "deepseek-v3", code=1)
+    entry = answer("deepseek-v3", code=1)
     (row,) = (row for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert 0 < row["left"] / row["right"] - 1 < 0.22
-    (wide,) = objects(capsys, "deepseek-v3", "--products", "none", code=1)
+    wide = answer("deepseek-v3", "--products", "none", code=1)
     (plain,) = (row for row in wide["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
     assert plain["left"] / row["right"] - 1 > 0.35
 
 
-def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100")
+def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(text):
+    shown = text("llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100")
     assert "llama2-70b on 512 h100-sxm, dp16,tp8,pp4,zero0,1f1b,recompute-none,fused,micro1" in shown
     # 64 nodes and no recorded network
     assert "not predicted: cluster.network_interfaces_per_node and cluster.network_interface_bandwidth" in shown
-    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all")
+    shown = text("llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all")
     assert "fits: 66.67 of 78.51 GiB" in shown
     assert "3,200 Gbit/s out of each node, as asked for" in shown
     assert "where the time goes" in shown
-    shown = text(capsys, "llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
+    shown = text("llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
     assert "where the time goes" in shown
 
 
-@pytest.mark.parametrize(
-    ("run", "words", "stack", "said"),
-    [
-        ("llama2-70b", "dp8,tp8,zero1", "generic", "fused"),
-        ("llama2-70b", "dp8,tp8,zero1", "megatron-lm-2022", "unfused"),
-        ("llama2-70b", "dp8,tp8,zero1,unfused", "generic", "unfused"),
-        ("gpt2-124m", "dp8,unfused", "llm-c", "unfused"),
-    ],
-)
-def test_the_first_line_says_which_attention_was_taken(
-    capsys: pytest.CaptureFixture[str], run: str, words: str, stack: str, said: str
-) -> None:
-    main(["predict", run, "--layout", words, "--on", "h100", "--stack", stack])
-    first = capsys.readouterr().out.partition(";")[0]
-    assert said in first.replace(" ", "").replace("\n", "").split(",")
+def test_the_first_line_says_which_attention_was_taken(text):
+    table = {
+        ("llama2-70b", "dp8,tp8,zero1", "generic"): "fused",
+        ("llama2-70b", "dp8,tp8,zero1", "megatron-lm-2022"): "unfused",
+        ("llama2-70b", "dp8,tp8,zero1,unfused", "generic"): "unfused",
+        ("gpt2-124m", "dp8,unfused", "llm-c"): "unfused",
+    }
+    for (run, layout, stack), said in table.items():
+        too_large = run == "llama2-70b"
+        shown = text(run, "--layout", layout, "--on", "h100", "--stack", stack, code=too_large)
+        words = shown.partition(";")[0].replace(" ", "").replace("\n", "").split(",")
+        assert said in words, stack
 
 
-def test_unpublished_facts_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = text(capsys, "llama2-70b")
+def test_unpublished_facts_are_named(text):
+    shown = text("llama2-70b")
     for key in ("micro_batch", "data_parallel", "tensor_parallel", "pipeline_stages"):
         assert f"not predicted: layout.{key} is recorded as not published: give a --layout" in shown
     assert "where the memory goes" not in shown
 
 
-def test_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = " ".join(text(capsys, "mt-nlg-530b", "--all").split())
+def test_assumptions_are_printed(text):
+    shown = " ".join(text("mt-nlg-530b", "--all").split())
     assert "layout.zero_stage" in shown.partition("assumed, with reasons in `show mt-nlg-530b`")[2]
     stack = (
         "software: Megatron-LM's layers of early 2021 under DeepSpeed's pipeline engine and activation checkpointing"
@@ -171,71 +156,63 @@ def test_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"fitted to published step times of a100-sxm-80gb: expect errors of {unseen:.0%}" in shown
 
 
-def test_another_stack_takes_the_place_of_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
-    def seconds(*arguments: str) -> float:
-        (entry,) = objects(capsys, "bloom-176b", *arguments)
-        return next(r["left"] for r in entry["figures"] if r["quantity"] == "step_seconds" and r["term"] is None)
+def test_another_stack_takes_the_place_of_the_recorded_one(text, answer, refused):
+    def seconds(*arguments):
+        return whole(answer("bloom-176b", *arguments))["step_seconds"]
 
     recorded, same, newer = seconds(), seconds("--stack", "deepspeed-pipeline"), seconds("--stack", "megatron-core")
     # libraries of early 2021 and a host that waits at every layer, or neither
     assert newer < same == recorded
-    shown = " ".join(text(capsys, "bloom-176b", "--stack", "megatron-core", "--all").split())
+    shown = " ".join(text("bloom-176b", "--stack", "megatron-core", "--all").split())
     assert "software: Megatron-Core with Transformer Engine, as Megatron-LM runs it (`--stack`; megatron-core)" in shown
     assert seconds("--stack", "NVIDIA NeMo") == newer  # as people write it
-    line = refused(capsys, "bloom-176b", "--stack", "megatorn-core")
-    assert line.startswith("error: --stack: unknown stack; got 'megatorn-core', did you mean megatron-core? allowed: ")
-    assert "got --stack with the miniature bloom-mini" in refused(capsys, "bloom-mini", "--stack", "generic")
+    line = refused("predict", "bloom-176b", "--stack", "megatorn-core")
+    assert line.startswith("--stack: unknown stack; got 'megatorn-core', did you mean megatron-core? allowed: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    {
-        "tp and heads": (["--layout", "dp4,tp5,pp2"], ["--layout: layout.tensor_parallel does not divide", "heads"]),
-        "stages and layers": (["--layout", "pp71"], ["more pipeline stages than layers; got 71", "at most", "= 70"]),
-        "more than the batch": (["--layout", "dp2048"], ["2048 (dp) * 2 (micro-batch) = 4096 samples are more than"]),
-        "batch": (["--layout", "dp3"], ["does not divide the global batch of 2048 samples", "allowed: dp 1, 2, 4"]),
-        "interleaved batch": (
-            ["--layout", "dp4,pp5,interleave2"],
-            ["interleaving needs a multiple of 5 (pp) micro-batches; got 256"],
-        ),
-        "sequence": (["--layout", "cp3,dp2"], ["layout.context_parallel does not divide architecture.sequence"]),
-        "groups": (["--layout", "dp2,every2,recompute-none"], ["layout.checkpoint_layers belongs to recompute-full"]),
-        "no layout": (["--layout", "dp8;tp4"], ["--layout: not a layout; got 'dp8;tp4', allowed: dpN, tpN"]),
-        "accelerator": (["--on", "h500"], ["unknown accelerator; got 'h500', did you mean h800? allowed: a100"]),
-        "dtype": (["--on", "v100"], ["v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: fp32, fp16"]),
-        "no accelerator": (["--on", ""], ["unknown accelerator; got ''"]),
-        "no network": (["--network", "0"], ["--network: not a usable number; got 0.0, allowed: a finite one above 0"]),
-        "no number": (["--price", "nan"], ["--price: not a usable number; got nan"]),
-        "too much": (["--pue", "inf"], ["--pue: not a usable number; got inf"]),
-        "no such file": (["--on", "mine.toml"], ["mine.toml: cannot read the accelerator file"]),
-    }.values(),
-)
-def test_nonsense_is_refused_with_what_is_allowed(
-    arguments: list[str], fragments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = refused(capsys, "bloom-176b", *arguments)
-    for fragment in fragments:
-        assert fragment in line
+NONSENSE = [
+    ("--layout dp4,tp5,pp2", ("--layout: layout.tensor_parallel does not divide", "heads")),
+    ("--layout pp71", ("more pipeline stages than layers; got 71", "at most", "= 70")),
+    ("--layout dp2048", "2048 (dp) * 2 (micro-batch) = 4096 samples are more than"),
+    ("--layout dp3", ("does not divide the global batch of 2048 samples", "allowed: dp 1, 2, 4")),
+    ("--layout dp4,pp5,interleave2", "interleaving needs a multiple of 5 (pp) micro-batches; got 256"),
+    ("--layout cp3,dp2", "layout.context_parallel does not divide architecture.sequence"),
+    ("--layout dp2,every2,recompute-none", "layout.checkpoint_layers belongs to recompute-full"),
+    ("--layout 'dp8;tp4'", "--layout: not a layout; got 'dp8;tp4', allowed: dpN, tpN"),
+    ("--on h500", "unknown accelerator; got 'h500', did you mean h800? allowed: a100"),
+    ("--on v100", ("v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: fp32, fp16")),
+    ("--on ''", "unknown accelerator; got ''"),
+    ("--on mine.toml", "mine.toml: cannot read the accelerator file"),
+    ("--network 0", "--network: not a usable number; got 0.0, allowed: a finite one above 0"),
+    ("--price nan", "--price: not a usable number; got nan"),
+    ("--pue inf", "--pue: not a usable number; got inf"),
+    ("--pue 0.5", "--pue"),
+    ("nope", "unknown run; got 'nope'"),
+]
+OF_MINIATURES = [
+    (f"--{option} {value}", f"--{option} with the miniature bloom-mini")
+    for option, value in (("on", "h100"), ("layout", "dp2"), ("stack", "generic"), ("products", "none"))
+]
 
 
-def test_a_miniature_has_no_other_layout_or_accelerator_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "got --on with the miniature bloom-mini" in refused(capsys, "bloom-mini", "--on", "h100")
-    assert "got --layout with the miniature bloom-mini" in refused(capsys, "bloom-mini", "--layout", "dp2")
+def test_nonsense_is_refused_with_what_is_allowed_before_anything_is_printed(not_refused):
+    assert not_refused("predict bloom-176b", NONSENSE) == []
+    assert not_refused("predict bloom-mini", OF_MINIATURES) == []
 
 
-def test_choices_come_as_rows_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = objects(capsys, "bloom-176b", "--choices")
+def test_choices_come_as_rows_and_as_text(text, answer):
+    entry = answer("bloom-176b", "--choices")
     named = {(choice["topic"], choice["name"]): choice["value"] for choice in entry["choices"]}
     assert named["memory", "training state of the model"] == 18 * 176_247_271_424
     assert named["batch and ranks", "world size"] == 384
     assert named["batch and ranks", "samples of an update"] == 2048
-    shown = text(capsys, "bloom-176b", "--choices")
+    shown = text("bloom-176b", "--choices")
     assert "largest useful size" in shown
-    assert objects(capsys, "llama2-70b", "--choices")[0]["choices"] == []
+    assert answer("llama2-70b", "--choices")["choices"] == []
 
 
-def test_costs_follow_from_the_prices_given(capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = objects(capsys, "bloom-176b", "--price", "2", "--energy-price", "0.1", "--pue", "1.2")
+def test_costs_follow_from_the_prices_given(text, answer):
+    entry = answer("bloom-176b", "--price", "2", "--energy-price", "0.1", "--pue", "1.2")
     values = {(row["quantity"], row["term"]): row["left"] for row in entry["figures"] if row["stage"] is None}
     hours = values["accelerator_seconds", None] / 3600
     # products of a few numbers
@@ -243,34 +220,31 @@ def test_costs_follow_from_the_prices_given(capsys: pytest.CaptureFixture[str]) 
     # 400 W of each A100, 85 % of it drawn on average
     assert values["energy_joules", None] == pytest.approx(hours * 3600 * 400 * 0.85 * 1.2, rel=1e-15)
     assert values["cost", "energy"] == pytest.approx(hours * 0.4 * 0.85 * 1.2 * 0.1, rel=1e-15)
-    assert "cost" in text(capsys, "bloom-176b", "--price", "2")
-    assert not any(row["quantity"] == "cost" for row in objects(capsys, "bloom-176b")[0]["figures"])
-    assert "--pue" in refused(capsys, "bloom-176b", "--pue", "0.5")
+    assert "cost" in text("bloom-176b", "--price", "2")
+    assert not any(row["quantity"] == "cost" for row in answer("bloom-176b")["figures"])
 
 
-def test_a_prediction_for_another_machine_says_where_the_published_was_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_prediction_for_another_machine_says_where_the_published_was_measured(answer):
     for arguments in (["--on", "h200"], ["--layout", "dp8,tp8,pp6"]):
-        (entry,) = objects(capsys, "bloom-176b", *arguments)
+        entry = answer("bloom-176b", *arguments)
         whys = {row["quantity"]: row["why"] for row in entry["figures"] if row["right"] is not None}
         assert whys["step_seconds"].startswith("published on 384 a100-sxm-80gb, dp8,tp4,pp12,zero1")
         assert not any((row["term"] or "").startswith("at the published") for row in entry["figures"])
 
 
-def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    line = next(s for s in text(capsys, "gpt2-1558m", "--on", "rtx-4090", code=1).splitlines() if "fit" in s)
+def test_what_does_not_fit_is_said(text, answer):
+    line = next(s for s in text("gpt2-1558m", "--on", "rtx-4090", code=1).splitlines() if "fit" in s)
     of = "51.62 of 23.01 GiB (24 - 0.4 driver - 0.59 CUDA) on a rank of stage"
     assert line.startswith(f"does not fit: 28.61 GiB more than an accelerator has; {of}")
-    (entry,) = objects(capsys, "gpt2-1558m", "--on", "rtx-4090", code=1)
+    entry = answer("gpt2-1558m", "--on", "rtx-4090", code=1)
     peak = next(row for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["stage"] is None)
     assert peak["why"].startswith("not published: does not fit: 24,711,161,446 bytes of the accelerator are usable")
-    assert "\nfits: 51.62 of 78.51 GiB (1.49 reserved) on stage 0, " in text(capsys, "gpt2-1558m")
+    assert "\nfits: 51.62 of 78.51 GiB (1.49 reserved) on stage 0, " in text("gpt2-1558m")
 
 
-def test_from_93_percent_of_the_usable_memory_on_a_fit_is_doubted(tmp_path: Path, capsys) -> None:
+def test_from_93_percent_of_the_usable_memory_on_a_fit_is_doubted(tmp_path, text, answer):
     """The peak stays, the board shrinks around it."""
-    (entry,) = objects(capsys, "bloom-176b")
+    entry = answer("bloom-176b")
     peak = next(r["left"] for r in entry["figures"] if r["quantity"] == "peak_bytes" and r["stage"] is None)
     memory = entry["memory"]
     assert memory["usable"] == memory["printed"] - memory["driver"] - memory["context"]
@@ -282,43 +256,38 @@ def test_from_93_percent_of_the_usable_memory_on_a_fit_is_doubted(tmp_path: Path
         path.write_text(
             sheet.replace('value = 80, unit = "GiB"', f'value = {printed}, unit = "byte"'), encoding="utf-8"
         )
-        shown = text(capsys, "bloom-176b", "--on", str(path), code=code)
+        shown = text("bloom-176b", "--on", str(path), code=code)
         line = next(each for each in shown.splitlines() if "fit" in each)
         assert line.startswith(words)
         assert ("is left to fragmentation" in " ".join(shown.split())) == words.startswith("may")
 
 
-def test_the_first_line_says_the_stack_and_the_one_that_would_change_most(capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = objects(capsys, "bloom-176b")
+def test_the_first_line_says_the_stack_and_the_one_that_would_change_most(text, answer):
+    entry = answer("bloom-176b")
     read_as = entry["stack"]
     assert (read_as["name"], read_as["read_as"]) == ("deepspeed-pipeline", "'Megatron ... BigScience'")
     rival = read_as["rival"]
 
-    def figures(stack: str) -> list[float]:
-        (entry,) = objects(capsys, "bloom-176b", "--stack", stack)
-        whole = [row for row in entry["figures"] if row["stage"] is None and row["term"] is None]
-        return [next(r["left"] for r in whole if r["quantity"] == name) for name in ("step_seconds", "peak_bytes")]
+    def figures(stack):
+        return whole(answer("bloom-176b", "--stack", stack), "step_seconds", "peak_bytes")
 
-    def changes(stack: str) -> list[float]:
+    def changes(stack):
         return [there / here - 1 for there, here in zip(figures(stack), figures("deepspeed-pipeline"), strict=True)]
 
     assert changes(rival["choice"]) == pytest.approx([rival["step_seconds"], rival["peak_bytes"]])
     for other in ("megatron-core", "glm-largescale", "megatron-lm-2021", "pytorch"):
         assert max(map(abs, changes(other))) <= max(map(abs, changes(rival["choice"]))) + 1e-12
-    first = " ".join(text(capsys, "bloom-176b").split())
+    first = " ".join(text("bloom-176b").split())
     words = f"stack deepspeed-pipeline ('Megatron ... BigScience'); as {rival['choice']}: step time "
     assert f"{words}{rival['step_seconds']:+.1%} fits: " in first
 
 
-def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    def figures(*arguments: str) -> dict[str, float]:
-        (entry,) = objects(capsys, "megascale-175b", *arguments)
-        whole = [row for row in entry["figures"] if row["stage"] is None and row["term"] is None]
-        return {row["quantity"]: row["left"] for row in whole}
+def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(text, answer, refused):
+    def figures(*arguments):
+        return whole(answer("megascale-175b", *arguments))
 
-    def changed(*arguments: str) -> list[dict[str, Any]]:
-        (entry,) = objects(capsys, "megascale-175b", *arguments)
-        return entry.get("changed", [])
+    def changed(*arguments):
+        return answer("megascale-175b", *arguments).get("changed", [])
 
     assert changed() == []
     for arguments, words in (
@@ -331,7 +300,7 @@ def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(capsys: pytest
         for quantity in ("step_seconds", "peak_bytes"):
             assert change[quantity] == pytest.approx(after[quantity] / before[quantity] - 1, abs=1e-12)
         assert abs(change["step_seconds"]) > 0.01
-        shown = " ".join(text(capsys, "megascale-175b", *arguments).split())
+        shown = " ".join(text("megascale-175b", *arguments).split())
         assert f"{words}: step time {change['step_seconds']:+.1%}" in shown
     # FP8 where the run has none: beside the other accelerator, each by itself
     onto = ("--on", "h100", "--products", "fp8-delayed")
@@ -343,49 +312,48 @@ def test_a_wrong_stack_accelerator_or_format_says_what_it_changes(capsys: pytest
     assert products["step_seconds"] < -0.1
     assert board["choice"] == "h100-sxm in place of a100-sxm-80gb"
     # and where the accelerator has none, it is refused with those that have it
-    assert "allowed: none, or another accelerator: " in refused(capsys, "megascale-175b", "--products", "fp8-delayed")
+    assert "allowed: none, or another accelerator: " in refused(
+        "predict", "megascale-175b", "--products", "fp8-delayed"
+    )
 
 
-def test_a_framework_without_a_version_is_of_the_time_of_the_accelerator(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_framework_without_a_version_is_of_the_time_of_the_accelerator(text):
     for on, expected in ((), "megatron-lm-2022"), (("--on", "h100"), "megatron-core"):
-        assert f"stack {expected} ('Megatron-LM'" in text(capsys, "gpt3-175b", *on, "--stack", "Megatron-LM")
-    named = text(capsys, "gpt3-175b", "--on", "h100", "--stack", "megatron-lm-2022")
+        assert f"stack {expected} ('Megatron-LM'" in text("gpt3-175b", *on, "--stack", "Megatron-LM")
+    named = text("gpt3-175b", "--on", "h100", "--stack", "megatron-lm-2022")
     assert "stack megatron-lm-2022 (by its own name)" in named
 
 
-def test_a_prediction_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in run_names():
-        lines = text(capsys, name, code=name in TOO_LARGE).splitlines()
-        assert len(lines) <= 25
-        assert lines[-1].startswith("differences: predicted over published, less 1; --all: ")
-    assert len(text(capsys, "bloom-176b", "--all").splitlines()) > 100
+def test_a_prediction_is_short_unless_all_is_asked_for(text):
+    last = text("bloom-176b").splitlines()[-1]
+    assert last.startswith("differences: predicted over published, less 1; --all: ")
+    assert len(text("bloom-176b", "--all").splitlines()) > 100
 
 
-def test_what_shares_the_last_line_of_time_and_memory_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    (whole,) = objects(capsys, "bloom-176b")
-    step = next(r for r in whole["figures"] if r["quantity"] == "step_seconds" and r["left"] and r["term"] is None)
-    lines = text(capsys, "bloom-176b").splitlines()
+def test_what_shares_the_last_line_of_time_and_memory_is_named(text, answer):
+    (seconds_of_step,) = whole(answer("bloom-176b"), "step_seconds")
+    lines = text("bloom-176b").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("where the time goes"))
     (*_, last) = shown = lines[first + 1 : first + 4]
     assert last.startswith("recomputation, bubble, ")
     assert " more " in last
     seconds = [float(line.split("%")[0].split()[-2]) for line in shown]
-    assert sum(seconds) == pytest.approx(step["left"], rel=1e-3)
+    assert sum(seconds) == pytest.approx(seconds_of_step, rel=1e-3)
 
 
-def test_differences_are_predicted_over_published(capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = objects(capsys, "bloom-176b")
+def test_differences_are_predicted_over_published(text, answer):
+    entry = answer("bloom-176b")
     exact = next(r for r in entry["figures"] if r["quantity"] == "step_seconds" and r["right"] and r["left"])
     for arguments in ((), ("--all",)):
-        shown = text(capsys, "bloom-176b", *arguments)
+        shown = text("bloom-176b", *arguments)
         row = next(line.split() for line in shown.splitlines() if line.startswith("step_seconds"))
         assert (row[1], row[3]) == (f"{exact['left']:.4g}", f"{exact['right']:.4g}")
         assert row[5] == f"{exact['left'] / exact['right'] - 1:+.2%}"
 
 
-def test_another_machine_or_layout_is_not_compared_with_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_machine_or_layout_is_not_compared_with_the_recorded_one(text):
     for arguments in (("--on", "h100"), ("--layout", "dp8,tp8,pp6"), ("--on", "h100", "--all")):
-        shown = text(capsys, "bloom-176b", *arguments)
+        shown = text("bloom-176b", *arguments)
         rows = [line.split() for line in shown.splitlines() if line.startswith(("step_seconds", "peak_bytes", "mfu"))]
         assert rows
         assert not any("%" in cell for row in rows for cell in row)
@@ -393,67 +361,56 @@ def test_another_machine_or_layout_is_not_compared_with_the_recorded_one(capsys:
         assert "not compared" in shown
 
 
-def test_an_interval_stands_in_the_line_of_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = objects(capsys, "bloom-176b")
-    shown = text(capsys, "bloom-176b").splitlines()
+def test_an_interval_stands_in_the_line_of_its_figure(text, answer):
+    entry = answer("bloom-176b")
+    shown = text("bloom-176b").splitlines()
     assert next(line for line in shown if line.startswith("quantity")).endswith("  80 % in")
     assert set(entry["intervals"]) == {"step_seconds", "peak_bytes"}
     for quantity, scale, unit in (("step_seconds", 1, "s"), ("peak_bytes", 1e9, "GB")):
         least, most = (end / scale for end in entry["intervals"][quantity])
         assert next(line for line in shown if line.startswith(quantity)).endswith(f"  {least:.0f}-{most:.0f} {unit}")
-    assert f"80 % in {entry['intervals']['step_seconds'][0]:.0f}-" in text(capsys, "bloom-176b", "--all")
+    assert f"80 % in {entry['intervals']['step_seconds'][0]:.0f}-" in text("bloom-176b", "--all")
 
 
-def test_shares_of_the_memory_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shares_of_the_memory_add_up(text):
     for name in ("bloom-176b", "mt-nlg-530b", "gpt3-175b", "opt-175b"):
-        section = text(capsys, name, "--all").partition("where the memory goes")[2].partition("\n\n")[0]
+        section = text(name, "--all").partition("where the memory goes")[2].partition("\n\n")[0]
         shares = [float(share) for share in re.findall(r"([\d.]+)%", section)]
         # each is printed to 0.1 %: off by half of that
         assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 150])
-def test_no_cell_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def narrow(*, stderr: bool = False) -> Console:
-        return Console(width=width, highlight=False, stderr=stderr)
+def test_no_cell_is_cut_and_a_prediction_takes_at_most_25_lines_of_a_terminal(monkeypatch, text, said):
+    """Narrow and wide alike; with --all too nothing is cut."""
+    wrong = []
+    for width in (60, 150):
 
-    monkeypatch.setattr("suite.commands.predict.console", narrow)
-    monkeypatch.setattr("suite.commands.show.console", narrow)
-    for arguments in [[name, *every] for name in run_names() for every in ([], ["--all"])]:
-        shown = text(capsys, *arguments, code=arguments[0] in TOO_LARGE)
-        assert "…" not in shown
-        assert max(len(line) for line in shown.splitlines()) <= width
-    assert main(["show", "h100"]) == 0
-    assert "board.link_bytes_per_second_both_ways" in capsys.readouterr().out
+        def console(*, stderr=False, width=width):
+            return Console(width=width, highlight=False, stderr=stderr)
 
-
-@pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("options", [[], ["--on", "h100", "--network", "3200"]])
-def test_a_prediction_takes_at_most_25_lines_of_a_terminal_and_begins_with_what_is_predicted(
-    width: int, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    for name in run_names() if options else [*run_names(), *miniatures()]:
-        too_large = name in TOO_LARGE
-        lines = text(capsys, name, *options, code=too_large).splitlines()
-        # that it does not fit, and by how much, takes two lines at a width of 80
-        assert sum(-(-len(line) // width) for line in lines) <= 25 + too_large
-        assert lines[0].startswith(name)
-
-
-def test_a_wrong_name_is_refused_before_anything_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown run; got 'nope'" in refused(capsys, "bloom-176b", "nope")
+        monkeypatch.setattr("suite.commands.predict.console", console)
+        monkeypatch.setattr("suite.commands.show.console", console)
+        for name in run_names():
+            shown = text(name, "--all", code=name in TOO_LARGE)
+            if "…" in shown or max(map(len, shown.splitlines())) > width:
+                wrong.append((width, name))
+        assert "board.link_bytes_per_second_both_ways" in said("show", "h100")
+    monkeypatch.undo()
+    for width, options in ((80, ()), (100, ("--on", "h100", "--network", "3200"))):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for name in run_names() if options else [*run_names(), *miniatures()]:
+            too_large = name in TOO_LARGE
+            shown = text(name, *options, code=too_large)
+            lines = shown.splitlines()
+            # that it does not fit, and by how much, takes two lines at a width of 80
+            taken = sum(-(-len(line) // width) for line in lines)
+            if "…" in shown or taken > 25 + too_large or not lines[0].startswith(name):
+                wrong.append((width, name, taken, lines[0]))
+    assert wrong == []
 
 
-def test_post_norm_has_no_first_loss_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not predicted: first_loss: the formula holds for pre-norm, not for deep-norm" in text(capsys, "glm-130b")
-
-
-def test_a_reader_that_leaves_is_no_failure_of_a_figure() -> None:
-    command = f"{sys.executable} -m suite predict bloom-176b mt-nlg-530b gpt3-175b | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 141
-    assert done.stderr == ""
+def test_post_norm_has_no_first_loss_and_says_so(text):
+    assert "not predicted: first_loss: the formula holds for pre-norm, not for deep-norm" in text("glm-130b")
 
 
 def offloaded(directory: Path, part: str) -> str:
@@ -465,30 +422,22 @@ def offloaded(directory: Path, part: str) -> str:
     return str(path)
 
 
-def test_an_offloaded_optimizer_takes_longer_than_one_on_the_accelerator(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown, usual = text(capsys, offloaded(tmp_path, "optimizer")), text(capsys, "bloom-176b")
+def test_an_offloaded_optimizer_takes_longer_than_one_on_the_accelerator(tmp_path, text):
+    shown, usual = text(offloaded(tmp_path, "optimizer")), text("bloom-176b")
     times = [float(re.search(r"step_seconds +([\d.]+) s", each)[1]) for each in (shown, usual)]
     assert times[0] > times[1]
 
 
-def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = text(capsys, offloaded(tmp_path, "state"), "--choices")
+def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path, text):
+    shown = text(offloaded(tmp_path, "state"), "--choices")
     assert "transfers of state offloaded to the host (state) are not described" in " ".join(shown.split())
     assert "where the memory goes" in shown
     assert "where the time goes" not in shown
     assert "fits on one accelerator" in shown
 
 
-def test_a_bar_is_as_long_as_its_share() -> None:
-    assert bar(0.5, cells=4) == "██"
-    assert bar(5 / 16, cells=4) == "█▎"
-    assert bar(0.0, cells=4) == ""
-    assert bar(2.0, cells=4) == "████"
-
-
-def test_numbers_are_read_in_units_for_people() -> None:
+def test_bars_are_as_long_as_their_shares_and_numbers_in_units_for_people():
+    assert [bar(share, cells=4) for share in (0.5, 5 / 16, 0.0, 2.0)] == ["██", "█▎", "", "████"]
     assert read(59e9, "peak_bytes") == "59 GB"
     assert read(86400.0 * 118.24, "training_seconds") == "118.2 day"
     assert read(149.02e12, "hardware_flop_per_second") == "149 Tflop/s"
@@ -496,11 +445,8 @@ def test_numbers_are_read_in_units_for_people() -> None:
     assert read(None, "mfu") == "-"
 
 
-def test_a_node_of_several_hosts_is_said_with_its_network(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_of_several_hosts_is_said_with_its_network(text):
     words = "a node: the 72 accelerators that NVLink 5 joins, {} Gbit/s out of it"
-    assert main(["predict", "llama3.1-405b", "--on", "gb200"]) in (0, 1)
-    assert words.format("28,800") in capsys.readouterr().out
-    assert main(["predict", "llama3.1-405b", "--on", "gb200", "--network", "3200"]) in (0, 1)
-    assert words.format("3,200") in capsys.readouterr().out
-    assert main(["predict", "llama3.1-405b", "--on", "h200-sxm"]) in (0, 1)
-    assert "a node: the" not in capsys.readouterr().out
+    assert words.format("28,800") in text("llama3.1-405b", "--on", "gb200", code=0)
+    assert words.format("3,200") in text("llama3.1-405b", "--on", "gb200", "--network", "3200", code=0)
+    assert "a node: the" not in text("llama3.1-405b", "--on", "h200-sxm", code=0)

@@ -56,6 +56,7 @@ class Machine:
         self.torch = "2.13.0"
         self.modified = False
         self.order = []
+        self.plans = {}
         self.chance = random.Random(7)
 
     def launch(self, plan, commit):
@@ -107,14 +108,21 @@ class Machine:
         return main(["regress", run, *arguments, "--device", "cpu", "--results", str(self.results)])
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Seventeen launches of the old code, accepted; the next ones are of the new code."""
-    here = Machine(tmp_path / "results")
-    plans = {}
+@pytest.fixture(scope="module")
+def accepted_launches(tmp_path_factory):
+    """A results directory with seventeen launches of the old code, accepted, and how often chance was asked."""
+    here = Machine(tmp_path_factory.mktemp("accepted") / "results")
+    with pytest.MonkeyPatch.context() as patch:
+        on_paper(here, patch)
+        assert here.regress("--launches", "17", "--accept") == 0
+    return here
+
+
+def on_paper(here, monkeypatch):
+    """Launch on paper from now on, and take no time for it."""
 
     def reproduce(plan, corpus, results, live, **_):
-        plans[plan.name] = plan
+        here.plans[plan.name] = plan
         return here.launch(plan, here.commit)
 
     @contextmanager
@@ -122,7 +130,7 @@ def machine(tmp_path, monkeypatch):
         yield Path(commit)
 
     def old(tree, arguments):
-        return here.launch(plans[arguments[0]], tree.name[:12]).record
+        return here.launch(here.plans[arguments[0]], tree.name[:12]).record
 
     monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("suite.metrics.noise_floor.PAIRS", 250)  # of 1000: the power's standard error is 0.02
@@ -133,18 +141,30 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr("suite.regression.check.old_launch", old)
     commits = {OLD: OLD + 28 * "a", "main": OLD + 28 * "a", NEW: NEW + 28 * "b"}
     monkeypatch.setattr("suite.regression.baselines.full_commit", lambda ref, _: commits.get(ref))
-    assert here.regress("--launches", "17", "--accept") == 0
+
+
+@pytest.fixture
+def machine(accepted_launches, tmp_path, monkeypatch):
+    """Seventeen launches of the old code, accepted; the next ones are of the new code."""
+    here = Machine(Path(shutil.copytree(accepted_launches.results, tmp_path / "results")))
+    here.chance.setstate(accepted_launches.chance.getstate())
+    here.plans = {**accepted_launches.plans}
+    on_paper(here, monkeypatch)
     here.commit = NEW
-    here.order.clear()
     return here
 
 
-def reported(capsys, machine, *arguments):
-    """Exit code, and the findings by quantity and term."""
-    capsys.readouterr()
-    code = machine.regress(*arguments, "--json")
-    (comparison,) = json.loads(capsys.readouterr().out)["comparisons"]
-    return code, {(one["quantity"], one["term"]): one for one in comparison["findings"]}
+@pytest.fixture
+def reported(machine, capsys):
+    """A function that runs the command: its exit code, and the findings by quantity and term."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = machine.regress(*arguments, "--json")
+        (comparison,) = json.loads(capsys.readouterr().out)["comparisons"]
+        return code, {(one["quantity"], one["term"]): one for one in comparison["findings"]}
+
+    return run
 
 
 STEP = ("step_seconds", None)
@@ -162,31 +182,36 @@ def test_the_verdict_and_what_it_would_find_come_first(machine, capsys):
     assert first.endswith("so few launches find no slow-down of a step, however large")
 
 
-def test_the_same_code_is_noise_and_passes(machine, capsys):
-    code, found = reported(capsys, machine)
+def test_the_same_code_is_noise_and_passes_and_a_faster_one_is_an_improvement(machine, reported):
+    code, found = reported()
     assert code == 0
     assert found[STEP]["change"] == "noise"
     assert {one["change"] for one in found.values()} == {"noise", "same", "shown"}
     assert (found[STEP]["before_launches"], found[STEP]["after_launches"], found[STEP]["family"]) == (17, 7, 1)
+    machine.slower[NEW] = 0.8
+    code, found = reported()
+    assert (code, found[STEP]["change"]) == (0, "improved")
 
 
-@pytest.mark.parametrize("multiple", [1, 2, 4])
-def test_a_slowdown_by_multiples_of_what_is_printed_as_detectable_is_found(multiple, machine, capsys):
-    _, found = reported(capsys, machine)
+def test_a_slowdown_by_multiples_of_what_is_printed_as_detectable_is_found(machine, reported):
+    _, found = reported()
     least = found[STEP]["least_detectable"]
     assert 0.02 < least < 0.06
-    machine.slower[NEW] = 1 + multiple * least
-    machine.order.clear()
-    code, found = reported(capsys, machine)
-    assert (code, found[STEP]["change"]) == (1, "regression")
-    assert machine.order == 7 * [NEW] + 7 * [OLD, NEW]
+    for multiple in (1, 4):
+        machine.slower[NEW] = 1 + multiple * least
+        machine.order.clear()
+        code, found = reported()
+        assert (code, found[STEP]["change"]) == (1, "regression")
+        assert machine.order == 7 * [NEW] + 7 * [OLD, NEW]
+    for key in (("step_seconds", "backward"), ("tokens_per_second", None)):  # terms and rates
+        assert (found[key]["change"], found[key]["family"]) == ("shown", None)
 
 
-def test_where_launches_spread_no_change_is_inconclusive_and_it_is_said_before_they_are_made(machine, capsys):
-    code, found = reported(capsys, machine, "--limit", "0.01")
+def test_where_launches_spread_no_change_is_inconclusive_and_it_is_said_before_they_are_made(machine, capsys, reported):
+    code, found = reported("--limit", "0.01")
     assert (code, found[STEP]["change"]) == (3, "inconclusive")
     assert "asked for 1%" in found[STEP]["why"]
-    assert reported(capsys, machine, "--limit", "0.2")[0] == 0
+    assert reported("--limit", "0.2")[0] == 0
     launch, said = machine.launch, []
 
     def first(*arguments):
@@ -200,37 +225,28 @@ def test_where_launches_spread_no_change_is_inconclusive_and_it_is_said_before_t
     assert "asked for 0%: a quieter machine is needed" in said[2]
 
 
-def test_a_speed_up_is_an_improvement_and_passes(machine, capsys):
-    machine.slower[NEW] = 0.8
-    code, found = reported(capsys, machine)
-    assert (code, found[STEP]["change"]) == (0, "improved")
-
-
-def test_a_machine_that_became_slower_is_no_regression(machine, capsys):
+def test_a_machine_that_became_slower_is_no_regression(machine, reported):
     """All launches since the baseline take 1.3 times as long, of old code and new: the re-run in turn tells."""
     machine.drift = 1.3
-    code, found = reported(capsys, machine)
+    code, found = reported()
     assert (code, found[STEP]["change"]) == (0, "noise")
     assert found[STEP]["why"].startswith("not confirmed in turn")
     assert found[STEP]["ratio"] > 1.25
 
 
-def test_without_the_old_code_a_slowdown_stays_inconclusive(machine, capsys, monkeypatch):
-    monkeypatch.setattr("suite.regression.baselines.full_commit", lambda *_: None)
-    machine.slower[NEW] = 1.3
-    code, found = reported(capsys, machine)
-    assert (code, found[STEP]["change"]) == (3, "inconclusive")
-    assert found[STEP]["why"] == f"commit {OLD} is not in this repository: no re-run in turn"
-
-
-def test_old_code_that_does_not_run_leaves_a_slowdown_inconclusive(machine, capsys, monkeypatch):
+def test_without_old_code_that_runs_a_slowdown_stays_inconclusive(machine, reported, monkeypatch):
     def broken(tree, arguments):
         raise OldCodeError("the old code does not run (exit code 1): ImportError")
 
     monkeypatch.setattr("suite.regression.check.old_launch", broken)
     machine.slower[NEW] = 1.3
-    code, found = reported(capsys, machine)
-    assert (code, found[STEP]["why"]) == (3, "the old code does not run (exit code 1): ImportError")
+    code, found = reported()
+    assert (code, found[STEP]["change"]) == (3, "inconclusive")
+    assert found[STEP]["why"] == "the old code does not run (exit code 1): ImportError"
+    monkeypatch.setattr("suite.regression.baselines.full_commit", lambda *_: None)
+    code, found = reported()
+    assert (code, found[STEP]["change"]) == (3, "inconclusive")
+    assert found[STEP]["why"] == f"commit {OLD} is not in this repository: no re-run in turn"
 
 
 def test_another_torch_is_named_and_its_slowdown_inconclusive(machine, capsys):
@@ -242,69 +258,31 @@ def test_another_torch_is_named_and_its_slowdown_inconclusive(machine, capsys):
     assert words.replace(" ", "") in "".join(out.split())  # the last column folds
 
 
-@pytest.mark.parametrize(
-    ("quantity", "value", "why"),
-    [
-        ("messages", 6, "exact: +1"),
-        ("messages", 4, "exact: -1"),
-        ("optimizer_bytes", 6004, "exact: +4"),
-        ("payload_bytes", None, "no longer counted"),
-        ("weight_bytes", 2000, "not counted in the baseline"),
-        ("peak_bytes", 102_001, "beyond 2%"),
-        ("first_loss", 9.500000000000002, "one stack and seed, but not bit-equal"),
-    ],
-)
-def test_one_launch_decides_what_is_exact_and_memory(quantity, value, why, machine, capsys):
-    machine.counts = {quantity: value}
-    code, found = reported(capsys, machine, "--launches", "1")
-    one = found[quantity, None]
-    assert (code, one["change"], one["why"]) == (1, "regression", why)
-    assert [key for key, other in found.items() if other["change"] == "regression"] == [(quantity, None)]
+ONE_DECIDES = [
+    ("messages", 6, "exact: +1"),
+    ("messages", 4, "exact: -1"),
+    ("optimizer_bytes", 6004, "exact: +4"),
+    ("payload_bytes", None, "no longer counted"),
+    ("weight_bytes", 2000, "not counted in the baseline"),
+    ("peak_bytes", 102_001, "beyond 2%"),
+    ("first_loss", 9.500000000000002, "one stack and seed, but not bit-equal"),
+]
 
 
-def test_one_launch_judges_no_time(machine, capsys):
+def test_one_launch_decides_what_is_exact_and_memory(machine, reported):
+    found = []
+    for quantity, value, _ in ONE_DECIDES:
+        machine.counts = {quantity: value}
+        code, findings = reported("--launches", "1")
+        bad = [key for key, one in findings.items() if one["change"] == "regression"]
+        found.append((quantity, code, bad, findings[quantity, None]["why"]))
+    assert found == [(quantity, 1, [(quantity, None)], why) for quantity, _, why in ONE_DECIDES]
+
+
+def test_one_launch_judges_no_time(machine, reported):
     machine.slower[NEW] = 2.0
-    code, found = reported(capsys, machine, "--launches", "1")
+    code, found = reported("--launches", "1")
     assert (code, found[STEP]["change"]) == (3, "inconclusive")
-
-
-@pytest.mark.parametrize(("value", "change"), [(102_000, "same"), (98_000, "same"), (97_999, "improved")])
-def test_memory_within_2_percent_is_the_same_and_less_an_improvement(value, change, machine, capsys):
-    machine.counts = {"peak_bytes": value}
-    code, found = reported(capsys, machine)
-    assert (code, found["peak_bytes", None]["change"]) == (0, change)
-
-
-def test_one_odd_launch_of_seven_is_enough_for_an_exact_figure(machine, capsys):
-    chosen = machine.launch
-
-    def odd(plan, commit):
-        machine.counts = {"messages": 6} if len(machine.order) == 4 else {}
-        return chosen(plan, commit)
-
-    machine.launch = odd
-    code, found = reported(capsys, machine)
-    assert (code, found["messages", None]["change"]) == (1, "regression")
-
-
-def test_a_loss_that_leaves_the_curve_names_its_step(machine, capsys):
-    machine.losses = [9.5, 9.0, 8.500001]
-    code, found = reported(capsys, machine)
-    assert (code, found["losses", None]["why"]) == (1, "one stack and seed, but not bit-equal from step 2 on")
-
-
-def test_with_another_torch_losses_may_differ_in_their_tolerance(machine, capsys):
-    machine.torch, machine.losses, machine.counts = "2.14.0", [9.51, 9.0, 8.5], {"first_loss": 9.51}
-    code, found = reported(capsys, machine)
-    assert (code, found["first_loss", None]["change"], found["losses", None]["change"]) == (0, "same", "shown")
-
-
-def test_terms_and_rates_are_shown_and_in_no_family(machine, capsys):
-    machine.slower[NEW] = 1.3
-    _, found = reported(capsys, machine)
-    for key in (("step_seconds", "backward"), ("tokens_per_second", None)):
-        assert (found[key]["change"], found[key]["family"]) == ("shown", None)
-    assert found["step_seconds", "backward"]["ratio"] > 1.25
 
 
 def test_a_first_run_has_no_baseline_and_says_how_to_make_one(machine, capsys):
@@ -320,8 +298,8 @@ def test_a_first_run_has_no_baseline_and_says_how_to_make_one(machine, capsys):
 
 
 def test_another_number_of_steps_or_ranks_is_another_setup(machine):
-    assert machine.regress("--steps", "31", "--launches", "1") == 3
-    assert machine.regress("--ranks", "1", "--launches", "1") == 3
+    for options in (("--steps", "31"), ("--ranks", "1")):
+        assert machine.regress(*options, "--launches", "1") == 3
 
 
 def test_fewer_than_ten_identical_launches_are_uncalibrated(machine, capsys):
@@ -358,21 +336,14 @@ def test_a_damaged_baseline_is_named_and_the_earlier_one_counts(machine, capsys)
     assert f"{good.with_name('later.json')}: unknown schema version" in err
 
 
-def test_a_record_stands_for_its_identical_launches(machine, capsys):
-    record = sorted((machine.results / "records" / "gpt2-mini").glob("*.begin.json"))[3]
-    for reference in (record.name.removesuffix(".begin.json"), str(record)):
-        _, found = reported(capsys, machine, "--baseline", reference)
-        assert found[STEP]["before_launches"] == 17
-
-
-def test_a_commit_that_is_recorded_is_not_launched_again(machine, capsys):
-    _, found = reported(capsys, machine, "--baseline", OLD)
+def test_a_commit_that_is_recorded_is_not_launched_again(machine, reported):
+    _, found = reported("--baseline", OLD)
     assert (found[STEP]["before_launches"], machine.order) == (17, 7 * [NEW])
 
 
-def test_a_commit_of_which_too_few_launches_are_recorded_is_launched_in_turn(machine, capsys, monkeypatch):
+def test_a_commit_of_which_too_few_launches_are_recorded_is_launched_in_turn(machine, monkeypatch, reported):
     monkeypatch.setattr("suite.metrics.noise_floor.PAIRS", 10)  # what would be found does not matter
-    _, found = reported(capsys, machine, "--baseline", OLD, "--launches", "17", "--accept")
+    _, found = reported("--baseline", OLD, "--launches", "17", "--accept")
     assert machine.order == 17 * [NEW]
     assert found[STEP]["before_launches"] == 17
     machine.order.clear()
@@ -390,13 +361,13 @@ def test_launches_are_said_beforehand_and_those_that_are_accepted_are_asked_for_
     assert "asked for" not in capsys.readouterr().err
 
 
-def test_a_commit_that_is_not_recorded_is_launched_in_turn(machine, capsys):
-    code, found = reported(capsys, machine, "--baseline", "main", "--steps", "20", "--launches", "10")
+def test_a_commit_that_is_not_recorded_is_launched_in_turn(machine, reported):
+    code, found = reported("--baseline", "main", "--steps", "20", "--launches", "10")
     assert machine.order == 10 * [OLD, NEW]
     assert (code, found[STEP]["change"], found[STEP]["before_launches"]) == (0, "noise", 10)
 
 
-def test_the_best_stretch_shows_what_crept_in(machine, capsys):
+def test_the_best_stretch_shows_what_crept_in(machine, capsys, reported):
     """Each step of 2.5 % may pass as noise and be accepted; beside the best stretch the sum is seen."""
     machine.slower[NEW] = 1.06
     assert machine.regress("--accept") == 0
@@ -404,7 +375,7 @@ def test_the_best_stretch_shows_what_crept_in(machine, capsys):
     machine.regress()
     out = capsys.readouterr().out
     assert f"against the best stretch of the history, 0.1.0 ({OLD})" in out
-    code, found = reported(capsys, machine, "--baseline", "best")
+    code, found = reported("--baseline", "best")
     assert (code, found[STEP]["change"]) == (1, "regression")
 
 
@@ -434,11 +405,7 @@ def test_junit_has_a_test_a_quantity_and_its_counts_add_up(machine, tmp_path):
     assert "verdict: regression" in failed["step_seconds"].text
     assert {case.get("classname") for case in cases} == {"gpt2-mini"}
     assert suite.get("skipped") == suite.get("errors") == "0"
-
-
-def test_junit_skips_what_was_not_decided(machine, tmp_path):
-    path = tmp_path / "junit.xml"
-    assert machine.regress("--junit", str(path), run="bloom-mini") == 3
+    assert machine.regress("--junit", str(path), run="bloom-mini") == 3  # nothing is decided
     (case,) = ElementTree.parse(path).getroot().iter("testcase")
     assert (case.get("classname"), case.get("name")) == ("bloom-mini", "baseline")
     assert case.find("skipped").get("message") == "bloom-mini: not launched, no baseline"
@@ -464,28 +431,21 @@ def test_several_runs_are_one_family(machine, capsys):
     assert [one["findings"][0]["family"] for one in comparisons] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([], "NAME: no run; allowed: one or more, such as bloom-mini"),
-        (["bloom-mini", "bloom-mini"], "NAME: a run twice; got bloom-mini bloom-mini"),
-        (["bloom-mini", "--launches", "0"], "--launches: launches; got 0, allowed: 1 or more"),
-        (["no-such-run"], "unknown run; got 'no-such-run'"),
-        (["bloom-mini", "--baseline", "no such"], "--baseline: unknown baseline; got 'no such', allowed: the id of a"),
-        (["bloom-mini", "--junit", "/no/where.xml"], "--junit: cannot write: No such file or directory"),
-        (["bloom-mini", "--steps", "1"], "--steps: too few steps"),
-        (["bloom-mini", "--limit", "0"], "--limit: slow-down that has to be seen; got 0.0, allowed: above 0"),
-        (["bloom-mini", "--ranks", "1000"], "--ranks: too many ranks for this machine: to start them would take"),
-    ],
-    ids=str,
-)
-def test_bad_usage_is_one_line_and_starts_nothing(arguments, line, tmp_path, capsys):
-    code = main(["regress", *arguments, "--device", "cpu", "--results", str(tmp_path / "results")])
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {line}")
-    assert err.count("\n") == 1
-    assert not (tmp_path / "results").exists()
+REFUSED = [
+    ("", "error: NAME: no run; allowed: one or more, such as bloom-mini"),
+    ("bloom-mini bloom-mini", "error: NAME: a run twice; got bloom-mini bloom-mini"),
+    ("bloom-mini --launches 0", "error: --launches: launches; got 0, allowed: 1 or more"),
+    ("no-such-run", "error: unknown run; got 'no-such-run'"),
+    ("bloom-mini --baseline 'no such'", "error: --baseline: unknown baseline; got 'no such', allowed: the id of a"),
+    ("bloom-mini --junit /no/where.xml", "error: --junit: cannot write: No such file or directory"),
+    ("bloom-mini --steps 1", "error: --steps: too few steps"),
+    ("bloom-mini --limit 0", "error: --limit: slow-down that has to be seen; got 0.0, allowed: above 0"),
+    ("bloom-mini --ranks 1000", "error: --ranks: too many ranks for this machine: to start them would take"),
+]
+
+
+def test_bad_usage_is_one_line_and_starts_nothing(not_refused):
+    assert not_refused("regress", REFUSED, "--device cpu --results RESULTS") == []
 
 
 @pytest.fixture

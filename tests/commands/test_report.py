@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from suite.__main__ import main
 from suite.commands.report import FILE, SIMULATED_HEAD
 from suite.paths import ROOT
@@ -22,24 +20,21 @@ def written(results: Path, *kinds: dict[str, dict[str, str]]) -> int:
     return main(["report", "--no-page", "--results", str(results)])
 
 
-def test_simulated_launches_among_measured_ones_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_launches_among_measured_ones_are_refused(tmp_path, capsys):
     assert written(tmp_path, MEASURED, SIMULATED, MEASURED) == 2
     assert "1 of 3 launches ran on simulated GPUs" in capsys.readouterr().err
     assert not (tmp_path / FILE).exists()
 
 
-def test_simulated_launches_alone_are_said_to_be_so(tmp_path: Path) -> None:
-    assert written(tmp_path, SIMULATED, SIMULATED) == 0
-    assert SIMULATED_HEAD in (tmp_path / FILE).read_text()
-
-
-def test_measured_launches_are_not(tmp_path: Path) -> None:
+def test_simulated_launches_alone_are_said_to_be_so_and_measured_ones_are_not(tmp_path):
     on_a_cpu = SIMULATED | {"job": {"device": "cpu"}}  # of the same machine
-    assert written(tmp_path, MEASURED, on_a_cpu) == 0
-    assert SIMULATED_HEAD not in (tmp_path / FILE).read_text()
+    for number, (kinds, said) in enumerate((((SIMULATED, SIMULATED), True), ((MEASURED, on_a_cpu), False))):
+        results = tmp_path / str(number)
+        assert written(results, *kinds) == 0
+        assert (SIMULATED_HEAD in (results / FILE).read_text()) is said
 
 
-def test_no_recorded_launch_of_the_project_is_simulated() -> None:
+def test_no_recorded_launch_of_the_project_is_simulated():
     known, _ = launches(ROOT / "results" / "recorded")
     assert known
     assert not any(launch.simulated for launch in known)

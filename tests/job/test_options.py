@@ -90,7 +90,7 @@ def test_a_loss_in_chunks_has_the_same_value_and_gradients(chunks: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # the compiler's own imports
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.rare)], ids=str)
 def test_a_compiled_loss_in_chunks_is_the_eager_one_s(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing falls back to the eager form but where counters ask for it.
 
@@ -200,6 +200,8 @@ NAIVE = TrainingOptions(rung="naive", synchronises=True, keeps_gradients=True, u
 FRUGAL = TrainingOptions(rung="frugal", in_place=True, update=Update.ADAFACTOR, loss_chunks=3)
 
 
+@pytest.mark.ranks
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("script", [NAIVE, FRUGAL], ids=lambda script: script.rung)
 def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script: TrainingOptions, tmp_path: Path) -> None:
     """State to the byte, activations and peak to 2 %; and its record says what the script was."""

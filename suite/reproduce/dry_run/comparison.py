@@ -48,7 +48,7 @@ class CountedClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted of a layout, and its comparison with the prediction.
+    """Counts of a layout, and their comparison with the prediction.
 
     Args:
         micro_batches: of a whole step.
@@ -71,7 +71,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Of all rows; fail where not every class was counted."""
+        """Verdict of all rows; fail where not every class was counted."""
         return Verdict.FAIL if self.failure else overall(self.rows)
 
     @property
@@ -170,7 +170,7 @@ def dry_run_job(plan: DryPlan, scratch: str) -> Job:
 
 
 def compared(workload: Workload, counted: Sequence[CountedClass], *, whole_job: bool) -> list[Row]:
-    """Of each counted rank what arithmetic expects of it beside what it counted; parameters of the whole model."""
+    """Rows of each counted rank: the expected value beside the counted one; parameters are the whole model's."""
     expected, found = [], []
     if whole_job:
         expected.append(Figure(Quantity.PARAMETERS, parameter_count(workload.architecture)))
@@ -193,12 +193,12 @@ def _expected(workload: Workload, rank: int) -> list[Figure]:
 
 
 def _all_parameters(workload: Workload, counted: Sequence[CountedClass]) -> int:
-    """Of the model: what each class has of its stage's."""
+    """Parameters of the model: the sum of what each class has of its stage's."""
     ranks = workload.layout.ranks // workload.layout.pipeline_stages
     return round(sum(Fraction(each.of.ranks, ranks) * each.step.stage_parameters for each in counted))
 
 
 def peak_parts(step: StepCounts) -> Moment:
-    """What is in the peak, the largest part first."""
+    """Parts of the peak, the largest first."""
     parts = sorted(step.at_peak.bytes.items(), key=lambda part: -part[1])
     return Moment(step.at_peak.phase, {name: size for name, size in parts if size > 0})

@@ -1,4 +1,4 @@
-"""What ranks with other shards count in all layers, from steps of few."""
+"""Counts of ranks with other shards in all layers, from steps of few layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a dry run, checked."""
+"""Checks the options of a dry run: they become a plan."""
 
 from __future__ import annotations
 

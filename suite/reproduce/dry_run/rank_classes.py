@@ -101,7 +101,7 @@ def executed_steps(workload: Workload, each: RankClass) -> tuple[AskedStep, ...]
 
 
 def of_whole_step(steps: Sequence[StepCounts], micro_batches: int, *, alike: Sequence[StepCounts]) -> StepCounts:
-    """What a step of so many micro-batches counts: what was executed, or what lies on the line through two steps.
+    """Counts of a step of so many micro-batches: as executed, or as they lie on the line through two steps.
 
     Every count, and every part of the fullest moment of each phase, is a + b m of m micro-batches (see
     `executed_steps`); which phase is the fullest may change with m. The history is that of the last executed

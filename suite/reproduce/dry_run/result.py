@@ -1,4 +1,4 @@
-"""What is stored of a dry run, for the page."""
+"""Stores a dry run for the page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_of(run: DryRun, board: Accelerator | None) -> DryRunResult:
-    """Of a dry run that counted every class."""
+    """Result of a dry run that counted every class."""
     fullest = run.fullest
     of_peak = (row for row in run.rows if row.quantity == Quantity.PEAK_BYTES and row.rank == fullest.of.rank)
     return DryRunResult(

@@ -1,4 +1,4 @@
-"""What stages between the first and the last count, from three of them that are executed."""
+"""Counts of stages between the first and the last, from three of them that are executed."""
 
 from __future__ import annotations
 

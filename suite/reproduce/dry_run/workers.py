@@ -26,7 +26,7 @@ TAIL = 2000  # characters of a worker's messages that are kept
 
 
 def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[Answer]:
-    """What ranks count, as answers come. The first failure is the last answer.
+    """Counts of ranks, as they come. The first failure is the last answer.
 
     No worker outlives the iterator; if this process is killed, the kernel kills them.
 
@@ -58,7 +58,7 @@ def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[A
 
 
 def _passes(job: Job, asked: AskedRank) -> int:
-    """Of layers, in all steps."""
+    """Number of passes through layers, in all steps."""
     return (asked.layers or job.architecture.layers) * sum(step.micro_batches for step in asked.steps)
 
 
