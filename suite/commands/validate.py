@@ -12,12 +12,10 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.predict.plan.published_layouts import ranked_layouts
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
 from suite.report.predicted_table import write_predictions
-from suite.report.terminal.plan import print_ranked
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_proxies, print_scores
 
@@ -101,6 +99,9 @@ def _proxies(paths: list[Path], *, json: bool) -> None:
 
 
 def _layouts(*, json: bool) -> None:
+    from suite.predict.plan.published_layouts import ranked_layouts
+    from suite.report.terminal.plan import print_ranked
+
     ranked = ranked_layouts()
     if json:
         for each in ranked:
