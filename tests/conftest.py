@@ -22,7 +22,6 @@ if not has_driver():
 LONGEST_FIRST = (  # of launches
     "test_chosen_layouts.py",
     "test_comparison.py",
-    "test_mixtures.py",
     "test_faults.py",
 )
 

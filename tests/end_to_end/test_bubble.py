@@ -53,7 +53,7 @@ def pipelined_plan(
 
 
 def bubble_rows(plan: Plan, results: Path) -> tuple[Row, Row]:
-    """Of passes as long as their flop, and as long as they were measured; the record says the same."""
+    """Rows for passes as long as their flop, and as long as they were measured; the record says the same."""
     result = launched(plan, results)
     by_flop, of_passes = (row for row in result.rows if row.quantity == Quantity.BUBBLE_FRACTION)
     assert (by_flop.term, of_passes.term) == (None, MEASURED_PASSES)
@@ -65,7 +65,7 @@ def bubble_rows(plan: Plan, results: Path) -> tuple[Row, Row]:
 
 
 def undisturbed_bubble_rows(plan: Plan, results: Path) -> tuple[Row, Row]:
-    """Of up to three launches: whatever else runs on these processors makes one of the stages wait longer."""
+    """Rows of the first undisturbed of three launches: others on the processors make a stage wait longer."""
     for _ in range(3):
         by_flop, of_passes = bubble_rows(plan, results)
         if by_flop.verdict is not Verdict.FAIL and apart(of_passes) <= BUBBLE_TOLERANCE:
@@ -105,7 +105,7 @@ def test_equal_stages_wait_for_the_predicted_bubble(words: str, bubble: float, t
     ("words", "micro_batches"), [("pp2,pipedream", 1), ("pp2,pipedream", 4), ("pp2,pipedream-2bw", 4)]
 )
 def test_without_flush_equal_stages_hardly_wait(words: str, micro_batches: int, tmp_path: Path) -> None:
-    """Where 1F1B waits half of the time with one micro-batch, and a fifth with four: 1 / (m + 1).
+    """1F1B would wait half of the time with one micro-batch, and a fifth with four: 1 / (m + 1).
 
     The median of five launches, whose passes take more than 0.1 s: a stage waits for every message.
     """
