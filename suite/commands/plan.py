@@ -31,7 +31,6 @@ from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
 from suite.predict.plan.training import Failures, Goodput, goodput
 from suite.predict.recorded_run.figures import Prices
-from suite.report.export.formats import export_format
 from suite.report.terminal.fit import samples
 from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
 from suite.report.terminal.tables import console, print_folded
@@ -113,7 +112,11 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         raise InputError("needs the price of an accelerator hour", allowed="--price too", where="--budget")
     check_alone(export, {"--json": json, "--numbers": numbers, "--picture": picture, "--goodput": with_failures})
     check_picture(picture, "--picture")
-    chosen = None if export is None else export_format(export)
+    chosen = None
+    if export is not None:
+        from suite.report.export.formats import export_format
+
+        chosen = export_format(export)
     described = planned_run(run)
     fixed = named_fields(fix, where="--fix") if fix else {}
     ranks = gpus if gpus is not None else own_ranks(described)

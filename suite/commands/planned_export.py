@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from reference_runs.run import Workload
 from suite.predict.plan.plan import TrainingPlan
-from suite.report.export.formats import ExportFormat
-from suite.report.export.job import ExportedJob
 from suite.report.terminal.plan import print_plan
 from suite.report.terminal.tables import console, print_folded
+
+if TYPE_CHECKING:
+    from suite.report.export.formats import ExportFormat
 
 TRIED = 200  # layouts, the fastest, of which the first is exported that the format has a place for
 
@@ -36,6 +38,8 @@ def print_export(name: str, chosen: ExportFormat, planned: TrainingPlan, *, stac
     Raises:
         InputError: the format has no place for something of the training.
     """
+    from suite.report.export.job import ExportedJob
+
     out, question = console(stderr=True), planned.question
     if not planned.best:
         print_plan(out, planned)

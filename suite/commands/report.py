@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -15,12 +15,12 @@ from suite.commands.options import Results, name_left_out, print_json
 from suite.paths import RESULTS, whole_file
 from suite.records.index import launches
 from suite.records.summary import LaunchSummary
-from suite.report.html.change_point_worker import Search
-from suite.report.html.page import missing
-from suite.report.html.page import page as page_of
 from suite.report.markdown.step_times import accuracy, step_tables, step_times
 from suite.report.markdown.utilisation import utilisation_table
 from suite.report.terminal.tables import console
+
+if TYPE_CHECKING:
+    from suite.report.html.change_point_worker import Search
 
 FILE = "TABLES.md"
 PAGE = "index.html"
@@ -71,8 +71,8 @@ def report_command(
     there is no TABLES.md, and the page is written if there is any launch.
     """
     messages = console(stderr=True)
-    lacking = missing() if page else ""
-    with Search() if page and not lacking else nullcontext() as search:  # starts while records are read
+    lacking = _missing() if page else ""
+    with _search() if page and not lacking else nullcontext() as search:  # starts while records are read
         known, bad = launches(results)
         name_left_out(bad)
         check_all_measured_or_all_simulated(known, results)
@@ -86,7 +86,7 @@ def report_command(
             messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
         of_page = None
         if known and search is not None:
-            of_page = written(directory, PAGE, page_of(results, known, bad, search))
+            of_page = written(directory, PAGE, _page(results, known, bad, search))
         elif known and lacking:
             messages.print(f"{PAGE} is left out for want of {lacking}; or nox -s report", soft_wrap=True)
     if json:
@@ -135,3 +135,24 @@ def written(directory: Path, name: str, text: str) -> Path:
     except OSError as error:
         raise InputError(f"cannot write {name}: {error.strerror}", got=str(directory), where="--out") from error
     return path
+
+
+# Imported where they are needed: without the page none of them is
+
+
+def _missing() -> str:
+    from suite.report.html.page import missing
+
+    return missing()
+
+
+def _search() -> Search:
+    from suite.report.html.change_point_worker import Search
+
+    return Search()
+
+
+def _page(results: Path, known: list[LaunchSummary], bad: list[InputError], search: Search) -> str:
+    from suite.report.html.page import page
+
+    return page(results, known, bad, search)

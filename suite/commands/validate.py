@@ -12,7 +12,6 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.predict.plan.published_layouts import ranked_layouts
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
@@ -90,10 +89,8 @@ def validate(
             print_json(score)
     else:
         print_scores(console(), scored, complete=shown)
-    if plot is not None:
-        drawn = {table.name: rows for table in loaded if (rows := timed_rows(table))}
-        if drawn:
-            draw(plot, drawn)
+    if plot is not None and (drawn := {table.name: rows for table in loaded if (rows := timed_rows(table))}):
+        draw(plot, drawn)
     if not any(score.used for _, score in scored):
         raise typer.Exit(exit_codes.INCONCLUSIVE)
 
@@ -110,6 +107,8 @@ def _proxies(paths: list[Path], *, json: bool) -> None:
 
 
 def _layouts(*, json: bool) -> None:
+    from suite.predict.plan.published_layouts import ranked_layouts
+
     ranked = ranked_layouts()
     if json:
         for each in ranked:

@@ -87,7 +87,7 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
         communicate_through_host()
     torch.use_deterministic_algorithms(job.device == "cpu")
     # Otherwise deterministic algorithms fill every new tensor: 4,850 calls in a step of bloom-mini. Nothing here reads
-    # what it has not written: losses are the same with the fills (tests/end_to_end/test_fills.py).
+    # what it has not written: losses are the same with the fills (tests/end_to_end/test_reproduce.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
     torch.backends.cuda.enable_math_sdp(False)  # fail rather than store the scores of fused attention
     if isinstance(job, Job) and job.slice is not None:

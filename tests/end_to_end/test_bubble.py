@@ -105,7 +105,7 @@ def test_equal_stages_wait_for_the_predicted_bubble(words: str, bubble: float, t
     ("words", "micro_batches"), [("pp2,pipedream", 1), ("pp2,pipedream", 4), ("pp2,pipedream-2bw", 4)]
 )
 def test_without_flush_equal_stages_hardly_wait(words: str, micro_batches: int, tmp_path: Path) -> None:
-    """Where 1F1B waits half of the time with one micro-batch, and a fifth with four: 1 / (m + 1).
+    """1F1B would wait half of the time with one micro-batch, and a fifth with four: 1 / (m + 1).
 
     The median of five launches, whose passes take more than 0.1 s: a stage waits for every message.
     """

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 ENDLESS = 5_000
-USUAL_ENDING = signal.SIGTERM  # an impatient user's are SIGINT
+USUAL = (signal.SIGINT, signal.SIGTERM)
 EARLIER = {"20200101T000000Z__0__0.begin.json": b"earlier", "20200101T000000Z__0__0.end.json": b"its end"}
 
 
@@ -53,21 +53,11 @@ class Launch:
         corpus = directory / "corpus.txt"
         corpus.write_text(" ".join(words), encoding="utf-8")
         command = [sys.executable, "-m", "suite", "reproduce", str(run_file(directory / "tiny.toml", **changes))]
-        command += [
-            "--device",
-            "cpu",
-            "--steps",
-            str(steps),
-            "--corpus",
-            str(corpus),
-            "--results",
-            str(self.results),
-            *options,
-        ]
+        command += ["--device", "cpu", "--steps", str(steps), "--corpus", str(corpus), "--results", str(self.results)]
         self.err = directory / "stderr"
         with self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                command,
+                [*command, *options],
                 cwd=ROOT,
                 env=os.environ | {"XDG_CACHE_HOME": str(directory / "cache"), "TMPDIR": str(self.scratch)},
                 stdout=subprocess.PIPE,
@@ -76,7 +66,7 @@ class Launch:
             )
 
     def events(self, rank):
-        """What a rank has reported so far."""
+        """Events that a rank has reported so far."""
         data = b"".join(path.read_bytes() for path in self.scratch.glob(f"suite-*/rank{rank}.jsonl"))
         return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
@@ -161,25 +151,24 @@ def test_a_killed_rank_ends_the_launch_as_crashed_and_is_named_with_its_signal(l
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize("layout", ["replicas2-1,pipedream", "dp2,pp2,pipedream"])
-def test_a_killed_stage_of_a_pipeline_without_flush_ends_the_launch_too(layout, launches):
-    launch = launches(options=("--layout", layout))
-    os.kill(launch.rank_pids()[0], signal.SIGKILL)
-    assert launch.exit_code(END_SECONDS) == 4
+@pytest.mark.parametrize(("kind", "status"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "hang")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--layout", "dp2,pp2,pipedream"),
+        ("--layout", "replicas2-1,pipedream-vertical-sync"),
+        ("--layout", "dp2,zero0", "--synchronisation", "ssp:3"),
+        ("--layout", "dp2,zero0", "--synchronisation", "asp"),
+    ],
+    ids=" ".join,
+)
+def test_a_stage_without_flush_or_a_worker_that_is_killed_or_stopped_ends_the_launch(options, kind, status, launches):
+    """Also of workers that wait for nobody: each has a shard of the parameters."""
+    launch = launches(options=options)
+    os.kill(launch.rank_pids()[1], kind)
+    assert launch.exit_code(END_SECONDS if kind is signal.SIGKILL else 600) == 4
     record = launch.record()
-    assert (record.status, record.end.ranks_at_fault) == ("crashed", [0])
-    assert record.end.message == "rank 0 killed by SIGKILL"
-    launch.assert_nothing_left()
-
-
-@pytest.mark.rare
-@pytest.mark.parametrize("layout", ["pp2,pipedream-2bw", "dp2,pp2,pipedream", "replicas2-1,pipedream-vertical-sync"])
-def test_a_stopped_stage_of_a_pipeline_without_flush_ends_the_launch_as_a_hang(layout, launches):
-    launch = launches(options=("--layout", layout))
-    os.kill(launch.rank_pids()[1], signal.SIGSTOP)
-    assert launch.exit_code(HANG_LEAST_SECONDS + END_SECONDS) == 4
-    record = launch.record()
-    assert (record.status, record.end.ranks_at_fault) == ("hang", [1])
+    assert (record.status, record.end.ranks_at_fault) == (status, [1])
     launch.assert_nothing_left()
 
 
@@ -204,44 +193,19 @@ def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_o
     launch.assert_nothing_left()
 
 
-@pytest.mark.rare
-@pytest.mark.parametrize("synchronisation", ["bsp", "ssp:3", "asp"])
-@pytest.mark.parametrize(("kind", "status"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "hang")])
-def test_a_worker_of_a_parameter_store_that_is_killed_or_stopped_ends_the_launch(
-    synchronisation, kind, status, launches
-):
-    """Also without a bound: each worker has a shard of the parameters."""
-    launch = launches(options=("--synchronisation", synchronisation, "--layout", "dp2,zero0"))
-    os.kill(launch.rank_pids()[1], kind)
-    assert launch.exit_code(END_SECONDS if kind is signal.SIGKILL else 600) == 4
-    record = launch.record()
-    assert (record.status, record.end.ranks_at_fault) == (status, [1])
-    launch.assert_nothing_left()
-
-
 # tests/launch/test_interruption.py has every signal end a command; a launch is ended by the terminal's and by `kill`'s
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind is USUAL_ENDING else pytest.mark.rare) for kind in ENDING]
+    "kind", [kind if kind in USUAL else pytest.param(kind, marks=pytest.mark.rare) for kind in ENDING]
 )
 def test_an_interrupted_launch_was_running_ends_at_once_and_says_so(kind, launches):
+    """An impatient user, who presses Ctrl-C twenty times, does not spoil the end."""
     launch = launches()
     launch.rank_pids()
     assert launch.record().status == "running"
-    launch.process.send_signal(kind)
-    assert launch.exit_code(END_SECONDS) == 128 + kind
-    record = launch.record()
-    assert (record.status, record.end.message) == ("interrupted", "interrupted by the user")
-    assert record.end.ranks_at_fault == []
-    launch.assert_nothing_left()
-
-
-def test_an_impatient_user_does_not_spoil_the_end(launches):
-    launch = launches()
-    launch.rank_pids()
-    for _ in range(20):
-        launch.process.send_signal(signal.SIGINT)
+    for _ in range(20 if kind is signal.SIGINT else 1):
+        launch.process.send_signal(kind)
         time.sleep(0.01)
-    assert launch.exit_code(END_SECONDS) == 130
+    assert launch.exit_code(END_SECONDS) == 128 + kind
     record = launch.record()
     assert (record.status, record.end.message) == ("interrupted", "interrupted by the user")
     assert record.end.ranks_at_fault == []
@@ -308,15 +272,10 @@ def test_a_disk_that_fills_up_during_the_run_still_takes_the_end(launches, disk)
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    "moment", ["torchrun starts", pytest.param("ranks start", marks=pytest.mark.rare), "ranks train"]
-)
-def test_a_killed_launcher_leaves_no_orphan_and_a_record_that_reads_as_crashed(moment, launches):
+def test_a_killed_launcher_leaves_no_orphan_and_a_record_that_reads_as_crashed(launches):
     """The file that kept room for the end and the scratch directory stay: nobody is left to remove them."""
     launch = launches()
-    if moment == "ranks train":
-        launch.rank_pids()
-    wait(lambda: len(launch.processes()) >= (1 if moment == "torchrun starts" else 3), START_SECONDS, launch)
+    launch.rank_pids()
     launch.process.kill()
     assert launch.exit_code(END_SECONDS) == -signal.SIGKILL
     wait(lambda: launch.processes() == [], 5, launch)

@@ -49,16 +49,8 @@ MOMENTS = {
 def reproduced(directory, *options, moment="", code=0):
     """One `reproduce` in a directory of its own; `code`: the exit code that it must have."""
     command = [sys.executable, "-m", "suite", "reproduce", str(run_file(directory / "tiny.toml"))]
-    command += [
-        "--device",
-        "cpu",
-        "--steps",
-        str(STEPS),
-        "--corpus",
-        str(TEXT),
-        "--results",
-        str(directory / "results"),
-    ]
+    command += ["--device", "cpu", "--steps", str(STEPS), "--corpus", str(TEXT)]
+    command += ["--results", str(directory / "results")]
     paths = (
         os.pathsep.join([str(KILLERS), os.environ.get("PYTHONPATH", "")]) if moment else os.environ.get("PYTHONPATH")
     )

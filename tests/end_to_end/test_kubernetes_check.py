@@ -71,7 +71,7 @@ def test_what_is_not_decided_is_asked_again_and_taints_nothing(place: Path) -> N
 
 @pytest.mark.parametrize("code", [1, 4])
 def test_an_end_without_a_verdict_taints_nothing(place: Path, code: int) -> None:
-    """As python ends in an image that lacks a package: on every node of a sweep."""
+    """Python ends so in an image that lacks a package: on every node of a sweep."""
     (place / "python").write_text(
         (place / "python").read_text().replace(f'echo "{SAID}"; exit', "echo lacks >&2; exit")
     )

@@ -36,7 +36,7 @@ def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationResult]:
-    """Answers that a calibration between hosts will give; namespaces are permitted and none is made."""
+    """Answers of calibrations between hosts; namespaces are permitted and none is made."""
     answers: list[CalibrationResult] = []
     monkeypatch.setattr("suite.launch.network_namespaces.why_not", lambda: None)
     monkeypatch.setattr(timing, "hosts_of", lambda _plan: nullcontext(Hosts(HostAccess.NAMESPACE, ("a", "b"))))

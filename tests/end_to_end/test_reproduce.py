@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from reference_runs.layout import Recomputation
+from reference_runs.layout import Recomputation, Schedule
 from reference_runs.run import Position, Precision
 from suite.job.events import Status
 from suite.job.options import KernelChoice
@@ -19,21 +19,24 @@ from suite.job.training_job import LEAST_STEPS
 from suite.metrics.comparison import Verdict
 from suite.paths import ROOT
 from suite.reproduce.plan import Plan
-from tests.support.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, failed_rows, launched, small_plan
+from tests.support.launches import (
+    FP32_WITHOUT_DROPOUT,
+    STEPS,
+    exact_rows,
+    failed_rows,
+    launched,
+    patch_processes,
+    small_plan,
+)
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 
-RARE_CASES = [("bloom-mini", 1), ("bloom-mini", 3), ("bloom-mini", 4), ("gpt2-mini", 2), ("mt-nlg-mini", 2)]
 EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_bytes", "optimizer_bytes"}
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
-    ("name", "ranks"),
-    [
-        pytest.param("gpt2-mini", 1, marks=pytest.mark.rare),  # as test_step_terms.py launches it, with more steps
-        pytest.param("bloom-mini", 2, marks=pytest.mark.rare),  # as .ci/run reproduces it
-        *(pytest.param(*case, marks=pytest.mark.rare) for case in RARE_CASES),
-    ],
+    ("name", "ranks"), [("gpt2-mini", 1), ("bloom-mini", 2), ("bloom-mini", 3), ("mt-nlg-mini", 2)]
 )
 def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "suite", "reproduce", name, "--ranks", str(ranks), "--steps", "6"]
@@ -55,19 +58,17 @@ def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_pa
     assert [step["kind"] for step in end["ranks"][0]["steps"]] == kinds
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("recipe", "layout"),
     [
-        pytest.param({}, {"zero_stage": 0}, marks=pytest.mark.rare),
         # compiled blocks have small buckets below, and eager ranks theirs in the layouts
-        pytest.param({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}, marks=pytest.mark.rare),
-        pytest.param(FP32_WITHOUT_DROPOUT, {}, marks=pytest.mark.rare),
-        pytest.param(
-            FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}, marks=pytest.mark.rare
-        ),
-        pytest.param({"decay_of_vectors": True}, {"micro_batch": 1}, marks=pytest.mark.rare),
+        ({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}),
+        (FP32_WITHOUT_DROPOUT, {}),
+        (FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}),
+        ({"decay_of_vectors": True}, {"micro_batch": 1}),
     ],
-    ids=["zero-0", "small-buckets", "fp32-no-dropout", "fp32-plain", "one-group"],
+    ids=["small-buckets", "fp32-no-dropout", "fp32-plain", "one-group"],
 )
 def test_other_recipes_and_layouts_equal_their_prediction_exactly(
     recipe: dict[str, object], layout: dict[str, object], tmp_path: Path
@@ -213,18 +214,17 @@ attention.Attention.forward = patched
 }
 
 
-IN_EVERY_RUN = ("a message of one byte",)
+IN_EVERY_RUN = "a message of one byte"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.rare) for name in PATCHES]
+    "name", [IN_EVERY_RUN, *(pytest.param(name, marks=pytest.mark.rare) for name in PATCHES if name != IN_EVERY_RUN)]
 )
 def test_what_execution_does_beyond_the_prediction_turns_its_row_red(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch, expected = PATCHES[name]
-    (tmp_path / "sitecustomize.py").write_text(patch)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    patch_processes(patch, tmp_path, monkeypatch)
     result = launched(small_plan(ranks=2), tmp_path / "results")
     assert result.status is Status.OK, result.message
     assert result.verdict is Verdict.FAIL
@@ -249,8 +249,7 @@ step.Steps.forward_and_backward = patched
 def test_an_overflow_on_one_rank_skips_the_step_on_all(
     zero_stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(OVERFLOW_ON_RANK_1)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    patch_processes(OVERFLOW_ON_RANK_1, tmp_path, monkeypatch)
     fp16 = {"precision": Precision.FP16, "initial_loss_scale": 1024.0, "loss_scale_window": 1000}
     plan = msgspec.structs.replace(small_plan(ranks=2, recipe=fp16, layout={"zero_stage": zero_stage}), steps=9)
     result = launched(plan, tmp_path / "results")
@@ -260,3 +259,66 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(
     end = json.loads(Path(result.record.replace("begin", "end")).read_text())
     for rank in end["ranks"]:
         assert [step["step"] for step in rank["steps"] if step["skipped"]] == [6]
+
+
+COUNTED_FILLS = """
+import os
+import pathlib
+import torch
+from suite.execute.training import step
+original = step.Steps.update
+def patched(self, loss):
+    if self.step < 5:
+        return original(self, loss)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recording:
+        outcome = original(self, self.forward_and_backward())
+    parents = [str(event.cpu_parent.name) for event in recording.events()
+               if event.name == "aten::fill_" and event.cpu_parent is not None]
+    filled = sum(parent.startswith("aten::empty") for parent in parents)
+    made = sum(event.name.startswith("aten::empty") for event in recording.events())
+    pathlib.Path(os.environ["FILLS"], os.environ["RANK"]).write_text(f"{filled} {made}")
+    return outcome
+step.Steps.update = patched
+"""
+FILLED = """
+import torch
+from suite.execute.training import loop
+original = loop.train
+def patched(*args, **kwargs):
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    return original(*args, **kwargs)
+loop.train = patched
+"""
+
+
+def test_a_step_fills_no_tensor_that_it_is_about_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_processes(COUNTED_FILLS, tmp_path, monkeypatch)
+    monkeypatch.setenv("FILLS", str(tmp_path))
+    result = launched(small_plan(ranks=2), tmp_path / "results")
+    assert result.status is Status.OK, result.message
+    for rank in range(2):
+        filled, made = map(int, (tmp_path / str(rank)).read_text().split())
+        assert filled == 0
+        assert made > 100
+
+
+@pytest.mark.rare
+def test_losses_are_the_same_where_new_tensors_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(ranks=2)
+    usual = launched(plan, tmp_path / "usual").losses
+    patch_processes(FILLED, tmp_path, monkeypatch)
+    assert launched(plan, tmp_path / "filled").losses == usual
+
+
+def test_chunks_that_do_not_divide_the_layers_train_as_one_rank_does(tmp_path: Path) -> None:
+    def of_five_layers(**layout: Any) -> Plan:
+        plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout={"zero_stage": 0} | layout)
+        return msgspec.structs.replace(plan, architecture=msgspec.structs.replace(plan.architecture, layers=5))
+
+    alone = launched(of_five_layers(), tmp_path).losses
+    chunks = {"virtual_stages": 2, "stage_layer_counts": (1, 1, 2, 1)}
+    result = launched(of_five_layers(pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B, **chunks), tmp_path)
+    assert result.status is Status.OK, result.message
+    assert failed_rows(result) == set()
+    assert all(row.right == row.left for row in exact_rows(result.rows))
+    assert result.losses == pytest.approx(alone, rel=1e-5)

@@ -34,18 +34,8 @@ def test_a_slice_of_a_run_file_is_counted_recorded_and_shown(
     """The last of three stages on two tensor-parallel ranks: two layers and the head, in one process."""
     stages = {"layers": 7, "pipeline_stages": 3, "tensor_parallel": 2}  # 2, 3 and 2 layers: a table counts as one
     file = run_file(tmp_path / "small.toml", data_parallel=1, accumulation=4, **stages)
-    arguments = [
-        str(file),
-        "--slice",
-        "--stage",
-        "last",
-        "--steps",
-        "500",
-        "--minutes",
-        "0.001",
-        "--results",
-        str(tmp_path),
-    ]
+    arguments = [str(file), "--slice", "--stage", "last", "--steps", "500", "--minutes", "0.001"]
+    arguments += ["--results", str(tmp_path)]
     assert main(["reproduce", *arguments]) == 0
     out, err = capsys.readouterr()
     assert "exact figures agree: parameters, flop, state bytes, payload bytes, messages" in out

@@ -1,9 +1,8 @@
-"""Where a step's seconds went, on real ranks: the terms add up, and time that was put somewhere is found there."""
+"""The terms of a step on real ranks: they add up, and time that was put somewhere is found there."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
 from suite.reproduce.plan import Plan
 from suite.reproduce.reproduce import LaunchResult
-from tests.support.launches import FP32_WITHOUT_DROPOUT, failed_rows, launched, small_plan
+from tests.support.launches import FP32_WITHOUT_DROPOUT, failed_rows, launched, patch_processes, small_plan
 
 pytestmark = pytest.mark.ranks
 EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_bytes", "optimizer_bytes"}
@@ -123,8 +122,7 @@ if "RANK" in os.environ and any("suite.execute" in word for word in sys.orig_arg
 def test_time_that_was_put_somewhere_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading, optimizer, overhead = 0.06, 0.08, 0.10
     patch = f"LOADING, OPTIMIZER, OVERHEAD = {loading}, {optimizer}, {overhead}\n{PUT_SOMEWHERE}"
-    (tmp_path / "sitecustomize.py").write_text(patch)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    patch_processes(patch, tmp_path, monkeypatch)
     plan = profiled_plan(ranks=2)
     loading *= plan.recipe.global_batch // (2 * plan.layout.micro_batch)
     rows = figures(launched(plan, tmp_path / "results"))
@@ -155,8 +153,7 @@ if os.environ.get("RANK") == "1" and any("suite.execute" in word for word in sys
 
 @pytest.mark.rare
 def test_a_stage_that_waits_for_a_slow_one_has_a_bubble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW_LAST_STAGE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    patch_processes(SLOW_LAST_STAGE, tmp_path, monkeypatch)
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
     recipe = msgspec.structs.replace(plan.recipe, global_batch=4)
     layout = parse_layout("pp2,1f1b", base=Layout(micro_batch=1))
@@ -181,23 +178,18 @@ if os.environ.get("RANK") == "1" and any("suite.execute" in word for word in sys
 """
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("method", "why", "terms"),
     [
-        pytest.param("start", "the profiler did not start: RuntimeError: out of order", [], marks=pytest.mark.rare),
-        pytest.param(
-            "export_chrome_trace",
-            "the trace was not written: RuntimeError: out of order",
-            NAMES,
-            marks=pytest.mark.rare,
-        ),
+        ("start", "the profiler did not start: RuntimeError: out of order", []),
+        ("export_chrome_trace", "the trace was not written: RuntimeError: out of order", NAMES),
     ],
 )
 def test_a_profiler_that_fails_on_one_rank_costs_the_terms_or_the_trace_and_not_the_run(
     method: str, why: str, terms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(BROKEN.replace("METHOD", method))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    patch_processes(BROKEN.replace("METHOD", method), tmp_path, monkeypatch)
     (tmp_path / "traces").mkdir()
     plan = msgspec.structs.replace(profiled_plan(ranks=2), trace=tmp_path / "traces" / "trace.json")
     result = launched(plan, tmp_path / "results")

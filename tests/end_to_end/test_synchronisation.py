@@ -30,7 +30,7 @@ NO_CLIP = {**FP32_WITHOUT_DROPOUT, "gradient_clip": 1e9}
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As a rank has, so that sums of products have one order."""
+    """Use one thread, as a rank does, so that sums of products have one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def works(result: LaunchResult) -> list[StoreWork]:
 
 
 def losses_of_workers(results: Path, plan: Plan) -> list[list[float]]:
-    """As recorded."""
+    """The recorded losses of each worker."""
     (record,), _ = stored_records(results, plan.name)
     assert record.end is not None
     return [[step.loss for step in rank.steps] for rank in record.end.ranks]
@@ -97,7 +97,7 @@ def test_workers_compute_bit_for_bit_what_a_replay_of_their_order_computes(
 
 @pytest.mark.rare
 def test_bulk_synchronous_workers_are_ssp_0_and_what_an_all_reduce_computes_to_the_last_bit(tmp_path: Path) -> None:
-    """Of two ranks, whose sums have one order, without clipping, whose norm is summed in another."""
+    """Two ranks, whose sums have one order; no clipping, whose norm is summed in another."""
     curves = []
     for words in ("bsp", "ssp:0"):
         case = synchronised(words, slow="1:2:3", recipe=NO_CLIP)

@@ -36,7 +36,7 @@ def checkout(tmp_path):
 
 
 def without_privileges() -> tuple[str, ...]:
-    """What the command is started through: a user who is none already needs nothing; the superuser is made one."""
+    """A prefix for the command that takes the superuser's privileges away; empty for any other user."""
     if os.geteuid() != 0:
         return ()
     if shutil.which("setpriv") is None or shutil.which("unshare") is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _pydecimal
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from reference_runs.catalog import reference_run
 from reference_runs.miniature import miniature
@@ -14,6 +16,7 @@ from reference_runs.run import Precision
 from suite.job.events import Event
 from suite.job.probe_job import ProbeJob
 from suite.metrics.comparison import Row, Verdict
+from suite.paths import ROOT
 from suite.reproduce.plan import Plan, corpus_for
 from suite.reproduce.reproduce import LaunchResult, reproduce
 
@@ -109,3 +112,9 @@ def failed_rows(result: LaunchResult) -> set[tuple[str, str | None]]:
 def exact_rows(rows: list[Row]) -> list[Row]:
     """Rows that compare with ==."""
     return [row for row in rows if row.tolerance == 0]
+
+
+def patch_processes(code: str, directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make every Python process that is started from now on begin with this code, which lies in the directory."""
+    (directory / "sitecustomize.py").write_text(code)
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), str(ROOT)]))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reference_runs.catalog import global_batch_at
-from suite.calibration.plan import REFERENCE_ROUNDS, Calibration
 from suite.job.events import Event, Phase, Step
-from suite.reproduce.plan import Plan
+
+if TYPE_CHECKING:
+    from suite.calibration.plan import Calibration
+    from suite.reproduce.plan import Plan
 
 Listener = Callable[[int, Event], None]  # of a rank and what it reports
 TRAINING_LINE_SECONDS = 5.0
@@ -62,6 +65,8 @@ def training_progress(planned: Plan, messages: Console) -> Iterator[Listener]:
 @contextmanager
 def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Listener]:
     """What is measured, and how much of it there is at most."""
+    from suite.calibration.plan import REFERENCE_ROUNDS
+
     most = planned.rounds * (len(planned.planned) + REFERENCE_ROUNDS * len(planned.reference_steps))
     begun, last_line = 0, 0.0
     with _progress(messages) as progress:

@@ -131,21 +131,26 @@ def _detectable(findings: Iterable[RegressionFinding]) -> str:
 
 def print_check(out: Console, comparisons: Sequence[Comparison]) -> None:
     """Print the verdict of every run first, then a table a run with what it rests on."""
-    import pandas
-
     for comparison in comparisons:
         print_folded(out, verdict_line(comparison), "bold")
     for comparison in comparisons:
         if comparison.findings:
             out.print()
             print_folded(out, headline(comparison), "")
-            findings = shown(comparison.findings)
-            frame = pandas.DataFrame(map(cells, findings), columns=TITLES)
-            frame["quantity"] = (frame["quantity"] + " " + frame.pop("of")).str.strip()
-            styles = [_COLOURS.get(finding.change, "none") for finding in findings]
-            frame["verdict"] = list(map(coloured, frame["verdict"], styles))
-            print_table(out, frame, right={*TITLES} - {*_TEXTS}, optional=("detectable", "band", "interval"))
+            _print_findings(out, shown(comparison.findings))
         for line in notes(comparison):
             print_folded(out, line)
     if any(comparison.findings for comparison in comparisons):
         print_folded(out, RATIO)
+
+
+def _print_findings(out: Console, findings: Sequence[RegressionFinding]) -> None:
+    """Print the table of a run: quantity and what it is of in one column, the verdict in its colour."""
+    rows = []
+    for finding in findings:
+        texts = cells(finding)
+        texts["quantity"] = f"{texts['quantity']} {texts.pop('of')}".strip()
+        texts["verdict"] = coloured(texts["verdict"], _COLOURS.get(finding.change, "none"))
+        rows.append([*texts.values()])
+    titles = [title for title in TITLES if title != "of"]
+    print_table(out, rows, titles, right={*TITLES} - {*_TEXTS}, optional=("detectable", "band", "interval"))

@@ -103,26 +103,25 @@ def print_comparison(
     Args:
         relative_to: the side that a difference is relative to, such as the measured one.
     """
-    import pandas
-
     steps = {row.rank: row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.term is None}
     reasons: list[str] = []
-    shown = [
-        {
-            "quantity": row_name(row),
-            left: printed(row.left, row.unit),
-            right: printed(row.right, row.unit),
-            "difference": difference(row, relative_to=relative_to, step=steps.get(row.rank)),
-            "tolerance": f"{row.tolerance:.0%}" if row.tolerance else "",
-            "verdict": coloured(verdict_word(row.verdict), VERDICT_COLOURS[row.verdict]),
-            "why": _why(row, reasons),
-        }
+    titles = ("quantity", left, right, "difference", "tolerance", "verdict", "why")
+    cells = [
+        (
+            row_name(row),
+            printed(row.left, row.unit),
+            printed(row.right, row.unit),
+            difference(row, relative_to=relative_to, step=steps.get(row.rank)),
+            f"{row.tolerance:.0%}" if row.tolerance else "",
+            coloured(verdict_word(row.verdict), VERDICT_COLOURS[row.verdict]),
+            _why(row, reasons),
+        )
         for row in whole_job(rows)
     ]
-    print_table(out, pandas.DataFrame(shown), right=(left, right, "difference", "tolerance"))
+    print_table(out, cells, titles, right=titles[1:5])
     for number, reason in enumerate(reasons, start=1):
         print_folded(out, f"({number}) {reason}")
-    if any(cells["why"] == "exact" for cells in shown):
+    if any(why == "exact" for *_, why in cells):
         print_folded(out, "exact: counted on both sides, and has to be equal to the last digit")
 
 

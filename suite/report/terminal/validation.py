@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-import msgspec
 from rich.console import Console
 
 from reference_runs.published_tables import TableFacts
@@ -14,9 +12,7 @@ from suite.predict.validation.published_tables import Fits, Score, SkippedLine, 
 from suite.predict.validation.software import FrameworkReading
 from suite.report.terminal.tables import print_folded, print_table
 
-if TYPE_CHECKING:
-    import pandas
-
+GIB = 2**30
 SHOWN_REASONS = 10  # of a table's skipped rows
 SHOWN_LINES = 4  # of the rows that share a reason
 SIGNS = (
@@ -31,7 +27,7 @@ def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, co
     if complete:
         for facts, score in scored:
             _print_table(out, facts, score)
-    print_table(out, _summary(scores), optional=("skipped", "bias", "rows", "constant MFU", "used"))
+    _print_summary(out, scores)
     if not complete:
         out.print()
         _print_worst(out, scores)
@@ -69,18 +65,17 @@ def print_proxies(out: Console, pairs: Sequence[ProxyPair]) -> None:
     print_folded(out, "errors: predicted over measured, less 1")
 
 
-def _summary(scores: Sequence[Score]) -> pandas.DataFrame:
-    import pandas
-
-    frame = pandas.DataFrame([msgspec.structs.asdict(score) for score in scores])
-    columns = {
-        "step time": frame.step_seconds_mape.map(_error),
-        "constant MFU": frame.constant_mfu_mape.map(_error),
-        "bias": frame.step_seconds_bias.map(_signed),
-        "largest": frame.step_seconds_max.map(_signed),
-        "peak memory": frame.peak_bytes_mape.map(_error),
-    }
-    return frame[["table", "rows", "used", "skipped"]].assign(**columns)
+def _print_summary(out: Console, scores: Sequence[Score]) -> None:
+    titles = ["table", "rows", "used", "skipped", "step time", "constant MFU", "bias", "largest", "peak memory"]
+    cells = [
+        (
+            *(score.table, score.rows, score.used, score.skipped),
+            *(_error(score.step_seconds_mape), _error(score.constant_mfu_mape)),
+            *(_signed(score.step_seconds_bias), _signed(score.step_seconds_max), _error(score.peak_bytes_mape)),
+        )
+        for score in scores
+    ]
+    print_table(out, cells, titles, optional=("skipped", "bias", "rows", "constant MFU", "used"))
 
 
 def _print_worst(out: Console, scores: Sequence[Score]) -> None:
@@ -89,43 +84,22 @@ def _print_worst(out: Console, scores: Sequence[Score]) -> None:
     most = max((len(score.worst) for score in scores), default=0)
     named = sorted(named, key=lambda pair: -abs(pair[1].error_percent))[:most]
     if named:
-        frame = _rows([row for _, row in named])
-        frame.insert(0, "worst rows: table", [name for name, _ in named])
-        print_table(out, frame, optional=("layout", "GPUs", "model"))
+        titles = ["worst rows: table", *_worst_titles("line", "s")]
+        print_table(out, [(name, *_worst(row)) for name, row in named], titles, optional=("layout", "GPUs", "model"))
 
 
-def _rows(worst: Sequence[WorstRow]) -> pandas.DataFrame:
-    import pandas
-
-    frame = pandas.DataFrame([msgspec.structs.asdict(row) for row in worst])
-    return pandas.DataFrame(
-        {
-            "line": frame.line,
-            "model": frame.model,
-            "GPUs": frame.accelerators,
-            "measured s": frame.measured_seconds.map("{:,.4g}".format),
-            "predicted s": frame.predicted_seconds.map("{:,.4g}".format),
-            "error": frame.error_percent.map(_signed),
-            "layout": frame.layout,
-        }
-    )
+def _worst_titles(line: str, unit: str) -> list[str]:
+    return [line, "model", "GPUs", f"measured {unit}", f"predicted {unit}", "error", "layout"]
 
 
-def _memory_rows(worst: Sequence[WorstMemoryRow]) -> pandas.DataFrame:
-    import pandas
-
-    frame = pandas.DataFrame([msgspec.structs.asdict(row) for row in worst])
-    return pandas.DataFrame(
-        {
-            "worst memory: line": frame.line,
-            "model": frame.model,
-            "GPUs": frame.accelerators,
-            "measured GiB": (frame.measured_bytes / 2**30).map("{:,.4g}".format),
-            "predicted GiB": (frame.predicted_bytes / 2**30).map("{:,.4g}".format),
-            "error": frame.error_percent.map(_signed),
-            "layout": frame.layout,
-        }
-    )
+def _worst(row: WorstRow | WorstMemoryRow) -> tuple[object, ...]:
+    """A row's cells under `_worst_titles`: of a step's seconds, or of GiB."""
+    if isinstance(row, WorstRow):
+        sides = row.measured_seconds, row.predicted_seconds
+    else:
+        sides = row.measured_bytes / GIB, row.predicted_bytes / GIB
+    measured, predicted = map("{:,.4g}".format, sides)
+    return row.line, row.model, row.accelerators, measured, predicted, _signed(row.error_percent), row.layout
 
 
 def _error(percent: float | None) -> str:
@@ -157,11 +131,12 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
     for line in skipped_lines(score.skipped_rows):
         print_folded(out, f"  skipped {line}", "")
     if score.fits:
-        print_table(out, _fits(score.fits))
+        _print_fits(out, score.fits)
     if score.worst:
-        print_table(out, _rows(score.worst).rename(columns={"line": "worst: line"}), optional=("layout",))
+        print_table(out, map(_worst, score.worst), _worst_titles("worst: line", "s"), optional=("layout",))
     if score.worst_memory:
-        print_table(out, _memory_rows(score.worst_memory), optional=("layout",))
+        titles = _worst_titles("worst memory: line", "GiB")
+        print_table(out, map(_worst, score.worst_memory), titles, optional=("layout",))
     out.print()
 
 
@@ -210,13 +185,9 @@ def _read_as(reading: FrameworkReading) -> str:
     return f"{words}; as {reading.rival}: step time {_signed(reading.rival_percent)}"
 
 
-def _fits(fits: Fits) -> pandas.DataFrame:
-    import pandas
-
-    return pandas.DataFrame(
-        {
-            "memory, all complete rows": ["predicted to fit", "predicted not to fit"],
-            "ran": [fits.fits_and_ran, fits.exceeds_and_ran],
-            "failed": [fits.fits_and_failed, fits.exceeds_and_failed],
-        }
-    )
+def _print_fits(out: Console, fits: Fits) -> None:
+    cells = [
+        ("predicted to fit", fits.fits_and_ran, fits.fits_and_failed),
+        ("predicted not to fit", fits.exceeds_and_ran, fits.exceeds_and_failed),
+    ]
+    print_table(out, cells, ["memory, all complete rows", "ran", "failed"])

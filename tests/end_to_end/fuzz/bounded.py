@@ -50,7 +50,7 @@ def placed(parser: Parser, directory: Path, make: Callable[[Path], None]) -> Non
 
 
 def in_fork(work: Callable[[], str]) -> str:
-    """What `work` returns, in a fork with the memory that it has and 500 MB more; what it raised instead, in words."""
+    """The result of `work`, in a fork with 500 MB more than its memory; or the error that it raised, in words."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork starts none, and ends here

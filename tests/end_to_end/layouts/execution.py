@@ -35,7 +35,7 @@ SIMULATED = "SIMULATED_CUDA_DEVICES"  # a GPU's own library, once begun, is of n
 
 
 class Executed(NamedTuple):
-    """What the ranks reported of one case, in their order.
+    """Reports of one case by all ranks, in their order.
 
     Args:
         gradients: of the first step, of each rank: name -> its part, and the dim in which ranks split it.
@@ -79,7 +79,7 @@ class Executions:
         self._corpora: dict[bool, Corpus] = {}
 
     def __call__(self, case: Case) -> Executed:
-        """What the ranks reported of `case`.
+        """Reports of `case` by all ranks.
 
         Raises:
             FailedCaseError: it failed or hung.

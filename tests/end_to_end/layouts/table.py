@@ -33,143 +33,62 @@ SINGLE = "dp1"
 DROPOUT = 0.1
 GROUPS = 2  # keys and values of grouped queries
 
-LAYOUTS = (
-    SINGLE,
-    "dp1,recompute-selective",
-    "dp1,recompute-full",
-    "dp1,recompute-full,every3",
-    "dp1,fused",
-    "dp1,fused,recompute-selective",
-    "dp1,fused,recompute-full",
-    "dp2",
-    "dp2,zero1",
-    "dp2,zero1,reduce-scatter",
-    "dp2,zero2",
-    "dp2,zero3",
-    "dp2,zero3,reshard",
-    "dp2,zero3,noreshard",
-    "dp2,zero3,offload",
-    "dp2,zero2,recompute-selective",
-    "dp2,zero3,recompute-full",
-    "dp2,zero1,fused",
-    "dp2,zero3,fused,recompute-selective",
-    "tp2",
-    "tp2,sp",
-    "tp2,sp,fused",
-    "tp2,fused,recompute-full,every2",
-    "tp2,recompute-selective",
-    "tp2,recompute-full",
-    "tp2,sp,recompute-full,every2",
-    "pp2,gpipe",
-    "pp2,1f1b",
-    "pp2,1f1b,recompute-selective",
-    "pp2,1f1b,recompute-full,every2",
-    "pp2,1f1b,interleave2",
-    "pp2,1f1b,fused,recompute-selective",
-    "pp2,zero-bubble",
-    "pp2,zero-bubble,interleave2",
-    "pp2,zero-bubble,recompute-selective",
-    "pp2,zbv",
-    "pp2,dualpipev",
-    "pp2,pipedream",
-    "pp2,pipedream-vertical-sync,recompute-full",
-    "pp2,pipedream-2bw,recompute-selective",
-    "cp2",
-    "cp2,recompute-selective",
-    "cp2,fused",
-    "cp2,zero3,fused,recompute-selective",
-    "cp2,zero1,recompute-full,every3",
-    "cp2,zero3",
-    "ep2",
-    "ep2,recompute-selective",
-    "ep2,recompute-full,every3",
-    "ep2,zero1",
-    "dp4",
-    "dp4,zero1",
-    "dp4,zero1,reduce-scatter",
-    "dp4,zero2",
-    "dp4,zero3",
-    "tp4",
-    "dp4,zero2,shard2,micro1",
-    "dp4,zero3,shard2",
-    "dp4,zero3,shard2,micro1",
-    "tp4,sp",
-    "pp4,1f1b",
-    "pp4,pipedream,micro8",
-    "pp4,pipedream-2bw",
-    "cp4",
-    "cp2,dp2",
-    "cp2,dp2,zero1",
-    "cp2,dp2,zero3",
-    "cp2,dp2,zero3,shard2",
-    "cp2,tp2",
-    "cp2,tp2,sp,recompute-full,every2",
-    "cp2,pp2,1f1b,interleave2",
-    "ep4",
-    "ep2,dp2",
-    "ep2,dp2,zero1",
-    "ep2,dp2,zero1,reduce-scatter",
-    "ep2,zero3",
-    "ep2,dp2,zero2",
-    "ep2,dp2,zero3",
-    "ep2,dp2,zero3,noreshard,recompute-full,every2",
-    "ep2,tp2",
-    "ep2,tp2,sp,recompute-full,every2",
-    "ep2,pp2,1f1b",
-    "ep2,pp2,1f1b,interleave2,zero1,recompute-full",
-    "ep2,dp2,pp2,1f1b,zero1,micro1",
-    "ep2,cp2",
-    "ep2,cp2,zero1,recompute-full",
-    "ep2,cp2,zero3",
-    "dp2,tp2",
-    "dp2,tp2,sp,zero1",
-    "dp2,tp2,sp,zero1,reduce-scatter",
-    "dp2,tp2,zero2",
-    "dp2,tp2,sp,zero3",
-    "dp2,pp2,gpipe",
-    "dp2,pp2,1f1b,zero1",
-    "dp2,pp2,1f1b,zero1,reduce-scatter",
-    "cp2,dp2,zero1,reduce-scatter",
-    "dp2,pp2,1f1b,interleave2",
-    "tp2,pp2,1f1b",
-    "tp2,pp2,1f1b,interleave2,sp,recompute-full",
-    "tp2,pp2,zero-bubble,sp",
-    "dp2,pp2,zero-bubble,zero1,reduce-scatter",
-    "dp2,pp2,pipedream",
-    "dp2,pp2,pipedream-2bw,recompute-selective",
-    "dp2,pp2,pipedream-vertical-sync,micro1",
-    "cp2,pp2,zero-bubble,zero1,reduce-scatter",
-    "tp2,pp2,zbv,sp",
-    "tp2,pp2,dualpipev",
-    "dp2,pp2,zbv,zero1,reduce-scatter,micro1",
-    "dp2,pp2,dualpipev,zero1,reduce-scatter,micro1",
-    "cp2,pp2,dualpipev,zero1,reduce-scatter",
-    "pp4,zero-bubble",
-    "dp2,tp2,pp2,1f1b",
-    "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full",
-)
+LAYOUTS = str.split("""
+    dp1 dp1,recompute-selective dp1,recompute-full dp1,recompute-full,every3 dp1,fused
+    dp1,fused,recompute-selective dp1,fused,recompute-full
+    dp2 dp2,zero1 dp2,zero1,reduce-scatter dp2,zero2 dp2,zero3 dp2,zero3,reshard dp2,zero3,noreshard
+    dp2,zero3,offload dp2,zero2,recompute-selective dp2,zero3,recompute-full dp2,zero1,fused
+    dp2,zero3,fused,recompute-selective
+    tp2 tp2,sp tp2,sp,fused tp2,fused,recompute-full,every2 tp2,recompute-selective tp2,recompute-full
+    tp2,sp,recompute-full,every2
+    pp2,gpipe pp2,1f1b pp2,1f1b,recompute-selective pp2,1f1b,recompute-full,every2 pp2,1f1b,interleave2
+    pp2,1f1b,fused,recompute-selective pp2,zero-bubble pp2,zero-bubble,interleave2
+    pp2,zero-bubble,recompute-selective pp2,zbv pp2,dualpipev pp2,pipedream
+    pp2,pipedream-vertical-sync,recompute-full pp2,pipedream-2bw,recompute-selective
+    cp2 cp2,recompute-selective cp2,fused cp2,zero3,fused,recompute-selective cp2,zero1,recompute-full,every3
+    cp2,zero3
+    ep2 ep2,recompute-selective ep2,recompute-full,every3 ep2,zero1
+    dp4 dp4,zero1 dp4,zero1,reduce-scatter dp4,zero2 dp4,zero3
+    tp4
+    dp4,zero2,shard2,micro1 dp4,zero3,shard2 dp4,zero3,shard2,micro1
+    tp4,sp
+    pp4,1f1b pp4,pipedream,micro8 pp4,pipedream-2bw
+    cp4
+    cp2,dp2 cp2,dp2,zero1 cp2,dp2,zero3 cp2,dp2,zero3,shard2
+    cp2,tp2 cp2,tp2,sp,recompute-full,every2
+    cp2,pp2,1f1b,interleave2
+    ep4
+    ep2,dp2 ep2,dp2,zero1 ep2,dp2,zero1,reduce-scatter
+    ep2,zero3
+    ep2,dp2,zero2 ep2,dp2,zero3 ep2,dp2,zero3,noreshard,recompute-full,every2
+    ep2,tp2 ep2,tp2,sp,recompute-full,every2
+    ep2,pp2,1f1b ep2,pp2,1f1b,interleave2,zero1,recompute-full
+    ep2,dp2,pp2,1f1b,zero1,micro1
+    ep2,cp2 ep2,cp2,zero1,recompute-full ep2,cp2,zero3
+    dp2,tp2 dp2,tp2,sp,zero1 dp2,tp2,sp,zero1,reduce-scatter dp2,tp2,zero2 dp2,tp2,sp,zero3
+    dp2,pp2,gpipe dp2,pp2,1f1b,zero1 dp2,pp2,1f1b,zero1,reduce-scatter
+    cp2,dp2,zero1,reduce-scatter
+    dp2,pp2,1f1b,interleave2
+    tp2,pp2,1f1b tp2,pp2,1f1b,interleave2,sp,recompute-full tp2,pp2,zero-bubble,sp
+    dp2,pp2,zero-bubble,zero1,reduce-scatter dp2,pp2,pipedream dp2,pp2,pipedream-2bw,recompute-selective
+    dp2,pp2,pipedream-vertical-sync,micro1
+    cp2,pp2,zero-bubble,zero1,reduce-scatter
+    tp2,pp2,zbv,sp tp2,pp2,dualpipev
+    dp2,pp2,zbv,zero1,reduce-scatter,micro1 dp2,pp2,dualpipev,zero1,reduce-scatter,micro1
+    cp2,pp2,dualpipev,zero1,reduce-scatter
+    pp4,zero-bubble
+    dp2,tp2,pp2,1f1b dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full
+""")
 # Where dropout changes what is recomputed and sent; masks differ between ranks, so that only figures can agree
-WITH_DROPOUT = (
-    "dp1,recompute-full",
-    "dp2,zero3,recompute-full",
-    "tp2,recompute-full",
-    "tp2,sp,recompute-full,every2",
-    "pp2,1f1b,recompute-full,every2",
-    "pp2,zero-bubble",
-    "pp2,pipedream-2bw,recompute-selective",
-)
+WITH_DROPOUT = str.split("""
+    dp1,recompute-full dp2,zero3,recompute-full tp2,recompute-full tp2,sp,recompute-full,every2
+    pp2,1f1b,recompute-full,every2 pp2,zero-bubble pp2,pipedream-2bw,recompute-selective
+""")
 # Products in 8 bits: where scales, casts and what is kept could differ
-WITH_FP8 = (
-    SINGLE,
-    "dp1,recompute-selective",
-    "dp1,recompute-full,every3",
-    "dp1,fused",
-    "dp2,zero1",
-    "dp2,zero3,recompute-full",
-    "pp2,1f1b,interleave2",
-    "cp2",
-    "dp2,pp2,1f1b,zero1",
-)
+WITH_FP8 = str.split("""
+    dp1 dp1,recompute-selective dp1,recompute-full,every3 dp1,fused dp2,zero1 dp2,zero3,recompute-full
+    pp2,1f1b,interleave2 cp2 dp2,pp2,1f1b,zero1
+""")
 ONLY_SOME = {"dropout": WITH_DROPOUT, "fp8": WITH_FP8}
 
 

@@ -37,7 +37,7 @@ Version = Callable[[int, int], int]  # (stage, micro-batch of the run) -> update
 
 
 def late(job: Job) -> Version:
-    """As the schedule of the job says."""
+    """The version of the weights that the schedule of the job gives each micro-batch."""
     layout = job.layout
     counts = layout.stage_replicas or (layout.data_parallel,) * layout.pipeline_stages
     m = job.recipe.global_batch // layout.micro_batch
@@ -54,7 +54,7 @@ def late(job: Job) -> Version:
 
 
 def stage_of(name: str, job: Job) -> int:
-    """Of a parameter of the whole model; a tied table is the first stage's."""
+    """The stage of a parameter of the whole model; a tied table is the first stage's."""
     if name.startswith("blocks."):
         dealt = chunk_layers(job.architecture.layers, job.layout)
         return next(stage for stage, layers in enumerate(dealt) if int(name.split(".")[1]) in layers)
@@ -62,13 +62,13 @@ def stage_of(name: str, job: Job) -> int:
 
 
 def group_of(name: str, job: Job) -> str | int:
-    """Of the gradients that are clipped together: a stage's own, or the tied table."""
+    """The group of gradients that are clipped together: a stage's own, or the tied table."""
     tied = job.architecture.tied_embeddings and name == "embedding.weight"
     return "table" if tied else stage_of(name, job)
 
 
 def losses(job: Job, version: Version) -> list[float]:
-    """Of every step of one process."""
+    """The loss of every step of one process."""
     recipe = job.recipe
     decoder = Decoder(job.architecture, recipe)
     initialise(decoder, recipe, seed=job.seed)

@@ -67,7 +67,7 @@ class Noted:
 
 
 def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
-    """What this rank reports of the job; and its part of each gradient of the first step, with the dim of the split."""
+    """This rank's report of the job; and its part of each gradient of the first step, with the dim of the split."""
     events: list[Event] = []
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
     peak = AllocatedPeak(device)

@@ -34,7 +34,7 @@ def test_its_zero_2_holds_fp16_gradients_and_their_fp32_copy_of_a_share(paramete
 def test_its_zero_3_holds_18_bytes_of_a_share_and_two_16_bit_copies_of_one_layer(
     parameters: int, nodes: int, layer: int
 ) -> None:
-    """Of ours that is 18 / n in bf16 (fp16 weights and gradients, an fp32 copy, masters and moments: 20 / n).
+    """In ours that is 18 / n in bf16 (fp16 weights and gradients, an fp32 copy, masters and moments: 20 / n).
 
     Its comment on stage 2 counts 16-bit weights outside of the 18, here they are inside: 2 bytes less of a share.
     """

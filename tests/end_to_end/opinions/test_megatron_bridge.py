@@ -62,7 +62,7 @@ def configured(a: Architecture, layout: Layout, *, sharded: bool = False, ranks:
 
 
 def parameters(a: Architecture, layout: Layout) -> int:
-    """Of their most loaded rank."""
+    """Number of parameters of their most loaded rank."""
     return round(state_bytes(configured(a, layout)) / BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What a layer's operators cost by PyTorch's torch.distributed._tools.runtime_estimator, and by ours.
+"""Costs of a layer's operators by PyTorch's torch.distributed._tools.runtime_estimator, and by ours.
 
 It refuses to work without a GPU, of which it takes two figures: here they are given, and nothing else of a GPU.
 """

@@ -257,7 +257,7 @@ def gpt2(a: Architecture) -> nn.Module:
 
 
 def llama_sizes(a: Architecture) -> dict[str, Any]:
-    """What the configurations of Llama and Qwen call alike."""
+    """Keys that the configurations of Llama and Qwen share."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
     if a.rotary_scaling_factor is not None:
         yarn = a.rotary_scaling is RotaryScaling.YARN
@@ -329,7 +329,7 @@ def gemma(a: Architecture) -> nn.Module:
 
 
 def deepseek_sizes(a: Architecture) -> dict[str, Any]:
-    """What the configurations of DeepSeek-V2 and V3 call alike; their head_dim is the rotated part."""
+    """Keys that the configurations of DeepSeek-V2 and V3 share; their head_dim is the rotated part."""
     assert a.rotary_dim is not None
     sizes = llama_sizes(a) | EXPERT_BY_EXPERT
     del sizes["head_dim"]
@@ -507,7 +507,7 @@ def of_experts(weight: Tensor, a: Architecture) -> Tensor:
 
 
 def gates_first(weight: Tensor, a: Architecture) -> Tensor:
-    """Of each expert's rows [F, 2], gate and gated, all gates and then all gated ones."""
+    """The rows of each expert, [F, 2] with gate and gated, as all gates and then all gated ones."""
     gated: Tensor = of_experts(weight, a).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
     return gated
 
@@ -526,14 +526,14 @@ def neighbours(rows: Tensor) -> Tensor:
 
 
 def rotated_last(weight: Tensor, a: Architecture) -> Tensor:
-    """Of each head's rows of queries the rotated ones last, in pairs of neighbours."""
+    """The rows of each head's queries with the rotated ones last, in pairs of neighbours."""
     assert a.rotary_dim is not None
     heads = [torch.cat([head[a.rotary_dim :], neighbours(head[: a.rotary_dim])]) for head in weight.chunk(a.heads)]
     return torch.cat(heads)
 
 
 def rotated_in_pairs(weight: Tensor, a: Architecture) -> Tensor:
-    """Of the compressed keys and values, and then the rotated key of all heads."""
+    """The rows of the compressed keys and values, and then the rotated key of all heads."""
     assert a.key_value_rank is not None
     return torch.cat([weight[: a.key_value_rank], neighbours(weight[a.key_value_rank :])])
 

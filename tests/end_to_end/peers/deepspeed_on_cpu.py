@@ -52,7 +52,7 @@ def backend(kind: str, group: dist.ProcessGroup) -> Any:
 
 
 def engine(group: dist.ProcessGroup) -> Any:
-    """What `OnebitAdam` needs of an engine."""
+    """The part of an engine that `OnebitAdam` needs."""
     return SimpleNamespace(mpu=_data_parallel(group), local_rank=0, enable_backward_allreduce=True)
 
 
@@ -79,7 +79,7 @@ def _numpy_as_cupy() -> ModuleType:
 
 
 def _pack(values: Tensor, _size: int, _rank: int) -> Tensor:
-    """As csrc/xpu/packbits/packing.cpp: 1 where the sign bit is not set, the first element highest."""
+    """Bits as csrc/xpu/packbits/packing.cpp packs them: 1 where the sign bit is not set, the first element highest."""
     return torch.from_numpy(np.packbits(~np.signbit(values.numpy())))
 
 

@@ -1,4 +1,4 @@
-"""What the ranks do in the comparisons with DeepSpeed."""
+"""The work of the ranks in the comparisons with DeepSpeed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = ((32, 64), (512,))  # without padding on 2 and 4 ranks
 
 
 def vector(rank: int, step: int, elements: int) -> Tensor:
-    """Of one rank in one step: of sizes apart, with exact zeros of both signs; all 0 in the first."""
+    """The gradient of one rank in one step: sizes far apart, exact zeros of both signs; all 0 in the first."""
     values = gradient(3, rank, step, elements) * 10.0 ** (step % 7 - 3)
     values[step::5] = 0.0
     values[step::10] = -0.0
@@ -78,7 +78,7 @@ class InTheirOrder(OneBitAdam):
 
 
 def momentum_bound(moment: Tensor, gradient: Tensor, beta: float) -> Tensor:
-    """Of the difference between beta m + (1 - beta) g and m + (1 - beta)(g - m), each as fp32 rounds it, w = 1 - beta.
+    """A bound of the difference of beta m + (1 - beta) g and m + (1 - beta)(g - m), each rounded in fp32; w = 1 - beta.
 
     The first rounds both factors, both products and the sum: 3 (beta |m| + w |g|). The second rounds w, g - m, their
     product and the sum: 3 w (|m| + |g|) + beta |m| + w |g|. Together (3 w + 4 beta) |m| + 7 w |g|, roundings of 2^-24.

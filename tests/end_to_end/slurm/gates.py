@@ -162,7 +162,7 @@ def test_nothing_is_found_by_a_path_that_an_environment_gave(gates: Path) -> Non
 def test_after_a_repair_the_gate_releases_an_accepted_node_alone(
     repaired: bool, cluster: SlurmCluster, gates: Path
 ) -> None:
-    """With the real `accept`, over pairs: the link of the node is slow, or has been repaired."""
+    """Run the real `accept` over pairs: the link of the node is slow, or has been repaired."""
     text = (gates / "gates.conf").read_text().replace(f"SUITE_PYTHON={gates}/python", f"SUITE_PYTHON={sys.executable}")
     conf = gates / f"repair{repaired}.conf"
     conf.write_text(text + 'SUITE_ACCEPT="--only 14 --others 1"\nSUITE_FLEET="--at-once 2 --node-minutes 15"\n')

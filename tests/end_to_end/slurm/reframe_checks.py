@@ -73,7 +73,7 @@ def says(place: Path, node: str, code: int, rate: float, summary: str = "said") 
 
 @pytest.fixture(scope="module")
 def judged(cluster: SlurmCluster, place: Path, results: Path) -> dict[str, dict[str, str]]:
-    """By node, what ReFrame's report says of its check."""
+    """ReFrame's report of the check of each node."""
     says(place, "n1", 0, 0.99 * RATE)
     says(place, "n2", 0, 0.5 * RATE)
     says(place, "n3", 1, RATE, "quick: rejected: rank 1, GPU 3 (0000:0a:00.0) bitwise replays FAIL")

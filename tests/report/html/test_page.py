@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import statistics
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,6 +21,7 @@ from suite.__main__ import main
 from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
+from suite.paths import ROOT
 from suite.predict.analytic.kernel_cost import FORMULAS, kernel_flop
 from suite.records.battery import Decision
 from suite.records.index import launches
@@ -498,3 +500,13 @@ def test_launches_that_nobody_predicted_have_a_page_and_no_table(tmp_path: Path)
     assert main(["report", "--results", str(tmp_path)]) == 3
     assert (tmp_path / "index.html").exists()
     assert not (tmp_path / "TABLES.md").exists()
+
+
+def test_without_the_page_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom suite.__main__ import main\nmain(sys.argv[1:])\n"
+        "print([name for name in sys.modules if name.startswith(('suite.report.html', 'suite.predict', 'plotly'))])"
+    )
+    words = [sys.executable, "-c", code, "report", "--no-page", "--results", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
