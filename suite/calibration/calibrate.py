@@ -20,10 +20,10 @@ from suite.job.events import Event, Status
 from suite.launch.launcher import HERE, LaunchOutcome, launch
 from suite.launch.multi_host import Hosts
 from suite.machine import cpu_caches
-from suite.machine.compilers import compilation_missing
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
+from suite.machine.packages import compilation_missing
 from suite.machine.profile import Profile, encode, machines_directory
 from suite.machine.reference_step import ReferenceStep
 from suite.predict.simulation.step_correction import step_correction

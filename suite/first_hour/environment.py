@@ -11,10 +11,9 @@ import sys
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.machine.compilers import compilation_missing
 from suite.machine.devices import CudaDevice, cuda_device_list
 from suite.machine.fingerprint import Fingerprint, fingerprint
-from suite.machine.packages import PACKAGES, Package, installing, lacking
+from suite.machine.packages import PACKAGES, Package, compilation_missing, installing, lacking
 
 ASKED_OF_DRIVER = {"state": ["-q"], "links": ["nvlink", "-s"], "topology": ["topo", "-m"]}
 ANSWER_SECONDS = 20.0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
-from suite.first_hour.part import HourPart, PartKind
+from suite.first_hour.parts import HourPart, PartKind
 from suite.metrics.figures import Quantity
 from suite.records.kernel_runs import OURS, kernel_run
 

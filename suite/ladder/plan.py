@@ -15,10 +15,9 @@ from reference_runs.layout import Layout, Offload
 from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Precision, Recipe
 from suite.job.options import KernelChoice, Texts
-from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, setting_above, setting_of
-from suite.ladder.rungs import rungs_on
+from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, rungs_on, setting_above, setting_of
 from suite.launch import network_namespaces
-from suite.machine.compilers import compilation_missing
+from suite.machine.packages import compilation_missing
 from suite.metrics.figures import Quantity, of_job
 from suite.predict.executed_run.figures import memory_figures
 from suite.reproduce.plan import Plan

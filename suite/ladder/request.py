@@ -12,8 +12,7 @@ from suite.job.events import Event, Status
 from suite.job.options import Texts
 from suite.ladder.measurement import RungPrediction, expected
 from suite.ladder.plan import Target, planned, refusals
-from suite.ladder.rung import STEPS, Rung, RungSetting, stands_on
-from suite.ladder.rungs import rungs_on, seconds_unknown
+from suite.ladder.rung import STEPS, Rung, RungSetting, rungs_on, seconds_unknown, stands_on
 from suite.machine.profile import Profile
 from suite.reproduce.plan import Plan
 from suite.reproduce.reproduce import LaunchResult, reproduce

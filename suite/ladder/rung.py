@@ -1,10 +1,12 @@
-"""A rung of the ladder: what it changes, what it promises of the losses, how its gain is predicted, what it needs."""
+"""The ladder's rungs: what each changes, what it promises of the losses, how its gain is predicted, what it needs."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -177,3 +179,38 @@ def stands_on(rung: Rung, applicable: Iterable[Rung]) -> list[Rung]:
 def setting_above(rung: Rung, applicable: Iterable[Rung], *, divisor: int = 1) -> RungSetting:
     """The setting of a rung on top of the applicable ones below it."""
     return setting_of(rung.track, [*stands_on(rung, applicable), rung], divisor=divisor)
+
+
+def _rungs() -> Iterator[Rung]:
+    """Those of the file; where sums come in another order, the bound follows from the setting's precision."""
+    file = Path(__file__).with_name("rungs.toml")
+    for track, rows in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        rungs: list[Rung] = []
+        for row in rows:
+            values = msgspec.convert(row["changes"], RungSetting)
+            row["changes"] = {name: getattr(values, name) for name in row["changes"]}
+            row["needs"] = tuple(Need[name.upper()] for name in row.get("needs", ()))
+            rung = Rung(track=Track(track), **row | {"promise": Promise(row["promise"])})
+            if rung.promise is Promise.WITHIN:
+                bound = rounding_of(setting_above(rung, rungs).precision)
+                rung = msgspec.structs.replace(rung, bound=bound)
+            rungs.append(rung)
+        yield from rungs
+
+
+RUNGS = tuple(_rungs())
+
+
+def rungs_on(device: str) -> list[Rung]:
+    """All rungs; what is a side rung elsewhere may be none on `device`."""
+    return [msgspec.structs.replace(rung, side=rung.side and rung.main_on != device) for rung in RUNGS]
+
+
+def seconds_unknown(setting: RungSetting) -> str:
+    """Why the time of a setting is not predicted: the reason of a rung whose changes are all in it; empty where it is.
+
+    A rung passes on what it changes to those that stand on it, and so the reason too.
+    """
+    values = msgspec.structs.asdict(setting)
+    reasons = (rung.seconds_unknown for rung in RUNGS if rung.changes.items() <= values.items())
+    return next(filter(None, reasons), "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suite.first_hour.part import HourPart, PartKind
+from suite.first_hour.parts import HourPart, PartKind
 from suite.first_hour.reading import PartReading, reading
 
 

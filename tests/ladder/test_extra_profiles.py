@@ -19,8 +19,7 @@ from suite.ladder import extra_profiles
 from suite.ladder.request import LadderRun, wanted
 from suite.ladder.result import LadderResult
 from suite.ladder.run import nothing_applies
-from suite.ladder.rung import RungSetting
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, RungSetting
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile

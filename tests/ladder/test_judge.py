@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from suite.ladder.judge import Mark, loss_check
 from suite.ladder.result import RungResult, failures
-from suite.ladder.rung import Promise
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, Promise
 from tests.support.ladder_machine import Machine, ladder_of, results_of, rung_measurement
 
 

@@ -23,16 +23,17 @@ from suite.ladder.result import LadderResult, failures, verdict
 from suite.ladder.rung import (
     BASE,
     MOST_DIVISOR,
+    RUNGS,
     Need,
     Promise,
     RungSetting,
     Track,
     rounding_of,
+    rungs_on,
     setting_above,
     setting_of,
     stands_on,
 )
-from suite.ladder.rungs import RUNGS, rungs_on
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
