@@ -34,7 +34,7 @@ USUAL_SECONDS = 90.0  # from start to end, as printed to a waiting user
 
 
 class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a calibration ended. Profile and path are missing if it failed.
+    """End of a calibration. Profile and path are missing if it failed.
 
     Args:
         ranks_at_fault, log_tail: see `suite.launch.launcher.LaunchOutcome`.

@@ -1,4 +1,4 @@
-"""What a node is, and what it lacks: prints JSON.
+"""Prints the node's environment, and what it lacks, as JSON.
 
 python -m suite.first_hour.environment cuda
 """

@@ -18,7 +18,7 @@ LEAST_SHARE = 1 / 3  # of its bound that must be left for a part to begin: parts
 
 
 class PartKind(enum.StrEnum):
-    """What a part's command prints, and so how it is read."""
+    """Kind of a part's output, which decides how it is read."""
 
     ENVIRONMENT = "environment"
     RATES = "rates"
@@ -53,7 +53,7 @@ class HourPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least_seconds(self) -> float:
-        """That must be left for it to begin."""
+        """Seconds that must be left for it to begin."""
         return LEAST_SHARE * self.seconds
 
     def setting(self, machine: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What parts left: each has a file of its own, written when it begins and when it has ended."""
+"""Results of the parts: each has a file of its own, written when it begins and when it has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_ATTEMPTS = 3  # at a part that fails or takes too long
 
 
 class PartStatus(enum.StrEnum):
-    """How the last attempt at a part ended."""
+    """End of the last attempt at a part."""
 
     DONE = "done"
     RUNNING = "running"  # or its first-hour was killed
@@ -62,7 +62,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_of(results: Path, part: HourPart, suffix: str = ".json") -> Path:
-    """Where a part's result is; with other suffixes, what its command printed."""
+    """Path of a part's result; with other suffixes, of its command's output."""
     return results / DIRECTORY / f"{part.name.replace(' ', '_').replace(',', '_')}{suffix}"
 
 

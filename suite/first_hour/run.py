@@ -81,7 +81,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Hour(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run.
+    """The parts to run, and the time for them.
 
     Args:
         machine: facts that decide whether an earlier result counts.

@@ -1,4 +1,4 @@
-"""What only some rungs need measured: messages between hosts, more ranks at once, seconds to tokenise a sample."""
+"""Measurements that only some rungs need: messages between hosts, more ranks at once, seconds to tokenise a sample."""
 
 from __future__ import annotations
 

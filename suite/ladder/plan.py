@@ -34,7 +34,7 @@ GIB = 2.0**30
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ladder optimises: a run's shape and recipe on one kind of device.
+    """Target of the ladder: a run's shape and recipe on one kind of device.
 
     Args:
         host_names: of two machines for `ddp-hosts`, joined by `interface`; empty: network namespaces.
@@ -136,7 +136,7 @@ def not_executed(plan: Plan) -> str:
 
 
 def refusal(rung: Rung, target: Target) -> str:
-    """What a rung needs that is not here; empty where nothing is."""
+    """The need of a rung that this machine does not meet; empty where nothing is."""
     for need in rung.needs:
         if not _met(need, target):
             return need.value

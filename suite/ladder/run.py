@@ -41,14 +41,14 @@ class LeaveOneOut(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Of its launches, in their records."""
+        """Label of its launches, in their records."""
         return f"{self.rung.track}/top without {self.rung.name}"
 
 
 def leave_one_out_runs(
     ladder_run: LadderRun, applicable: Sequence[Rung], results: Mapping[str, RungResult]
 ) -> list[LeaveOneOut]:
-    """Of each track that was run whole, one for each rung between its baseline and its top.
+    """Leave-one-out runs of each track that was run whole: one for each rung between its baseline and its top.
 
     There is none of a rung that a later one replaces, nor one that would not fit into the device, and none at all where
     a rung is ablated: then no top has all of its rungs.
@@ -75,14 +75,14 @@ def leave_one_out_runs(
 
 
 def seconds(run: LeaveOneOut, runner: Runner) -> float:
-    """What one launch should take: that of the top, less the steps that it does not do."""
+    """Expected seconds of one launch: those of the top, less the steps that it does not do."""
     return runner.seconds[run.top_name] - (STEPS - run.steps) * run.top.step_seconds
 
 
 def interactions(
     ladder_run: LadderRun, runs: Sequence[LeaveOneOut], on_event: Callable[[int, Event], None]
 ) -> tuple[list[Interaction], dict[str, str], bool]:
-    """What the tops lose without each of their rungs, how launches ended that failed, whether one was interrupted."""
+    """Losses of the tops without each of their rungs, ends of failed launches, and whether one was interrupted."""
     gains: list[Interaction] = []
     failed: dict[str, str] = {}
     for run in runs:

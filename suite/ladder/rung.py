@@ -23,14 +23,14 @@ FP16_ROUNDING = 2.0**-11
 
 
 class Track(enum.StrEnum):
-    """What the rungs of a track make less of: memory, or seconds of a token."""
+    """Cost that the rungs of a track reduce: memory, or seconds of a token."""
 
     MEMORY = "memory"
     SPEED = "speed"
 
 
 class Need(enum.StrEnum):
-    """What a rung cannot do without; the value completes "NOT RUN: "."""
+    """Requirement of a rung; the value completes "NOT RUN: "."""
 
     CUDA = "no CUDA device: the host's memory is the device's here"
     CPU = "its operator computes on a CPU alone"
@@ -41,7 +41,7 @@ class Need(enum.StrEnum):
 
 
 class Promise(enum.StrEnum):
-    """What a rung says of its losses compared with those of the rung below."""
+    """Promise of a rung's losses compared with those of the rung below."""
 
     EQUAL = "equal"
     WITHIN = "within"
@@ -71,7 +71,7 @@ class RungSetting(ScriptOptions, frozen=True, kw_only=True):
     hosts: int = 1
 
     def training_options(self, rung: str, texts: Texts | None) -> TrainingOptions:
-        """Those of the script, by the name of the launch; with texts where it tokenises."""
+        """Options of the script, by the name of the launch; with texts where it tokenises."""
         options = {field: getattr(self, field) for field in ScriptOptions.__struct_fields__}
         return TrainingOptions(rung=rung, texts=texts if self.tokenises else None, **options)
 
@@ -182,7 +182,7 @@ def setting_above(rung: Rung, applicable: Iterable[Rung], *, divisor: int = 1) -
 
 
 def _rungs() -> Iterator[Rung]:
-    """Those of the file; where sums come in another order, the bound follows from the setting's precision."""
+    """Rungs of the file; where sums come in another order, the bound follows from the setting's precision."""
     file = Path(__file__).with_name("rungs.toml")
     for track, rows in tomllib.loads(file.read_text(encoding="utf-8")).items():
         rungs: list[Rung] = []

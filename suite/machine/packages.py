@@ -61,7 +61,7 @@ PACKAGES = {
 
 
 def lacking(modules: Iterable[str]) -> list[Package]:
-    """Those of the packages that are not installed."""
+    """The packages that are not installed."""
     packages = (PACKAGES.get(module, Package(module, module, "this command")) for module in modules)
     return [package for package in packages if not package.is_installed]
 
@@ -88,7 +88,7 @@ def described(packages: Iterable[Package]) -> str:
 
 @cache
 def _requirements() -> dict[str, str]:
-    """What pyproject.toml requires, by the package's name, without conditions."""
+    """Requirements of pyproject.toml by the package's name, without conditions."""
     project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))
     wanted = [*project["project"]["dependencies"]]
     for group in project["dependency-groups"].values():
@@ -99,7 +99,7 @@ def _requirements() -> dict[str, str]:
 
 @cache
 def compilation_missing(device: str) -> str:
-    """What torch.compile lacks on this machine for "cpu" or "cuda", in words; empty where it lacks nothing.
+    """The compiler or header that torch.compile lacks here for "cpu" or "cuda", in words; empty where it lacks none.
 
     On CUDA Triton compiles its launcher as C (triton/runtime/build.py), on a CPU Inductor its kernels as C++
     (torch/_inductor/cpp_builder.py). Both include Python.h. So a file that includes it is compiled, in 0.2 s.

@@ -1,4 +1,4 @@
-"""What commands print is read, and differences from what was expected are found."""
+"""The output of commands is read, and differences from what was expected are found."""
 
 from __future__ import annotations
 

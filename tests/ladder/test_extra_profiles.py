@@ -1,4 +1,4 @@
-"""What more ranks take at once than the profile has is measured before the ladder, and predicts their rung."""
+"""Times of more ranks at once than the profile has are measured before the ladder, and predict their rung."""
 
 from __future__ import annotations
 

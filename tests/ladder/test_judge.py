@@ -1,4 +1,4 @@
-"""What ranks and launches of one rung differ by: whose peak is judged, and that losses are the same."""
+"""Ranks and launches of one rung: whose peak is judged, and that losses are the same."""
 
 from __future__ import annotations
 

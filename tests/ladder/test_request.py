@@ -1,4 +1,4 @@
-"""Of which rungs a time is predicted, and why not of the others."""
+"""Rungs whose time is predicted, and why not that of the others."""
 
 from __future__ import annotations
 

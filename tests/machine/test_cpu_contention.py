@@ -1,4 +1,4 @@
-"""What others took of the processors is what all computed, less what the ranks did."""
+"""Others used the processor time of all, less that of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record says of the hardware tells processors of one name apart."""
+"""The hardware in a record tells processors of one name apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is free for a process: what the system has, or what its cgroups still allow."""
+"""Free memory of a process: what the system has, or what its cgroups still allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host is set to is read from the kernel's files, which are made up here."""
+"""The settings of a host are read from the kernel's files, which are made up here."""
 
 from __future__ import annotations
 

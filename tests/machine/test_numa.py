@@ -17,7 +17,7 @@ ADDRESS = "0000:1b:00.0"
 
 @pytest.fixture
 def unbound():
-    """What the test binds is given back."""
+    """Gives back what the test binds."""
     before = {}
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # other threads may end meanwhile

@@ -114,7 +114,7 @@ def test_a_line_has_the_largest_size_s_time_whatever_the_short_ones_took(factors
 
 
 def test_a_line_through_the_messages_of_a_slow_link_has_its_rate() -> None:
-    """Of 200 Mbyte/s less 4 % of headers; as timed in the test of a slow link, where squares alone gave 239."""
+    """200 Mbyte/s less 4 % of headers; as timed in the test of a slow link, where squares alone gave 239."""
     sizes = [256.0, 2353.0, 21632.0, 198846.0, 1827861.0, 16802304.0]
     line = straight_line(sizes, [1.72e-3, 2.66e-3, 2.16e-3, 1.46e-3, 11.17e-3, 96.98e-3])
     assert 170e6 < 1 / line.seconds_per_unit < 192e6

@@ -1,4 +1,4 @@
-"""What repetitions come to over rounds and ranks."""
+"""Repetitions are combined over rounds and ranks."""
 
 from __future__ import annotations
 
