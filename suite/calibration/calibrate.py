@@ -20,10 +20,10 @@ from suite.job.events import Event, Status
 from suite.launch.launcher import HERE, LaunchOutcome, launch
 from suite.launch.multi_host import Hosts
 from suite.machine import cpu_caches
-from suite.machine.compilers import compilation_missing
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
+from suite.machine.packages import compilation_missing
 from suite.machine.profile import Profile, encode, machines_directory
 from suite.machine.reference_step import ReferenceStep
 from suite.predict.simulation.step_correction import step_correction
@@ -34,7 +34,7 @@ USUAL_SECONDS = 90.0  # from start to end, as printed to a waiting user
 
 
 class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a calibration ended. Profile and path are missing if it failed.
+    """End of a calibration. Profile and path are missing if it failed.
 
     Args:
         ranks_at_fault, log_tail: see `suite.launch.launcher.LaunchOutcome`.

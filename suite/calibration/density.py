@@ -11,7 +11,7 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 class Density(NamedTuple):
-    """How densely sizes are timed, and for how long.
+    """Density of the timed sizes, and the time for each.
 
     Args:
         ratio: between neighbouring points of a product's axes. `coarse` is the ratio for fp32, in which no miniature
@@ -63,7 +63,7 @@ QUICK_DENSITIES = {"cpu": QUICK_DENSITY, "cuda": QUICK_GPU_DENSITY}
 
 
 class Scope(NamedTuple):
-    """What is calibrated: operations of up to `ranks` ranks of a device kind, which share the cores on "cpu"."""
+    """Subject of a calibration: operations of up to `ranks` ranks of a device kind, which share the cores on "cpu"."""
 
     device: str
     ranks: int

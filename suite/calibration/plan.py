@@ -9,8 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from suite.calibration.density import Scope
-from suite.calibration.grids import MOVES, Grid, checks, grids
-from suite.calibration.lines import LineSizes, collectives, lines
+from suite.calibration.grids import MOVES, Grid, LineSizes, checks, collectives, grids, lines
 from suite.job.calibration_job import Task
 from suite.machine.profile import Profile
 from suite.machine.reference_step import PRECISION, ReferenceStep, reference_step

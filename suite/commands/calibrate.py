@@ -14,7 +14,7 @@ from suite.commands.options import JsonWithProgress, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
-from suite.machine.compilers import compilation_missing
+from suite.machine.packages import compilation_missing
 from suite.machine.profile import UNSEEN
 from suite.machine.timings import median
 from suite.paths import ROOT

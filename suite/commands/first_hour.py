@@ -14,11 +14,9 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.first_hour.part import HourPart
-from suite.first_hour.parts import chosen, parts
-from suite.first_hour.process import run_bounded
+from suite.first_hour.parts import HourPart, chosen, parts
 from suite.first_hour.result import DIRECTORY, PartResult, PartStatus
-from suite.first_hour.run import Hour, result_of, run_hour
+from suite.first_hour.run import Hour, result_of, run_bounded, run_hour
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device
 from suite.machine.fingerprint import fingerprint

@@ -24,8 +24,7 @@ from suite.ladder.plan import Target, target_of, target_that_fits
 from suite.ladder.request import LadderRun, trace_of
 from suite.ladder.result import LadderResult, LadderVerdict, RungResult, verdict
 from suite.ladder.run import nothing_applies, run_ladder
-from suite.ladder.rung import STEPS, RungSetting, Track
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, STEPS, RungSetting, Track
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.multi_host import check_reachable
 from suite.machine.devices import cuda_memory_bytes, resolved_device

@@ -16,7 +16,7 @@ import msgspec
 
 from suite.job.events import Event, Failed, Status, recording_path, stacks_path
 from suite.machine import processes
-from suite.machine.cuda_errors import cuda_error
+from suite.machine.gpu import cuda_error
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.paths import whole_file
 

@@ -1,1 +1,1 @@
-"""What a fresh GPU node can show in an hour: parts that run one after the other, bounded, each kept at once."""
+"""A fresh GPU node's first hour: parts that run one after the other in bounded time, each kept at once."""

@@ -1,4 +1,4 @@
-"""What a node is, and what it lacks: prints JSON.
+"""Prints the node's environment, and what it lacks, as JSON.
 
 python -m suite.first_hour.environment cuda
 """
@@ -11,10 +11,9 @@ import sys
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.machine.compilers import compilation_missing
 from suite.machine.devices import CudaDevice, cuda_device_list
 from suite.machine.fingerprint import Fingerprint, fingerprint
-from suite.machine.packages import PACKAGES, Package, installing, lacking
+from suite.machine.packages import PACKAGES, Package, compilation_missing, installing, lacking
 
 ASKED_OF_DRIVER = {"state": ["-q"], "links": ["nvlink", "-s"], "topology": ["topo", "-m"]}
 ANSWER_SECONDS = 20.0

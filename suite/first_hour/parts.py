@@ -2,14 +2,67 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
+
+import msgspec
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
-from suite.first_hour.part import RESULTS, HourPart, PartKind
 from suite.machine.devices import usable_cores
+from suite.machine.fingerprint import digest
 from suite.machine.packages import PACKAGES
 from suite.predict.analytic.kernel_cost import FORMULAS
+
+LEAST_SHARE = 1 / 3  # of its bound that must be left for a part to begin: parts usually take that long
+
+
+class PartKind(enum.StrEnum):
+    """Kind of a part's output, which decides how it is read."""
+
+    ENVIRONMENT = "environment"
+    RATES = "rates"
+    TESTS = "tests"
+    KERNELS = "kernels"
+    CALIBRATE = "calibrate"
+    REPRODUCE = "reproduce"
+    ACCEPT = "accept"
+    LADDER = "ladder"
+
+
+class HourPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part.
+
+    Args:
+        shows: what is known after it.
+        arguments: of `python -m`; RESULTS stands for the results directory.
+        seconds: after which it is ended.
+        modules: packages without which it does not run.
+        needs_cuda: whether it says nothing on a CPU.
+        asked_mfu: share of the device's dense peak that it should reach; None: nothing is asked.
+    """
+
+    name: str
+    kind: PartKind
+    shows: str
+    arguments: tuple[str, ...]
+    seconds: float
+    modules: tuple[str, ...] = ()
+    needs_cuda: bool = False
+    asked_mfu: float | None = None
+
+    @property
+    def least_seconds(self) -> float:
+        """Seconds that must be left for it to begin."""
+        return LEAST_SHARE * self.seconds
+
+    def setting(self, machine: dict[str, str]) -> str:
+        """The fingerprint of its command and of what it runs on: what was done for another is no result of this."""
+        return digest([self.name, self.arguments, machine])
+
+
+RESULTS = "RESULTS"  # in a part's arguments: the results directory
+
 
 ONE_BIT = ("sign_pack", "sign_unpack")
 SHARED_LAYOUTS = ("tp2", "pp2", "dp2,zero3")

@@ -1,4 +1,4 @@
-"""What a part's command printed, in a line, and what in it disagrees with what was expected."""
+"""Reads the output of a part's command: one line, and every difference from what was expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
-from suite.first_hour.part import HourPart, PartKind
+from suite.first_hour.parts import HourPart, PartKind
 from suite.metrics.figures import Quantity
 from suite.records.kernel_runs import OURS, kernel_run
 
@@ -22,7 +22,7 @@ LISTED = 12  # differences of one part
 
 
 class PartReading(NamedTuple):
-    """What was found, in a line, and the differences; not `readable` where the command did not get to print it."""
+    """The result in a line, and the differences; not `readable` where the command did not get to print it."""
 
     says: str
     differences: list[str]

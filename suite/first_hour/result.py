@@ -1,4 +1,4 @@
-"""What parts left: each has a file of its own, written when it begins and when it has ended."""
+"""Results of the parts: each has a file of its own, written when it begins and when it has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.regular_file import json_file
-from suite.first_hour.part import HourPart
+from suite.first_hour.parts import HourPart
 from suite.paths import whole_file
 
 DIRECTORY = "first_hour"  # below the results
@@ -16,7 +16,7 @@ MOST_ATTEMPTS = 3  # at a part that fails or takes too long
 
 
 class PartStatus(enum.StrEnum):
-    """How the last attempt at a part ended."""
+    """End of the last attempt at a part."""
 
     DONE = "done"
     RUNNING = "running"  # or its first-hour was killed
@@ -31,7 +31,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     """The last attempt at a part.
 
     Args:
-        setting: fingerprint of the part and the machine, see `suite.first_hour.part.HourPart.setting`.
+        setting: fingerprint of the part and the machine, see `suite.first_hour.parts.HourPart.setting`.
         attempts: so far, this one included.
         exit_code: of its command; None where it was ended from outside.
         says: what it found, in a line.
@@ -62,7 +62,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_of(results: Path, part: HourPart, suffix: str = ".json") -> Path:
-    """Where a part's result is; with other suffixes, what its command printed."""
+    """Path of a part's result; with other suffixes, of its command's output."""
     return results / DIRECTORY / f"{part.name.replace(' ', '_').replace(',', '_')}{suffix}"
 
 

@@ -1,4 +1,4 @@
-"""What only some rungs need measured: messages between hosts, more ranks at once, seconds to tokenise a sample."""
+"""Measurements that only some rungs need: messages between hosts, more ranks at once, seconds to tokenise a sample."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from suite.calibration.calibrate import CalibrationResult, between_hosts, with_r
 from suite.job.events import Event, Status
 from suite.job.options import Texts, document_offsets
 from suite.ladder.request import LadderRun, wanted
-from suite.ladder.rung import setting_above
-from suite.ladder.rungs import seconds_unknown
+from suite.ladder.rung import seconds_unknown, setting_above
 from suite.machine.profile import Profile, disturbed
 from suite.reproduce.reproduce import hosts_of
 

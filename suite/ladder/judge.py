@@ -1,4 +1,4 @@
-"""What a rung's measurement says of its promises: memory, losses, gain; and which gains do not add up."""
+"""Judges a rung's promises by its measurement: memory, losses, gain; and finds gains that do not add up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_MEMORY_GAIN = 0.01
 
 
 class Mark(enum.StrEnum):
-    """Of one promise."""
+    """Verdict on one promise."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -66,7 +66,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cost(track: Track, measurement: RungMeasurement) -> float:
-    """What a track makes less of: bytes of the peak, or seconds a token."""
+    """Cost that a track reduces: bytes of the peak, or seconds a token."""
     return measurement.peak_bytes if track is Track.MEMORY else measurement.token_seconds
 
 
@@ -78,7 +78,7 @@ def expected_cost(track: Track, prediction: RungPrediction, *, tokens: int) -> f
 
 
 def noise(track: Track, measurements: Sequence[RungMeasurement], *, gpu: bool) -> float:
-    """What measurements differ by without a reason.
+    """Difference that measurements have without a reason.
 
     Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps, t the median
     one, and v the variation between launches: the root of the sum of squares of s and of t v / sqrt(n), of every
@@ -110,7 +110,7 @@ def gain(
     here: tuple[RungPrediction, RungMeasurement],
     gpu: bool = False,
 ) -> Gain:
-    """Of a rung over the one below it."""
+    """Gain of a rung over the one below it."""
     before, after = (
         expected_cost(track, prediction, tokens=measurement.tokens) for prediction, measurement in (below, here)
     )
@@ -135,7 +135,7 @@ def peak_check(prediction: RungPrediction, measurement: RungMeasurement) -> Prom
 
 
 def repeats_check(measurement: RungMeasurement, *, gpu: bool) -> PromiseCheck | None:
-    """That launches of one seed have different losses; None where they have the same.
+    """Reports that launches of one seed have different losses; None where they have the same.
 
     On a GPU that fails nothing: sums are added in any order there, and runs do not ask for deterministic algorithms.
     """
@@ -221,7 +221,7 @@ def _gain_check(gain: Gain, *, gpu: bool, unknown: str) -> PromiseCheck:
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rung is worth at the top of its track, compared with its gain over the rung below it.
+    """The worth of a rung at the top of its track, compared with its gain over the rung below it.
 
     Args:
         in_track: its gain over the rung below it; at_top: what the top loses without it.
@@ -244,7 +244,7 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def says(self) -> str:
-        """What both say together, in words."""
+        """Both together, in words."""
         if self.within_noise:
             return "within noise"
         if self.adds_up:

@@ -1,4 +1,4 @@
-"""What the launches of one rung gave, and what was predicted of them."""
+"""Measurement of the launches of one rung, and its prediction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from suite.reproduce.step_time import predicted_times
 
 
 class RungPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What arithmetic says of a rung.
+    """Prediction of a rung, by arithmetic.
 
     Args:
         phase: of the step, in which the peak of rank 0 lies.
@@ -37,7 +37,7 @@ class RungPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RungMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rung's launches gave; of several the median, and the largest memory.
+    """Measurement of a rung's launches; of several the median, and the largest memory.
 
     Args:
         step_seconds: of the median launch's median step; `spread_seconds` half of what lies between the fastest and the
@@ -77,7 +77,7 @@ class RungMeasurement(msgspec.Struct, frozen=True, kw_only=True):
 def expected(
     plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: str, sample_seconds: float
 ) -> RungPrediction:
-    """What is predicted of a plan; its time where a machine profile holds and covers it, and `why_none` is empty."""
+    """Prediction of a plan; its time where a machine profile holds and covers it, and `why_none` is empty."""
     job = job_for(plan, corpus, "")
     kernels = kernels_for(plan.recipe.precision, plan.device)
     peak = of_job(expected_figures(job, kernels=kernels, cores=usable_cores()), Quantity.PEAK_BYTES)
@@ -98,7 +98,7 @@ def _phase(plan: Plan) -> str:
 
 
 def measured(plan: Plan, results: Sequence[LaunchResult]) -> RungMeasurement:
-    """Of launches that all ended well."""
+    """Measurement of launches that all ended well."""
     assert results
     assert all(result.status is Status.OK for result in results)
     medians = [of_job(result.figures, Quantity.STEP_SECONDS) or 0.0 for result in results]

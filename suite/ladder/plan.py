@@ -15,10 +15,9 @@ from reference_runs.layout import Layout, Offload
 from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Precision, Recipe
 from suite.job.options import KernelChoice, Texts
-from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, setting_above, setting_of
-from suite.ladder.rungs import rungs_on
+from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, rungs_on, setting_above, setting_of
 from suite.launch import network_namespaces
-from suite.machine.compilers import compilation_missing
+from suite.machine.packages import compilation_missing
 from suite.metrics.figures import Quantity, of_job
 from suite.predict.executed_run.figures import memory_figures
 from suite.reproduce.plan import Plan
@@ -35,7 +34,7 @@ GIB = 2.0**30
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ladder optimises: a run's shape and recipe on one kind of device.
+    """Target of the ladder: a run's shape and recipe on one kind of device.
 
     Args:
         host_names: of two machines for `ddp-hosts`, joined by `interface`; empty: network namespaces.
@@ -137,7 +136,7 @@ def not_executed(plan: Plan) -> str:
 
 
 def refusal(rung: Rung, target: Target) -> str:
-    """What a rung needs that is not here; empty where nothing is."""
+    """The need of a rung that this machine does not meet; empty where nothing is."""
     for need in rung.needs:
         if not _met(need, target):
             return need.value

@@ -1,4 +1,4 @@
-"""What a run of the ladder is asked for; launches of one setting, and what is predicted of them."""
+"""The request of a ladder's run; launches of one setting, and their prediction."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from suite.job.events import Event, Status
 from suite.job.options import Texts
 from suite.ladder.measurement import RungPrediction, expected
 from suite.ladder.plan import Target, planned, refusals
-from suite.ladder.rung import STEPS, Rung, RungSetting, stands_on
-from suite.ladder.rungs import rungs_on, seconds_unknown
+from suite.ladder.rung import STEPS, Rung, RungSetting, rungs_on, seconds_unknown, stands_on
 from suite.machine.profile import Profile
 from suite.reproduce.plan import Plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 
 
 class LadderRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run, and where its records go.
+    """The rungs to run, and the place of their records.
 
     Args:
         chosen: names of the rungs that are wanted; what they are compared with is run too.
@@ -112,12 +111,12 @@ def launched(
 
 
 def ending(result: LaunchResult) -> str:
-    """How a launch ended, in words, and where its record is."""
+    """The end of a launch in words, and the path of its record."""
     return f"{result.status.value}: {result.message}; record {result.record}"
 
 
 def predicted(ladder_run: LadderRun, setting: RungSetting, label: str) -> RungPrediction:
-    """Of a setting, by the profile that holds for it."""
+    """Prediction of a setting, by the profile that holds for it."""
     plan = ladder_run.plan(setting, label)
     profile, source = ladder_run.profile_for(setting)
     why = seconds_unknown(setting)

@@ -1,4 +1,4 @@
-"""What a run of the ladder gave, as it is stored, and its verdict."""
+"""Result of a run of the ladder, as it is stored, and its verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.machine.fingerprint import Fingerprint
 
 
 class LadderVerdict(enum.StrEnum):
-    """Of a whole run of the ladder."""
+    """Verdict on a whole run of the ladder."""
 
     PASS = "pass"
     FAIL = "fail"

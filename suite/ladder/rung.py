@@ -1,10 +1,12 @@
-"""A rung of the ladder: what it changes, what it promises of the losses, how its gain is predicted, what it needs."""
+"""The ladder's rungs: what each changes, what it promises of the losses, how its gain is predicted, what it needs."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,14 +23,14 @@ FP16_ROUNDING = 2.0**-11
 
 
 class Track(enum.StrEnum):
-    """What the rungs of a track make less of: memory, or seconds of a token."""
+    """Cost that the rungs of a track reduce: memory, or seconds of a token."""
 
     MEMORY = "memory"
     SPEED = "speed"
 
 
 class Need(enum.StrEnum):
-    """What a rung cannot do without; the value completes "NOT RUN: "."""
+    """Requirement of a rung; the value completes "NOT RUN: "."""
 
     CUDA = "no CUDA device: the host's memory is the device's here"
     CPU = "its operator computes on a CPU alone"
@@ -39,7 +41,7 @@ class Need(enum.StrEnum):
 
 
 class Promise(enum.StrEnum):
-    """What a rung says of its losses compared with those of the rung below."""
+    """Promise of a rung's losses compared with those of the rung below."""
 
     EQUAL = "equal"
     WITHIN = "within"
@@ -69,7 +71,7 @@ class RungSetting(ScriptOptions, frozen=True, kw_only=True):
     hosts: int = 1
 
     def training_options(self, rung: str, texts: Texts | None) -> TrainingOptions:
-        """Those of the script, by the name of the launch; with texts where it tokenises."""
+        """Options of the script, by the name of the launch; with texts where it tokenises."""
         options = {field: getattr(self, field) for field in ScriptOptions.__struct_fields__}
         return TrainingOptions(rung=rung, texts=texts if self.tokenises else None, **options)
 
@@ -177,3 +179,38 @@ def stands_on(rung: Rung, applicable: Iterable[Rung]) -> list[Rung]:
 def setting_above(rung: Rung, applicable: Iterable[Rung], *, divisor: int = 1) -> RungSetting:
     """The setting of a rung on top of the applicable ones below it."""
     return setting_of(rung.track, [*stands_on(rung, applicable), rung], divisor=divisor)
+
+
+def _rungs() -> Iterator[Rung]:
+    """Rungs of the file; where sums come in another order, the bound follows from the setting's precision."""
+    file = Path(__file__).with_name("rungs.toml")
+    for track, rows in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        rungs: list[Rung] = []
+        for row in rows:
+            values = msgspec.convert(row["changes"], RungSetting)
+            row["changes"] = {name: getattr(values, name) for name in row["changes"]}
+            row["needs"] = tuple(Need[name.upper()] for name in row.get("needs", ()))
+            rung = Rung(track=Track(track), **row | {"promise": Promise(row["promise"])})
+            if rung.promise is Promise.WITHIN:
+                bound = rounding_of(setting_above(rung, rungs).precision)
+                rung = msgspec.structs.replace(rung, bound=bound)
+            rungs.append(rung)
+        yield from rungs
+
+
+RUNGS = tuple(_rungs())
+
+
+def rungs_on(device: str) -> list[Rung]:
+    """All rungs; what is a side rung elsewhere may be none on `device`."""
+    return [msgspec.structs.replace(rung, side=rung.side and rung.main_on != device) for rung in RUNGS]
+
+
+def seconds_unknown(setting: RungSetting) -> str:
+    """Why the time of a setting is not predicted: the reason of a rung whose changes are all in it; empty where it is.
+
+    A rung passes on what it changes to those that stand on it, and so the reason too.
+    """
+    values = msgspec.structs.asdict(setting)
+    reasons = (rung.seconds_unknown for rung in RUNGS if rung.changes.items() <= values.items())
+    return next(filter(None, reasons), "")

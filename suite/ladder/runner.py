@@ -114,7 +114,7 @@ class Runner:
                     on_rung(self.results[name])
 
     def _unconfirmed(self, rung_result: RungResult) -> RungResult:
-        """With the words that a gain that failed was not seen again; of single launches it is not judged then."""
+        """The result with the words that a failed gain was not seen again; of single launches it is not judged."""
         once = any(len(self._launches[name]) == 1 for name in (rung_result.rung.name, rung_result.below))
         mark = Mark.INCONCLUSIVE if once else Mark.FAIL
         checks = tuple(
@@ -132,7 +132,7 @@ class Runner:
         return setting_of(chain[0].track, chain, divisor=self._ladder_run.target.divisor)
 
     def _launched_setting(self, rung: Rung) -> RungSetting:
-        """Without the changes of all rungs that are ablated, its own and those below."""
+        """The rung's setting without the changes of ablated rungs, its own and those below."""
         return self._setting([other for other in self._chain(rung) if other.name not in self._ladder_run.ablated])
 
     def _promised_setting(self, rung: Rung) -> RungSetting:
@@ -155,7 +155,7 @@ class Runner:
         return results
 
     def _judged(self, rung_result: RungResult) -> RungResult:
-        """What a rung's launches say, compared with those of the rung below."""
+        """The rung's launches judged, compared with those of the rung below."""
         ladder_run, rung, chain = self._ladder_run, rung_result.rung, self._chain(rung_result.rung)
         assert rung_result.setting is not None
         label = self._label(rung)

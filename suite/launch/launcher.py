@@ -27,7 +27,7 @@ from suite.launch.interruption import check_interrupted, held
 from suite.launch.multi_host import Hosts
 from suite.launch.rank_events import RankEvents
 from suite.machine import malloc
-from suite.machine.cuda_errors import cuda_errors
+from suite.machine.gpu import cuda_errors
 from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all, is_stopped
 from suite.paths import ROOT
 

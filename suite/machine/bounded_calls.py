@@ -33,7 +33,7 @@ class BoundedCalls:
         self._idle: list[queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]] = []
 
     def answer(self, question: Callable[[], Any]) -> Any:
-        """What `question` returns or raises.
+        """The answer: whatever `question` returns or raises.
 
         Raises:
             BlockedError: it does neither within the time limit.

@@ -15,7 +15,7 @@ _CONTROLLERS = {
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """What the system calls available, or what this process's cgroups still allow where that is less.
+    """Bytes that the system calls available, or that this process's cgroups still allow where those are fewer.
 
     Args:
         root: below which proc and sys/fs/cgroup are.
@@ -24,7 +24,7 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def _allowed(root: Path) -> list[int]:
-    """What each cgroup of this process, and each of its parents, still allows, of those with a limit.
+    """Bytes that each cgroup of this process with a limit, and each of its parents, still allows.
 
     A container may see its own cgroup as the root, or a path of the host that does not exist in it.
     """

@@ -1,14 +1,18 @@
-"""A GPU and its libraries, as far as the memory of PyTorch's operators and its choice of attention depend on them."""
+"""A GPU, its libraries as far as memory and attention depend on them, and its errors in what a rank said."""
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 KIB = 1024
 HEAD_DIM_STEP = 8  # of fused attention in 16 bit; PyTorch pads other head sizes
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_ERROR = re.compile(r"(?:CUDA (?:driver )?error: |Cuda failure ).*")
+_RANK = re.compile(r"\[rank(\d+)\]|\bRank (\d+)\]")  # of PyTorch's log, and of NCCL's watchdog
+MOST_CHARACTERS = 300
 
 
 class Gpu(NamedTuple):
@@ -91,3 +95,23 @@ def cublas_workspace_bytes(gpu: Gpu) -> int:
         return sum(KIB * size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True))
     large = gpu.capability == (9, 0) or (gpu.capability > (9, 0) and gpu.torch >= (2, 12))
     return KIB * (4096 * 8 if large else 4096 * 2 + 16 * 8)
+
+
+def cuda_error(text: str) -> str:
+    """The first CUDA error of a text; empty without one."""
+    found = _ERROR.search(text)
+    return "" if found is None else found[0][:MOST_CHARACTERS]
+
+
+def cuda_errors(log: str) -> dict[int | None, str]:
+    """The first CUDA error of each rank in a log of all; under None, of lines that name no rank.
+
+    An error of a kernel or of the memory often ends in NCCL's watchdog, which logs it and aborts: the rank itself
+    cannot report it any more.
+    """
+    errors: dict[int | None, str] = {}
+    for line in log.splitlines():
+        if error := cuda_error(line):
+            rank = _RANK.search(line)
+            errors.setdefault(None if rank is None else int(rank[1] or rank[2]), error)
+    return errors

@@ -1,4 +1,4 @@
-"""How this machine's CPU computes 16-bit matrix products, determined without importing torch."""
+"""Kernels of this machine's 16-bit matrix multiplications, determined without importing torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOTH = frozenset({"avx_ne_convert", "avx_vnni_int8"})  # AVX2 with them convert
 
 
 def kernels_for(precision: Precision, device: str) -> Kernels:
-    """Which kernels the ranks use on this machine, for "cpu" or "cuda"."""
+    """Kernels that the ranks use on this machine, for "cpu" or "cuda"."""
     if device == "cuda":
         return Kernels(cuda=True, gpu=cuda_gpu())
     flags = frozenset(kernel_fact("/proc/cpuinfo", "flags", missing="").split())

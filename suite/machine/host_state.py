@@ -1,4 +1,4 @@
-"""What a host is set to, or lacks, so that its times say little of its hardware: clocks, memory, processor time."""
+"""Settings of a host that make its times say little of its hardware: clocks, memory, processor time."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _quota_of_version_1(directory: Path) -> float | None:
 
 
 def written_bytes_per_second(directory: Path) -> float | None:
-    """Of 4 MiB written to a file there and brought to the disk; None where nothing can be written."""
+    """Rate of 4 MiB written to a file there and brought to the disk; None where nothing can be written."""
     data = os.urandom(WRITTEN_BYTES)
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
         begun = time.monotonic()

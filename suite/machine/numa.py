@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from suite.machine.devices import usable_threads
+from suite.machine.host_state import numbers
 
 
 def bind_near(pci: str, *, threads: int, root: Path = Path("/")) -> str:
@@ -27,19 +28,10 @@ def bind_near(pci: str, *, threads: int, root: Path = Path("/")) -> str:
         text = (root / f"sys/devices/system/node/node{node}/cpulist").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         return f"not bound: {getattr(error, 'strerror', None) or error}"
-    near = listed(text) & usable_threads()
+    near = usable_threads().intersection(numbers(text))
     if len(near) < threads:
         return f"not bound: {len(near)} processors of node {node} may be used, by {threads} threads"
     for thread in Path("/proc/self/task").iterdir():  # those that libraries have started
         with suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), near)
     return str(node)
-
-
-def listed(text: str) -> frozenset[int]:
-    """The numbers of a list of the kernel's: "0-2,8" are 0, 1, 2 and 8."""
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        numbers |= set(range(int(first), int(last or first) + 1)) if first else set()
-    return frozenset(numbers)

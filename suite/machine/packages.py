@@ -1,8 +1,12 @@
-"""The packages that commands need, which of them this Python lacks, and how to get them; none is imported."""
+"""Packages and compilers that commands need, which this machine lacks, and how to get them; none is imported."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -12,6 +16,7 @@ from typing import NamedTuple
 
 _PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _LAUNCHES = "reproduce, calibrate, accept, regress, ladder"
+CHECK_SECONDS = 20.0  # of a compiler
 
 
 class Package(NamedTuple):
@@ -56,7 +61,7 @@ PACKAGES = {
 
 
 def lacking(modules: Iterable[str]) -> list[Package]:
-    """Those of the packages that are not installed."""
+    """The packages that are not installed."""
     packages = (PACKAGES.get(module, Package(module, module, "this command")) for module in modules)
     return [package for package in packages if not package.is_installed]
 
@@ -83,10 +88,41 @@ def described(packages: Iterable[Package]) -> str:
 
 @cache
 def _requirements() -> dict[str, str]:
-    """What pyproject.toml requires, by the package's name, without conditions."""
+    """Requirements of pyproject.toml by the package's name, without conditions."""
     project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))
     wanted = [*project["project"]["dependencies"]]
     for group in project["dependency-groups"].values():
         wanted += group
     plain = [requirement.partition(";")[0].strip() for requirement in wanted]
     return {requirement.partition(">")[0].partition("=")[0].strip(): requirement for requirement in plain}
+
+
+@cache
+def compilation_missing(device: str) -> str:
+    """The compiler or header that torch.compile lacks here for "cpu" or "cuda", in words; empty where it lacks none.
+
+    On CUDA Triton compiles its launcher as C (triton/runtime/build.py), on a CPU Inductor its kernels as C++
+    (torch/_inductor/cpp_builder.py). Both include Python.h. So a file that includes it is compiled, in 0.2 s.
+    """
+    language, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
+    names = ["gcc", "clang"] if device == "cuda" else ["g++"]
+    asked = os.environ.get(variable)
+    compiler = asked or next(filter(shutil.which, names), None)
+    if compiler is None:
+        return f"no {language} compiler ({' or '.join(names)} on the PATH, or {variable})"
+    scheme = sysconfig.get_default_scheme()
+    include = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    command = [compiler, f"-I{include}", "-fsyntax-only", f"-x{language.lower()}", "-"]
+    source = "#include <Python.h>\n"
+    try:
+        done = subprocess.run(
+            command, input=source, capture_output=True, text=True, timeout=CHECK_SECONDS, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the {language} compiler {compiler} does not run ({error})"
+    if done.returncode == 0:
+        return ""
+    words = [line.strip() for line in done.stderr.splitlines() if "error:" in line] or ["no word"]
+    if "Python.h" in words[0]:
+        return f"no Python.h in {include} (Debian: python3-dev)"
+    return f"the {language} compiler {compiler} fails: {words[0]}"

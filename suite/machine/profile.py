@@ -1,4 +1,4 @@
-"""What a machine can do, as measured: the profile, its file, and whether it still holds."""
+"""The measured performance of a machine: the profile, its file, and whether it still holds."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def disturbed(profile: Profile) -> str | None:
 
 
 def machines_directory(results: Path) -> Path:
-    """Where profiles lie below the results directory."""
+    """Directory of the profiles below the results directory."""
     return results / "machines"
 
 

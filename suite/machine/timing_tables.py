@@ -86,7 +86,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return factor * seconds
 
     def distance(self, sizes: Sequence[float]) -> float:
-        """How far `sizes` lie outside the grid, as a sum of logarithms; 0 inside."""
+        """Distance of `sizes` from the grid, as a sum of logarithms; 0 inside."""
         return sum(
             max(0.0, math.log(axis.points[0] / size), math.log(size / axis.points[-1]))
             for axis, size in zip(self.axes, sizes, strict=True)

@@ -46,7 +46,7 @@ def _splits(values: Sequence[float]) -> list[int]:
 
 @cache
 def penalty(launches: int) -> float:
-    """What a split must gain, so that 1 % of the histories of so many identical launches show a change point.
+    """Gain that a split needs, so that 1 % of the histories of so many identical launches show a change point.
 
     Identical launches come in any order with the same chance, whatever they are distributed as. So it is the 0.99
     quantile, over 2000 orders of the ranks 1 ... n with mean 0 and variance 1, of the largest gain of one split:

@@ -10,7 +10,7 @@ from suite.metrics.figures import EXACT, Figure, Quantity, StepTerm
 
 
 class Verdict(enum.StrEnum):
-    """Of one row, or of all: "shown" rows are not judged."""
+    """Verdict on one row, or on all: "shown" rows are not judged."""
 
     PASS = "pass"
     FAIL = "fail"

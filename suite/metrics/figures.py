@@ -9,7 +9,7 @@ import msgspec
 
 
 class Quantity(enum.StrEnum):
-    """What can be said of a run: its name, which every source of figures uses, and its unit."""
+    """A quantity of a run: its name, which every source of figures uses, and its unit."""
 
     unit: str
 
@@ -112,7 +112,7 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str | None, str | None, int | None, int | None, str | None]:
-        """What two figures must share to be compared; the convention may differ and is shown."""
+        """Key that two figures must share to be compared; the convention may differ and is shown."""
         return (self.quantity.value, self.axis, self.operation, self.rank, self.stage, self.term)
 
 

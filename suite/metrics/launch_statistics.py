@@ -53,7 +53,7 @@ class QuantityStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summaries(launches: Sequence[Sequence[Row]]) -> list[QuantityStatistics]:
-    """Of every quantity that clocks measured for the whole job: its values in the rows of the launches, summarised.
+    """Summary of every quantity that clocks measured for the whole job, over the rows of the launches.
 
     Nothing of fewer than 2 launches. The replicate is the launch: steps never come here.
     """
@@ -136,7 +136,7 @@ def median_interval(values: Sequence[float]) -> tuple[tuple[float, float] | None
 
 
 def detection_test(launches: int) -> str:
-    """What `least_detectable_change` of so many launches stands on, as words.
+    """The test behind `least_detectable_change` of so many launches, in words.
 
     With 3 or 4 launches the smallest p that a Mann-Whitney test can have is 0.10 or 0.029: it never finds anything at
     0.01. Student's t test does, if launches are normally distributed.

@@ -1,4 +1,4 @@
-"""How much identical launches differ, the band that a change must lie beyond, and the least change that is found."""
+"""The spread of identical launches, the band that a change must lie beyond, and the least change that is found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SEED = 1
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far single launches lie from the median of launches identical with them.
+    """Deviations of single launches from the median of launches identical with them.
 
     Args:
         deviations: logarithms of launch over median of its group, ascending, widened by sqrt(n / (n - 1)) for the
@@ -43,13 +43,13 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def noise_floor(groups: Iterable[Sequence[float]]) -> Floor | None:
-    """Of all groups with 10 or more identical launches together; None where there is no such group."""
+    """Noise floor of all groups with 10 or more identical launches together; None where there is no such group."""
     deviations = [deviation for group in groups if len(group) >= IDENTICAL_LAUNCHES for deviation in _deviations(group)]
     return Floor(deviations=tuple(sorted(deviations)), calibrated=True) if deviations else None
 
 
 def own_floor(before: Sequence[float], after: Sequence[float]) -> Floor | None:
-    """What the compared sets themselves tell, where no floor is known: it judges nothing. None of single launches."""
+    """Noise floor of the compared sets themselves, where none is known: it judges nothing. None of single launches."""
     deviations = [deviation for values in (before, after) if len(values) > 1 for deviation in _deviations(values)]
     return Floor(deviations=tuple(sorted(deviations)), calibrated=False) if deviations else None
 
@@ -60,7 +60,7 @@ def _deviations(values: Sequence[float]) -> list[float]:
 
 
 def standard_error(floor: Floor, launches: int) -> float:
-    """Of the median of so many launches, relative: the spread of medians of launches drawn from the floor's.
+    """Relative standard error of the median of so many launches: the spread of medians drawn from the floor's.
 
     s^2 = sum w_k x_k^2 - (sum w_k x_k)^2, over the floor's N deviations x_k in ascending order:
         w_k = I(k / N) - I((k - 1) / N)   the chance that x_k is the median of n draws

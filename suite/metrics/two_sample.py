@@ -54,7 +54,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> TwoSampleDiff
 
 
 def _interval(smaller: Sequence[float], larger: Sequence[float]) -> tuple[float, float]:
-    """Of the larger median over the smaller one, by the bootstrap's percentiles.
+    """Interval of the larger median over the smaller one, by the bootstrap's percentiles.
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. Bias-corrected intervals need
     the jackknife, which is not consistent for medians (section 11.6).
@@ -127,7 +127,7 @@ def critical_pairs(before: int, after: int, family: int = 1, *, level: float = F
 
 
 def rank_orders(before: int, after: int) -> list[int]:
-    """By number of pairs in the wrong order: how many of the C(n + m, n) orders of two sets have it.
+    """Number of the C(n + m, n) orders of two sets, by their pairs in the wrong order.
 
     The coefficients of the Gaussian binomial: product over i = 1 ... n of (1 - q^(m + i)) / (1 - q^i).
     """

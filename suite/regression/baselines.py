@@ -180,7 +180,7 @@ def old_commit(
 
 
 def software_changes(before: Sequence[LaunchSummary], now: Sequence[LaunchSummary]) -> str:
-    """What differs in software but this suite's own version, as "torch 2.12.0 -> 2.13.0, ..."."""
+    """Differences in software but for this suite's own version, as "torch 2.12.0 -> 2.13.0, ..."."""
     sides = [[{k: v for k, v in launch.software.items() if k != "suite"} for launch in side] for side in (before, now)]
     names = sorted({name for side in sides for facts in side for name in facts})
     out = []

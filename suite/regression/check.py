@@ -234,7 +234,7 @@ class RegressionCheck:
         return judged([state.sets for state in timed if state.sets is not None], self._limit)
 
     def _in_turn(self, runs: Sequence[tuple[CheckedRun, str | None]], launches: int) -> list[_OldNew]:
-        """Of every run launches of the old code, where a commit is named, and of the new one, all runs in turn."""
+        """Launch every run with the old code, where a commit is named, and with the new one, all runs in turn."""
         paths: list[tuple[list[str], list[str]]] = [([], []) for _ in runs]
         for number in range(1, launches + 1):
             for (run, commit), (old, new) in zip(runs, paths, strict=True):

@@ -1,4 +1,4 @@
-"""What makes launches comparable, and what makes them identical."""
+"""Comparable launches share a setup; identical ones share node and software too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def comparable_hardware(hardware: Mapping[str, str]) -> dict[str, str]:
 
 
 def seconds(launch: LaunchSummary) -> float | None:
-    """Of its median step; None where the launch did not end well or its clock stood still."""
+    """Seconds of its median step; None where the launch did not end well or its clock stood still."""
     value = launch.measured.of(Quantity.STEP_SECONDS.value) if launch.status == Status.OK.value else None
     return value if value else None
 

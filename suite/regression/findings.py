@@ -1,4 +1,4 @@
-"""What became of every quantity of a run since its baseline: by one launch, or by a verdict on times."""
+"""Change of every quantity of a run since its baseline: by one launch, or by a verdict on times."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _finding(
 def _exact(
     before: list[int | float], after: list[int | float], counts: tuple[int, int]
 ) -> tuple[BeforeAfter, ChangeVerdict, str]:
-    """By one launch, in either direction: what counts less may have been left out, until somebody accepts it."""
+    """One launch decides, in either direction: what counts less may have been left out, until somebody accepts it."""
     first, now = next(iter(before), None), next(iter(after), None)
     if first is None or now is None:
         why = "no longer counted" if now is None else "not counted in the baseline"

@@ -42,7 +42,7 @@ def compared_sides(runs: Sequence[KernelRun], reference: str | None) -> tuple[li
 
 
 def _code(run: KernelRun) -> tuple[str, str]:
-    """What identical runs share; a modified checkout is identical with nothing, so each file is its own."""
+    """Code that identical runs share; a modified checkout is identical with nothing, so each file is its own."""
     return run.commit, run.path if run.modified else ""
 
 
@@ -89,7 +89,7 @@ def _groups(name: str, runs: Sequence[KernelRun], like: KernelRun) -> list[list[
 
 
 def changed_software(before: Sequence[KernelRun], after: Sequence[KernelRun]) -> str:
-    """What differs in software, in words; empty where nothing does."""
+    """Differences in software, in words; empty where nothing does."""
     left, right = before[-1].software, after[-1].software
     return ", ".join(
         f"{name} {left.get(name, '-')} -> {right.get(name, '-')}"

@@ -36,7 +36,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launches(self) -> int:
-        """How many."""
+        """Number of launches."""
         return self.last - self.first + 1
 
 
@@ -70,7 +70,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def segments(launches: Iterable[LaunchSummary]) -> list[Segment]:
-    """Of every setup, in the order of their first launch."""
+    """Segments of all setups, in the order of their first launch."""
     histories = by_setup(launches)
     return segments_of(histories, [change_points(values) for values in searched_times(histories)])
 
@@ -91,7 +91,7 @@ def searched_times(setups: Mapping[str, Sequence[LaunchSummary]]) -> list[list[f
 
 
 def segments_of(setups: Mapping[str, list[LaunchSummary]], changes: Iterable[list[int]]) -> list[Segment]:
-    """Of launches by setup, and the change points in the `searched_times` of each."""
+    """Segments of launches by setup, given the change points in the `searched_times` of each."""
     return [
         _segment(setup, launches, indices) for (setup, launches), indices in zip(setups.items(), changes, strict=True)
     ]

@@ -23,7 +23,7 @@ LIMIT = (
 
 
 class ChangeVerdict(enum.StrEnum):
-    """What became of one quantity."""
+    """Change of one quantity."""
 
     REGRESSION = "regression"
     IMPROVED = "improved"
@@ -128,7 +128,7 @@ def _judged(sets: Sets, first: TwoSampleDifference, q: float, family: int) -> Ju
 
 
 def _rerun_launches(sets: Sets) -> int:
-    """That it had, or would have: as many as there are of now."""
+    """Launches a side that a re-run had, or would have: as many as there are of now."""
     return len(sets.after) if sets.rerun is None else min(map(len, sets.rerun))
 
 

@@ -7,7 +7,7 @@ import importlib.util
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from suite.job.options import KernelChoice
-from suite.machine.compilers import compilation_missing
+from suite.machine.packages import compilation_missing
 from suite.predict.analytic.pipeline_schedule import halves_backward
 
 

@@ -1,8 +1,9 @@
-"""What a calibration times: the range of the miniatures' shapes, and none of those shapes."""
+"""A calibration times the range of the miniatures' shapes, and none of those shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import miniature
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.calibrate import planned_calibration
-from suite.calibration.density import DENSITIES, DTYPES, QUICK_DENSITIES, Density, Scope
+from suite.calibration.density import DENSITIES, DTYPES, QUICK_DENSITIES, Scope
 from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
 from suite.calibration.needs import lacking, needs_of
 from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
@@ -23,7 +24,7 @@ from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, shapes
 from suite.job.options import StepOptions
 from suite.machine import cpu_caches
-from suite.machine.gpu import H100, HEAD_DIM_STEP, Gpu, sdpa_backend
+from suite.machine.gpu import H100, HEAD_DIM_STEP, sdpa_backend
 from suite.machine.half_precision import Kernels
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import REPEATED, UNSEEN
@@ -34,6 +35,7 @@ from suite.predict.simulation.step_time import step_seconds
 SCALES = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cuda", 1), ("cuda", 8)]
 
 
+@cache
 def planned(device: str, ranks: int) -> tuple[Shapes, list[Planned]]:
     scope = Scope(device, ranks, 2, DENSITIES[device])
     return scope.shapes, plan(scope)
@@ -50,21 +52,18 @@ def inside(axes: tuple[Axis, ...], sizes: tuple[int, ...]) -> bool:
     return all(axis.points[0] <= size <= axis.points[-1] for axis, size in zip(axes, sizes, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("device", "cores", "ranks", "at_once"),
-    [
-        ("cpu", 3, 4, {1, 2, 3, 4}),  # of four that share three cores, what three take is asked for
-        ("cpu", 6, 8, {1, 2, 4, 6, 8}),
-        ("cpu", 2, 4, {1, 2, 4}),
-        ("cpu", 3, 2, {1, 2}),
-        ("cuda", 3, 4, {1, 2, 4}),
-    ],
-)
-def test_one_rank_for_each_core_is_timed_where_there_are_more_ranks(
-    device: str, cores: int, ranks: int, at_once: set[int]
-) -> None:
-    entries = plan(Scope(device, ranks, cores, DENSITIES[device]))
-    assert {one.task.subject.ranks for one in entries if one.task.subject.operation == "product"} == at_once
+def test_one_rank_for_each_core_is_timed_where_there_are_more_ranks() -> None:
+    expected = {
+        ("cpu", 3, 4): {1, 2, 3, 4},  # of four that share three cores, what three take is asked for
+        ("cpu", 6, 8): {1, 2, 4, 6, 8},
+        ("cpu", 2, 4): {1, 2, 4},
+        ("cpu", 3, 2): {1, 2},
+        ("cuda", 3, 4): {1, 2, 4},
+    }
+    for (device, cores, ranks), at_once in expected.items():
+        entries = plan(Scope(device, ranks, cores, DENSITIES[device]))
+        assert {one.task.subject.ranks for one in entries if one.task.subject.operation == "product"} == at_once
+    assert [counts(ranks) for ranks in (1, 2, 3, 6, 8)] == [(1,), (1, 2), (1, 2, 3), (1, 2, 4, 6), (1, 2, 4, 8)]
 
 
 ORDERS = {"NT": (0, 1, 2), "NN": (0, 2, 1), "TN": (1, 2, 0)}  # of tokens, outputs, inputs
@@ -153,13 +152,6 @@ def test_unseen_sizes_lie_inside_a_table_and_are_none_of_its_points_and_repeated
     assert kinds[UNSEEN] > kinds[REPEATED] > 40
 
 
-def test_a_quick_calibration_of_a_gpu_has_the_head_sizes_of_its_attention_kernels() -> None:
-    for device, usual in DENSITIES.items():
-        quick = QUICK_DENSITIES[device]
-        assert (quick.step, quick.head_dim_steps) == (usual.step, usual.head_dim_steps)
-        assert (quick.rounds, quick.unseen) < (usual.rounds, usual.unseen)
-
-
 def test_the_sizes_of_a_task_are_the_points_of_its_axes_in_the_table_s_order() -> None:
     _, entries = planned("cpu", 1)
     for entry in entries:
@@ -183,10 +175,6 @@ def test_every_collective_is_timed_in_every_group_and_ranks_share_the_cores() ->
     assert threads == {(1, 2), (2, 1), (4, 1)}
 
 
-def test_numbers_of_ranks_at_once_are_powers_of_two_and_all() -> None:
-    assert [counts(ranks) for ranks in (1, 2, 3, 6, 8)] == [(1,), (1, 2), (1, 2, 3), (1, 2, 4, 6), (1, 2, 4, 8)]
-
-
 @given(st.sets(st.integers(2, 60_000), min_size=1, max_size=12), st.floats(1.5, 20), st.sampled_from([1, 4, 8, 64]))
 def test_points_of_an_axis_increase_surround_what_is_used_and_avoid_it(used: set[int], ratio: float, step: int) -> None:
     points = axis_points(used, ratio=ratio, step=step)
@@ -198,30 +186,20 @@ def test_points_of_an_axis_increase_surround_what_is_used_and_avoid_it(used: set
 def test_the_shapes_of_bloom_mini_are_those_of_its_layers() -> None:
     small = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
     a = small.architecture
-    assert (a.hidden, a.heads, a.head_dim, a.ffn_hidden, a.padded_vocabulary, a.sequence) == (
-        224,
-        14,
-        16,
-        896,
-        3920,
-        64,
-    )
+    sizes = (a.hidden, a.heads, a.head_dim, a.ffn_hidden, a.padded_vocabulary, a.sequence)
+    assert sizes == (224, 14, 16, 896, 3920, 64)
     whole = shapes(a, Layout(micro_batch=2))
     assert whole.block_layers == {
-        Linear(128, 672, 224),
-        Linear(128, 224, 224),
-        Linear(128, 896, 224),
-        Linear(128, 224, 896),
+        *(Linear(128, 672, 224), Linear(128, 224, 224)),
+        *(Linear(128, 896, 224), Linear(128, 224, 896)),
     }
     assert whole.output_layers == {Linear(128, 3920, 224)}
     assert whole.attentions == {(28, 64, 16)}
     assert whole.softmaxes == {(28 * 64, 64)}
     halved = shapes(a, parse_layout("tp2,sp", base=Layout(micro_batch=2)))
     assert halved.block_layers == {
-        Linear(128, 336, 224),
-        Linear(128, 224, 112),
-        Linear(128, 448, 224),
-        Linear(128, 224, 448),
+        *(Linear(128, 336, 224), Linear(128, 224, 112)),
+        *(Linear(128, 448, 224), Linear(128, 224, 448)),
     }
     assert (halved.output_layers, halved.norms) == ({Linear(128, 1960, 224)}, {(64, 224)})
 
@@ -276,92 +254,78 @@ def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
     assert (stage.copy > 0) == (device == "cuda")
 
 
-@pytest.mark.parametrize("density", [None, EFFORTS["quick"].densities["cpu"]])
-@pytest.mark.parametrize(
-    ("caches", "moved"), [(0, (200, 200)), (34_000_000, (200, 200)), (150_000_000, (300, 200)), (10**9, (2000, 1000))]
-)
 def test_copies_of_all_ranks_at_once_move_twice_what_all_caches_hold(
-    density: Density | None, caches: int, moved: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_caches, "all_bytes", lambda: caches)
-    asked = planned_calibration(tmp_path, ranks=2, device="cpu", density=density)
-    copies = {t.subject.ranks: t.sizes for one in asked.planned if (t := one.task).subject.operation == "copy"}
-    least = density.memory_bytes if density else 200_000_000
-    if least == 200_000_000:
-        assert tuple(copies[ranks][2][0] // 10**6 for ranks in (1, 2)) == moved
-    assert all(sizes[:2] == ((least // 256,), (least // 16,)) for sizes in copies.values())
+    quick = EFFORTS["quick"].densities["cpu"]
+    megabytes = {0: (200, 200), 34_000_000: (200, 200), 150_000_000: (300, 200), 10**9: (2000, 1000)}
+    for caches, moved in megabytes.items():
+        monkeypatch.setattr(cpu_caches, "all_bytes", lambda caches=caches: caches)
+        for density, least in ((None, 200_000_000), (quick, quick.memory_bytes)):
+            asked = planned_calibration(tmp_path, ranks=2, device="cpu", density=density)
+            copies = {t.subject.ranks: t.sizes for one in asked.planned if (t := one.task).subject.operation == "copy"}
+            assert all(sizes[:2] == ((least // 256,), (least // 16,)) for sizes in copies.values())
+            if density is None:
+                assert tuple(copies[ranks][2][0] // 10**6 for ranks in (1, 2)) == moved
 
 
-@pytest.mark.parametrize(("device", "ranks"), SCALES)
-def test_large_products_are_timed_on_all_gpus_at_once_and_on_no_cpu(device: str, ranks: int) -> None:
-    _, entries = planned(device, ranks)
-    squares = [entry for entry in entries if entry.task.subject.operation == "square_product"]
-    assert [entry.task.subject.ranks for entry in squares] == ([ranks] if device == "cuda" else [])
-    for entry in squares:
-        assert (entry.kind, entry.unit, entry.task.subject.dtype) == (LINE, "flop", "bf16")
-        assert entry.task.sizes == ((2 * 4096**3,), (2 * 8192**3,))
+def test_large_products_are_timed_on_all_gpus_at_once_and_copies_by_all_ranks_for_longer_than_a_slow_phase() -> None:
+    for device, ranks in SCALES:
+        _, entries = planned(device, ranks)
+        squares = [entry for entry in entries if entry.task.subject.operation == "square_product"]
+        assert [entry.task.subject.ranks for entry in squares] == ([ranks] if device == "cuda" else [])
+        for entry in squares:
+            assert (entry.kind, entry.unit, entry.task.subject.dtype) == (LINE, "flop", "bf16")
+            assert entry.task.sizes == ((2 * 4096**3,), (2 * 8192**3,))
+        longer = {
+            (entry.task.subject.operation, entry.task.subject.ranks): entry.task.point_seconds
+            for entry in entries
+            if entry.kind == TABLE and entry.task.point_seconds != DENSITIES[device].point_seconds
+        }
+        assert longer == {("copy", ranks): MEMORY_SECONDS, ("triad", ranks): MEMORY_SECONDS}
 
 
-@pytest.mark.parametrize(("device", "ranks"), SCALES)
-def test_copies_and_triads_by_all_ranks_are_timed_for_longer_than_anything_that_a_phase_of_the_machine_covers(
-    device: str, ranks: int
-) -> None:
-    _, entries = planned(device, ranks)
-    longer = {
-        (entry.task.subject.operation, entry.task.subject.ranks): entry.task.point_seconds
-        for entry in entries
-        if entry.kind == TABLE and entry.task.point_seconds != DENSITIES[device].point_seconds
+def test_reference_steps_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_these() -> None:
+    """Their operators are timed by as many ranks as train them."""
+    expected: dict[tuple[str, int, int], list[tuple[int, bool, int]]] = {
+        ("cpu", 2, 1): [(1, False, 2), (1, True, 2)],
+        ("cpu", 2, 2): [(1, False, 2), (2, False, 1), (2, True, 1)],
+        ("cpu", 8, 4): [(1, False, 8), (4, False, 2), (4, True, 2)],
+        ("cpu", 3, 8): [(1, False, 3), (3, False, 1), (3, True, 1)],  # ranks that take turns: as one for each core
+        ("cuda", 16, 2): [],
     }
-    assert longer == {("copy", ranks): MEMORY_SECONDS, ("triad", ranks): MEMORY_SECONDS}
-
-
-@pytest.mark.parametrize(
-    ("device", "cores", "ranks", "found"),
-    [
-        ("cpu", 2, 1, [(1, False, 2), (1, True, 2)]),
-        ("cpu", 2, 2, [(1, False, 2), (2, False, 1), (2, True, 1)]),
-        ("cpu", 8, 4, [(1, False, 8), (4, False, 2), (4, True, 2)]),
-        ("cpu", 3, 8, [(1, False, 3), (3, False, 1), (3, True, 1)]),  # ranks that take turns: as one for each core
-        ("cuda", 16, 2, []),
-    ],
-)
-def test_trials_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_these(
-    device: str, cores: int, ranks: int, found: list[tuple[int, bool, int]]
-) -> None:
-    planned = reference_steps(Scope(device, ranks, cores, DENSITIES[device]))
-    assert [(one.layout.ranks, one.compiled, one.threads) for one in planned] == found
-    eager = [entry for entry in found if not entry[1]]
-    quick = reference_steps(Scope(device, ranks, cores, EFFORTS["quick"].densities["cpu"]))
-    assert [(one.layout.ranks, one.compiled, one.threads) for one in quick] == eager
-    without = DENSITIES[device]._replace(dtypes=("fp32", "fp16"))
-    assert reference_steps(Scope(device, ranks, cores, without)) == []
-
-
-@pytest.mark.parametrize(("cores", "ranks"), [(2, 1), (2, 2), (2, 4), (3, 8), (8, 6)])
-def test_all_operators_of_a_reference_step_are_timed_by_as_many_ranks_as_train_it(cores: int, ranks: int) -> None:
-    density = DENSITIES["cpu"]
-    entries = plan(Scope("cpu", ranks, cores, density))
-    for one in reference_steps(Scope("cpu", ranks, cores, density)):
-        (stage,) = step_seconds(Asked(entries), one.workload, StepOptions(compiled=one.compiled))
-        assert stage.step > 0
+    for (device, cores, ranks), found in expected.items():
+        scope = Scope(device, ranks, cores, DENSITIES[device])
+        steps = reference_steps(scope)
+        assert [(one.layout.ranks, one.compiled, one.threads) for one in steps] == found
+        quick = reference_steps(scope._replace(density=EFFORTS["quick"].densities["cpu"]))
+        eager = [entry for entry in found if not entry[1]]
+        assert [(one.layout.ranks, one.compiled, one.threads) for one in quick] == eager
+        assert reference_steps(scope._replace(density=scope.density._replace(dtypes=("fp32", "fp16")))) == []
+        entries = plan(scope) if steps else []
+        for one in steps:
+            (stage,) = step_seconds(Asked(entries), one.workload, StepOptions(compiled=one.compiled))
+            assert stage.step > 0
 
 
 ATTENTION = ("attention", "batched_product")
 
 
-@pytest.mark.parametrize("gpu", [H100, H100._replace(cudnn=91002), H100._replace(capability=(8, 0))])
-def test_on_a_gpu_all_head_sizes_of_attention_are_those_of_one_kernel_and_none_is_padded(gpu: Gpu) -> None:
-    _, entries = planned("cuda", 2)
-    for dtype in DTYPES:
-        timed = [
-            sizes[2]
-            for entry in entries
-            if entry.task.subject.operation in ATTENTION and entry.task.subject.dtype == dtype
-            for sizes in entry.task.sizes
-        ]
-        assert len(set(timed)) > 2
-        assert all(size % HEAD_DIM_STEP == 0 for size in timed)
-        assert len({sdpa_backend(gpu, half=dtype != "fp32", head_dim=size) for size in timed}) == 1
+def test_on_a_gpu_all_head_sizes_of_attention_are_those_of_one_kernel_and_none_is_padded() -> None:
+    gpus = (H100, H100._replace(cudnn=91002), H100._replace(capability=(8, 0)))
+    for densities in (DENSITIES, QUICK_DENSITIES):
+        entries = plan(Scope("cuda", 2, 2, densities["cuda"]))
+        for dtype in DTYPES:
+            timed = {
+                sizes[2]
+                for entry in entries
+                if entry.task.subject.operation in ATTENTION and entry.task.subject.dtype == dtype
+                for sizes in entry.task.sizes
+            }
+            assert (len(timed) > 2) == (dtype in densities["cuda"].dtypes)
+            assert all(size % HEAD_DIM_STEP == 0 for size in timed)
+            for gpu in gpus if timed else ():
+                assert len({sdpa_backend(gpu, half=dtype != "fp32", head_dim=size) for size in timed}) == 1
 
 
 def test_a_partial_calibration_around_a_gpu_s_head_size_pads_none_either() -> None:

@@ -14,8 +14,7 @@ from suite.calibration.calibrate import CalibrationResult, between_hosts
 from suite.job.events import Status
 from suite.ladder import extra_profiles as timing
 from suite.ladder.request import LadderRun
-from suite.ladder.rung import RungSetting
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, RungSetting
 from suite.launch import network_namespaces
 from suite.launch.multi_host import HostAccess, Hosts
 from suite.machine.reference_step import TimedReferenceStep, reference_step

@@ -1,4 +1,4 @@
-"""What a node is and lacks, without importing torch and whatever the driver does."""
+"""A node's environment is known without importing torch, and whatever the driver does."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ import pytest
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.first_hour.part import RESULTS
-from suite.first_hour.parts import chosen, parts
+from suite.first_hour.parts import RESULTS, chosen, parts
 from suite.first_hour.result import path_of
 from suite.paths import ROOT
 

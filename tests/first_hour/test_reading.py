@@ -1,4 +1,4 @@
-"""What commands print is read, and differences from what was expected are found."""
+"""The output of commands is read, and differences from what was expected are found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suite.first_hour.part import HourPart, PartKind
+from suite.first_hour.parts import HourPart, PartKind
 from suite.first_hour.reading import PartReading, reading
 
 

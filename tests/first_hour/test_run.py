@@ -12,8 +12,8 @@ import msgspec
 import psutil
 import pytest
 
-from suite.first_hour import process, run
-from suite.first_hour.part import HourPart, PartKind
+from suite.first_hour import run
+from suite.first_hour.parts import HourPart, PartKind
 from suite.first_hour.result import MOST_ATTEMPTS, PartResult, PartStatus, path_of, stored
 from suite.first_hour.run import Hour, remaining, result_of, run_hour
 from suite.launch.interruption import ENDING, end_as_interrupted
@@ -41,7 +41,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in PROGRAMS.items():
         (directory / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(directory))
-    monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(run, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(run, "LEAST_SECONDS", 1.0)
     return directory
 

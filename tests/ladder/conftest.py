@@ -7,7 +7,7 @@ import pytest
 from suite.job.corpus import Corpus
 from suite.ladder import request, run, runner
 from suite.ladder.measurement import RungPrediction
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS
 from suite.reproduce.plan import Plan
 from tests.support.ladder_machine import Machine, peak_of
 

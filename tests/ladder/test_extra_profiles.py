@@ -1,4 +1,4 @@
-"""What more ranks take at once than the profile has is measured before the ladder, and predicts their rung."""
+"""Times of more ranks at once than the profile has are measured before the ladder, and predict their rung."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from suite.ladder import extra_profiles
 from suite.ladder.request import LadderRun, wanted
 from suite.ladder.result import LadderResult
 from suite.ladder.run import nothing_applies
-from suite.ladder.rung import RungSetting
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, RungSetting
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile

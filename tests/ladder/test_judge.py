@@ -1,11 +1,10 @@
-"""What ranks and launches of one rung differ by: whose peak is judged, and that losses are the same."""
+"""Ranks and launches of one rung: whose peak is judged, and that losses are the same."""
 
 from __future__ import annotations
 
 from suite.ladder.judge import Mark, loss_check
 from suite.ladder.result import RungResult, failures
-from suite.ladder.rung import Promise
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, Promise
 from tests.support.ladder_machine import Machine, ladder_of, results_of, rung_measurement
 
 

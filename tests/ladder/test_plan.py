@@ -8,8 +8,7 @@ import pytest
 from reference_runs.layout import Offload
 from suite.ladder import plan as planning
 from suite.ladder.plan import not_executed, planned, refusals, target_of
-from suite.ladder.rung import Rung, RungSetting, setting_of, stands_on
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, Rung, RungSetting, setting_of, stands_on
 from suite.reproduce.plan import Plan
 from tests.support.ladder_machine import CPU, NAMES, TEXTS, Machine, ladder_of, results_of
 

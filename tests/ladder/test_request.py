@@ -1,4 +1,4 @@
-"""Of which rungs a time is predicted, and why not of the others."""
+"""Rungs whose time is predicted, and why not that of the others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from suite.ladder.plan import target_of
 from suite.ladder.request import LadderRun, predicted
-from suite.ladder.rung import Rung, RungSetting, setting_above
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, Rung, RungSetting, setting_above
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Line, Subject
 from suite.machine.timings import Timing

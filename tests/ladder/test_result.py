@@ -19,7 +19,7 @@ from tests.support.ladder_machine import CPU, Machine, ladder_of, of_track, resu
 
 
 def reported(outcome: LadderResult, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:
-    """What is printed last, the exit code, and the JSON's verdict."""
+    """The last printed line, the exit code, and the JSON's verdict."""
     print_ladder(console(), outcome)
     last = capsys.readouterr().out.splitlines()[-1]
     return last, command.EXIT_CODES[verdict(outcome)], json.loads(msgspec.json.encode(as_json(outcome)))["verdict"]

@@ -23,16 +23,17 @@ from suite.ladder.result import LadderResult, failures, verdict
 from suite.ladder.rung import (
     BASE,
     MOST_DIVISOR,
+    RUNGS,
     Need,
     Promise,
     RungSetting,
     Track,
     rounding_of,
+    rungs_on,
     setting_above,
     setting_of,
     stands_on,
 )
-from suite.ladder.rungs import RUNGS, rungs_on
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
@@ -253,7 +254,7 @@ def test_gains_within_noise_say_nothing_and_others_interact_or_add_up() -> None:
 
 
 def test_the_naive_script_keeps_gradients_through_the_forward_pass() -> None:
-    """Of one micro-batch a step: 4 bytes a parameter more at the peak; nothing more where they are there anyway."""
+    """With one micro-batch a step the peak has 4 bytes a parameter more; with several they are there anyway."""
     base, freed = (
         planned(CPU, msgspec.structs.replace(BASE[Track.MEMORY], keeps_gradients=keeps), "", TEXTS)
         for keeps in (True, False)
@@ -364,7 +365,7 @@ def test_a_leave_one_out_run_whose_launch_fails_is_named_with_its_record_and_the
 
 
 def test_by_prediction_the_top_of_the_memory_track_has_its_least_peak(machine: Machine) -> None:
-    """Of peaks as predicted, which the machine measures: nothing of whether they hold. Only `bf16` adds to the peak."""
+    """The machine measures what is predicted, so this says nothing of real peaks. Only `bf16` adds to the peak."""
     outcome = ladder_of([rung.name for rung in of_track(Track.MEMORY)], leave_one_out=False)
     ran = {name: rung_result for name, rung_result in results_of(outcome).items() if rung_result.measured is not None}
     shares = [rung_result.share for rung_result in ran.values() if rung_result.share is not None]
@@ -392,7 +393,7 @@ def test_a_rung_that_allocates_more_than_predicted_fails_by_its_peak_and_by_its_
     ],
 )
 def test_on_a_gpu_samples_are_halved_until_the_predicted_peak_of_both_baselines_fits(name: str, divisor: int) -> None:
-    """Of 139 GiB; with twice the samples it would not. What the tracks stand on is 4 to 1 and 1 to 4 all the same."""
+    """On 139 GiB; with twice the samples it would not. What the tracks stand on is 4 to 1 and 1 to 4 all the same."""
     memory = 139 * GIB
     target = target_that_fits(target_of(name, device="cuda", seed=1), memory, TEXTS)
     assert target.divisor == divisor

@@ -8,8 +8,7 @@ from suite.job.training_job import LEAST_STEPS
 from suite.ladder.judge import Mark
 from suite.ladder.result import LadderResult, failures, verdict
 from suite.ladder.run import LADDER_SECONDS
-from suite.ladder.rung import STEPS
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, STEPS
 from tests.support.ladder_machine import Machine, ladder_of, results_of
 
 

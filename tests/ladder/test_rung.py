@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from reference_runs.run import Precision
-from suite.ladder.rung import FP16_ROUNDING, REORDERED, ROUNDING, Promise, reordered_bound, setting_above
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import FP16_ROUNDING, REORDERED, ROUNDING, RUNGS, Promise, reordered_bound, setting_above
 
 UNIT = float(np.finfo(np.float32).eps) / 2
 

@@ -15,7 +15,7 @@ from suite.commands.ladder import checked_hosts
 from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.ladder.plan import refusal, target_of
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS
 from suite.launch.multi_host import HostAccess, check_reachable, command_on_host, torchrun
 from suite.launch.rank_events import START_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE

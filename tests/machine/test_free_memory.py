@@ -1,4 +1,4 @@
-"""What is free for a process: what the system has, or what its cgroups still allow."""
+"""Free memory of a process: what the system has, or what its cgroups still allow."""
 
 from __future__ import annotations
 
@@ -27,45 +27,32 @@ def limited(group, limit, used, cache=0):
     }
 
 
+VERSION_1 = {
+    "memory/job/memory.limit_in_bytes": str(5 * GIB),
+    "memory/job/memory.usage_in_bytes": str(2 * GIB),
+    "memory/job/memory.stat": f"cache 1\ntotal_inactive_file {GIB}\n",
+}
+
+
 @pytest.mark.parametrize(
-    ("facts", "free"),
+    ("available", "groups", "files", "free"),
     [
-        ({"available": 20 * GIB}, 20 * GIB),
-        ({"available": 20 * GIB, "groups": "0::/\n", "files": limited("", 8 * GIB, 3 * GIB, GIB)}, 6 * GIB),
-        ({"available": 2 * GIB, "groups": "0::/\n", "files": limited("", 8 * GIB, 3 * GIB)}, 2 * GIB),
-        ({"available": 20 * GIB, "groups": "0::/\n", "files": limited("", "max", 3 * GIB)}, 20 * GIB),
-        ({"available": 20 * GIB, "groups": "0::/\n", "files": limited("", GIB, 3 * GIB)}, 0),
-        (  # the limit is the parent's
-            {
-                "available": 20 * GIB,
-                "groups": "0::/job/step\n",
-                "files": limited("job/step/", "max", GIB) | limited("job/", 4 * GIB, GIB),
-            },
-            3 * GIB,
-        ),
-        (  # the path is the host's, and the container sees its own group as the root
-            {"available": 20 * GIB, "groups": "0::/pods/7\n", "files": limited("", 4 * GIB, GIB)},
-            3 * GIB,
-        ),
-        (
-            {
-                "available": 20 * GIB,
-                "groups": "9:name=systemd:/\n4:memory:/job\n0::/\n",
-                "files": {
-                    "memory/job/memory.limit_in_bytes": str(5 * GIB),
-                    "memory/job/memory.usage_in_bytes": str(2 * GIB),
-                    "memory/job/memory.stat": f"cache 1\ntotal_inactive_file {GIB}\n",
-                },
-            },
-            4 * GIB,
-        ),
+        (20, "", {}, 20),
+        (20, "0::/\n", limited("", 8 * GIB, 3 * GIB, GIB), 6),
+        (2, "0::/\n", limited("", 8 * GIB, 3 * GIB), 2),
+        (20, "0::/\n", limited("", "max", 3 * GIB), 20),
+        (20, "0::/\n", limited("", GIB, 3 * GIB), 0),
+        # the limit is the parent's
+        (20, "0::/job/step\n", limited("job/step/", "max", GIB) | limited("job/", 4 * GIB, GIB), 3),
+        # the path is the host's, and the container sees its own group as the root
+        (20, "0::/pods/7\n", limited("", 4 * GIB, GIB), 3),
+        (20, "9:name=systemd:/\n4:memory:/job\n0::/\n", VERSION_1, 4),
     ],
 )
-def test_what_is_free_is_the_least_of_system_and_cgroups(tmp_path, monkeypatch, facts, free):
-    system = SimpleNamespace(available=facts["available"])
+def test_what_is_free_is_the_least_of_system_and_cgroups(tmp_path, monkeypatch, available, groups, files, free):
+    system = SimpleNamespace(available=available * GIB)
     monkeypatch.setattr(free_memory.psutil, "virtual_memory", lambda: system)
-    groups, files = facts.get("groups", ""), facts.get("files", {})
-    assert free_memory.free_bytes(machine(tmp_path, groups=groups, files=files)) == free
+    assert free_memory.free_bytes(machine(tmp_path, groups=groups, files=files)) == free * GIB
 
 
 def test_this_machine_reports_what_is_free():

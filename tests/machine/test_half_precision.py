@@ -1,6 +1,7 @@
+"""Which CPUs multiply 16-bit matrices by instructions of their own, without asking torch."""
+
 from __future__ import annotations
 
-import pytest
 import torch
 
 from kernels.half_matmul import has_instructions
@@ -11,31 +12,23 @@ from suite.machine.half_precision import has_half_instructions, kernels_for
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
 
 
-@pytest.mark.parametrize("precision", Precision)
-def test_what_the_flags_tell_is_what_torch_says_of_this_cpu(precision: Precision) -> None:
-    dtype = DTYPES[precision]
-    through_fp32 = dtype is not torch.float32 and not has_instructions(dtype)
-    assert kernels_for(precision, "cpu").products_through_fp32 is through_fp32
+def test_what_the_flags_tell_is_what_torch_says_of_this_cpu_and_a_gpu_widens_nothing() -> None:
+    halves = {precision: DTYPES[precision] is not torch.float32 for precision in Precision}
+    widened = {one: half and not has_instructions(DTYPES[one]) for one, half in halves.items()}
+    assert {one: kernels_for(one, "cpu").products_through_fp32 for one in Precision} == widened
+    on_gpu = kernels_for(Precision.FP16, "cuda")
+    assert (on_gpu.cuda, on_gpu.products_through_fp32) == (True, False)
 
 
-def test_a_gpu_widens_nothing() -> None:
-    kernels = kernels_for(Precision.FP16, "cuda")
-    assert kernels.cuda
-    assert not kernels.products_through_fp32
-
-
-@pytest.mark.parametrize(
-    ("flags", "bf16", "fp16"),
-    [
-        ({"avx2"}, False, False),
-        ({"avx2", "avx512f"}, False, False),
-        (AVX512, True, False),
-        (AVX512 | {"avx512_fp16"}, True, True),
-        ({"avx2", "avx_ne_convert", "avx_vnni_int8"}, True, True),
-        (set(), True, True),
-    ],
-)
-def test_16_bit_products_need_their_instructions(flags: set[str], bf16: bool, fp16: bool) -> None:
-    assert has_half_instructions(Precision.BF16, frozenset(flags)) is bf16
-    assert has_half_instructions(Precision.FP16_NO_MASTER, frozenset(flags)) is fp16
-    assert has_half_instructions(Precision.FP32, frozenset(flags))
+def test_16_bit_products_need_their_instructions() -> None:
+    needed = {
+        frozenset({"avx2"}): (False, False),
+        frozenset({"avx2", "avx512f"}): (False, False),
+        AVX512: (True, False),
+        AVX512 | {"avx512_fp16"}: (True, True),
+        frozenset({"avx2", "avx_ne_convert", "avx_vnni_int8"}): (True, True),
+        frozenset[str](): (True, True),
+    }
+    kinds = Precision.BF16, Precision.FP16_NO_MASTER
+    assert {flags: tuple(has_half_instructions(kind, flags) for kind in kinds) for flags in needed} == needed
+    assert all(has_half_instructions(Precision.FP32, flags) for flags in needed)

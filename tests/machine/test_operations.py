@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from suite.execute.calibrate.run import TIMED
 from suite.machine.cpu_speed import kind
 from suite.machine.operations import (
@@ -32,30 +30,21 @@ def test_calls_of_the_host_are_timed_without_overwriting_caches() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("operation", "expected"),
-    [
-        ("attention", OperationKind.PRODUCT),
-        ("layer_norm", OperationKind.ELEMENTWISE),
-        ("rms_norm", OperationKind.ELEMENTWISE),
-        ("triad", OperationKind.ELEMENTWISE),
-        ("engine", OperationKind.HOST),
-        ("send", OperationKind.COLLECTIVE),
-    ],
-)
-def test_the_kind_of_an_operation(operation: str, expected: OperationKind) -> None:
-    assert kind(Subject(operation=operation)) is expected
-
-
-@pytest.mark.parametrize(
-    ("operation", "variant", "dtype", "expected"),
-    [
-        ("gelu", "backward", "bf16", 6),  # input, gradient, and what is written
-        ("to_fp32", "forward", "fp16", 6),
-        ("adam", "", "fp32", 28),  # weight, both moments read and written; the gradient read
-        ("zeros", "forward", "bf16", 2),
-        ("calls", "", "fp32", 0),
-    ],
-)
-def test_the_least_bytes_of_an_element(operation: str, variant: str, dtype: str, expected: int) -> None:
-    assert moved_bytes(operation, variant, dtype) == expected
+def test_operations_have_their_kind_and_the_least_bytes_of_an_element() -> None:
+    kinds = {
+        "attention": OperationKind.PRODUCT,
+        "layer_norm": OperationKind.ELEMENTWISE,
+        "rms_norm": OperationKind.ELEMENTWISE,
+        "triad": OperationKind.ELEMENTWISE,
+        "engine": OperationKind.HOST,
+        "send": OperationKind.COLLECTIVE,
+    }
+    assert {name: kind(Subject(operation=name)) for name in kinds} == kinds
+    least = {
+        ("gelu", "backward", "bf16"): 6,  # input, gradient, and what is written
+        ("to_fp32", "forward", "fp16"): 6,
+        ("adam", "", "fp32"): 28,  # weight, both moments read and written; the gradient read
+        ("zeros", "forward", "bf16"): 2,
+        ("calls", "", "fp32"): 0,
+    }
+    assert {operation: moved_bytes(*operation) for operation in least} == least

@@ -114,26 +114,18 @@ def test_a_line_has_the_largest_size_s_time_whatever_the_short_ones_took(factors
 
 
 def test_a_line_through_the_messages_of_a_slow_link_has_its_rate() -> None:
-    """Of 200 Mbyte/s less 4 % of headers; as timed in the test of a slow link, where squares alone gave 239."""
+    """200 Mbyte/s less 4 % of headers; as timed in the test of a slow link, where squares alone gave 239."""
     sizes = [256.0, 2353.0, 21632.0, 198846.0, 1827861.0, 16802304.0]
     line = straight_line(sizes, [1.72e-3, 2.66e-3, 2.16e-3, 1.46e-3, 11.17e-3, 96.98e-3])
     assert 170e6 < 1 / line.seconds_per_unit < 192e6
 
 
-def test_a_line_through_sizes_that_take_alike_is_their_fixed_time() -> None:
+def test_neither_part_of_a_line_is_negative_and_one_size_makes_none() -> None:
     line = straight_line([1e3, 1e4, 1e5], [2e-3, 2e-3, 1e-3])
     assert line.seconds_per_unit == 0
     assert line.fixed_seconds == pytest.approx(1e-3 * (0.5 + 0.5 + 1) / (0.25 + 0.25 + 1))
-    alike = fitted(SUBJECT, "byte", [7.0, 1e4, 3e5, 1e9], [timing(1.1e-3)] * 4)
-    assert alike.fixed_seconds == pytest.approx(1.1e-3)
-    assert alike.units_per_second == math.inf
-
-
-def test_neither_part_of_a_line_is_negative() -> None:
-    assert straight_line([1, 2, 3], [3e-6, 2e-6, 1e-6]).seconds_per_unit == 0
+    alike = straight_line([7.0, 1e4, 3e5, 1e9], [1.1e-3] * 4)
+    assert (alike.fixed_seconds, alike.units_per_second) == (pytest.approx(1.1e-3), math.inf)
     assert straight_line([1, 2, 3], [1e-6, 3e-6, 5e-6]).fixed_seconds == 0
-
-
-def test_a_line_needs_two_sizes() -> None:
     with pytest.raises(ValueError, match="two sizes"):
         straight_line([4.0, 4.0], [1.0, 2.0])

@@ -23,22 +23,17 @@ def of(subject: Subject, ranks: int) -> Subject:
     return Subject(operation=subject.operation, variant=subject.variant, ranks=ranks)
 
 
-@pytest.mark.parametrize(("ranks", "cores", "turns"), [(1, 2, 1.0), (2, 2, 1.0), (3, 2, 1.5), (4, 2, 2.0), (8, 1, 8.0)])
-def test_ranks_compute_as_long_as_one_for_each_core_times_ranks_over_cores(
-    ranks: int, cores: int, turns: float
-) -> None:
-    shared = Oversubscribed(profile(), cores=cores)
-    alone = profile().seconds(of(PRODUCT, min(ranks, cores)), 64, 64, 64)
-    assert shared.seconds(of(PRODUCT, ranks), 64, 64, 64) == pytest.approx(turns * alone)
+def test_ranks_compute_as_long_as_one_for_each_core_times_ranks_over_cores() -> None:
+    for ranks, cores, turns in ((1, 2, 1.0), (2, 2, 1.0), (3, 2, 1.5), (4, 2, 2.0), (8, 1, 8.0)):
+        shared = Oversubscribed(profile(), cores=cores)
+        alone = profile().seconds(of(PRODUCT, min(ranks, cores)), 64, 64, 64)
+        assert shared.seconds(of(PRODUCT, ranks), 64, 64, 64) == pytest.approx(turns * alone)
 
 
-def test_messages_take_what_was_measured_with_as_many_ranks() -> None:
+def test_messages_take_what_was_measured_with_as_many_ranks_and_host_calls_their_turns() -> None:
     shared = Oversubscribed(profile(), cores=1)
     assert shared.seconds(ALL_REDUCE, 1000) == profile().seconds(ALL_REDUCE, 1000)
     assert shared.line(ALL_REDUCE) == profile().line(ALL_REDUCE)
-
-
-def test_a_line_of_the_host_is_as_many_times_as_long_as_ranks_take_turns() -> None:
     one = Subject(operation="view", variant="forward")
     line = msgspec.structs.replace(profile().line(ALL_REDUCE), subject=one)
     shared = Oversubscribed(msgspec.structs.replace(profile(), lines=[line]), cores=1)
@@ -55,14 +50,11 @@ def test_all_times_of_a_line_are_scaled_by_the_factor() -> None:
     assert twice.seconds(5000) == pytest.approx(2 * line.seconds(5000))
 
 
-@pytest.mark.parametrize(("ranks", "share"), [(1, 1.0), (2, 0.5), (4, 0.25), (6, 1 / 6)])
-def test_ranks_share_the_rate_that_cores_reach(ranks: int, share: float) -> None:
+def test_ranks_share_the_rate_that_cores_reach_and_gpus_take_no_turns_on_cores() -> None:
     """Products of the profile run at 1 Gflop/s on one of two cores, and at half of that on each of both at once."""
-    (one,) = peaks(profile(), Precision.FP32, ranks=ranks, cores=2)
-    assert one.flop_per_second == pytest.approx(1e9 * share)
-
-
-def test_gpus_take_no_turns_on_cores() -> None:
+    for ranks in (1, 2, 4, 6):
+        (one,) = peaks(profile(), Precision.FP32, ranks=ranks, cores=2)
+        assert one.flop_per_second == pytest.approx(1e9 / ranks)
     fingerprint = msgspec.structs.replace(profile().fingerprint, device="cuda", hardware={"gpus": "2 x unknown"})
     on_gpus = msgspec.structs.replace(profile(), fingerprint=fingerprint)
     (*_, with_more) = peaks(on_gpus, Precision.FP32, ranks=2, cores=1)
@@ -85,12 +77,12 @@ class Asked:
         return msgspec.structs.replace(profile().line(ALL_REDUCE), subject=subject)
 
 
-@pytest.mark.parametrize(("host_names", "computing"), [((), {2}), (("a", "b"), {4})])
 def test_a_step_of_more_ranks_than_cores_is_predicted_from_one_rank_for_each_core(
-    monkeypatch: pytest.MonkeyPatch, host_names: tuple[str, ...], computing: set[int]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_time, "usable_cores", lambda: 2)
     plan = planned(CPU, RungSetting(data_parallel=4, fully_sharded=True, micro_batch=8), "", TEXTS)
-    asked = Asked()
-    step_time.time_figures_of(msgspec.structs.replace(plan, host_names=host_names), asked)
-    assert (asked.computing, asked.messages) == (computing, {4})
+    for host_names, computing in (((), {2}), (("a", "b"), {4})):
+        asked = Asked()
+        step_time.time_figures_of(msgspec.structs.replace(plan, host_names=host_names), asked)
+        assert (asked.computing, asked.messages) == (computing, {4})

@@ -1,4 +1,4 @@
-"""What repetitions come to over rounds and ranks."""
+"""Repetitions are combined over rounds and ranks."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def of_rank(*seconds: float) -> list[Timing]:
 
 
 def test_chance_at_single_points_of_a_rank_slows_none_of_them() -> None:
+    assert over_ranks([[of_rank(1.0, 2.0)], [of_rank(5.0)]]) == [tuple(of_rank(1.0, 2.0)), tuple(of_rank(5.0))]
     (points,) = over_ranks([[of_rank(1.0, 1.2, 1.0), of_rank(1.0, 1.0, 1.2)]])
     assert points == (
         Timing(1.0, 1.0, 0.5, 2.0, 3, 1),
@@ -51,10 +52,6 @@ def test_a_rank_that_is_slower_throughout_is_waited_for(seconds: list[float], sl
     slow = of_rank(*(slower * one for one in seconds))
     tasks = [[of_rank(*seconds)] * (ranks - 1) + [slow]]
     assert [point.seconds for point in over_ranks(tasks)[0]] == pytest.approx([t.seconds for t in slow], rel=1e-3)
-
-
-def test_the_points_of_one_rank_are_its_own() -> None:
-    assert over_ranks([[of_rank(1.0, 2.0)], [of_rank(5.0)]]) == [tuple(of_rank(1.0, 2.0)), tuple(of_rank(5.0))]
 
 
 def test_no_point_is_faster_than_ranks_were_that_waited_elsewhere() -> None:

@@ -27,7 +27,7 @@ def test_nine_identical_launches_are_no_floor_and_ten_are():
 
 @given(groups, st.sampled_from([1, 3, 7]))
 def test_the_standard_error_is_that_of_every_possible_draw(values, launches):
-    """Of an odd number of draws the median is at most x_k where more than half of them are: binomial chances."""
+    """With an odd number of draws the median is at most x_k where more than half of them are: binomial chances."""
     floor = noise_floor([values])
     x = numpy.asarray(floor.deviations)
     at_most = stats.binom.sf(launches // 2, launches, numpy.arange(1, len(x) + 1) / len(x))

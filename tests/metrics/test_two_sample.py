@@ -109,7 +109,7 @@ def test_the_smallest_p_is_that_of_sets_apart():
 
 
 def test_one_true_change_among_forty_is_seen_at_7_launches_and_at_5_among_6():
-    """Of forty p of which 39 are large, q of the smallest is 40 p: 40 * 2 / C(14, 7) = 0.0233."""
+    """Among forty p of which 39 are large, q of the smallest is 40 p: 40 * 2 / C(14, 7) = 0.0233."""
     assert adjusted([2 / 3432] + 39 * [0.5])[0] == pytest.approx(40 * 2 / 3432)
     assert adjusted([2 / 252] + 39 * [0.5])[0] > 0.05
     for launches, most in ((7, 85), (5, 6), (4, 1)):
@@ -158,7 +158,7 @@ def test_a_single_launch_has_no_interval_and_no_small_p_and_sets_without_a_ratio
 
 @pytest.mark.rare
 def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says():
-    """Of medians of 7 normal launches; within three standard errors of 1000 pairs."""
+    """Medians of 7 normal launches; within three standard errors of 1000 pairs."""
     chance = numpy.random.default_rng(5)
     held = 0
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""What a run is compared with: the last acceptance, a record's identical launches, a commit, the best stretch."""
+"""Baselines of a run: the last acceptance, a record's identical launches, a commit, the best stretch."""
 
 from __future__ import annotations
 

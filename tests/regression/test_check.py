@@ -1,4 +1,4 @@
-"""What a check says before it launches anything."""
+"""A check foresees its power before it launches anything."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from suite.ladder.plan import Target, target_of
 from suite.ladder.request import LadderRun
 from suite.ladder.result import LadderResult, RungResult
 from suite.ladder.run import run_ladder
-from suite.ladder.rung import Rung, Track
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, Rung, Track
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.executed_run.figures import expected_figures

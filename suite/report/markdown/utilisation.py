@@ -10,7 +10,7 @@ from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.job.events import Status
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS
 from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.timings import median
 from suite.metrics.figures import Quantity

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
-from suite.first_hour.part import HourPart
+from suite.first_hour.parts import HourPart
 from suite.first_hour.result import PartResult, PartStatus
 from suite.report.tables import MARKDOWN, table
 from suite.report.terminal.tables import print_folded

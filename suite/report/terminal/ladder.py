@@ -12,8 +12,7 @@ from rich.markup import escape
 from suite.ladder.judge import Mark
 from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.result import LadderResult, RungResult, failures, verdict
-from suite.ladder.rung import Track
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rung import RUNGS, Track
 from suite.metrics.figures import StepTerm
 from suite.report.terminal.tables import NOT_JUDGED, coloured, print_folded, print_table
 

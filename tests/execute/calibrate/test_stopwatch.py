@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.calibration.lines import FORWARD_ONLY
+from suite.calibration.grids import FORWARD_ONLY
 from suite.execute.calibrate.operators import DTYPES, Inputs
 from suite.execute.calibrate.run import TIMED
 from suite.execute.calibrate.stopwatch import (
