@@ -82,6 +82,7 @@ ALSO = {
             ("published", "published_words"),
             ("published_as_written", "published_words"),
             ("published_cells", "published_words"),
+            ("published_readings", "published_words"),
             ("published_run", "published"),
             ("published_shape", "named_runs"),
             ("published_tables", "published"),

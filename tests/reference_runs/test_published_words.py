@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
 from reference_runs.published import load_table
-from reference_runs.published_as_written import absent, columns_of, named_columns, read_cells, read_table_file
+from reference_runs.published_as_written import read_table_file
 from reference_runs.published_cells import (
     BATCH_TOKENS,
     MEMORY,
@@ -23,6 +23,7 @@ from reference_runs.published_cells import (
     STEP_MS,
     UnusableError,
 )
+from reference_runs.published_readings import absent, named_columns, read_cells
 from reference_runs.published_shape import tabled_shape
 from reference_runs.published_words import gpu_words, near_gpu, worded_gpu
 
@@ -100,6 +101,10 @@ TWO_READINGS = [
     (STEP, "1,234", "\t", "1234 or 1.234"),
 ]
 PLAIN = f"model,gpu,gpus,dp,tp,pp,global_batch,micro_batch,{STEP}\nLlama-3.1-8B,h100,8,8,1,1,8,1,1\n"
+
+
+def columns_of(header: list[str]) -> list[str]:
+    return named_columns(header).columns
 
 
 def said(column: str, text: str, separator: str = ",") -> str:
