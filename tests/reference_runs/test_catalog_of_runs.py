@@ -104,17 +104,14 @@ def test_blooms_derived_values_follow_from_the_stated_ones() -> None:
     assert recipe.init_std == pytest.approx(math.sqrt(0.33 / architecture.hidden), abs=0.00005)
 
 
-@pytest.mark.parametrize(
-    ("name", "tflop_per_second"),
+def test_utilisation_follows_from_the_rate() -> None:
     # MT-NLG's are computed from its step time, 125.73 Tflop/s, rather than from the printed 126
-    [("bloom-176b", 149.02), ("opt-175b", 147), ("gpt-neox-20b", 117), ("mt-nlg-530b", 125.73), ("glm-130b", 135.1)],
-)
-def test_utilisation_follows_from_the_rate(name: str, tflop_per_second: float) -> None:
-    reported = RUNS[name].reported
-    hfu = tflop_per_second * 1e12 / PEAK_FLOP_PER_SECOND
-    # each is printed to three decimals; full recomputation executes four forward passes' worth, the model needs three
-    assert reported.hfu == pytest.approx(hfu, abs=0.0005)
-    assert reported.mfu == pytest.approx(0.75 * hfu, abs=0.0005)
+    rates = {"bloom-176b": 149.02, "opt-175b": 147, "gpt-neox-20b": 117, "mt-nlg-530b": 125.73, "glm-130b": 135.1}
+    for name, rate in rates.items():
+        hfu = rate * 1e12 / PEAK_FLOP_PER_SECOND
+        # printed to three decimals; full recomputation executes four forward passes' worth, the model needs three
+        assert RUNS[name].reported.hfu == pytest.approx(hfu, abs=0.0005), name
+        assert RUNS[name].reported.mfu == pytest.approx(0.75 * hfu, abs=0.0005), name
 
 
 def test_total_flop_of_opt_is_equation_3_for_300_billion_tokens() -> None:
@@ -204,17 +201,18 @@ def test_tr1_beat_its_plan_of_45_tflop_over_the_whole_printed_range_of_step_time
     assert 45e12 < slowest < 51.7e12 < fastest
 
 
-@pytest.mark.parametrize(("name", "peak"), [*((name, 312e12) for name in GPT2[:3]), (GPT2[3], 989e12)])
-def test_mfu_of_gpt2_is_palms_with_the_rows_that_have_a_token(name: str, peak: float) -> None:
-    run = RUNS[name]
-    shape, reported = run.architecture, run.reported
-    tokens = run.recipe.global_batch * 1024
-    parameters = gpt_parameters(layers=shape.layers, hidden=shape.hidden, rows=50257, positions=1024)
-    flop_a_token = 6 * parameters + 12 * shape.layers * shape.hidden * 1024
-    assert reported.flop_convention == "palm"
-    # both are printed as computed: half a unit of the last place
-    assert reported.mfu == pytest.approx(flop_a_token * tokens / reported.step_seconds / 8 / peak, abs=0.0005)
-    assert reported.tokens_per_second == pytest.approx(tokens / reported.step_seconds, abs=0.5)
+def test_mfu_of_gpt2_is_palms_with_the_rows_that_have_a_token() -> None:
+    for name, peak in zip(GPT2, (PEAK_FLOP_PER_SECOND,) * 3 + (989e12,), strict=True):
+        run = RUNS[name]
+        shape, reported = run.architecture, run.reported
+        tokens = run.recipe.global_batch * 1024
+        parameters = gpt_parameters(layers=shape.layers, hidden=shape.hidden, rows=50257, positions=1024)
+        flop_a_token = 6 * parameters + 12 * shape.layers * shape.hidden * 1024
+        assert reported.flop_convention == "palm"
+        # both are printed as computed: half a unit of the last place
+        mfu = flop_a_token * tokens / reported.step_seconds / 8 / peak
+        assert reported.mfu == pytest.approx(mfu, abs=0.0005), name
+        assert reported.tokens_per_second == pytest.approx(tokens / reported.step_seconds, abs=0.5), name
 
 
 def test_nanogpts_readings_follow_from_its_four_or_five_days() -> None:
