@@ -45,13 +45,6 @@ def stack_reading(
     return reading(framework, later=later, stages=stages, split=split and stages)
 
 
-def stack_name(
-    framework: str, facts: TableFacts, device: str = "", *, stages: bool = False, split: bool = False
-) -> str:
-    """The name of `stack_reading`'s stack."""
-    return stack_reading(framework, facts, device, stages=stages, split=split).stack.name
-
-
 def device_of(cells: Cells) -> str:
     """The catalog's name of the accelerator that the column `gpu` means.
 
@@ -222,24 +215,19 @@ def _assignment(cells: Cells) -> StageAssignment:
     return assignment
 
 
-def dealt_layout(architecture: Architecture, layout: Layout, stack_name: str) -> Layout:
-    """The layout with its stages' layers as the stack deals them, where it goes by a measure of its own."""
-    if not stack(stack_name).switches.balances_stages or layout.pipeline_stages == 1 or layout.virtual_stages > 1:
-        return layout
-    dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
-    return msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))
-
-
 def executed_layout(architecture: Architecture, layout: Layout, stack_name: str, run: str | None) -> Layout:
     """The layout with its stages' layers as the stack deals them, and gradients reduced as it does (ZeRO-1).
 
     Args:
         run: the recorded run that says what the row leaves open, which may say how gradients are reduced.
     """
-    layout = dealt_layout(architecture, layout, stack_name)
+    software = stack(stack_name)
+    if software.switches.balances_stages and layout.pipeline_stages > 1 and layout.virtual_stages == 1:
+        dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
+        layout = msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))
     if run is not None and "layout.reduce_scatter" in reference_run(run).facts:
         return layout
-    return reduction_of_stack(layout, stack(stack_name))
+    return reduction_of_stack(layout, software)
 
 
 class Network(NamedTuple):

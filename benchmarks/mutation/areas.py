@@ -82,6 +82,23 @@ ALSO = {
     ),
     "kernels/tensor_table.py": ("tests/kernels/test_adamw.py",),
     "kernels/tiles.py": ("tests/kernels/test_cross_entropy.py",),
+    **{
+        f"reference_runs/{name}.py": ("tests/reference_runs/test_odd_tables.py", f"tests/reference_runs/test_{own}.py")
+        for name, own in (
+            ("published", "published_words"),
+            ("published_as_written", "published_words"),
+            ("published_cells", "published_words"),
+            ("published_readings", "published_words"),
+            ("published_run", "published"),
+            ("published_shape", "named_runs"),
+            ("published_tables", "published"),
+            ("published_words", "published"),
+        )
+    },
+    **{
+        f"reference_runs/{name}.py": ("tests/reference_runs/test_broken_files.py",)
+        for name in ("accelerator", "catalog", "machine_model", "recorded_file", "stack")
+    },
 }
 
 

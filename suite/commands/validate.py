@@ -74,9 +74,7 @@ def validate(
             raise InputError("excludes --proxies", got="--proxies", allowed="one of both", where=", ".join(ignored))
         _proxies(tables or proxy_tables(), json=json)
         return
-    for option, target in written.items():
-        if target is not None and len(tables or ()) != 1:
-            raise InputError("is of one table", got=f"{len(tables or ())} TABLES", allowed="one", where=option)
+    _check_one_table(tables or [], written)
     loaded = [load_table(path) for path in tables or shipped_tables()]
     shown = every_table or bool(tables)
     scored = [(table.facts, table_score(table, worst=worst, frameworks=shown)) for table in loaded]
@@ -93,6 +91,12 @@ def validate(
         draw(plot, drawn)
     if not any(score.used for _, score in scored):
         raise typer.Exit(exit_codes.INCONCLUSIVE)
+
+
+def _check_one_table(tables: list[Path], written: dict[str, Path | None]) -> None:
+    for option, target in written.items():
+        if target is not None and len(tables) != 1:
+            raise InputError("is of one table", got=f"{len(tables)} TABLES", allowed="one", where=option)
 
 
 def _proxies(paths: list[Path], *, json: bool) -> None:

@@ -34,12 +34,7 @@ def changed(base: Architecture, **fields: object) -> Architecture:
         (NEOX, {"rotary_scaling_factor": 8.0}, "rotary_scaling_*: all four or none"),
         (
             NEOX,
-            {
-                "rotary_scaling_factor": 8.0,
-                "rotary_scaling_low": 4.0,
-                "rotary_scaling_high": 1.0,
-                "rotary_scaling_sequence": 8192,
-            },
+            {f"rotary_scaling_{name}": v for name, v in (("factor", 8), ("low", 4), ("high", 1), ("sequence", 8192))},
             "rotary_scaling_low; got 4, allowed: below rotary_scaling_high = 1",
         ),
     ],

@@ -31,9 +31,6 @@ def test_without_ramp_up_the_batch_is_constant() -> None:
 def _megatron_batch(recipe: Recipe, consumed: int) -> int:
     """Megatron-LM's RampupBatchsizeNumMicroBatchesCalculator, in its floating point."""
     start, increment, samples = recipe.batch_rampup_start, recipe.batch_rampup_increment, recipe.batch_rampup_samples
-    assert start is not None
-    assert increment is not None
-    assert samples is not None
     if consumed > samples:
         return recipe.global_batch
     return start + int(consumed / (samples / ((recipe.global_batch - start) // increment))) * increment
@@ -53,7 +50,6 @@ def test_recorded_ramp_ups_follow_megatron_from_the_first_step_to_the_full_batch
     rises = {late - early for early, late in itertools.pairwise(batches)}
     assert rises == {0, recipe.batch_rampup_increment}
     # the full batch is reached by the first step that begins behind the ramp-up
-    assert recipe.batch_rampup_samples is not None
     assert 0 <= seen - batches[-1] - recipe.batch_rampup_samples < recipe.global_batch
 
 

@@ -31,7 +31,6 @@ def test_a_fitted_parameter_stands_on_rows_of_several_tables_and_another_on_what
             assert parameter.value == parameter.expected, name
             assert (parameter.rows, parameter.uncertainty, parameter.tables) == (None, None, ()), name
             continue
-        assert parameter.uncertainty is not None
         assert parameter.uncertainty > 0, name
         assert len(set(parameter.tables)) == len(parameter.tables) >= LEAST_TABLES, name
         assert set(parameter.tables) <= set(ROWS_AND_USED), name

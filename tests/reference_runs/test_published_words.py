@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,52 +14,31 @@ from hypothesis import strategies as st
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
 from reference_runs.published import load_table
-from reference_runs.published_as_written import absent, columns_of, named_columns, read_cells, read_table_file
-from reference_runs.published_cells import (
-    BATCH_TOKENS,
-    MEMORY,
-    MEMORY_GB,
-    NEEDED,
-    OPTIONAL,
-    STEP,
-    STEP_MS,
-    UnusableError,
-)
-from reference_runs.published_shape import tabled_shape
-from reference_runs.published_words import gpu_words, near_gpu, worded_gpu
+from reference_runs.published_as_written import read_table_file
+from reference_runs.published_cells import MEMORY, NEEDED, OPTIONAL, STEP, UnusableError
+from reference_runs.published_readings import absent, named_columns, read_cells
+from reference_runs.published_shape import named_run, tabled_shape
+from reference_runs.published_words import dtype_named, gpu_words, near_gpu, worded_gpu, worded_rate
+from reference_runs.stack import stack_of
 
 TOKENS, TOKENS_OF_ONE = "measured_tokens_per_s", "measured_tokens_per_s_per_gpu"
 DEVICES = [name for name in accelerator_names() if name != "this-cpu"]
-NAMES = {
-    "seq_len": "Seq. Length|SeqLen|SeqLen (T)|Sequence Length (tokens)|max_seq_len|Sequence Length",
-    "gpus": "# of GPUs|# GPUs|#GPU|n_gpu|number of GPUs|Num GPUs|Total GPUs|#-GPUs",
-    "gpu": "GPU|System|Hardware|GPU model",
-    "model": "Model name|# model",
-    "layers": "n_layer|# layers|number of layers|num layers|num_layers",
-    "hidden": "n_embd|hidden dim|Hidden Size",
-    "heads": "n_head|# attention heads|num-attention-heads",
-    "vocab": "Vocab size",
-    "tp": "TP size|TP degree|tensor parallelism|tensor-model-parallel-size|# TP",
-    "pp": "PP size|pipeline_model_parallel_size|Pipeline Parallelism",
-    "cp": "CP size|context parallelism",
-    "vpp": "VP|vpp_size|virtual stages",
-    "micro_batch": "MicroBatchSize|micro batch (size)|MBS",
-    "global_batch": "GlobalBatchSize|Global batch size (sequences)|global_train_batch_size|GBS",
-    BATCH_TOKENS: "Global batch (tokens)|global_batch_tokens|GlobalBatchSize (T)",
-    STEP: "Step time (s)|Step Time [s]|step_time|sec/step|s/step|iteration_time|step time (seconds)",
-    STEP_MS: "Step time (ms)|step_time_ms|iteration_time_ms",
-    TOKENS: "Throughput (tokens/s)|Throughput (T/s)|tok/s|Tokens/sec",
-    TOKENS_OF_ONE: "tok/s/GPU|Tokens/s/GPU|Throughput (T/s/GPU)",
-    "measured_samples_per_s": "Throughput (S/s)|Samples/sec",
-    MEMORY: "peak memory (GiB)|memory_gib",
-    MEMORY_GB: "Memory (GB)|Peak memory (GB)",
-    "recompute": "recomputation|activation_checkpointing|activation recomputation|recompute_granularity",
-    "zero_stage": "zero|ZeRO|zero_optimization_stage|Sharding Strategy",
-    "sp": "sequence_parallel|Sequence Parallelism",
-    "inter_link": "interconnect|Network",
-    "dtype": "data_type|Data type",
-    "framework_version": "framework version",
-    "network_bytes_per_second": "Network_Bytes_Per_Second|network bytes per second",
+WORDS = tomllib.loads(Path(__file__).with_name("odd_words.toml").read_text(encoding="utf-8"))
+
+
+def gigabytes_per_second(text: str) -> str | None:
+    found = worded_rate(text, 8)
+    return found and f"{found.bytes_per_second / 1e9:.6g}"
+
+
+READERS: dict[str, Callable[[str], str | None]] = {
+    "columns": lambda text: named_columns([text]).columns[0],
+    "models": named_run,
+    "frameworks": lambda text: stack_of(text).name,
+    "accelerators": lambda text: accelerator(text).name,
+    "gpus": worded_gpu,
+    "dtypes": dtype_named,
+    "networks": gigabytes_per_second,
 }
 NUMBERS = [
     ("seq_len", "2,048", ",", "2048"),
@@ -102,13 +83,25 @@ TWO_READINGS = [
 PLAIN = f"model,gpu,gpus,dp,tp,pp,global_batch,micro_batch,{STEP}\nLlama-3.1-8B,h100,8,8,1,1,8,1,1\n"
 
 
+def columns_of(header: list[str]) -> list[str]:
+    return named_columns(header).columns
+
+
 def said(column: str, text: str, separator: str = ",") -> str:
     return read_cells({column: text}, separator)[0][column]
 
 
-def test_names_of_a_column_in_configurations_and_tables_are_understood() -> None:
-    found = [(name, columns_of([name])[0], column) for column, names in NAMES.items() for name in names.split("|")]
-    assert [each for each in found if each[1] != each[2]] == []
+def test_words_mean_what_people_mean_by_them() -> None:
+    assert WORDS.keys() == READERS.keys()
+    read = [
+        (kind, text, READERS[kind](text), meaning or None)
+        for kind, meanings in WORDS.items()
+        for meaning, texts in meanings.items()
+        for text in texts
+    ]
+    assert [each for each in read if each[2] != each[3]] == []
+    upper = {text: dtype_named(text.upper()) for texts in WORDS["dtypes"].values() for text in texts}
+    assert upper == {text: meaning or None for meaning, texts in WORDS["dtypes"].items() for text in texts}
 
 
 def test_a_columns_own_name_means_itself_and_names_of_none_or_of_several_are_not_read() -> None:
@@ -135,11 +128,11 @@ def test_a_number_is_read_without_its_marks_and_unit_and_what_is_none_stays_as_i
     assert [each for each in read if (each[1][each[0][0]], each[2]) != (each[0][3], [])] == []
 
 
-@pytest.mark.parametrize(("column", "text", "separator", "readings"), TWO_READINGS)
-def test_a_number_of_two_readings_is_refused_with_both(column: str, text: str, separator: str, readings: str) -> None:
-    words = f"{column}: expected a number with one reading; got '{text}', which is {readings}"
-    with pytest.raises(UnusableError, match=f"^{re.escape(words)}$"):
-        said(column, text, separator)
+def test_a_number_of_two_readings_is_refused_with_both() -> None:
+    for column, text, separator, readings in TWO_READINGS:
+        words = f"{column}: expected a number with one reading; got '{text}', which is {readings}"
+        with pytest.raises(UnusableError, match=f"^{re.escape(words)}$"):
+            said(column, text, separator)
 
 
 def test_three_digits_after_a_comma_are_decimals_of_a_time_between_semicolons_and_that_is_said() -> None:

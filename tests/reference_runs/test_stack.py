@@ -84,53 +84,6 @@ def test_a_catalogued_run_trained_on_the_stack_that_its_software_names() -> None
     assert {name: stack_of(said and said.stack).name for name, said in software.items()} == trained
 
 
-# as people write them, between |
-FRAMEWORKS = {
-    "llm-c": "llm.c|LLM.C (C and CUDA)|torch 2.3 / llm.c",
-    "gpt-neox": "gpt-neox (Megatron and DeepSpeed)|GPT NeoX",
-    "glm-largescale": "LargeScale (fork of Megatron-DeepSpeed)",
-    "deepspeed-pipeline": "Megatron-LM and DeepSpeed|Megatron-DeepSpeed (BigScience fork)",
-    "megatron-deepspeed": (
-        "Megatron-DeepSpeed|megatron_deepspeed|DeepSpeed + Megatron|Megatron-LM/DeepSpeed|Meg-DS|Megatron-DS"
-    ),
-    "deepspeed-zero3-2021": "DeepSpeed ZeRO-3|deepspeed zero3",
-    "megatron-lm-2021": (
-        "Megatron-LM 2021|MEGATRON_LM (September 2021)|megatron-lm v2.5|PyTorch, Megatron-LM 2021|Megatron-LM v2"
-    ),
-    "megatron-core": (
-        "Megatron-LM 2024|Megatron-LM core_v0.5.0|Megatron-LM 24.07|MCore 0.8|TransformerEngine|"
-        "NVIDIA PyTorch 24.05, Megatron Core|Megatron-LM (MCore 0.9)|Megatron-LM v25.9|Megatron-LM v23.06|"
-        "rocm/megatron-lm:v25.4|Primus Megatron-LM v25.9"
-    ),
-    "megatron-lm-2022": "Megatron-LM|our fork of megatron lm|Megatron-LM v3.0|Megatron-LM v30",
-    "megatron-core-nemo-2": (
-        "NeMo/Megatron-Core|nemo 2.0|NeMo 24.09|NeMo 2.0, NCCL 2.23.4|NeMo Framework 2.0, NCCL 2.23.4|"
-        "NeMo 2.0, pytorch:23.10|nvcr.io/nvidia/nemo:24.12|NeMo25.02|NVIDIA NeMo|Megatron-Bridge 0.1|"
-        "PyTorch NVIDIA Release 25.04|PyTorch, NVIDIA NeMo|NeMo24.09|dgxc-benchmarking 25.02|DGX Cloud benchmarks"
-    ),
-    "nanotron": "nanotron v0.5",
-    "pytorch": (
-        "torchtitan|PyTorch Lightning|torch FSDP2|llama-recipes|PyTorch with Transformer Engine|"
-        "PyTorch, FSDP, Transformer Engine|DGX Cloud benchmarks, torchtitan"
-    ),
-    "megatron-lm-early-2021": "Megatron-LM v2.0",
-    "megatron-core-cuda-graph": "NeMo 24.04, full CUDA graph|PyTorch NVIDIA Release 24.04, full CUDA graph",
-    "megatron-core-nemo-1": (
-        "NVIDIA NeMo Framework Release 23.09|NeMo 1.23|NeMo 24.07|NeMo Framework 24.07|NeMo24.07|"
-        "nvcr.io/nvidia/nemo:24.05|NeMo23.11|NeMo Framework 1.20|PyTorch NVIDIA Release 23.09|"
-        "torch 2.1, FSDP, NeMo 24.05|NeMo v24.07|dgxc-benchmarking 24.05"
-    ),
-    "composer": "LLM Foundry (MosaicML)|llmfoundry",
-    "pytorch-autocast": "hf trainer|PyTorch DDP with AMP",
-    "metaseq": "metaseq, Megatron-LM 2.4",
-}
-
-
-def test_a_framework_stands_for_the_most_specific_stack() -> None:
-    found = [(text, stack_of(text).name, name) for name, texts in FRAMEWORKS.items() for text in texts.split("|")]
-    assert [each for each in found if each[1] != each[2]] == []
-
-
 def test_each_of_the_words_finds_its_own_stack() -> None:
     for recorded in stacks().values():
         for words in recorded.frameworks:

@@ -193,8 +193,6 @@ def test_every_slip_says_why_and_every_difference_is_computed_less_claimed() -> 
         if result.difference is None:
             assert result.claimed is None or result.unit is None
         else:
-            assert isinstance(result.computed, (int, float))
-            assert isinstance(result.claimed, (int, float))
             # 12 digits of the computed figure are kept
             assert abs(result.difference - (result.computed - result.claimed)) <= 1e-11 * abs(result.computed)
 
@@ -244,8 +242,6 @@ def test_a_coarser_rounding_is_recorded_only_where_the_digits_do_not_allow_the_c
     assert len(coarse) == 5
     for example, result in coarse:
         difference = checked[example.id, result.what].difference
-        assert difference is not None
-        assert result.claimed is not None
         assert abs(difference) > half_of_last_digit(result.claimed) * Fraction(result.unit_factor)
         assert checked[example.id, result.what].why == example.note != ""
 
@@ -264,8 +260,6 @@ def test_the_measured_replicas_are_those_recorded_beside_the_measurements() -> N
 
 def test_the_published_hardware_flop_add_three_times_what_is_repeated() -> None:
     added, hardware = formula_results(example_of("selective_recomputation_flop"))
-    assert isinstance(added.computed, int)
-    assert isinstance(hardware.computed, int)
     # 72 s L h^2 (1 + s / 3h + V / 12 L h), multiplied out, for s = 2048, L = 105, h = 20480, V = 51200
     published = 72 * 2048 * 105 * 20480**2 + 24 * 2048**2 * 105 * 20480 + 6 * 2048 * 20480 * 51200
     assert hardware.claimed == pytest.approx(published, abs=0.5e12)
@@ -336,27 +330,20 @@ def test_every_result_is_a_json_object_on_a_line(run: Run) -> None:
     assert (activations["unit"], activations["recorded_unit"], activations["why"]) == ("byte", "GB", "")
 
 
-BROKEN: dict[str, tuple[str, Callable[..., object], str]] = {
-    "another-figure": (
-        "training_flop_6nd",
-        lambda *, parameters, tokens: 8 * parameters * tokens,
-        "computed 262144000000000.0, recorded 196608000000000; slips, recorded as agrees",
-    ),
-    "slip-that-agrees": (
-        "gpt3_one_v100_years",
-        lambda **_: 355.0,
-        "computed 355.0, recorded 118.8; agrees, recorded as differs",
-    ),
-    "beside-the-exact-figure-alone": (
+RATIO = "computed 262144000000000.0, recorded 196608000000000; slips, recorded as agrees"
+BROKEN: list[tuple[str, Callable[..., object], str]] = [
+    ("training_flop_6nd", lambda *, parameters, tokens: 8 * parameters * tokens, RATIO),
+    ("gpt3_one_v100_years", lambda **_: 355.0, "computed 355.0, recorded 118.8; agrees, recorded as differs"),
+    (
         "activations_40shl_13b",
         lambda **_: 33.6e9,
         "computed 33600000000.0, recorded 3",
-    ),
-    "other-words": ("zero1_13b_does_not_fit", lambda **_: {"ranks that suffice": "157"}, "no function computes it"),
-}
+    ),  # beside the exact figure alone
+    ("zero1_13b_does_not_fit", lambda **_: {"ranks that suffice": "157"}, "no function computes it"),
+]
 
 
-@pytest.mark.parametrize(("name", "computation", "why"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("name", "computation", "why"), BROKEN)
 def test_a_computation_that_breaks_is_reported_and_ends_with_exit_code_1(
     name: str, computation: Callable[..., object], why: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
