@@ -95,7 +95,8 @@ def test_the_status_of_a_launch_without_an_end_is_that_of_its_launcher():
         "crashed": (here, {"pid": child.pid}),
         "crashed, its start is not known": (here, {"pid": child.pid, "started_ticks": -1}),
         "crashed, another process has its number": (here, {"started_ticks": own.started_ticks - 1}),
-        "crashed, another boot": (here, {"boot": "another boot"}),
+        "crashed, another boot": (here, {"boot": "~"}),
+        "crashed, an earlier boot": (here, {"boot": ""}),
         "unknown": ("00000000", {}),
     }
     for expected, (node, changes) in cases.items():

