@@ -211,7 +211,6 @@ def decode(data: bytes, kind: type[Half], where: str, *, any_version: bool = Fal
     """
     try:
         part = _decoder(kind).decode(data)
-        data.decode()
         if any_version or _is_known(part.schema):
             return cast("Half", part)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
