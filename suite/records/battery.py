@@ -40,7 +40,7 @@ class CheckVerdict(enum.StrEnum):
 
 
 NOT_PASSED = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)  # worst first
-_WORST_FIRST = (*NOT_PASSED, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.NOT_RUN)
+WORST_FIRST = (*NOT_PASSED, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.NOT_RUN)
 
 
 class Decision(enum.StrEnum):
@@ -165,7 +165,7 @@ Begin = TypeVar("Begin", bound=msgspec.Struct)
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """The findings by verdict, failures first; those of one verdict in the order of the checks."""
-    return sorted(findings, key=lambda finding: (_WORST_FIRST.index(finding.verdict), finding.check))
+    return sorted(findings, key=lambda finding: (WORST_FIRST.index(finding.verdict), finding.check))
 
 
 def worst_of(findings: Iterable[Finding]) -> Finding | None:
