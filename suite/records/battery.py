@@ -173,6 +173,11 @@ def worst_of(findings: Iterable[Finding]) -> Finding | None:
     return next(iter(worst_first(finding for finding in findings if finding.verdict in NOT_PASSED)), None)
 
 
+def compared_values(findings: Iterable[Finding]) -> Iterator[tuple[Finding, float]]:
+    """Findings with the values that other batteries of this node and of its siblings are compared with."""
+    return ((finding, finding.measured) for finding in findings if finding.compared_as and finding.measured is not None)
+
+
 def good_until_and_bad_since(history: Iterable[tuple[Moment, bool | None]]) -> tuple[Moment | None, Moment | None]:
     """The newest moment that was good, and the oldest bad one after it; None where there is none.
 
