@@ -20,6 +20,7 @@ def test_step_time_without_history_has_room_for_the_predictions_own_error():
     assert [f.verdict for f in found.values()] == ["PASS", "PASS", "FAIL"]
     assert "17% of its error" in found[1.0].source
     assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
+    assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict == "NOT RUN"
 
 
 def test_a_prediction_from_more_points_has_another_bias():
@@ -199,11 +200,15 @@ def test_a_kernel_is_the_part_if_it_stands_out_and_explains_half_of_what_is_late
         (1.199, 0.72, {}, unknown),
         (1.15, 0.875, {}, unknown),
         (1.15, 0.875, {"backward": 0.25}, "matrix rate"),  # 1.17 times what is usual
+        (1.06, 0.875, {"backward": -0.6}, "matrix rate"),  # usually shorter than all of its prediction: not late
     ]
     for slowdown, seconds, usual, part in cases:
         terms = {"measured_terms": {"backward": seconds}, "predicted_terms": {"backward": 0.5}}
         one = launched(**terms, cpu_slowdowns=EVEN | {"product": slowdown})
         assert slow_part(StepTerm.BACKWARD, [one], [], usual)[0] == f"{part} (backward)", (slowdown, seconds)
+    optimizer = launched(measured_terms={"optimizer": 0.2}, predicted_terms={"optimizer": 0.1}, cpu_slowdowns=EVEN)
+    slower = msgspec.structs.replace(optimizer, cpu_slowdowns=EVEN | {"product": 2.0})
+    assert slow_part(StepTerm.OPTIMIZER, [slower], [], {})[0] == "memory bandwidth (optimizer)"  # no pass
 
 
 def test_excess_is_the_median_of_seconds_or_of_shares_of_the_predicted_step():
