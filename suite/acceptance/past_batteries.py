@@ -21,6 +21,7 @@ from suite.records.battery import (
     PastBattery,
     battery_directory,
     battery_paths,
+    compared_values,
     decode,
     good_until_and_bad_since,
 )
@@ -233,5 +234,4 @@ def _ended(place: Path, problems: list[str]) -> list[BatteryEnd]:
 
 def _compared(end: BatteryEnd) -> dict[str, CheckFinding]:
     """The findings whose values other batteries compare, by check and name of the value."""
-    compared = [finding for finding in end.findings if finding.compared_as and finding.measured is not None]
-    return {f"{finding.check}:{finding.compared_as}": finding for finding in compared}
+    return {f"{finding.check}:{finding.compared_as}": finding for finding, _ in compared_values(end.findings)}

@@ -27,6 +27,7 @@ from suite.records.battery import (
     BatteryBegin,
     BatteryEnd,
     CheckFinding,
+    compared_values,
     directories,
     has_batteries,
     read_half,
@@ -184,9 +185,8 @@ def _battery(results: str, file: str) -> list[dict[str, object]]:
             "hardware": f"{hardware.get('cpu', '')}, GPUs {hardware.get('gpus', '')}" if software else "",
             "firmware": f"driver {software.get('driver', '')}, {software.get('system', '')}" if software else "",
             "figures": [
-                {"name": f"{finding.check} {finding.compared_as}", "value": finding.measured, "unit": finding.unit}
-                for finding in end.findings
-                if finding.compared_as and finding.measured is not None
+                {"name": f"{finding.check} {finding.compared_as}", "value": value, "unit": finding.unit}
+                for finding, value in compared_values(end.findings)
             ],
         }
     ]

@@ -14,7 +14,7 @@ from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.fleet.fleet_record import FleetValue
 from suite.metrics.launch_statistics import t_quantile
 from suite.metrics.modified_z import SHOWN_FROM, modified_z
-from suite.records.battery import BatteryEnd
+from suite.records.battery import BatteryEnd, compared_values
 
 Values = Mapping[str, float]
 
@@ -46,11 +46,7 @@ class SiblingFailure(NamedTuple):
 
 def battery_values(battery: BatteryEnd) -> dict[str, float]:
     """The values of a battery that batteries of other nodes are compared with, by check and name."""
-    return {
-        f"{finding.check} {finding.compared_as}": finding.measured
-        for finding in battery.findings
-        if finding.compared_as and finding.measured is not None
-    }
+    return {f"{one.check} {one.compared_as}": value for one, value in compared_values(battery.findings)}
 
 
 def steady_values(battery: BatteryEnd) -> dict[str, float]:

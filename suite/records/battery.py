@@ -42,7 +42,7 @@ class CheckVerdict(enum.StrEnum):
 
 
 NOT_PASSED = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)  # worst first
-_WORST_FIRST = (*NOT_PASSED, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.NOT_RUN)
+WORST_FIRST = (*NOT_PASSED, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.NOT_RUN)
 
 
 class Decision(enum.StrEnum):
@@ -166,12 +166,17 @@ Begin = TypeVar("Begin", bound=msgspec.Struct)
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """The findings by verdict, failures first; those of one verdict in the order of the checks."""
-    return sorted(findings, key=lambda finding: (_WORST_FIRST.index(finding.verdict), finding.check))
+    return sorted(findings, key=lambda finding: (WORST_FIRST.index(finding.verdict), finding.check))
 
 
 def worst_of(findings: Iterable[Finding]) -> Finding | None:
     """The worst finding that did not pass; None where all did, or did not run."""
     return next(iter(worst_first(finding for finding in findings if finding.verdict in NOT_PASSED)), None)
+
+
+def compared_values(findings: Iterable[Finding]) -> Iterator[tuple[Finding, float]]:
+    """Findings with the values that other batteries of this node and of its siblings are compared with."""
+    return ((finding, finding.measured) for finding in findings if finding.compared_as and finding.measured is not None)
 
 
 def good_until_and_bad_since(history: Iterable[tuple[Moment, bool | None]]) -> tuple[Moment | None, Moment | None]:
@@ -213,7 +218,6 @@ def decode(data: bytes, kind: type[Half], where: str, *, any_version: bool = Fal
     data = in_todays_words(data, BATTERY)
     try:
         part = _decoder(kind).decode(data)
-        data.decode()
         if any_version or _is_known(part.schema):
             return cast("Half", part)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from reference_runs.errors import InputError
@@ -39,7 +40,8 @@ def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tm
     battery(tmp_path, 2, value=2.0, decision=Decision.REJECTED)
     battery(tmp_path, 3, value=3.0, hardware="other")
     battery(tmp_path, 4, value=4.0, software="other")
-    battery(tmp_path, 5, value=5.0, node="there")
+    for number, node in ((5, "there"), (7, "another")):
+        battery(tmp_path, number, value=5.0, node=node)
     battery(tmp_path, 6, value=6.0)
     known = of_here(tmp_path)
     assert values(known) == ([1.0, 6.0], [])
@@ -143,4 +145,8 @@ def test_no_other_node_stack_check_or_subject_dates_a_failure(tmp_path):
     assert known.dated(bad()).good_until.battery == "3"
     assert known.dated(bad(subject="triad")).good_until is None
     assert known.dated(bad(check=4)).good_until is None
+    other = bad(subject="another name of it")
+    for name, dated in (("copy", True), ("copies", False), ("cop", False)):
+        found = known.dated(msgspec.structs.replace(other, compared_as=name))
+        assert (found.good_until is not None) == dated
     assert known.dated(bad(subject="")).good_until.battery == "3"  # nothing of the check ended well

@@ -312,6 +312,7 @@ def test_a_record_whose_name_is_no_text_is_left_out_and_the_others_are_shown(res
     (words,) = json.loads(out)["left_out"]
     assert words.endswith("x__00000001__\\udcff.end.json: the name is no UTF-8")
     assert len(json.loads(out)["nodes"]) == NODES
+    assert store_of(results).batteries() == NODES * EACH - 1
 
 
 def report(capsys, *arguments):

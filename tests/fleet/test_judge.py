@@ -12,7 +12,7 @@ from suite.fleet.accept import better, group_sizes, reason
 from suite.fleet.fleet_record import FleetRow, NodeAnswer, PairResult
 from suite.fleet.judge import NodeFacts, battery_faults, first_batteries, rows
 from suite.fleet.pairs import pairings
-from suite.fleet.siblings import Siblings, battery_values
+from suite.fleet.siblings import battery_values
 from suite.fleet.verdicts import BAD
 from suite.job.events import Status
 from suite.machine.profile import read
@@ -172,31 +172,6 @@ def test_slow_products_of_a_virtual_machines_cpu_are_a_remark(virtual: bool | No
     slow_copy = battery({"1 product": 1.0, "3 copy": 0.4}, virtual=virtual, device=device)
     (fault,) = battery_faults("n1", facts(0, slow_copy, slow_copy), first_batteries(known))
     assert fault.part == "copy"  # other figures count on every machine
-
-
-def failing(own: dict[str, float], others: Sequence[dict[str, float]]) -> list[str]:
-    siblings = Siblings({f"n{number}": values for number, values in enumerate(others)} | {"own": own})
-    return [failed.figure for failed in siblings.failures("own", own)]
-
-
-def test_siblings_that_agree_by_chance_in_one_figure_are_not_held_to_it() -> None:
-    """Three copies within 0.3 % of each other, while all else of these nodes spreads by a tenth."""
-    siblings = [{"3 copy": 1.000, "5 link": 1.0}, {"3 copy": 0.997, "5 link": 0.9}, {"3 copy": 1.001, "5 link": 1.1}]
-    alone = [{"3 copy": own["3 copy"]} for own in siblings]
-    own = {"3 copy": 0.83}
-    assert failing(own, alone) == ["3 copy"]
-    spread = [own | {"6 busbw": 2 * own["5 link"]} for own in siblings]
-    assert failing(own, spread) == []
-    assert failing({"3 copy": 0.5}, spread) == ["3 copy"]
-
-
-def test_a_bad_sibling_does_not_hide_a_node_that_is_bad_in_something_else() -> None:
-    """One node's link and messages at a tenth; another's copies at 0.8, of siblings that differ by 1 %."""
-    good = [
-        {"3 copy": rate, "3 triad": rate, "5 link": rate, "6 busbw": rate} for rate in (1.0, 0.99, 1.01, 1.02, 0.98)
-    ]
-    with_bad = [*good, {"3 copy": 1.0, "3 triad": 1.0, "5 link": 0.1, "6 busbw": 0.1}]
-    assert failing(good[0] | {"3 copy": 0.8}, with_bad) == ["3 copy"]
 
 
 def test_the_part_leads_the_reason_which_is_short_and_ascii() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from suite.metrics.modified_z import FACTOR, LIMIT, modified_z, modified_z_among
+from suite.metrics.modified_z import FACTOR, LIMIT, SHOWN_FROM, WARNS_FROM, modified_z, modified_z_among
 
 
 def test_the_modified_z_is_the_distance_from_the_median_over_the_mad_in_standard_deviations() -> None:
@@ -15,4 +15,4 @@ def test_the_modified_z_is_the_distance_from_the_median_over_the_mad_in_standard
     assert modified_z(80.0, median=99.5, deviation=2.5) == modified_z_among(80.0, others)
     assert modified_z_among(1.0, [2.0, 2.0, 2.0]) is None
     assert stats.norm.ppf(0.75) == pytest.approx(FACTOR, abs=5e-5)
-    assert LIMIT == 3.5  # Iglewicz and Hoaglin, section 3.3
+    assert (LIMIT, SHOWN_FROM, WARNS_FROM) == (3.5, 3, 10)  # the limit is Iglewicz and Hoaglin's, section 3.3

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.evidence import (
+    Exchange,
     LaunchPurpose,
     MicroMeasurements,
     MiniatureLaunch,
     ProbeResult,
     ReplayHashes,
+    SoakResult,
     Surroundings,
 )
 from suite.acceptance.past_batteries import History
@@ -80,6 +82,16 @@ def moments(*, slower=1.0, memory=1.0, **changes):
 
 def probing(**parts):
     return ProbeResult(**({"status": Status.OK, "message": "", "ranks_at_fault": [], "seconds": 1.0} | parts))
+
+
+def exchange(rank, peer, bytes_per_second, **changes):
+    """Of messages from a peer, or of sums where there is none."""
+    usual = {"rank": rank, "peer": peer, "bytes_per_second": bytes_per_second, "wrong": 0, "first": "", "bytes": 16}
+    return Exchange(**(usual | changes))
+
+
+def soaked(rank=0, **changes):
+    return SoakResult(**({"rank": rank, "bytes": 8, "passes": 2, "wrong": 0, "first": "x"} | changes))
 
 
 def replays(ranks=2, times=3, steps=3, wrong=lambda _rank, _replay, _step: False):

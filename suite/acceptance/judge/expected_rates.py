@@ -15,7 +15,7 @@ from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.acceptance.past_batteries import counted
 from suite.metrics.launch_statistics import t_quantile
 from suite.metrics.modified_z import LIMIT, WARNS_FROM, modified_z_among
-from suite.records.battery import CheckFinding, CheckVerdict
+from suite.records.battery import WORST_FIRST, CheckFinding, CheckVerdict
 
 SPREAD_FROM = 3  # values, from which a standard deviation is meaningful
 SPREAD_FROM_OF_VIRTUAL = 10  # of a virtual machine, whose rates have a ceiling: see `from_values`
@@ -152,10 +152,9 @@ def rated(
             compared_as=compared_as,
         )
     verdicts = [(_verdict(check, value / rate.value, rate), rate) for rate in expected]
-    order = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS)
     # among equal verdicts that with the least distance to its threshold
     verdict, worst = min(
-        verdicts, key=lambda pair: (order.index(pair[0]), check.bad_side * (pair[1].warn - value / pair[1].value))
+        verdicts, key=lambda pair: (WORST_FIRST.index(pair[0]), check.bad_side * (pair[1].warn - value / pair[1].value))
     )
     others = [f"{value / rate.value:.3f} of {rate.source}" for rate in expected if rate is not worst]
     outlier = outlier_words(check, value, fleet)

@@ -18,9 +18,8 @@ from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, mea
 from suite.job.events import Status
 from suite.machine import cpu_speed
 from suite.metrics.figures import StepTerm
-from suite.records.battery import CheckFinding, CheckVerdict
+from suite.records.battery import WORST_FIRST, CheckFinding, CheckVerdict
 
-_WORST_FIRST = (CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE, CheckVerdict.WARN, CheckVerdict.PASS)
 PART_OF_TERM = {
     StepTerm.DATA_LOADING: "host (data loading)",
     StepTerm.HOST_DEVICE_COPY: "host-device link",
@@ -96,7 +95,7 @@ class _ReferenceVerdict(NamedTuple):
     def severity(self) -> tuple[int, float]:
         """Smallest for the worst verdict, and among equal ones for the least distance to the margin."""
         distance = math.log((1 + self.reference.margin) / self.look.ratio)
-        return _WORST_FIRST.index(self.verdict), distance
+        return WORST_FIRST.index(self.verdict), distance
 
 
 def _comparison(ratios: Sequence[float], reference: Reference, looks: Sequence[int]) -> _ReferenceVerdict:

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.acceptance.evidence import Exchange
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
-from tests.support.batteries import NOTHING, surroundings
+from tests.support.batteries import NOTHING, exchange, surroundings
 from tests.support.batteries import micro as made_up_micro
 from tests.support.batteries import probing as made_up_probe
 
@@ -28,16 +27,11 @@ GOOD = made_up_micro(
 def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None):
     """All-reduces of `sums` byte/s of bus bandwidth, or `by` algorithm; all-to-alls by rank."""
     links = [(rank, peer) for rank in range(ranks) for peer in range(ranks) if rank != peer]
-    exchanges = [Exchange(rank=r, peer=p, bytes_per_second=pair, wrong=0, first="") for r, p in links]
-    alike = {"peer": None, "wrong": 0, "first": ""}
+    exchanges = [exchange(*link, pair) for link in links]
     for algorithm, busbw in (by or {"": sums}).items():
-        own = busbw / (2 * (ranks - 1) / ranks)
-        words = alike if busbw else alike | {"first": "not available: no multicast"}
-        exchanges += [Exchange(rank=r, bytes_per_second=own, algorithm=algorithm, **words) for r in range(ranks)]
-    exchanges += [
-        Exchange(rank=r, bytes_per_second=rate, operation="all-to-all", **alike)
-        for r, rate in enumerate(all_to_all or [])
-    ]
+        own, why = busbw / (2 * (ranks - 1) / ranks), "" if busbw else "not available: no multicast"
+        exchanges += [exchange(rank, None, own, algorithm=algorithm, first=why) for rank in range(ranks)]
+    exchanges += [exchange(rank, None, rate, operation="all-to-all") for rank, rate in enumerate(all_to_all or [])]
     return made_up_probe(exchanges=exchanges)
 
 

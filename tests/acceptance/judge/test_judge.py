@@ -12,7 +12,7 @@ from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from suite.acceptance import check_table
 from suite.acceptance.check_table import CHECKS, STRAGGLER
-from suite.acceptance.evidence import Exchange, PhaseTiming, SoakResult
+from suite.acceptance.evidence import PhaseTiming
 from suite.acceptance.findings import decision
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
@@ -26,11 +26,13 @@ from suite.records.battery import Decision
 from tests.support.batteries import (
     NOTHING,
     by_check,
+    exchange,
     history_of,
     launched,
     micro,
     probing,
     replays,
+    soaked,
     surroundings,
     times,
 )
@@ -38,11 +40,7 @@ from tests.support.batteries import (
 
 def exchanges(slow=1.0):
     """Of two ranks: messages at 1 GB/s, `slow` times that, and sums."""
-    return [
-        Exchange(rank=rank, peer=peer, bytes_per_second=1e9 * (slow if peer is not None else 1), wrong=0, first="")
-        for rank in (0, 1)
-        for peer in (1 - rank, None)
-    ]
+    return [exchange(rank, peer, 1e9 * (1 if peer is None else slow)) for rank in (0, 1) for peer in (1 - rank, None)]
 
 
 def test_the_looks_of_one_miniature_leave_those_of_another_alone():
@@ -140,7 +138,7 @@ def test_what_passes_is_invalid_too_where_the_environment_is_and_bits_are_not():
         *times(1.0, cpu_slowdown=1.0),
         probing(exchanges=exchanges(), replays=replays()),
     ]
-    past = history_of(past={f"{name}, messages of 0 byte": [1e9] for name in ("5:link 0-1", "6:busbw of 2 ranks")})
+    past = history_of(past={f"{name}, messages of 16 byte": [1e9] for name in ("5:link 0-1", "6:busbw of 2 ranks")})
     noisy = [1, 2, 3, 5, 6, 8, 9, 11]
     calm, disturbed = (
         battery_findings([surroundings(others_share=share), *good], past, others=0.05) for share in (0.01, 0.9)
@@ -162,7 +160,7 @@ def test_what_passes_is_invalid_too_where_the_environment_is_and_bits_are_not():
 @pytest.mark.parametrize("shares", [{"others_share": 0.5}, {"steal_share": 0.5}])
 def test_with_other_processes_a_low_rate_of_exchanges_is_invalid_and_a_good_one_stands(shares):
     fast, slow = exchanges(), exchanges(slow=0.5)
-    past = history_of(past={"5:link 0-1, messages of 0 byte": [1e9] * 9})
+    past = history_of(past={"5:link 0-1, messages of 16 byte": [1e9] * 9})
 
     def verdicts(probe):
         return {f.subject: f.verdict for f in battery_findings([surroundings(), probe, *times(1.0)], past, others=0.05)}
@@ -316,19 +314,11 @@ def test_a_bound_of_three_launches_has_two_degrees_of_freedom(standard_errors: f
     assert {one.verdict for one in found} == {verdict}
 
 
-def message() -> Exchange:
-    return Exchange(rank=0, peer=1, bytes_per_second=1e9, wrong=0, first="", bytes=16)
-
-
-def soak(wrong: int = 0) -> SoakResult:
-    return SoakResult(rank=0, bytes=1, passes=1, wrong=wrong, first="x")
-
-
 def test_a_probe_is_one_of_what_it_ran_and_of_everything_where_it_ran_nothing() -> None:
     probes = {
-        "exchanges": probing(exchanges=[message()]),
+        "exchanges": probing(exchanges=[exchange(0, 1, 1e9)]),
         "replays": probing(replays=replays()),
-        "soaks": probing(soaks=[soak()]),
+        "soaks": probing(soaks=[soaked()]),
         "": probing(status=Status.CRASHED),
     }
     battery = JudgedBattery([*probes.values()], NOTHING, 0.05, (5,), {})
@@ -337,11 +327,11 @@ def test_a_probe_is_one_of_what_it_ran_and_of_everything_where_it_ran_nothing() 
 
 
 def test_of_a_soak_that_nobody_asked_for_bit_errors_reject_and_slow_products_do_not() -> None:
-    slow = msgspec.structs.replace(soak(), product_flop_per_second=350e12, product_seconds=60.0)
+    slow = soaked(product_flop_per_second=350e12, product_seconds=60.0)
     found = battery_findings([TWO_H200, probing(soaks=[slow] * 2)], NOTHING, others=1.0, selected={12})
     assert {one.check for one in found} == {12}
     for wrong, checks, verdict in ((0, {1}, Decision.ACCEPTED), (3, {1, 15}, Decision.REJECTED)):
-        found = battery_findings([micro(), probing(soaks=[soak(wrong)])], NOTHING, others=1.0, selected={1})
+        found = battery_findings([micro(), probing(soaks=[soaked(wrong=wrong)])], NOTHING, others=1.0, selected={1})
         assert {one.check for one in found} == checks
         assert decision(found) is verdict
 
@@ -354,7 +344,7 @@ def test_a_probe_of_two_ranks_without_exchanges_says_nothing_of_links() -> None:
 @pytest.mark.parametrize(("others", "verdict"), [(0.25, "FAIL"), (0.24, "INVALID")])
 def test_as_much_as_other_processes_may_use_makes_no_rate_invalid(others: float, verdict: str) -> None:
     past = history_of(past={"5:link 0-1, messages of 16 byte": [9e9] * 3})
-    busy = probing(exchanges=[message()], others_share=0.25)
+    busy = probing(exchanges=[exchange(0, 1, 1e9)], others_share=0.25)
     found = battery_findings([busy], past, others=others, selected={5})
     assert {one.verdict for one in found if one.subject == "link 0-1"} == {verdict}
 
@@ -371,7 +361,7 @@ def test_a_hang_is_reported_by_what_was_measured_and_a_soak_s_bits_after_it() ->
     """Not by the guard too, which nobody selected; and it does not end the list of what is reported."""
     hung = micro(status=Status.HANG, message="silent")
     phase = PhaseTiming(phase="micro", predicted_seconds=1.0, budget_seconds=5.0, seconds=5.0, outcome="hang")
-    found = battery_findings([hung, phase, probing(soaks=[soak(3)])], NOTHING, others=1.0, selected={14})
+    found = battery_findings([hung, phase, probing(soaks=[soaked(wrong=3)])], NOTHING, others=1.0, selected={14})
     assert {one.check for one in found if one.verdict != "NOT RUN"} == {1, 15}
     both = battery_findings([hung, phase], NOTHING, others=1.0, selected={1})
     assert {one.check for one in both} == {1}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from suite.acceptance.evidence import Exchange
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import BY_TURNS, PRODUCTS_BY_TURNS, micro_findings
-from tests.support.batteries import NOTHING, history_of, launched, micro, moments, probing
+from tests.support.batteries import NOTHING, exchange, history_of, launched, micro, moments, probing
 
 
 def verdicts(own, launches=(), past=NOTHING):
@@ -111,7 +110,7 @@ def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
 
 def test_rates_of_a_virtual_machine_have_a_spread_from_ten_batteries_on() -> None:
     """Its links too, of which the probe does not know that they are those of a virtual machine."""
-    slow = [Exchange(rank=0, peer=1, bytes_per_second=8.5e8, wrong=0, first="", bytes=16)]
+    slow = [exchange(0, 1, 8.5e8)]
 
     def found(virtual: bool, count: int) -> set[str]:
         past = history_of(past={"3:copy": [1.15e10] * count, "5:link 0-1, messages of 16 byte": [1e9] * count})

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.acceptance.evidence import Exchange
 from suite.acceptance.judge.expected_rates import UpperLimit
 from suite.acceptance.judge.rates import (
     BY_TURNS,
@@ -24,6 +23,7 @@ from suite.job.calibration_job import Task, TimedTask
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 from tests.support.batteries import NOTHING, history_of, micro, moments, probing
+from tests.support.batteries import exchange as made_up_exchange
 from tests.support.profiles import profile as machine
 
 
@@ -89,8 +89,7 @@ def test_the_plan_of_a_gpu_node_has_what_checks_1_and_3_compare_with_data_sheets
 
 
 def exchange(rank, peer, gigabytes, **changes):
-    usual = {"rank": rank, "peer": peer, "bytes_per_second": gigabytes * 1e9, "wrong": 0, "first": "", "bytes": 2**20}
-    return Exchange(**(usual | changes))
+    return made_up_exchange(rank, peer, gigabytes * 1e9, **({"bytes": 2**20} | changes))
 
 
 def exchanged(*exchanges, history=NOTHING):

@@ -20,6 +20,7 @@ def test_step_time_without_history_has_room_for_the_predictions_own_error():
     assert [f.verdict for f in found.values()] == ["PASS", "PASS", "FAIL"]
     assert "17% of its error" in found[1.0].source
     assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
+    assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict == "NOT RUN"
 
 
 def test_a_prediction_from_more_points_has_another_bias():
@@ -147,11 +148,13 @@ def test_products_or_memory_is_decided_by_cpu_speed_or_else_by_checks_1_and_3(cp
 
 
 def test_of_references_that_pass_the_one_nearest_to_its_margin_is_told_of():
-    for past, fleet, words in ((1.0, 0.99, "other nodes"), (0.99, 1.0, "this node")):
-        known = history_of(past={"8:bloom-mini": [past] * 5}, fleet={"8:bloom-mini": [fleet] * 5}, spread=1e-4)
+    cases = (([1.0] * 5, [0.99] * 5, "other node"), ([0.99] * 5, [1.0] * 5, "this node"))
+    wide = ([1.0] * 5, [0.8], "other node")  # one battery without a spread: 1.25 of it are near its margin of 27 %
+    for past, fleet, words in (*cases, wide):
+        known = history_of(past={"8:bloom-mini": past}, fleet={"8:bloom-mini": fleet})
         launches = [launched(step_seconds=ratio) for ratio in STEADY]
         found = by_check(time_findings(launches, known, looks=(5,)))[8]
-        assert (found.verdict, words in found.source) == ("PASS", True)
+        assert words in found.source
 
 
 def judged_steps(ratios, past):
@@ -197,11 +200,15 @@ def test_a_kernel_is_the_part_if_it_stands_out_and_explains_half_of_what_is_late
         (1.199, 0.72, {}, unknown),
         (1.15, 0.875, {}, unknown),
         (1.15, 0.875, {"backward": 0.25}, "matrix rate"),  # 1.17 times what is usual
+        (1.06, 0.875, {"backward": -0.6}, "matrix rate"),  # usually shorter than all of its prediction: not late
     ]
     for slowdown, seconds, usual, part in cases:
         terms = {"measured_terms": {"backward": seconds}, "predicted_terms": {"backward": 0.5}}
         one = launched(**terms, cpu_slowdowns=EVEN | {"product": slowdown})
         assert slow_part(StepTerm.BACKWARD, [one], [], usual)[0] == f"{part} (backward)", (slowdown, seconds)
+    optimizer = launched(measured_terms={"optimizer": 0.2}, predicted_terms={"optimizer": 0.1}, cpu_slowdowns=EVEN)
+    slower = msgspec.structs.replace(optimizer, cpu_slowdowns=EVEN | {"product": 2.0})
+    assert slow_part(StepTerm.OPTIMIZER, [slower], [], {})[0] == "memory bandwidth (optimizer)"  # no pass
 
 
 def test_excess_is_the_median_of_seconds_or_of_shares_of_the_predicted_step():

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from reference_runs.accelerator import known_gpu
-from suite.acceptance.evidence import SoakResult
 from suite.acceptance.findings import rests_on_clocks
 from suite.acceptance.judge.verified_products import product_findings
 from tests.support.batteries import NOTHING, probing
+from tests.support.batteries import soaked as made_up_soak
 
 H200 = known_gpu("NVIDIA H200")
 BURST, SUSTAINED, SPREAD = (
@@ -18,18 +18,10 @@ BURST, SUSTAINED, SPREAD = (
 
 
 def soaked(rates, *, seconds=60.0, bursts=None):
+    bursts = bursts or [None] * len(rates)
     soaks = [
-        SoakResult(
-            rank=rank,
-            bytes=8,
-            passes=2,
-            wrong=0,
-            first="",
-            product_flop_per_second=rate,
-            product_seconds=seconds,
-            burst_flop_per_second=bursts[rank] if bursts else None,
-        )
-        for rank, rate in enumerate(rates)
+        made_up_soak(rank, product_flop_per_second=rate, product_seconds=seconds, burst_flop_per_second=burst)
+        for rank, (rate, burst) in enumerate(zip(rates, bursts, strict=True))
     ]
     return probing(soaks=soaks)
 
@@ -72,7 +64,7 @@ def test_bursts_are_held_to_more_than_what_is_kept_up(bursts, verdict):
 
 def test_a_soak_that_did_not_time_its_products_says_nothing_of_them():
     assert found(soaked([])) == {}
-    untimed = SoakResult(rank=0, bytes=8, passes=2, wrong=0, first="")
+    untimed = made_up_soak()
     assert found(msgspec.structs.replace(soaked([]), soaks=[untimed])) == {}
 
 
