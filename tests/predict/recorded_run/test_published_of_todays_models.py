@@ -8,8 +8,8 @@ from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.parameters import active_parameter_count, layer_tensors, parameter_count, total_elements
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.stage_memory import stage_memory
-from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.published import measured_figures
+from tests.support.layouts import machine_of
 
 # published or derived, see `show NAME`: all parameters, and those that a token passes where the source prints them
 COUNTS = {
@@ -58,16 +58,7 @@ def test_deepseek_v3_is_released_with_its_module_of_multi_token_prediction() -> 
 
 
 def ratios(run: ReferenceRun) -> list[float]:
-    machine = run_machine(
-        run.cluster,
-        run.recipe.precision,
-        run.recipe.product_format,
-        ranks=run.layout.ranks,
-        accelerator_name=None,
-        software=run.software,
-    )
-    assert machine is not None
-    predicted, published = measured_figures(run, machine.machine)
+    predicted, published = measured_figures(run, machine_of(run, own_software=True))
     assert len(predicted) == len(run.measured)
     return [left.value / right.value for left, right in zip(predicted, published, strict=True)]
 
