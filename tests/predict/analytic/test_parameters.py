@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
-import numpy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,20 +223,6 @@ def test_the_recorded_stage_assignments_are_the_published_ones() -> None:
     assert layers("bloom-176b") == [5, *10 * [6], 5]
     assert layers("glm-130b") == [8, *6 * [9], 8]
     assert layers("mt-nlg-530b") == 35 * [3]
-
-
-def test_arrays_of_layouts_give_what_each_layout_gives() -> None:
-    shape = BLOOM.architecture
-    cases = [(t, p, k) for t in (1, 2, 4, 8) for p in (1, 2, 5, 12, 70) for k in {0, p // 2, p - 1}]
-    t, p, k = (numpy.array(column, dtype=float) for column in zip(*cases, strict=True))
-    for assignment in StageAssignment:
-        many = rank_parameters(
-            shape, Layout(tensor_parallel=t, pipeline_stages=p, stage_assignment=assignment), stage=k
-        )
-        for place, (tensor_parallel, stages, stage) in enumerate(cases):
-            layout = Layout(tensor_parallel=tensor_parallel, pipeline_stages=stages, stage_assignment=assignment)
-            one = rank_parameters(shape, layout, stage=stage)
-            assert [column[place] for column in many] == list(one)
 
 
 @given(architectures())
