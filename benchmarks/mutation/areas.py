@@ -49,6 +49,7 @@ ALSO = {
     "suite/predict/analytic/pipeline_schedule.py": (
         "tests/predict/analytic/test_pipeline_schedule.py",
         "tests/predict/simulation/test_pipeline_schedule.py",
+        "tests/predict/simulation/test_weight_versions.py",
     ),
     "suite/predict/analytic/process_groups.py": (
         "tests/predict/analytic/test_collective_time.py",
