@@ -18,7 +18,6 @@ from reference_runs.layout import Layout, StageAssignment
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
 from suite.execute.model.decoder import Decoder
-from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.parameters import (
     chunk_tensors,
     layer_tensors,
@@ -28,7 +27,7 @@ from suite.predict.analytic.parameters import (
     parameter_counts,
     rank_parameters,
 )
-from suite.predict.analytic.process_groups import Traffic, sent_bytes
+from suite.predict.analytic.process_groups import Traffic, key_value_copies, sent_bytes
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic

@@ -21,10 +21,9 @@ from suite.metrics.figures import Figure, Quantity
 from suite.paths import ROOT
 from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop_conventions import model_convention
-from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import parameter_count
-from suite.predict.analytic.process_groups import sent_bytes
+from suite.predict.analytic.process_groups import key_value_copies, sent_bytes
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.recorded_run.figures import PART_OF_MODEL_FLOP, PART_OF_PARAMETERS, PART_OF_PEAK, predicted_figures
