@@ -43,16 +43,17 @@ ALSO = {
     ),
     "suite/predict/analytic/exposed_messages.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/gradient_buckets.py": ("tests/predict/analytic/test_traffic.py",),
-    "suite/predict/analytic/key_value_heads.py": ("tests/predict/analytic/test_traffic_of_tensor_parallel.py",),
     "suite/predict/analytic/layer_products.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/layer_time.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/pipeline_schedule.py": (
         "tests/predict/analytic/test_pipeline_schedule.py",
         "tests/predict/simulation/test_pipeline_schedule.py",
+        "tests/predict/simulation/test_weight_versions.py",
     ),
     "suite/predict/analytic/process_groups.py": (
         "tests/predict/analytic/test_collective_time.py",
         "tests/predict/analytic/test_traffic.py",
+        "tests/predict/analytic/test_traffic_of_tensor_parallel.py",
     ),
     "suite/predict/analytic/stage_computation.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/stage_memory.py": ("tests/predict/analytic/test_memory.py",),

@@ -21,8 +21,7 @@ from reference_runs.sourced import Kind
 from suite.commands import exit_codes
 from suite.commands.options import JsonLines, print_json
 from suite.metrics.comparison import Row, overall
-from suite.predict.analytic.key_value_heads import key_value_copies
-from suite.predict.analytic.process_groups import node_crossing_share
+from suite.predict.analytic.process_groups import key_value_copies, node_crossing_share
 from suite.predict.plan.departures import Departure, departures, most_changing_stack
 from suite.predict.plan.predicted_run import (
     Predicted,

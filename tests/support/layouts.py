@@ -10,15 +10,25 @@ import numpy
 from reference_runs.layout import Layout
 from reference_runs.run import ReferenceRun
 from suite.predict.analytic.machine import Machine
-from suite.predict.machine_model.model import run_machine
+from suite.predict.machine_model.model import RunMachine, run_machine
 
 AXES = ("data_parallel", "tensor_parallel", "pipeline_stages", "micro_batch", "virtual_stages")
 
 
-def machine_of(run: ReferenceRun) -> Machine:
-    found = run_machine(
-        run.cluster, run.recipe.precision, run.recipe.product_format, ranks=run.layout.ranks, accelerator_name=None
+def run_machine_of(run: ReferenceRun, *, own_software: bool = False) -> RunMachine | None:
+    """The run's own accelerators, with the generic stack or its own."""
+    return run_machine(
+        run.cluster,
+        run.recipe.precision,
+        run.recipe.product_format,
+        ranks=run.recorded_layout.ranks if run.recorded_layout else 1,
+        accelerator_name=None,
+        software=run.software if own_software else None,
     )
+
+
+def machine_of(run: ReferenceRun, *, own_software: bool = False) -> Machine:
+    found = run_machine_of(run, own_software=own_software)
     assert found is not None
     assert found.machine is not None
     return found.machine

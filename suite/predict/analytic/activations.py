@@ -18,10 +18,10 @@ from reference_runs.stack import Keeping
 from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, kept_by_modules
 from suite.predict.analytic.elementwise import ceil_division, smaller
 from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
-from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import latent_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
+from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import kept_in_format
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds, stage_layers
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from reference_runs.run import Workload
 from suite.predict.analytic.experts import expert_products
-from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import latent_products
+from suite.predict.analytic.process_groups import key_width
 
 
 def layer_products(workload: Workload) -> dict[str, tuple[int, int, int, int]]:

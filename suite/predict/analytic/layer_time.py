@@ -12,7 +12,6 @@ from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.flop_conventions import attended_share
 from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
-from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.layer_products import layer_products
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
@@ -23,6 +22,7 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
+from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.product_formats import (
     AFTER_NORMS,
     SUMMED,

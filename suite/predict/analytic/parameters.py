@@ -10,7 +10,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers, head_stage
 from reference_runs.run import Architecture, Balancing, Position, QueryKeyNorm
-from suite.predict.analytic.key_value_heads import key_width
+from suite.predict.analytic.process_groups import key_width
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
 
 

@@ -18,7 +18,6 @@ from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, axis_groups, collective_seconds
 from suite.predict.analytic.elementwise import chosen, larger, smaller
 from suite.predict.analytic.exposed_messages import exposed_context_parallel_seconds, tensor_parallel_exposure
-from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.measured_parts import (
@@ -35,6 +34,7 @@ from suite.predict.analytic.narrow_traffic import gathers_share, reductions_shar
 from suite.predict.analytic.offload import has_time, offloaded_update_seconds
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
+from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.analytic.product_formats import weight_casts
 from suite.predict.analytic.stage_computation import StageComputation, micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds

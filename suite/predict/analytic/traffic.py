@@ -12,11 +12,10 @@ from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.experts import chosen_experts, dispatched_tokens
 from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
-from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters
-from suite.predict.analytic.process_groups import Traffic, group_ranks
+from suite.predict.analytic.process_groups import Traffic, group_ranks, key_width
 from suite.predict.analytic.stage_layers import stage_layer_kinds, stage_layers
 
 CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials

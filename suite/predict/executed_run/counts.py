@@ -20,9 +20,8 @@ from suite.predict.analytic.flop import (
     rank_model_flop,
 )
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, first_loss
-from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.parameters import parameter_count
-from suite.predict.analytic.process_groups import sent_bytes
+from suite.predict.analytic.process_groups import key_value_copies, sent_bytes
 from suite.predict.executed_run.textbook_gap import textbook_differences
 from suite.predict.simulation.gradient_averaging import one_bit_state_bytes
 from suite.predict.simulation.pipeline_schedule import flop_durations, idle_fraction

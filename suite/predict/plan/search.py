@@ -17,7 +17,7 @@ import msgspec
 from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Workload
 from suite.predict.analytic.collective_time import axis_groups, best_links, joined_links
-from suite.predict.analytic.key_value_heads import key_value_copies
+from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.plan.enumeration import AXES_OF_COUNTS, CONTEXT, COUNTS, enumerated
 from suite.predict.plan.question import Question
 from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures, layout_peak

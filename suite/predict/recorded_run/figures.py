@@ -15,10 +15,9 @@ from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.flop_conventions import model_convention
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
-from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.parameters import active_parameter_count, padding_parameters, rank_parameters
-from suite.predict.analytic.process_groups import sent_bytes
+from suite.predict.analytic.process_groups import key_value_copies, sent_bytes
 from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import (

@@ -8,8 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes, Subject
-from suite.predict.analytic.key_value_heads import key_value_copies
-from suite.predict.analytic.process_groups import group_ranks
+from suite.predict.analytic.process_groups import group_ranks, key_value_copies
 from suite.predict.simulation.cost_model import CostModel
 from suite.predict.simulation.operator_calls import (
     ChunkCalls,

@@ -11,11 +11,10 @@ from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets, filled_buckets
-from suite.predict.analytic.key_value_heads import key_width
 from suite.predict.analytic.latent_attention import more_attention_inputs
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
-from suite.predict.analytic.process_groups import Traffic, group_ranks
+from suite.predict.analytic.process_groups import Traffic, group_ranks, key_width
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
     activation_message_bytes,

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from reference_runs.run import Workload
 from suite.predict.analytic.collective_time import axis_groups, collective_seconds
-from suite.predict.analytic.key_value_heads import key_value_copies
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.process_groups import Traffic, axes_in_node, group_ranks
+from suite.predict.analytic.process_groups import Traffic, axes_in_node, group_ranks, key_value_copies
 
 
 class LinkTraffic(NamedTuple):

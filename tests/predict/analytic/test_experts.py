@@ -32,7 +32,6 @@ from suite.predict.analytic.parameters import (
     rank_parameters,
 )
 from suite.predict.analytic.stage_layers import layer_kinds
-from suite.predict.analytic.stage_memory import memory_by_stage
 from suite.predict.analytic.traffic import expert_traffic, step_traffic
 from tests.support.mixture import Experts, Latent
 from tests.support.saved_tensors import saved_storage_bytes
@@ -219,15 +218,6 @@ def test_gradients_of_dense_parts_and_of_experts_are_reduced_in_groups_of_their_
         assert 4 * rank.experts <= payload["edp"] <= 4 * rank.experts + padding
     else:
         assert "edp" not in payload
-
-
-@given(routed_architectures(expert_parallel=2), st.integers(1, 3))
-def test_more_expert_parallel_ranks_never_need_more_memory(shape: Architecture, stages: int) -> None:
-    layouts = [Layout(expert_parallel=n, pipeline_stages=min(stages, shape.layers)) for n in (1, 2)]
-    one, two = (memory_by_stage(Workload(shape, BLOOM.recipe, layout), micro_batches=4) for layout in layouts)
-    for alone, shared in zip(one, two, strict=True):
-        assert shared.weights <= alone.weights
-        assert shared.activations == alone.activations
 
 
 @given(routed_architectures(tensor_parallel=2, expert_parallel=2), st.integers(1, 4))

@@ -143,14 +143,6 @@ def test_flop_of_every_recorded_run_equal_a_count_product_by_product() -> None:
     assert {name: model_flop(shape, samples=7) for name, shape in shapes.items()} == counted
 
 
-@given(described_architectures())
-def test_more_recomputation_only_adds(architecture: Architecture) -> None:
-    flop = [hardware_flop(architecture, Layout(recomputation=kind), samples=1) for kind in Recomputation]
-    assert flop[0] == model_flop(architecture, samples=1)
-    assert flop[0] < flop[1] < flop[2] <= flop[3]
-    assert (flop[2] == flop[3]) == (architecture.layers == 1)
-
-
 @given(described_architectures(), st.integers(1, 9), st.sampled_from(StageAssignment))
 def test_restarting_from_each_stages_input_equals_the_sum_over_stages(
     architecture: Architecture, stages: int, assignment: StageAssignment

@@ -322,24 +322,6 @@ def test_the_tolerance_of_a_comparison_is_not_what_makes_them_agree() -> None:
     )
 
 
-@given(architectures(), recipes())
-def test_only_tied_embeddings_feel_the_layers(architecture: Architecture, recipe: Recipe) -> None:
-    untied = msgspec.structs.replace(architecture, tied_embeddings=False)
-    expected = math.log(architecture.padded_vocabulary) + recipe.init_std**2 * architecture.hidden / 2
-    # the last LayerNorm's epsilon of 1e-5 takes the share 1e-5 / v of s^2 h / 2, with v at least s^2
-    assert 0 <= expected - first_loss(untied, recipe) <= 1e-5 * architecture.hidden / 2
-
-
-def test_the_pull_of_the_read_token_dominates_at_blooms_width() -> None:
-    recipe = msgspec.structs.replace(BLOOM.recipe, embedding_dropout=0.0, hidden_dropout=0.0, attention_dropout=0.0)
-    shallow = msgspec.structs.replace(BLOOM.architecture, layers=1)
-    # behind the embedding LayerNorm A = s^2 / (s^2 + 1e-5) = 0.70; one scaled layer adds B: attention
-    # s^2 / 2 h s^2 h c = 0.05 c with c < 1, feed-forward s^2 / 2 4 h E[act^2] = 0.66 E[act^2] with E[act^2] < 0.22;
-    # so B / A < 0.28, and r is between 1 / sqrt(1.28) and 1
-    pull = recipe.init_std * BLOOM.architecture.hidden
-    assert pull / math.sqrt(1.28) < first_loss(shallow, recipe) < pull
-
-
 @pytest.mark.parametrize(("query_rank", "rotary_dim"), [(None, 0), (None, 8), (24, 8), (24, 16)])
 def test_scores_of_latent_attention_have_the_mean_variance_of_their_dimensions(
     query_rank: int | None, rotary_dim: int

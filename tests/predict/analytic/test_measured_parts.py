@@ -16,7 +16,7 @@ from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.machine_model.model import run_machine
+from tests.support.layouts import run_machine_of
 from tests.support.machines import A100, Case, cases, machines
 from tests.support.steps import ROUNDING, bloom, changed, time_of, traffic_of
 
@@ -68,18 +68,9 @@ def test_parts_that_take_what_the_machine_says_give_the_plain_prediction(case: C
 def test_the_same_holds_for_every_recorded_run_that_has_a_layout_and_a_network() -> None:
     timed = 0
     for name in run_names():
-        run, machine = reference_run(name), None
-        layout = run.recorded_layout
-        if layout is not None and layout.offload is Offload.NONE:
-            machine = run_machine(
-                run.cluster,
-                run.recipe.precision,
-                run.recipe.product_format,
-                ranks=layout.ranks,
-                accelerator_name=None,
-                software=run.software,
-            )
-        if layout is None or machine is None or machine.machine is None:
+        run = reference_run(name)
+        layout, machine = run.recorded_layout, run_machine_of(run, own_software=True)
+        if layout is None or layout.offload is not Offload.NONE or machine is None or machine.machine is None:
             continue
         case = Case(run.architecture, run.recipe, layout, accumulation(run.recipe, layout))
         parts = parts_of(case, machine.machine)

@@ -189,22 +189,6 @@ def test_an_update_reads_and_writes_each_value_once() -> None:
     }
 
 
-def test_blooms_softmax_moves_0_94_gb_a_layer_and_its_norms_and_sums_1_17_gb() -> None:
-    sizes = layer_operator_bytes(BLOOM.workload)
-    # two samples of 2048 * 2048 scores of 28 heads, read and written in bf16
-    assert sizes["softmax"] == 2 * 2 * (2 * 2048 * 2048 * 28)
-    # and two samples of 2048 tokens, each of 14336 elements: two norms, two sums
-    assert sizes["norm"] + sizes["residual add"] == (2 * 2 + 2 * 3) * 2 * (2 * 2048 * 14336)
-
-
-@given(cases())
-def test_fused_attention_stores_no_scores(case: Case) -> None:
-    fused = msgspec.structs.replace(case.layout, fused_attention=True)
-    assert score_operator_bytes(Workload(case.architecture, case.recipe, fused)) == {}
-    plain = msgspec.structs.replace(case.layout, fused_attention=False)
-    assert sum(score_operator_bytes(Workload(case.architecture, case.recipe, plain)).values()) > 0
-
-
 def test_latent_attention_norms_compressed_states_and_turns_keys_that_heads_share() -> None:
     """24 tokens over 2 ranks: 20 + 10 compressed columns; 2 of 4 heads of 12, and the keys of one, a third turned."""
     shape = msgspec.structs.replace(

@@ -74,40 +74,6 @@ def test_published_bubble_and_rounds() -> None:
     assert chunks_in_flight(pipeline_stages=80, virtual_stages=1, stage=0) == 159
 
 
-def versions_held(stages: int, stage: int, *, vertical_sync: bool) -> int:
-    """Weight versions that a stage holds at most when 1F1B runs on without flush, an update behind each backward pass.
-
-    A micro-batch uses the newest version at its forward pass, with vertical sync the one that it used on stage 0;
-    versions are held from the oldest that is in use, or will be, to the newest.
-    """
-    layout = Layout(pipeline_stages=stages, schedule=Schedule.ONE_F_ONE_B)
-    used_on_first: dict[int, int] = {}
-    updates = 0
-    for done in passes(layout, micro_batches=40, stage=0):
-        if done.kind is PassKind.FORWARD:
-            used_on_first[done.micro_batch] = updates
-        else:
-            updates += 1
-    updates = most = 0
-    in_use: dict[int, int] = {}
-    for done in passes(layout, micro_batches=40, stage=stage):
-        if done.kind is PassKind.FORWARD:
-            in_use[done.micro_batch] = used_on_first[done.micro_batch] if vertical_sync else updates
-            most = max(most, updates - min(in_use.values()) + 1)
-        else:
-            updates += 1
-            del in_use[done.micro_batch]
-    return most
-
-
-@given(STAGES)
-def test_pipedreams_versions_equal_a_simulation(stages: int) -> None:
-    for schedule, vertical in ((Schedule.PIPEDREAM, False), (Schedule.PIPEDREAM_VERTICAL_SYNC, True)):
-        layout = Layout(pipeline_stages=stages, schedule=schedule)
-        held = [versions_held(stages, k, vertical_sync=vertical) for k in range(stages)]
-        assert held == [weight_versions(layout, stage=k) for k in range(stages)]
-
-
 def test_the_published_versions_of_pipedream() -> None:
     """Narayanan et al. 2019, section 3.3: stage n of N keeps N - n + 1; 2021: two everywhere; others have one."""
     published = {schedule: [1, 1, 1, 1] for schedule in Schedule}

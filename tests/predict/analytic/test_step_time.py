@@ -97,44 +97,6 @@ def test_a_machine_twice_as_fast_in_everything_takes_half_the_time(case: Case, m
     assert time_of(case, twice) == tuple(seconds / 2 for seconds in time_of(case, machine))
 
 
-@given(cases(), machines())
-def test_infinite_bandwidths_leave_the_matrix_products_and_the_bubble(case: Case, machine: Machine) -> None:
-    infinite = msgspec.structs.replace(
-        machine,
-        memory_bytes_per_second=math.inf,
-        link_bytes_per_second=math.inf,
-        network_bytes_per_second=math.inf,
-        link_latency_seconds=0.0,
-        network_latency_seconds=0.0,
-    )
-    time = time_of(case, infinite)
-    assert time.total_seconds == pytest.approx(matrix_seconds(time) + time.bubble_seconds, rel=ROUNDING, abs=0)
-    assert time.bubble_seconds > 0 or case.layout.pipeline_stages == 1 or "pipedream" in case.layout.schedule
-
-
-@given(cases(), machines())
-def test_one_rank_communicates_and_waits_for_nothing(case: Case, machine: Machine) -> None:
-    alone = changed(
-        case,
-        data_parallel=1,
-        tensor_parallel=1,
-        context_parallel=1,
-        pipeline_stages=1,
-        virtual_stages=1,
-        schedule=Schedule.ONE_F_ONE_B,
-    )
-    time = time_of(alone, machine)
-    assert time[4:10] == (0, 0, 0, 0, 0, 0)
-    assert StepTime._fields[4:10] == (
-        "tensor_parallel_seconds",
-        "context_parallel_seconds",
-        "pipeline_seconds",
-        "bubble_seconds",
-        "data_parallel_seconds",
-        "tied_embedding_seconds",
-    )
-
-
 @given(cases(), machines(), st.integers(1, 3))
 def test_equal_stages_wait_for_the_schedules_bubble(case: Case, machine: Machine, layers: int) -> None:
     stages = case.layout.pipeline_stages

@@ -315,17 +315,6 @@ def without_v(case: Case) -> Case:
 
 
 @given(cases(), machines())
-def test_equal_counts_of_layers_give_what_dealing_them_evenly_gives(case: Case, machine: Machine) -> None:
-    stages = case.layout.pipeline_stages
-    architecture = msgspec.structs.replace(case.architecture, layers=2 * stages)
-    machine = having(machine, kernel_seconds=1e-6, launch_seconds=1e-6)
-    case = changed(without_v(case)._replace(architecture=architecture), virtual_stages=1, stage_assignment="layers")
-    counted = changed(case, stage_layer_counts=(2,) * stages)
-    # the same additions but for those of the stages' micro-batches
-    assert time_of(counted, machine) == pytest.approx(time_of(case, machine), rel=ROUNDING, abs=0)
-
-
-@given(cases(), machines())
 def test_counted_layers_are_those_that_the_assignment_deals(case: Case, machine: Machine) -> None:
     case = changed(without_v(case), virtual_stages=1)
     dealt = chunk_layers(case.architecture.layers, case.layout)

@@ -176,16 +176,6 @@ def test_gradients_are_reduced_in_fp32_except_in_fp16() -> None:
     assert found == {"fp32": (4, 4), "bf16": (4, 2), **of_fp16}
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
-def test_every_boundary_between_chunks_is_crossed_twice_a_micro_batch(
-    stages: int, virtual_stages: int, micro_batches: int
-) -> None:
-    layout = Layout(pipeline_stages=stages, virtual_stages=virtual_stages)
-    sent = sum(pipeline_messages(layout, stage=stage, micro_batches=micro_batches) for stage in range(stages))
-    boundaries = stages * virtual_stages - 1 if stages > 1 else 0
-    assert sent == 2 * micro_batches * boundaries
-
-
 @given(st.integers(2, 9), st.integers(1, 5))
 def test_every_boundary_of_a_v_between_stages_is_crossed_twice_a_micro_batch(stages: int, micro_batches: int) -> None:
     layout = Layout(pipeline_stages=stages, virtual_stages=2, schedule=Schedule.ZBV)

@@ -19,9 +19,9 @@ from suite.predict.analytic.collective_time import axis_groups, collective_secon
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.measured_parts import LAYER, PartSeconds, PassSeconds, modelled_parts, workloads_of_parts
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.from_slice import RULE, SlicedStep, sliced_step
 from suite.predict.recorded_run.prediction import run_prediction
+from tests.support.layouts import machine_of
 from tests.support.slices import PARAMETERS, measured, ones, slice_job, times_of
 
 RUNS = ("gpt2-124m", "bloom-176b", "gpt-neox-20b", "llama3.1-405b", "grok-1", "opt-175b", "nemotron4-340b")
@@ -39,18 +39,8 @@ class Case(NamedTuple):
 
 
 def case_of(run: ReferenceRun) -> Case:
-    recipe = run.recipe
-    machine = run_machine(
-        run.cluster,
-        recipe.precision,
-        recipe.product_format,
-        ranks=run.layout.ranks,
-        accelerator_name=None,
-        software=run.software,
-    )
-    assert machine is not None
-    assert machine.machine is not None
-    return Case(run, machine.machine, modelled_parts(run.workload, machine.machine))
+    machine = machine_of(run, own_software=True)
+    return Case(run, machine, modelled_parts(run.workload, machine))
 
 
 def case(name: str) -> Case:

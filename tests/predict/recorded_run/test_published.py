@@ -11,7 +11,6 @@ from reference_runs.catalog import reference_run, run_names
 from reference_runs.run import ReferenceRun, Workload
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.flop_conventions import causal_half_flop
-from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.published import (
     AT_PUBLISHED_RATE,
@@ -19,6 +18,7 @@ from suite.predict.recorded_run.published import (
     figures_at_published_times,
     implausible_time,
 )
+from tests.support.layouts import run_machine_of
 
 BLOOM = reference_run("bloom-176b")
 
@@ -28,9 +28,7 @@ def changed(run: ReferenceRun, **reported: Any) -> ReferenceRun:
 
 
 def peak_of(run: ReferenceRun):
-    found = run_machine(
-        run.cluster, run.recipe.precision, run.recipe.product_format, ranks=run.layout.ranks, accelerator_name=None
-    )
+    found = run_machine_of(run)
     assert found is not None
     return found, found.peak
 

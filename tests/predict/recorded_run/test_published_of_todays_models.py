@@ -8,17 +8,11 @@ from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.parameters import active_parameter_count, layer_tensors, parameter_count, total_elements
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.stage_memory import stage_memory
-from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.published import measured_figures
+from tests.support.layouts import machine_of
 
-# published or derived, see `show NAME`: all parameters, and those that a token passes where the source prints them
+# published or derived, see `show NAME`: all parameters, and those that a token passes as the source prints them
 COUNTS = {
-    "llama2-7b": (6_738_415_616, None),
-    "llama2-13b": (13_015_864_320, None),
-    "llama2-70b": (68_976_648_192, None),
-    "llama3.1-8b": (8_030_261_248, None),
-    "llama3.1-70b": (70_553_706_496, None),
-    "llama3.1-405b": (405_853_388_800, None),
     "mixtral-8x7b": (46_702_792_704, "13B"),
     "mixtral-8x22b": (140_620_634_112, "39B"),
     "qwen3-30b-a3b": (30_532_122_624, "3B"),
@@ -29,15 +23,12 @@ COUNTS = {
 
 def test_models_have_their_published_parameters_to_the_unit() -> None:
     shapes = {name: reference_run(name).architecture for name in COUNTS}
-    assert {name: parameter_count(shape) for name, shape in shapes.items()} == {
-        name: whole for name, (whole, _) in COUNTS.items()
+    found = {
+        name: (parameter_count(shape), f"{active_parameter_count(shape) / 1e9:.0f}B") for name, shape in shapes.items()
     }
-    active = {name: active_parameter_count(shape) for name, shape in shapes.items()}
-    assert {name: active[name] for name, (_, of_token) in COUNTS.items() if of_token is None} == {
-        name: whole for name, (whole, of_token) in COUNTS.items() if of_token is None
-    }
-    printed = {name: of_token for name, (_, of_token) in COUNTS.items() if of_token is not None}
-    assert {name: f"{active[name] / 1e9:.0f}B" for name in printed} == printed
+    assert found == COUNTS
+    dense = reference_run("llama3.1-405b").architecture
+    assert active_parameter_count(dense) == parameter_count(dense)
     derived = {"grok-1": 316, "nemotron4-15b": 15.6, "nemotron4-340b": 341, "palm-540b": 540.4}
     counts = {name: parameter_count(reference_run(name).architecture) / 1e9 for name in derived}
     assert {name: round(counts[name], 1 if number % 1 else 0) for name, number in derived.items()} == derived
@@ -58,16 +49,7 @@ def test_deepseek_v3_is_released_with_its_module_of_multi_token_prediction() -> 
 
 
 def ratios(run: ReferenceRun) -> list[float]:
-    machine = run_machine(
-        run.cluster,
-        run.recipe.precision,
-        run.recipe.product_format,
-        ranks=run.layout.ranks,
-        accelerator_name=None,
-        software=run.software,
-    )
-    assert machine is not None
-    predicted, published = measured_figures(run, machine.machine)
+    predicted, published = measured_figures(run, machine_of(run, own_software=True))
     assert len(predicted) == len(run.measured)
     return [left.value / right.value for left, right in zip(predicted, published, strict=True)]
 
