@@ -287,9 +287,10 @@ sys.exit(main(sys.argv[1:]))
 NOT_PASSED_ON = {"TRITON_INTERPRET", "PYTEST_XDIST_WORKER"}
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BENCH, *arguments],
+@pytest.mark.ranks  # takes its time, which is not judged
+def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BENCH, f"--benchmark-storage={tmp_path}"],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON},
         capture_output=True,
@@ -297,18 +298,8 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
     )
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
-@pytest.mark.ranks  # takes its time, which is not judged
-def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(storage: Path) -> None:
-    done = bench(f"--benchmark-storage={storage}")
     assert done.returncode == 1, done.stdout + done.stderr
-    (path,) = storage.rglob("*.json")
+    (path,) = tmp_path.rglob("*.json")
     kept = json.loads(path.read_text(encoding="utf-8"))
     forms = {(b["extra_info"]["variant"], b["extra_info"]["form"]) for b in kept["benchmarks"]}
     assert forms == {("bad", "plain"), ("bad", "compiled")} | {("good", f) for f in ("plain", "eager", "compiled")}
@@ -324,19 +315,9 @@ def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(st
     assert path.with_name(f"{path.stem}-gradient_norm.svg").exists()
 
 
-@pytest.mark.ranks  # takes its time, which is not judged
-def test_a_second_run_is_compared_with_the_first_and_selects(storage: Path) -> None:
-    done = bench(f"--benchmark-storage={storage}", "-k", "good", "--benchmark-compare")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "(NOW)" in done.stdout
-    assert "(0001_" in done.stdout
-    assert "machine_info is different" not in done.stdout + done.stderr
-    assert len(list(storage.rglob("*.json"))) == 2
-
-
-def test_the_interpreter_is_not_timed(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_interpreter_is_not_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.kernels.__main__ import main
 
     if INTERPRETED:
-        assert main([f"--benchmark-storage={storage}"]) == 2
+        assert main([f"--benchmark-storage={tmp_path}"]) == 2
         assert capsys.readouterr().err == "error: TRITON_INTERPRET: allowed unset, got 1\n"
