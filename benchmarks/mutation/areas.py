@@ -1,4 +1,4 @@
-"""What is mutated, the score that is wanted there, and the few fast tests that must notice."""
+"""Areas that are mutated, the score that is wanted there, and the few fast tests that must notice."""
 
 from __future__ import annotations
 
@@ -72,13 +72,19 @@ ALSO = {
     "suite/execute/parallel/one_bit/all_reduce.py": ("tests/execute/parallel/one_bit/test_adam.py",),
     "suite/execute/parallel/one_bit/buckets.py": ("tests/execute/parallel/one_bit/test_adam.py",),
     "suite/execute/parallel/one_bit/schedule.py": ("tests/execute/parallel/one_bit/test_adam.py",),
-    "kernels/gated_activation.py": ("tests/kernels/test_swiglu.py", "tests/kernels/test_geglu.py"),
+    **{
+        f"kernels/{norm}.py": ("tests/kernels/test_rows.py", "tests/kernels/test_row_norm.py")
+        for norm in ("layer_norm", "parallel_layer_norms", "residual_layer_norm", "residual_rms_norm", "rms_norm")
+    },
+    **{
+        f"kernels/{activation}.py": ("tests/kernels/test_rows.py", "tests/kernels/test_bias_activation.py")
+        for activation in ("bias_activation", "gated_activation", "geglu", "swiglu")
+    },
     "kernels/interpreter.py": ("tests/kernels/test_bias_activation.py",),
-    "kernels/operator.py": ("tests/kernels/test_bias_activation.py",),
+    "kernels/operator.py": ("tests/kernels/test_rows.py",),
     "kernels/row_norm.py": (
-        "tests/kernels/test_layer_norm.py",
-        "tests/kernels/test_rms_norm.py",
-        "tests/kernels/test_residual_layer_norm.py",
+        "tests/kernels/test_rows.py",
+        "tests/kernels/test_row_norm.py",
         "tests/kernels/test_memory.py",
     ),
     "kernels/tensor_table.py": ("tests/kernels/test_adamw.py",),

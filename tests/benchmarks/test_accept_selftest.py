@@ -9,20 +9,14 @@ import subprocess
 import sys
 import time
 
-import msgspec
 import psutil
 import pytest
 
 from benchmarks.accept_selftest import __main__ as selftest
 from benchmarks.accept_selftest import child
 from benchmarks.accept_selftest.__main__ import Answer
-from benchmarks.accept_selftest.faults import INJECTIONS
-from suite.acceptance.battery_record import BatteryRecord
-from suite.acceptance.evidence import PhaseTiming
 from suite.commands import exit_codes
-from suite.machine.devices import cuda_devices, usable_cores
 from suite.paths import ROOT
-from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 
 @pytest.fixture
@@ -73,9 +67,6 @@ def test_as_many_clean_batteries_may_be_left_open_as_are_allowed_and_none_may_be
     assert [own[own.index("--results") + 1] for own in asked] == [str(tmp_path / "kept")] * 2
     assert run(*arguments, codes=(exit_codes.INCONCLUSIVE,))[0] == exit_codes.FAIL
     assert run(*arguments, codes=(0, exit_codes.FAIL))[0] == exit_codes.FAIL
-
-
-def test_a_clean_battery_that_takes_longer_than_its_limit_is_not_good():
     quick = [selftest.CleanBattery("accepted", seconds) for seconds in (200.0, 309.0)]
     assert selftest._clean_is_good(quick, allowed_open=0)
     assert not selftest._clean_is_good([*quick, selftest.CleanBattery("accepted", 311.0)], allowed_open=0)
@@ -99,61 +90,6 @@ def test_a_bad_argument_is_refused(run):
         with pytest.raises(SystemExit) as ended:
             run(*arguments)
         assert ended.value.code == exit_codes.BAD_INPUT
-
-
-def test_no_two_injections_share_a_name():
-    assert len({injection.name for injection in INJECTIONS}) == len(INJECTIONS) >= 60
-
-
-def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_ran(tmp_path):
-    (hang,) = [injection for injection in INJECTIONS if injection.name == "hang-in-a-collective"]
-    frames = 'rank 0:\nThread 1:\n  File "a.py", line 1\nrank 1:\n'
-    both = frames + 'Thread 1:\n  File "b.py", line 2\n'
-
-    def problems(stacks, verdict):
-        opened = BatteryRecord(tmp_path, profile="quick", options={})
-        timed = PhaseTiming(
-            phase="p", predicted_seconds=1.0, budget_seconds=1.0, seconds=1.0, outcome="hang", stacks=f"log\n{stacks}"
-        )
-        opened.keep("p", [timed])
-        findings = [
-            CheckFinding(check=14, subject="", verdict=verdict),
-            CheckFinding(
-                check=17, subject="p", verdict=CheckVerdict.HANG, part="rank 1", evidence="stacks of rank 0, rank 1"
-            ),
-        ]
-        path = opened.close(Decision.EXECUTION_FAILED, findings, {})
-        outcome = {"decision": "execution failed", "record": str(path)}
-        report = outcome | {"findings": msgspec.to_builtins(findings)}
-        return selftest._problems(hang, Answer(4, json.dumps(report), "", 1.0))
-
-    assert problems(both, CheckVerdict.PASS) == []
-    assert problems(frames + "no answer", CheckVerdict.PASS) == ["no stacks of rank 1 in the record"]
-    assert problems(both, CheckVerdict.NOT_RUN) == ["check 14 did not pass: ['NOT RUN']"]
-
-
-@pytest.mark.parametrize(
-    ("verdict", "evidence", "code", "is_caught"),
-    [
-        (CheckVerdict.PASS, "Gflop/s: rank 0 1.0", 0, True),
-        (CheckVerdict.WARN, "Gflop/s: rank 0 1.0", 0, True),  # as without an interruption
-        (CheckVerdict.WARN, "Gflop/s: rank 0 1.0", 1, False),
-        (CheckVerdict.FAIL, "Gflop/s: rank 0 1.0", 1, False),
-        (CheckVerdict.INCONCLUSIVE, "Gflop/s: rank 0 1.0", 0, False),
-        (CheckVerdict.INVALID, "Gflop/s: rank 0 1.0", 0, False),
-        (CheckVerdict.NOT_RUN, "nothing in this battery measures it", 0, False),
-        (CheckVerdict.PASS, "", 0, False),
-    ],
-)
-def test_a_battery_that_was_killed_in_its_micro_measurements_is_accepted_with_its_products_measured(
-    tmp_path, verdict, evidence, code, is_caught
-):
-    (killed,) = [injection for injection in INJECTIONS if injection.name == "killed-in-micro-measurements"]
-    decision = Decision.REJECTED if code else Decision.ACCEPTED
-    findings = [CheckFinding(check=2, subject="matrix rate", verdict=verdict, evidence=evidence)]
-    path = BatteryRecord(tmp_path, profile="quick", options={}).close(decision, findings, {})
-    report = {"decision": decision, "record": str(path), "findings": msgspec.to_builtins(findings)}
-    assert (selftest._problems(killed, Answer(code, json.dumps(report), "", 1.0)) == []) is is_caught
 
 
 STUBBORN = """
@@ -192,11 +128,3 @@ def test_the_battery_of_a_self_test_that_is_asked_to_end_ends_too(tmp_path):
     finally:
         own.kill()
         own.wait()
-
-
-def test_no_injection_asks_for_a_number_of_cores_that_this_machine_has():
-    (wrong,) = [injection for injection in INJECTIONS if injection.name == "wrong-devices"]
-    with wrong.prepare(None) as prepared:
-        flag, count = prepared.arguments
-    devices = cuda_devices() or usable_cores()
-    assert (flag, int(count), wrong.part) == ("--devices", devices + 1, f"in place of {devices + 1}")

@@ -57,18 +57,6 @@ def test_on_a_machine_whose_memory_varies_less_is_found():
     assert found < battery_power.LEAST_FOUND * 20
 
 
-def test_a_past_has_ten_batteries_and_measurements_are_drawn_anew():
-    chance, batteries = random.Random(3), recorded(5, 0.01)
-    known = past(chance, batteries)
-    assert {len(values) for values in known.past.values()} == {10}
-    node = DrawnNode(chance, batteries)
-    drawn = [node(5) for _ in range(5)]
-    for part in ("micro", "probe"):  # nothing is drawn again while there is something else
-        assert len({repr(getattr(battery, part)) for battery in drawn}) == 5
-    assert all(len({launch.step_seconds for launch in battery.launches}) == 5 for battery in drawn)
-    assert len(node(10).launches) == 10
-
-
 def test_one_bad_measurement_of_three_is_a_warning():
     """As `accept` does it: the first exchange is slow, two more are not."""
     batteries = recorded(10, 0.01)
@@ -90,7 +78,7 @@ def test_one_bad_measurement_of_three_is_a_warning():
 
 
 def test_by_turns_a_slow_rank_is_found_where_launches_and_products_say_nothing():
-    """Of ranks that disturb each other by a third."""
+    """Ranks disturb each other by a third."""
     batteries = [
         battery._replace(micro=[msgspec.structs.replace(one, moments=[moments(), moments()]) for one in battery.micro])
         for battery in recorded(10, 1 / 3)
@@ -101,54 +89,6 @@ def test_by_turns_a_slow_rank_is_found_where_launches_and_products_say_nothing()
     assert finding.ratio == pytest.approx(1 / 1.1)
     good = judged(DrawnNode(random.Random(2), batteries), past(random.Random(1), batteries))
     assert [one.verdict.value for one in good if one.subject == BY_TURNS] == ["PASS"]
-
-
-def test_slower_memory_is_slower_at_every_moment():
-    battery = DrawnNode(random.Random(1), recorded(3, 0.01))(5)
-    battery = battery._replace(micro=msgspec.structs.replace(battery.micro, moments=[moments(), moments()]))
-    slower = battery_power.slow_memory(battery).micro.moments
-    assert [rank.copy for rank in slower] == [(0.8e10, 0.8e10)] * 2
-    assert [rank.fastest for rank in slower] == [moments().fastest] * 2
-
-
-def slow_products(battery):
-    micro = msgspec.structs.replace(battery.micro, matrix=[9e10, 6e10], virtual=True)
-    launches = [msgspec.structs.replace(launch, compute_seconds=[1.0, 1.05]) for launch in battery.launches]
-    return battery._replace(micro=micro, launches=launches)
-
-
-@pytest.mark.parametrize(("faults", "verdict"), [((0, 1), "FAIL"), ((0,), "WARN"), ((0, 2), "FAIL"), ((1, 2), "PASS")])
-def test_a_rank_is_slow_where_two_of_three_measurements_with_launches_of_their_own_say_so(faults, verdict):
-    """Products that are slow in every measurement, and launches that bear that out in some."""
-    batteries = recorded(10, 0.01)
-    node, made = DrawnNode(random.Random(2), batteries), []
-
-    def measured(launches):
-        battery = slow_products(node(launches)) if len(made) in faults else node(launches)
-        made.append(launches)
-        return battery
-
-    found = judged(measured, past(random.Random(1), batteries))
-    assert {one.verdict.value for one in found if one.check == battery_power.SPREAD} == {verdict}
-
-
-def test_what_did_not_fail_is_not_measured_again():
-    batteries = recorded(3, 0.01)
-    first, again = (DrawnNode(random.Random(seed), batteries)(5) for seed in (1, 2))
-    virtual = first._replace(micro=msgspec.structs.replace(first.micro, virtual=True))
-    for battery, failed, anew in (
-        (first, {(battery_power.MEMORY, "")}, {"micro"}),
-        (first, {(battery_power.SPREAD, "matrix rate")}, {"micro"}),
-        (virtual, {(battery_power.SPREAD, "matrix rate")}, {"micro", "launches"}),
-        (first, {(battery_power.SPREAD, BY_TURNS)}, {"micro"}),
-        (virtual, {(battery_power.SPREAD, BY_TURNS)}, {"micro", "launches"}),
-        (first, {(battery_power.STRAGGLER, "")}, {"launches"}),
-        (first, {(battery_power.STEP_TIME, "")}, {"micro", "launches"}),
-        (first, {(battery_power.PEER, "")}, {"probe"}),
-        (first, {(battery_power.ALL_REDUCE, ""), (battery_power.MATRIX, "")}, {"probe", "micro"}),
-    ):
-        made = battery_power._again(battery, again, failed)
-        assert {part for part in made._fields if getattr(made, part) is getattr(again, part)} == anew
 
 
 def test_an_interval_of_no_rejection_is_that_of_clopper_and_pearson():

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from benchmarks import machine_code
 from benchmarks.machine_code import MachineCode, opcodes
 from suite.paths import ROOT
 
@@ -32,21 +33,14 @@ def test_instructions_are_counted_by_kind_and_loads_and_stores_by_width() -> Non
     assert (code.load_bytes, code.store_bytes) == ([16, 4, 2], [16])
 
 
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [("gpt2-124m", "error: TRITON_INTERPRET: allowed unset, got 1\n"), ("bloom", "invalid choice: 'bloom'")],
-)
-def test_bad_usage_ends_with_2(run: str, message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.machine_code", run],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_bad_usage_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine_code, "INTERPRETED", True)
+    assert machine_code.main(["gpt2-124m"]) == 2
+    assert capsys.readouterr().err == "error: TRITON_INTERPRET: allowed unset, got 1\n"
+    with pytest.raises(SystemExit) as ended:
+        machine_code.main(["bloom"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'bloom'" in capsys.readouterr().err
 
 
 @pytest.mark.rare  # compiles one kernel in a process of its own

@@ -1,11 +1,8 @@
-"""What the slow-link benchmark predicts, and how it finds the break-even rate; its launches need root."""
+"""Predictions of the slow-link benchmark, and how it finds the break-even rate; its launches need root."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,7 +20,6 @@ from benchmarks.netlab import (
 )
 from suite.job.options import Averaging
 from suite.launch import network_namespaces
-from suite.paths import ROOT
 from suite.predict.analytic.parameters import parameter_count
 
 
@@ -119,44 +115,3 @@ def test_without_namespaces_it_says_so_and_nothing_is_judged(monkeypatch: pytest
     with pytest.raises(SystemExit) as end:
         netlab.main()
     assert end.value.code == 3
-
-
-def test_help_is_shown_without_root() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.netlab", "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    assert "--rates" in done.stdout
-
-
-@pytest.mark.alone  # counts the namespaces of the whole machine
-def test_a_polite_end_leaves_no_namespace_and_no_rank():
-    if reason := network_namespaces.why_not():
-        pytest.skip(reason)
-
-    def namespaces():
-        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-        return {line.split()[0] for line in listed.stdout.splitlines()}
-
-    before = namespaces()
-    command = [sys.executable, "-m", "benchmarks.netlab", "--hosts", "2", "--no-break-even"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not (own := [name for name in namespaces() - before if name.endswith("h1")]):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        while not (pids := subprocess.run(["ip", "netns", "pids", own[0]], capture_output=True, check=True).stdout):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    finally:
-        process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert errors.splitlines() == ["interrupted"]
-    assert namespaces() == before
-    deadline = time.monotonic() + 30  # until whoever inherits them has heard of their end
-    while alive := [pid for pid in map(int, pids.split()) if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What would be launched, with which settings: nothing is computed."""
+"""Launches that would be made, with their settings: nothing is computed."""
 
 from __future__ import annotations
 

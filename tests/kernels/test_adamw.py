@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.adamw import adamw, reference
 from kernels.operator import UnsupportedInputError
-from tests.kernels.agreement import DEVICE, DTYPES, normal
+from tests.kernels.agreement import DEVICE, DTYPES, assert_refused, normal
 
 SETTINGS: dict[str, Any] = {
     "step": 7,
@@ -71,9 +71,9 @@ def assert_one_step(roles: list[list[Tensor]], copies: list[Tensor], factor: Ten
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("elements", [1, 37, 255, 1023, 1024, 1025, 4096, 5000])
-def test_a_flat_buffer_is_updated_as_in_float64(elements: int, dtype: torch.dtype) -> None:
-    assert_one_step(state([(elements,)], torch.float32, dtype), [], None)
+def test_a_flat_buffer_is_updated_as_in_float64(dtype: torch.dtype) -> None:
+    for elements in (1, 37, 1023, 1024, 1025, 5000):
+        assert_one_step(state([(elements,)], torch.float32, dtype), [], None)
 
 
 MANY = [(1,), (37, 3), (0,), (256, 4), (1023,), (2, 3, 257), (1025,), (0, 4), (4096,), (768,)]
@@ -108,18 +108,18 @@ def test_more_tensors_than_a_program_has_threads_find_their_columns() -> None:
     assert_one_step(state(shapes, torch.float32, torch.float32), [], None)
 
 
-def test_the_reference_is_pytorchs() -> None:
-    weights = tensors([(30,), (4, 5)], torch.float64)
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.95), (0.3, 0.4), (0.45, 0.999)])
+def test_the_reference_is_pytorchs(beta1: float, beta2: float) -> None:
+    weights = tensors([(37,), (3, 5)], torch.float64)
     moments = [[torch.zeros_like(weight) for weight in weights] for _ in range(2)]
     theirs = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    options = {"lr": SETTINGS["learning_rate"], "betas": (SETTINGS["beta1"], SETTINGS["beta2"])}
-    rule = torch.optim.AdamW(theirs, eps=SETTINGS["epsilon"], weight_decay=SETTINGS["weight_decay"], **options)
+    optimizer = torch.optim.AdamW(theirs, lr=1e-2, betas=(beta1, beta2), eps=1e-8, weight_decay=0.1)
     for step in range(1, 6):
-        gradients = tensors([(30,), (4, 5)], torch.float64, seed=step)
-        reference(weights, gradients, *moments, [], None, **SETTINGS | {"step": step})
+        gradients = tensors([(37,), (3, 5)], torch.float64, seed=step)
+        reference(weights, gradients, *moments, [], None, **SETTINGS | {"step": step, "beta1": beta1, "beta2": beta2})
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
-        rule.step()
+        optimizer.step()
         for own, parameter in zip(weights, theirs, strict=True):
             assert torch.allclose(own, parameter, rtol=1e-12, atol=1e-14)
 
@@ -198,9 +198,9 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_other_input_is_refused_in_one_line() -> None:
+    usual = SETTINGS | {name: ones(8) for name in ("weights", "gradients", "first_moments", "second_moments")}
+    changed: list[tuple[dict[str, Any], str]] = [
         ({"weights": ones(8, dtype=torch.float64)}, "dtype of weights"),
         ({"gradients": ones(8, dtype=torch.float64)}, "dtype of gradients"),
         ({"first_moments": ones(8, dtype=torch.bfloat16)}, "dtype of first_moments"),
@@ -220,12 +220,8 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         ({"step": 0}, "step"),
         ({"beta1": 1.0}, "beta1"),
         ({"beta2": -0.1}, "beta2"),
-    ],
-)
-def test_other_input_is_refused_in_one_line(changes: dict[str, Any], named: str) -> None:
-    roles = {name: ones(8) for name in ("weights", "gradients", "first_moments", "second_moments")}
-    with pytest.raises(UnsupportedInputError, match=f"^adamw: {named}: allowed .*, got .*$"):
-        adamw(**roles | SETTINGS | changes)
+    ]
+    assert_refused(adamw, [((), usual | changes, named) for changes, named in changed])
 
 
 def test_mixed_dtypes_and_memory_given_twice_are_refused() -> None:
@@ -236,20 +232,3 @@ def test_mixed_dtypes_and_memory_given_twice_are_refused() -> None:
         adamw([w[0], w[0]], g, m, v, **SETTINGS)
     with pytest.raises(UnsupportedInputError, match="^adamw: written tensors: allowed .*, got one twice$"):
         adamw(w, g, m, v, copies=[w[0].view(8), ones(8)], **SETTINGS)
-
-
-@pytest.mark.parametrize(("beta1", "beta2"), [(0.3, 0.4), (0.45, 0.999)])
-def test_the_reference_is_pytorchs_at_small_betas_too(beta1: float, beta2: float) -> None:
-    weights = tensors([(37,), (3, 5)], torch.float64)
-    ours = [weight.clone() for weight in weights]
-    theirs = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    optimizer = torch.optim.AdamW(theirs, lr=1e-2, betas=(beta1, beta2), eps=1e-8, weight_decay=0.1)
-    first, second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
-    for step in (1, 2, 3):
-        gradients = tensors([(37,), (3, 5)], torch.float64, seed=step)
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        optimizer.step()
-        reference(ours, gradients, first, second, [], None, **SETTINGS | {"step": step, "beta1": beta1, "beta2": beta2})
-        for own, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(own, other.detach(), rtol=1e-12, atol=1e-14)

@@ -12,20 +12,14 @@ import torch
 from torch import Tensor
 
 from kernels.adamw import adamw
-from kernels.bias_activation import bias_activation
 from kernels.cross_entropy import loss_and_gradient
 from kernels.gradient_norm import gradient_norm
-from kernels.layer_norm import layer_norm
 from kernels.masked_softmax import masked_softmax
-from kernels.parallel_layer_norms import parallel_layer_norms
-from kernels.residual_layer_norm import residual_layer_norm
-from kernels.residual_rms_norm import residual_rms_norm
-from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.row_norm import MOST_SUMS
 from kernels.sign_pack import sign_pack, sign_unpack
-from kernels.swiglu import swiglu
 from tests.kernels.agreement import DEVICE, normal, outputs_and_gradients
+from tests.kernels.row_kernels import KERNELS
 from tests.kernels.tokens import tokens
 
 EDGE = 8192  # bytes before and after each tensor, more than any row or vector here
@@ -67,42 +61,29 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[GuardedMemory]:
     memory.check()
 
 
-def of_rows(
-    function: Callable[..., Any], rows: int, columns: int, vectors: int
-) -> tuple[Callable[..., Any], list[Any]]:
-    """A function of rows and vectors of as many columns."""
-    x = [normal(rows, columns, dtype=torch.bfloat16, seed=seed) for seed in range(2)]
-    return function, [*x, *(normal(columns, dtype=torch.bfloat16, seed=2 + seed) for seed in range(vectors))]
-
-
 LONG = MOST_SUMS // 2 + 900  # columns of rows that programs share in the backward pass
-OF_ROWS: dict[str, tuple[Callable[..., Any], int, list[tuple[int, int]]]] = {
-    "layer norm": (lambda x, _, w, b: layer_norm(x, w, b, 1e-5), 2, [(3, 38), (133, 16), (2, LONG)]),
-    "rms norm": (lambda x, _, w: rms_norm(x, w, 1e-5), 1, [(3, 38)]),
-    "norm of a sum": (lambda x, f, w, b: residual_layer_norm(x, f, w, b, 1e-5, alpha=1.5), 2, [(3, 38)]),
-    "kept sum": (lambda x, f, w, b: residual_layer_norm(x, f, w, b, 1e-5, keep_sum=True), 2, [(3, 38)]),
-    "rms norm of a sum": (lambda x, f, w: residual_rms_norm(x, f, w, 1e-5), 1, [(3, 38)]),
-    "two norms": (lambda x, _, *vectors: parallel_layer_norms(x, *vectors, 1e-5), 4, [(3, 38), (2, LONG)]),
-    "gelu": (lambda x, _, b: bias_activation(x, b, "gelu"), 1, [(3, 38), (133, 16), (2, 1100)]),
-    "swiglu": (lambda x, _, b: swiglu(x, b), 1, [(3, 38), (133, 16), (2, 2100)]),
+OF_ROWS = {
+    "layer_norm": [(3, 38), (133, 16), (2, LONG)],
+    "rms_norm": [(3, 38)],
+    "residual_layer_norm, scaled": [(3, 38)],
+    "residual_layer_norm, sum kept": [(3, 38)],
+    "residual_rms_norm": [(3, 38)],
+    "parallel_layer_norms": [(3, 38), (2, LONG)],
+    "gelu": [(3, 38), (133, 16), (2, 1100)],
+    "swiglu": [(3, 38), (133, 16), (2, 2100)],
 }
-
-
-def calls() -> dict[str, tuple[Callable[..., Any], list[Tensor]]]:
-    """By name a function and its inputs, which are differentiated by."""
-    made: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {}
-    for name, (function, vectors, sizes) in OF_ROWS.items():
-        for rows, columns in sizes:
-            made[f"{name} {rows} x {columns}"] = of_rows(function, rows, columns, vectors)
-    scores = [normal(1, 2, 19, 19, dtype=torch.bfloat16)]
-    made["softmax"] = (lambda x: masked_softmax(x, 0.3, causal=True), scores)
-    table = normal(2, 19, 24, dtype=torch.float32, seed=5)
-    heads = [normal(1, count, 19, 38, dtype=torch.bfloat16, seed=count) for count in (5, 3)]
-    made["rotary"] = (lambda q, k: rotary(q, k, table), heads)
-    return made
-
-
-CALLS = calls()
+TABLE = normal(2, 19, 24, dtype=torch.float32, seed=5)
+CALLS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    f"{name} {rows} x {columns}": (KERNELS[name].kernel, KERNELS[name].inputs(rows, columns, dtype=torch.bfloat16))
+    for name, sizes in OF_ROWS.items()
+    for rows, columns in sizes
+} | {
+    "softmax": (lambda x: masked_softmax(x, 0.3, causal=True), [normal(1, 2, 19, 19, dtype=torch.bfloat16)]),
+    "rotary": (
+        lambda q, k: rotary(q, k, TABLE),
+        [normal(1, count, 19, 38, dtype=torch.bfloat16, seed=count) for count in (5, 3)],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -113,14 +94,9 @@ def test_results_and_gradients_are_written_whole_and_nothing_beside_them(
     outputs = function(*inputs)
     shapes = [each.shape for each in ([outputs] if isinstance(outputs, Tensor) else outputs)]
     upstream = [normal(*shape, dtype=torch.float32, seed=9) for shape in shapes]
-
-    def used(*leaves: Tensor) -> Any:  # a leaf that a function leaves out has a gradient of 0
-        first, *others = [out] if isinstance(out := function(*leaves), Tensor) else list(out)
-        return [first + sum(leaf.sum() for leaf in leaves) * 0, *others]
-
-    plain = outputs_and_gradients(used, inputs, upstream)
+    plain = outputs_and_gradients(function, inputs, upstream)
     with guarded(monkeypatch) as memory:
-        own = outputs_and_gradients(used, [memory.holding(each) for each in inputs], upstream)
+        own = outputs_and_gradients(function, [memory.holding(each) for each in inputs], upstream)
     for one, other in zip(own, plain, strict=True):
         assert torch.equal(one, other)
 

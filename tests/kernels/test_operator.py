@@ -44,7 +44,7 @@ class ReferenceCalledError(Exception):
     """The plain reference computes."""
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", CALLS)  # each patches a module
 def test_the_reference_computes_only_where_triton_does_not_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module(f"kernels.{name}")
 

@@ -1,4 +1,4 @@
-"""What one program holds, how many warps it has, how many programs there are, and what is on the way to them."""
+"""Values that one program holds, its warps, the number of programs, and the loads on the way to them."""
 
 from __future__ import annotations
 

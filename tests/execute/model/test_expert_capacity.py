@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -12,45 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from reference_runs.run import Activation, Architecture, Balancing, Gate, Norm
-from suite.execute.model.block import feed_forward
+from reference_runs.run import Architecture, Balancing
 from suite.execute.model.expert_capacity import Places
 from suite.execute.model.experts import Experts
-from suite.execute.model.torch_operations import TorchOperations
-from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
+from tests.execute.model.mixtures import layer_of, mixture
 
-HIDDEN, WIDTH, EXPERTS, CHOSEN = 12, 5, 6, 2
-
-
-def mixture(capacity: float | None, **changes: Any) -> Architecture:
-    shape: dict[str, Any] = {
-        "norm": Norm.PRE_RMS_NORM,
-        "activation": Activation.SWIGLU,
-        "biases": False,
-        "hidden": HIDDEN,
-        "ffn_hidden": 20,
-        "experts": EXPERTS,
-        "experts_per_token": CHOSEN,
-        "expert_ffn_hidden": WIDTH,
-        "gate": Gate.SOFTMAX_OF_CHOSEN,
-        "balancing": Balancing.AUXILIARY_LOSS,
-        "auxiliary_loss_weight": 0.1,
-        "capacity_factor": capacity,
-    }
-    architecture = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT).architecture
-    architecture = msgspec.structs.replace(architecture, **(shape | changes))
-    architecture.check("test")
-    return architecture
+HIDDEN, EXPERTS, CHOSEN = 12, 6, 2
 
 
-def layer_of(architecture: Architecture) -> Experts:
-    torch.manual_seed(7)
-    layer = feed_forward(architecture, TorchOperations(architecture)).double()
-    assert isinstance(layer, Experts)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(std=0.5)
-    return layer
+def with_capacity(capacity: float | None, **changes: Any) -> Architecture:
+    balanced = {"balancing": Balancing.AUXILIARY_LOSS, "auxiliary_loss_weight": 0.1}
+    return mixture(**(balanced | changes), capacity_factor=capacity)
 
 
 def walked(chosen: list[list[int]], experts: int, each: int) -> list[tuple[int, int]]:
@@ -103,9 +74,9 @@ def computed_one_by_one(layer: Experts, x_ND: Tensor, each: int) -> Tensor:
 
 @pytest.mark.parametrize(("capacity", "each"), [(0.5, 2), (0.75, 3), (1.0, 3), (1.5, 5), (6.0, 9)])
 def test_a_layer_and_its_gradients_equal_a_product_a_row(capacity: float, each: int) -> None:
-    architecture = mixture(capacity, balancing=Balancing.NONE, auxiliary_loss_weight=None)
+    architecture = with_capacity(capacity, balancing=Balancing.NONE, auxiliary_loss_weight=None)
     assert architecture.expert_places(tokens=9) == each  # of 9 * 2 / 6 = 3 in an equal share
-    layer, x = layer_of(architecture), torch.randn(1, 9, HIDDEN, dtype=torch.float64)
+    layer, x = layer_of(architecture).double(), torch.randn(1, 9, HIDDEN, dtype=torch.float64)
     # the router computes in fp32
     layer.router.weight.data = layer.router.weight.data.float().double()
     gradients = []
@@ -126,8 +97,8 @@ def test_a_layer_and_its_gradients_equal_a_product_a_row(capacity: float, each: 
 
 @given(st.integers(1, 12), st.floats(0.1, 8))
 def test_dropped_and_computed_rows_are_all_rows(tokens: int, capacity: float) -> None:
-    architecture = mixture(capacity)
-    layer = layer_of(architecture)
+    architecture = with_capacity(capacity)
+    layer = layer_of(architecture).double()
     layer(torch.randn(1, tokens, HIDDEN, dtype=torch.float64, requires_grad=True)).sum().backward()
     statistics, places = layer.router.statistics, architecture.expert_places(tokens=tokens)
     assert places is not None
@@ -138,7 +109,7 @@ def test_dropped_and_computed_rows_are_all_rows(tokens: int, capacity: float) ->
 
 
 def test_a_capacity_is_read_in_decimals_and_rounded_up() -> None:
-    assert mixture(1.1, experts=10).expert_places(tokens=50) == 11  # 1.1 * 10.0 is 11.000000000000002 in binary
-    assert mixture(1.1).expert_places(tokens=9) == 4  # 3.3
-    assert mixture(100.0).expert_places(tokens=9) == 9
-    assert mixture(None).expert_places(tokens=9) is None
+    assert with_capacity(1.1, experts=10).expert_places(tokens=50) == 11  # 1.1 * 10.0 is 11.000000000000002 in binary
+    assert with_capacity(1.1).expert_places(tokens=9) == 4  # 3.3
+    assert with_capacity(100.0).expert_places(tokens=9) == 9
+    assert with_capacity(None).expert_places(tokens=9) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,47 +13,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Activation, Architecture, Balancing, Gate, Norm, Workload
+from reference_runs.run import Architecture, Balancing, Gate, Workload
 from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.model import experts
-from suite.execute.model.block import FeedForward, feed_forward
+from suite.execute.model.block import FeedForward
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.experts import Dispatch, Experts, GroupedProduct
-from suite.execute.model.torch_operations import TorchOperations
 from suite.predict.analytic.flop import executed_flop, rank_executed_flop
-from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
-
-PLAN = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
-
-
-def mixture(**changes: Any) -> Architecture:
-    shape: dict[str, Any] = {
-        "norm": Norm.PRE_RMS_NORM,
-        "activation": Activation.SWIGLU,
-        "biases": False,
-        "hidden": 12,
-        "ffn_hidden": 20,
-        "experts": 6,
-        "experts_per_token": 2,
-        "expert_ffn_hidden": 5,
-        "gate": Gate.SOFTMAX_OF_CHOSEN,
-        "balancing": Balancing.NONE,
-    }
-    architecture = msgspec.structs.replace(PLAN.architecture, **(shape | changes))
-    architecture.check("test")
-    return architecture
-
-
-def layer_of(architecture: Architecture) -> Experts:
-    torch.manual_seed(7)
-    layer = feed_forward(architecture, TorchOperations(architecture))
-    assert isinstance(layer, Experts)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(std=0.5)
-        if layer.router.bias is not None:
-            layer.router.bias.normal_(std=0.5)
-    return layer
+from tests.execute.model.mixtures import PLAN, layer_of, mixture
 
 
 def one_expert(x_ND: Tensor, expansion: Tensor, contraction: Tensor) -> Tensor:

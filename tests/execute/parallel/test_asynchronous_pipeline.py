@@ -329,7 +329,7 @@ def formula(run: Run) -> Callable[[int, int], int]:
     return version
 
 
-LONG = 60  # updates; the last gradient is 3 updates late at most
+LONG = 24  # updates; the last gradient is 3 updates late at most
 RUNS = [
     Run(schedule, stages, micro_batches, LONG)
     for schedule in (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)

@@ -180,17 +180,14 @@ def accumulated(group: dist.ProcessGroup, micro_batches: int) -> Any:
     return _weights(model)
 
 
-def resumed(
-    group: dist.ProcessGroup, before: int, after: int, settings: dict[str, Any] | None = None, *, portable: bool = False
-) -> Any:
+def resumed(group: dist.ProcessGroup, before: int, after: int, settings: dict[str, Any] | None = None) -> Any:
     """Weights after before + after steps, in one go, and with a new optimizer from a file between."""
     rank, settings = dist.get_rank(group), settings or {}
     model, optimizer = _made(group, **settings)
     for step in range(before):
         _step(model, optimizer, tokens(rank, step))
     file = io.BytesIO()
-    state = optimizer.portable_state_dict() if portable else optimizer.state_dict()
-    torch.save((model.state_dict(), state), file)
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
     again, other = _made(group, lr=3.0, **settings)
     again_state, other_state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     again.load_state_dict(again_state)
