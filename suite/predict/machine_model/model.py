@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,6 @@ from reference_runs.accelerator import (
 )
 from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, fit_scores, machine_model
-from reference_runs.published import PublishedRow
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
 from reference_runs.stack import AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
 from suite.machine.half_precision import WORK_DTYPES
@@ -27,6 +26,9 @@ from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.usable_memory import usable_memory
+
+if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
+    from reference_runs.published import PublishedRow
 
 NORMAL_80 = 1.2816  # standard deviations that the middle 80 % of a normal distribution reach
 
