@@ -1,18 +1,21 @@
-"""Options of a request that are checked by themselves: the global batch, products, and the trace's file."""
+"""Options of a request, checked one by one: batch, GEMM format, trace, averaging of gradients and synchronisation."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout
-from reference_runs.run import ProductFormat, Recipe
+from reference_runs.layout import Layout, Offload
+from reference_runs.run import ProductFormat, Recipe, Workload
 from suite.job.events import memory_snapshot_path, trace_path
-from suite.job.training_job import LEAST_PROFILED
-from suite.reproduce.request import Request
+from suite.job.options import Averaging
+from suite.job.synchronisation import SlowRank, Synchronisation, parse_slow_ranks, parse_synchronisation
+from suite.job.training_job import COUNTED_STEPS, LEAST_PROFILED, warm_up_steps
+from suite.reproduce.request import COMPRESSIONS, OPTIMIZERS, Request
 
 
 def of_global_batch(samples: int, recipe: Recipe, layout: Layout) -> tuple[Recipe, Layout]:
@@ -76,3 +79,116 @@ def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str
         if os.path.lexists(name):
             raise InputError("the file exists, and is not overwritten", got=name, allowed="a new name", where=where)
     return whole
+
+
+EXACT_SHARE = 0.15  # of the steps, as in Tang et al. 2021, arXiv 2102.02888, section 7
+LEAST_EXACT_STEPS = 2  # PyTorch's PowerSGD averages the first two exactly, in which buckets are arranged
+
+
+def checked_averaging(request: Request) -> tuple[Averaging, int]:
+    """How gradients are averaged, and the steps that average exactly before: 15 % of all, where nothing is said.
+
+    Raises:
+        InputError: an unknown word, both an optimizer and a compression of gradients, or too few or many exact steps.
+    """
+    for what, got, words, where in (
+        ("optimizer", request.optimizer, OPTIMIZERS, "--optimizer"),
+        ("gradient compression", request.gradient_compression, COMPRESSIONS, "--gradient-compression"),
+    ):
+        if got not in words:
+            raise InputError(f"unknown {what}", got=repr(got), allowed=", ".join(words), where=where)
+    compression = request.gradient_compression
+    if request.optimizer == Averaging.ONE_BIT:
+        if compression != COMPRESSIONS[0]:
+            what, where = "1-bit Adam does not average gradients", "--gradient-compression"
+            raise InputError(what, got=compression, allowed="none", where=where)
+        averaging = Averaging.ONE_BIT
+    else:
+        averaging = Averaging.EXACT if compression == COMPRESSIONS[0] else Averaging(compression)
+    asked = request.exact_steps
+    if not averaging.exact_at_first:
+        if asked is not None:
+            allowed = "with --optimizer one-bit-adam or --gradient-compression powersgd"
+            what = "exact steps before what never changes"
+            raise InputError(what, got=asked, allowed=allowed, where="--exact-steps")
+        return averaging, 0
+    steps = max(LEAST_EXACT_STEPS, round(EXACT_SHARE * request.steps)) if asked is None else asked
+    if not LEAST_EXACT_STEPS <= steps < max(request.steps, LEAST_EXACT_STEPS + 1):
+        allowed = f"{LEAST_EXACT_STEPS} or more, and fewer than --steps"
+        raise InputError("exact steps out of range", got=steps, allowed=allowed, where="--exact-steps")
+    return averaging, steps
+
+
+def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) -> bool:
+    """Whether 1-bit Adam's second moment is renewed.
+
+    Raises:
+        InputError: it has none, or the first renewal would begin before the counted steps, which are compressed, end.
+    """
+    if not request.renewal:
+        return False
+    where = "--renew-second-moment"
+    if averaging is not Averaging.ONE_BIT:
+        raise InputError("nothing to renew", got=averaging, allowed="--optimizer one-bit-adam", where=where)
+    if 2 * exact_steps < (counted := warm_up_steps(exact_steps) + COUNTED_STEPS):
+        least = counted - exact_steps
+        raise InputError("too few exact steps to renew", got=exact_steps, allowed=f"{least} or more", where=where)
+    return True
+
+
+SYNCHRONISATION = "--synchronisation"
+
+
+def checked_synchronisation(
+    request: Request, workload: Workload, averaging: Averaging, *, shares_devices: bool
+) -> tuple[Synchronisation | None, tuple[SlowRank, ...]]:
+    """The synchronisation of a request's workers, None where it asks for none, and its slow ranks.
+
+    Raises:
+        InputError: an unknown text, slow ranks without synchronisation or beyond the last one, or something that does
+            not go together with a parameter store; the line names all of that.
+    """
+    slow = () if request.slow_rank is None else parse_slow_ranks(request.slow_rank)
+    if request.synchronisation is None:
+        if slow:
+            what = "a rank that is slowed on purpose"
+            raise InputError(what, got=request.slow_rank, allowed=f"with {SYNCHRONISATION}", where="--slow-rank")
+        return None, ()
+    synchronisation = parse_synchronisation(request.synchronisation)
+    if names := [*_apart_from_data_parallel(workload), *_other_limits(workload, averaging, shares_devices)]:
+        what = "this does not go together with a parameter store"
+        raise InputError(what, got=" and ".join(names), allowed="dpN of 2 ranks or more alone", where=SYNCHRONISATION)
+    ranks = workload.layout.ranks
+    if beyond := [each.rank for each in slow if each.rank >= ranks]:
+        raise InputError("no such rank", got=beyond[0], allowed=f"0 to {ranks - 1}", where="--slow-rank")
+    return synchronisation, slow
+
+
+def _apart_from_data_parallel(workload: Workload) -> Iterator[str]:
+    """Words of a layout for all that it has besides data-parallel ranks."""
+    layout = workload.layout
+    if layout.data_parallel == 1:
+        yield "dp1, a worker without others"
+    sizes = {
+        "tp": layout.tensor_parallel,
+        "pp": layout.pipeline_stages,
+        "ep": layout.expert_parallel,
+        "cp": layout.context_parallel,
+    }
+    yield from (f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+    if layout.zero_stage > 0:
+        yield f"zero{layout.zero_stage}"
+    if layout.offload is not Offload.NONE:
+        yield "offload"
+
+
+def _other_limits(workload: Workload, averaging: Averaging, shares_devices: bool) -> Iterator[str]:
+    architecture, recipe, _ = workload
+    if averaging is not Averaging.EXACT:
+        yield averaging.value
+    if recipe.precision.scaled:
+        yield f"the loss scale of {recipe.precision.value}"
+    if architecture.experts is not None:
+        yield "a mixture of experts"
+    if shares_devices:
+        yield "--share-devices"

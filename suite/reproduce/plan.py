@@ -26,13 +26,18 @@ from suite.machine.devices import cuda_device_list, resolved_device, usable_core
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
-from suite.reproduce.averaging import checked_averaging, checked_renewal
 from suite.reproduce.checked_checkpoints import checked_checkpoints
-from suite.reproduce.checked_options import check_no_slice, checked_products, checked_trace, of_global_batch
-from suite.reproduce.checked_synchronisation import checked_synchronisation
+from suite.reproduce.checked_options import (
+    check_no_slice,
+    checked_averaging,
+    checked_products,
+    checked_renewal,
+    checked_synchronisation,
+    checked_trace,
+    of_global_batch,
+)
 from suite.reproduce.device_memory import check_device_memory
-from suite.reproduce.device_options import device_options
-from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
+from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing, device_options
 from suite.reproduce.request import Request
 from suite.reproduce.scheduled import Scheduled, scheduled
 from suite.reproduce.supported import (

@@ -114,7 +114,7 @@ def only(report, **fields):
     return found
 
 
-def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, accept, launches, kept):
+def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, accept, printed, launches, kept):
     code, report = accept("--only", "0,7")
     assert (code, report["decision"], report["exit_code"]) == (exit_codes.PASS, "accepted", 0)
     assert launches[0] == list(QUICK)
@@ -123,17 +123,36 @@ def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, acc
     assert closed.decision == "accepted"
     assert [f.check for f in closed.findings] == [f["check"] for f in report["findings"]]
     assert list((tmp_path / "acceptance").glob(".*")) == []
+    out = printed("--only", "0,7", "--all")[1]
+    assert "exact figures" in out
+    assert "40 figures equal" in out
+    assert out.splitlines()[-1].startswith("quick: accepted (")
 
 
-def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(accept, launches):
+def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path, printed, launches, kept):
+    """The verdict comes first, with part and evidence; JUnit and summary say what the record says."""
     asked, answers = launches
     answers["glm-mini"] = UNEQUAL
-    code, report = accept("--only", "0,7")
-    assert (code, report["decision"]) == (exit_codes.FAIL, "rejected")
-    bad = only(report, verdict="FAIL")
-    assert (bad["name"], bad["subject"]) == ("exact figures", "glm-mini")
-    assert "confirmed by a re-run" in bad["evidence"]
-    assert asked == [*QUICK, "glm-mini"]
+    file = tmp_path / "a.xml"
+    code, out, _ = printed("--only", "0,7,12", "--junit", str(file))
+    lines = out.splitlines()
+    assert (code, asked) == (exit_codes.FAIL, [*QUICK, "glm-mini"])
+    assert lines[0] == "rejected: software: another amount of work than predicted"
+    assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, glm-mini)"
+    assert lines[2].strip() == "expected: arithmetic"
+    assert "messages: 6 measured, 5 predicted" in lines[3]
+    assert any(line.startswith("drain the node") for line in lines)
+    closed = kept("*.end.json", BatteryEnd)
+    (bad,) = [each for each in closed.findings if each.verdict is CheckVerdict.FAIL]
+    assert (closed.decision, bad.subject, "confirmed by a re-run" in bad.evidence) == ("rejected", "glm-mini", True)
+    (suite,) = ElementTree.parse(file).getroot()
+    assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
+    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
+    assert suite.get("tests") == str(len(suite.findall("testcase")))
+    code, out, _ = printed("--only", "0,7,12", "--summary")
+    assert (code, out.count("\n")) == (exit_codes.FAIL, 1)
+    assert len(out) <= _SUMMARY_CHARACTERS + 1
+    assert out.startswith("quick: rejected: exact figures FAIL: software")
 
 
 def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(accept, launches, kept):
@@ -281,19 +300,6 @@ def test_values_of_accepted_batteries_are_the_past_of_the_next_one(accept, monke
     assert (code, only(report, subject="link 0-1")["verdict"]) == (exit_codes.PASS, "NOT RUN")  # of other ranks
 
 
-def test_junit_and_summary_say_what_the_report_says(tmp_path, printed, launches):
-    launches[1]["glm-mini"] = UNEQUAL
-    file = tmp_path / "a.xml"
-    code, out, _ = printed("--only", "0,7,12", "--junit", str(file), "--summary")
-    assert (code, out.count("\n")) == (exit_codes.FAIL, 1)
-    assert len(out) <= _SUMMARY_CHARACTERS + 1
-    assert out.startswith("quick: rejected: exact figures FAIL: software")
-    (suite,) = ElementTree.parse(file).getroot()
-    assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
-    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
-    assert suite.get("tests") == str(len(suite.findall("testcase")))
-
-
 def test_a_rejected_node_is_told_since_when(accept, printed, launches):
     good = accept("--only", "0,7")[1]
     launches[1]["glm-mini"] = UNEQUAL
@@ -319,23 +325,6 @@ def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
     assert three.count("good until") == 0
     assert "part 2" in three
     assert max(len(one), len(three)) <= _SUMMARY_CHARACTERS
-
-
-def test_the_verdict_comes_first_with_part_and_evidence_and_all_findings_as_a_table(printed, launches):
-    code, out, _ = printed("--only", "0,7", "--all")
-    assert code == exit_codes.PASS
-    assert "exact figures" in out
-    assert "40 figures equal" in out
-    assert out.splitlines()[-1].startswith("quick: accepted (")
-    launches[1]["glm-mini"] = UNEQUAL
-    code, out, _ = printed("--only", "0,7")
-    lines = out.splitlines()
-    assert code == exit_codes.FAIL
-    assert lines[0] == "rejected: software: another amount of work than predicted"
-    assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, glm-mini)"
-    assert lines[2].strip() == "expected: arithmetic"
-    assert "messages: 6 measured, 5 predicted" in lines[3]
-    assert any(line.startswith("drain the node") for line in lines)
 
 
 def short_form(*findings):

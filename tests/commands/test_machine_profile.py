@@ -105,7 +105,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return Suite(tmp_path, monkeypatch, capsys)
 
 
-def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite: Suite) -> None:
+def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite):
     code, out, err = suite.run("--launches", "3", "--json")
     machines = suite.results / "machines"
     assert code == 0
@@ -118,7 +118,7 @@ def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite: Suite)
 
 
 @pytest.mark.parametrize("option", [[], ["--no-calibrate"]])
-def test_a_valid_profile_is_used_as_it_is(option: list[str], suite: Suite) -> None:
+def test_a_valid_profile_is_used_as_it_is(option, suite):
     path = made_up(suite.results)
     code, out, err = suite.run(*option, "--all")
     assert (code, suite.requests, err) == (0, [], [])
@@ -126,47 +126,31 @@ def test_a_valid_profile_is_used_as_it_is(option: list[str], suite: Suite) -> No
     assert f"machine profile {path}\n" in out
 
 
+def with_other(part: str, **facts: str) -> dict[str, Any]:
+    return {"fingerprint": msgspec.structs.replace(HERE, **{part: getattr(HERE, part) | facts})}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "spoil", "reason"),
+    ("spoil", "reason"),
     [
-        (2, {"fingerprint": msgspec.structs.replace(HERE, node="other")}, "a machine profile of another machine; got"),
-        (2, {"fingerprint": msgspec.structs.replace(HERE, device="cuda")}, "a stale machine profile: device has chan"),
-        (
-            2,
-            {"fingerprint": msgspec.structs.replace(HERE, hardware=HERE.hardware | {"cores": "64"})},
-            "a stale machine profile: cores has changed; got 64",
-        ),
-        (
-            2,
-            {"fingerprint": msgspec.structs.replace(HERE, software=HERE.software | {"torch": "1.0"})},
-            "a stale machine profile: torch has changed; got 1.0",
-        ),
-        (2, {"ranks": 1}, "measured with 1 ranks at once, 2 are needed"),
-        (2, {"others_share": 0.85}, "measured while other processes took 85% and other guests 0% of the processors"),
-        (2, {"others_share": 0.06, "steal_share": 0.05}, "other processes took 6% and other guests 5% of the process"),
-        (2, None, "damaged machine profile, truncated perhaps"),
-    ],
-    ids=[
-        "another node",
-        "another device",
-        "stale hardware",
-        "stale software",
-        "fewer ranks",
-        "others",
-        "others and guests",
-        "damaged",
+        ({"fingerprint": msgspec.structs.replace(HERE, node="other")}, "a machine profile of another machine; got"),
+        ({"fingerprint": msgspec.structs.replace(HERE, device="cuda")}, "a stale machine profile: device has chan"),
+        (with_other("hardware", cores="64"), "a stale machine profile: cores has changed; got 64"),
+        (with_other("software", torch="1.0"), "a stale machine profile: torch has changed; got 1.0"),
+        ({"ranks": 1}, "measured with 1 ranks at once, 2 are needed"),
+        ({"others_share": 0.85}, "measured while other processes took 85% and other guests 0% of the processors"),
+        ({"others_share": 0.06, "steal_share": 0.05}, "other processes took 6% and other guests 5% of the process"),
+        (None, "damaged machine profile, truncated perhaps"),
     ],
 )
-def test_a_profile_that_does_not_hold_is_measured_anew_and_the_line_says_why(
-    ranks: int, spoil: dict[str, Any] | None, reason: str, suite: Suite
-) -> None:
+def test_a_profile_that_does_not_hold_is_measured_anew_and_the_line_says_why(spoil, reason, suite):
     if spoil is None:
         machines_directory(suite.results).mkdir()
         (machines_directory(suite.results) / "cut.json").write_bytes(encode(profile(fingerprint=HERE))[:-100])
     else:
         made_up(suite.results, **spoil)
     before = {path: path.read_bytes() for path in machines_directory(suite.results).iterdir()}
-    code, _, (line,) = suite.run("--ranks", str(ranks))
+    code, _, (line,) = suite.run("--ranks", "2")
     assert (code, len(suite.requests)) == (0, 1)
     assert line.startswith("calibrating first, about 25 s: no valid machine profile")
     assert reason in line
@@ -185,9 +169,7 @@ def test_a_profile_that_does_not_hold_is_measured_anew_and_the_line_says_why(
         ("1", ["--no-calibrate"], False),
     ],
 )
-def test_option_before_variable_before_default(
-    variable: str | None, options: list[str], calibrates: bool, suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_option_before_variable_before_default(variable, options, calibrates, suite, monkeypatch):
     if variable is not None:
         monkeypatch.setenv("SUITE_CALIBRATE", variable)
     code, out, err = suite.run(*options)
@@ -196,9 +178,7 @@ def test_option_before_variable_before_default(
     assert (out.count(missing), suite.reproduced[0][0] is None) == (not calibrates, not calibrates)
 
 
-def test_a_variable_that_says_neither_is_refused(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_variable_that_says_neither_is_refused(suite, monkeypatch, capsys):
     monkeypatch.setenv("SUITE_CALIBRATE", "perhaps")
     assert main(["reproduce", "bloom-mini", "--results", str(suite.results)]) == 2
     line = capsys.readouterr().err
@@ -208,44 +188,32 @@ def test_a_variable_that_says_neither_is_refused(
     assert suite.reproduced == []
 
 
-def crashed() -> CalibrationResult:
-    return CalibrationResult(status=Status.CRASHED, message="rank 1 killed by SIGKILL")
+def test_a_calibration_that_fails_is_one_line_and_the_exit_code_is_the_runs_own(suite):
+    crash = CalibrationResult(status=Status.CRASHED, message="rank 1 killed by SIGKILL")
+    read_only = InputError("cannot write to the results directory: Read-only file system", where="--results")
+    table: dict[str, Any] = {
+        "crashed: rank 1 killed by SIGKILL": crash,
+        "No space left on device: /some/where": OSError(28, "No space left on device", "/some/where"),
+        "No space left on device": OSError(28, "No space left on device"),
+        "--results: cannot write to the results directory: Read-only file system": read_only,
+    }
+    verdicts = [(Verdict.PASS, 0), (Verdict.FAIL, 1)]
+    for (reason, failure), (suite.verdict, code) in zip(table.items(), verdicts * 2, strict=True):
+
+        def calibrated(failure=failure):
+            if isinstance(failure, Exception):
+                raise failure
+            return failure
+
+        suite.calibrated = calibrated
+        ended, out, err = suite.run()
+        line = f"the calibration failed: {reason}; no profile is stored"
+        assert (ended, err[1:]) == (code, [])  # the reason stands where the step time would
+        assert suite.reproduced.pop() == (None, line)
+        assert f"step time is not predicted: {line}\n" in out
 
 
-def full() -> CalibrationResult:
-    raise OSError(28, "No space left on device", "/some/where")
-
-
-def full_without_a_name() -> CalibrationResult:
-    raise OSError(28, "No space left on device")
-
-
-def refused() -> CalibrationResult:
-    raise InputError("cannot write to the results directory: Read-only file system", where="--results")
-
-
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        (crashed, "crashed: rank 1 killed by SIGKILL"),
-        (full, "No space left on device: /some/where"),
-        (full_without_a_name, "No space left on device"),
-        (refused, "--results: cannot write to the results directory: Read-only file system"),
-    ],
-)
-@pytest.mark.parametrize(("verdict", "code"), [(Verdict.PASS, 0), (Verdict.FAIL, 1)])
-def test_a_calibration_that_fails_is_one_line_and_the_exit_code_is_the_runs_own(
-    failure: Callable[[], CalibrationResult], reason: str, verdict: Verdict, code: int, suite: Suite
-) -> None:
-    suite.calibrated, suite.verdict = failure, verdict
-    ended, out, err = suite.run()
-    line = f"the calibration failed: {reason}; no profile is stored"
-    assert (ended, err[1:]) == (code, [])  # the reason stands where the step time would
-    assert suite.reproduced == [(None, line)]
-    assert f"step time is not predicted: {line}\n" in out
-
-
-def test_a_directory_for_profiles_that_cannot_be_written_is_one_line_and_the_run_goes_on(suite: Suite) -> None:
+def test_a_directory_for_profiles_that_cannot_be_written_is_one_line_and_the_run_goes_on(suite):
     machines_directory(suite.results).write_text("a file")
     code, out, err = suite.run()
     assert (code, err, suite.requests) == (0, [], [])
@@ -263,7 +231,7 @@ def interrupted_before_the_ranks() -> CalibrationResult:
 
 
 @pytest.mark.parametrize("end", [interrupted_in_time, interrupted_before_the_ranks])
-def test_an_interrupted_calibration_ends_all_with_130(end: Callable[[], CalibrationResult], suite: Suite) -> None:
+def test_an_interrupted_calibration_ends_all_with_130(end, suite):
     suite.calibrated = end
     code, out, err = suite.run("--json")
     assert (code, out, suite.reproduced) == (130, "", [])
@@ -271,7 +239,7 @@ def test_an_interrupted_calibration_ends_all_with_130(end: Callable[[], Calibrat
     assert list(machines_directory(suite.results).iterdir()) == []
 
 
-def test_a_calibration_beside_other_work_is_stored_and_not_used(suite: Suite) -> None:
+def test_a_calibration_beside_other_work_is_stored_and_not_used(suite):
     busy = profile(fingerprint=HERE, others_share=0.5)
     suite.calibrated = lambda: CalibrationResult(status=Status.OK, message="", profile=busy, path="busy.json")
     code, out, err = suite.run()
@@ -281,7 +249,7 @@ def test_a_calibration_beside_other_work_is_stored_and_not_used(suite: Suite) ->
     assert f"step time is not predicted: {line}\n" in out
 
 
-def test_nothing_is_calibrated_on_busy_processors(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_calibrated_on_busy_processors(suite, monkeypatch):
     others = [Competitor(pid=7, name="stress", cores=1.2)]
     monkeypatch.setattr(machine_profile, "competitors", lambda _: (others, 0.6))
     code, out, err = suite.run()
@@ -294,13 +262,13 @@ def test_nothing_is_calibrated_on_busy_processors(suite: Suite, monkeypatch: pyt
     assert len(suite.requests) == 1
 
 
-def test_work_beside_a_gpu_makes_no_profile_useless(suite: Suite) -> None:
+def test_work_beside_a_gpu_makes_no_profile_useless(suite):
     here = msgspec.structs.replace(fingerprint("cpu"), device="cuda")
     path = made_up(suite.results, fingerprint=here, others_share=0.85)
     assert current_profile(suite.results, here)[1] == str(path)
 
 
-def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite: Suite) -> None:
+def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite):
     code, out, err = suite.run("--ranks", "4")
     assert (code, suite.requests, err) == (0, [], [])
     assert "for 4 ranks on 2 cores only by hand: calibrate --ranks 4\n" in out
@@ -310,9 +278,7 @@ def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite: Sui
 
 
 @pytest.mark.parametrize(("device", "ranks", "asked"), [("cpu", 1, 2), ("cpu", 2, 2), ("cuda", 2, None)])
-def test_a_whole_calibration_has_two_ranks_at_least_and_all_gpus(
-    device: str, ranks: int, asked: int | None, suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_calibration_has_two_ranks_at_least_and_all_gpus(device, ranks, asked, suite, monkeypatch):
     requests: list[tuple[Path, str, int | None]] = []
 
     def planned(results: Path, *, device: str, ranks: int | None) -> Calibration:
@@ -325,7 +291,7 @@ def test_a_whole_calibration_has_two_ranks_at_least_and_all_gpus(
     assert requests == [(suite.results, device, asked)]
 
 
-def test_a_partial_profile_serves_the_runs_that_it_covers_and_is_extended_for_another(suite: Suite) -> None:
+def test_a_partial_profile_serves_the_runs_that_it_covers_and_is_extended_for_another(suite):
     made_up(suite.results, partial=True)  # of products and one all-reduce alone
     suite.run()
     (planned,) = suite.requests
@@ -334,15 +300,13 @@ def test_a_partial_profile_serves_the_runs_that_it_covers_and_is_extended_for_an
     assert {"product", "softmax", "view", "all_gather"} <= timed
 
 
-def test_a_step_that_is_not_predicted_takes_a_whole_calibration(suite: Suite) -> None:
+def test_a_step_that_is_not_predicted_takes_a_whole_calibration(suite):
     suite.run("--gradient-compression", "powersgd")
     (planned,) = suite.requests
     assert not planned.partial
 
 
-def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profile(
-    suite: Suite, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profile(suite, capsys):
     def slowly() -> CalibrationResult:
         time.sleep(0.5)
         return suite.measured()
@@ -366,9 +330,7 @@ def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profil
 
 @pytest.mark.ranks
 @pytest.mark.rare
-def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(needs, "DENSITIES", {"cpu": SPARSE._replace(dtypes=("fp32", "bf16"))})
     results = tmp_path / "results"
     run = ["reproduce", str(run_file(tmp_path / "tiny.toml", data_parallel=1, accumulation=4)), "--steps", "6"]
@@ -419,7 +381,7 @@ class Running:
 @pytest.mark.ranks
 @pytest.mark.rare
 @TWO_CORES
-def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_profile(tmp_path: Path) -> None:
+def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_profile(tmp_path):
     running = Running(tmp_path)
     os.kill(running.measuring(), signal.SIGKILL)
     out, err = running.process.communicate(timeout=START_SECONDS)
@@ -434,9 +396,7 @@ def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_prof
 @pytest.mark.rare
 @TWO_CORES
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_during_the_calibration_leaves_no_profile_and_no_record(
-    kind: signal.Signals, tmp_path: Path
-) -> None:
+def test_an_interrupt_during_the_calibration_leaves_no_profile_and_no_record(kind, tmp_path):
     running = Running(tmp_path)
     running.measuring()
     running.process.send_signal(kind)

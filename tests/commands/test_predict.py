@@ -143,6 +143,7 @@ def test_unpublished_facts_are_named(text):
     for key in ("micro_batch", "data_parallel", "tensor_parallel", "pipeline_stages"):
         assert f"not predicted: layout.{key} is recorded as not published: give a --layout" in shown
     assert "where the memory goes" not in shown
+    assert "not predicted: first_loss: the formula holds for pre-norm, not for deep-norm" in text("glm-130b")
 
 
 def test_assumptions_are_printed(text):
@@ -324,15 +325,11 @@ def test_a_framework_without_a_version_is_of_the_time_of_the_accelerator(text):
     assert "stack megatron-lm-2022 (by its own name)" in named
 
 
-def test_a_prediction_is_short_unless_all_is_asked_for(text):
-    last = text("bloom-176b").splitlines()[-1]
-    assert last.startswith("differences: predicted over published, less 1; --all: ")
-    assert len(text("bloom-176b", "--all").splitlines()) > 100
-
-
 def test_what_shares_the_last_line_of_time_and_memory_is_named(text, answer):
     (seconds_of_step,) = whole(answer("bloom-176b"), "step_seconds")
+    assert len(text("bloom-176b", "--all").splitlines()) > 100
     lines = text("bloom-176b").splitlines()
+    assert lines[-1].startswith("differences: predicted over published, less 1; --all: ")
     first = next(number for number, line in enumerate(lines) if line.startswith("where the time goes"))
     (*_, last) = shown = lines[first + 1 : first + 4]
     assert last.startswith("recomputation, bubble, ")
@@ -409,10 +406,6 @@ def test_no_cell_is_cut_and_a_prediction_takes_at_most_25_lines_of_a_terminal(mo
     assert wrong == []
 
 
-def test_post_norm_has_no_first_loss_and_says_so(text):
-    assert "not predicted: first_loss: the formula holds for pre-norm, not for deep-norm" in text("glm-130b")
-
-
 def offloaded(directory: Path, part: str) -> str:
     """BLOOM's run file with a part of the state on the host."""
     path = directory / f"offloaded_{part}.toml"
@@ -422,13 +415,10 @@ def offloaded(directory: Path, part: str) -> str:
     return str(path)
 
 
-def test_an_offloaded_optimizer_takes_longer_than_one_on_the_accelerator(tmp_path, text):
+def test_an_offloaded_optimizer_takes_longer_and_offloaded_state_has_memory_and_choices_but_no_time(tmp_path, text):
     shown, usual = text(offloaded(tmp_path, "optimizer")), text("bloom-176b")
     times = [float(re.search(r"step_seconds +([\d.]+) s", each)[1]) for each in (shown, usual)]
     assert times[0] > times[1]
-
-
-def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path, text):
     shown = text(offloaded(tmp_path, "state"), "--choices")
     assert "transfers of state offloaded to the host (state) are not described" in " ".join(shown.split())
     assert "where the memory goes" in shown

@@ -258,33 +258,6 @@ def test_another_torch_is_named_and_its_slowdown_inconclusive(machine, capsys):
     assert words.replace(" ", "") in "".join(out.split())  # the last column folds
 
 
-ONE_DECIDES = [
-    ("messages", 6, "exact: +1"),
-    ("messages", 4, "exact: -1"),
-    ("optimizer_bytes", 6004, "exact: +4"),
-    ("payload_bytes", None, "no longer counted"),
-    ("weight_bytes", 2000, "not counted in the baseline"),
-    ("peak_bytes", 102_001, "beyond 2%"),
-    ("first_loss", 9.500000000000002, "one stack and seed, but not bit-equal"),
-]
-
-
-def test_one_launch_decides_what_is_exact_and_memory(machine, reported):
-    found = []
-    for quantity, value, _ in ONE_DECIDES:
-        machine.counts = {quantity: value}
-        code, findings = reported("--launches", "1")
-        bad = [key for key, one in findings.items() if one["change"] == "regression"]
-        found.append((quantity, code, bad, findings[quantity, None]["why"]))
-    assert found == [(quantity, 1, [(quantity, None)], why) for quantity, _, why in ONE_DECIDES]
-
-
-def test_one_launch_judges_no_time(machine, reported):
-    machine.slower[NEW] = 2.0
-    code, found = reported("--launches", "1")
-    assert (code, found[STEP]["change"]) == (3, "inconclusive")
-
-
 def test_a_first_run_has_no_baseline_and_says_how_to_make_one(machine, capsys):
     assert machine.regress(run="bloom-mini") == 3
     out, err = capsys.readouterr()
@@ -327,13 +300,9 @@ def test_accept_moves_the_baseline_says_from_where_to_where_and_keeps_the_old_on
 
 def test_a_damaged_baseline_is_named_and_the_earlier_one_counts(machine, capsys):
     (good,) = (machine.results / "baselines").glob("*/*.json")
-    for name, data in (("cut", good.read_bytes()[:50]), ("later", good.read_bytes().replace(b'"1.0"', b'"2.0"'))):
-        good.with_name(f"{name}.json").write_bytes(data)
-    capsys.readouterr()
+    good.with_name("cut.json").write_bytes(good.read_bytes()[:50])
     assert machine.regress() == 0
-    err = " ".join(capsys.readouterr().err.split())
-    assert f"{good.with_name('cut.json')}: damaged baseline" in err
-    assert f"{good.with_name('later.json')}: unknown schema version" in err
+    assert f"{good.with_name('cut.json')}: damaged baseline" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_commit_that_is_recorded_is_not_launched_again(machine, reported):
@@ -355,16 +324,11 @@ def test_launches_are_said_beforehand_and_those_that_are_accepted_are_asked_for_
     machine.regress("--baseline", "main", "--steps", "20", "--launches", "2", "--json")
     out, err = capsys.readouterr()
     assert json.loads(out)["comparisons"][0]["baseline"] == f"commit {OLD}, launched in turn"
+    assert machine.order == 2 * [OLD, NEW]
     said = [line for line in err.splitlines() if ": launch " in line]
     assert said == [f"gpt2-mini: launch {n} of 2{by}" for n in (1, 2) for by in (f" by {OLD}", "")]
     machine.regress("--accept", "--launches", "2", "--limit", "0.001")
     assert "asked for" not in capsys.readouterr().err
-
-
-def test_a_commit_that_is_not_recorded_is_launched_in_turn(machine, reported):
-    code, found = reported("--baseline", "main", "--steps", "20", "--launches", "10")
-    assert machine.order == 10 * [OLD, NEW]
-    assert (code, found[STEP]["change"], found[STEP]["before_launches"]) == (0, "noise", 10)
 
 
 def test_the_best_stretch_shows_what_crept_in(machine, capsys, reported):
@@ -478,10 +442,7 @@ def test_the_old_code_is_checked_out_beside_this_one_and_gone_afterwards(reposit
     assert listed.count("\n") == 1
     with checkout(new, root) as tree, pytest.raises(OldCodeError, match=r"does not run \(exit code 1\): no module"):
         old_launch(tree, ["bloom-mini"])
-
-
-def test_a_commit_that_is_not_there_cannot_be_checked_out(repository):
-    with pytest.raises(OldCodeError, match="git cannot check out 000000000000"), checkout("0" * 40, repository[0]):
+    with pytest.raises(OldCodeError, match="git cannot check out 000000000000"), checkout("0" * 40, root):
         pass
 
 

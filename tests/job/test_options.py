@@ -52,9 +52,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStream, TokenS
     return made, mapped
 
 
-def test_tokens_made_from_documents_are_those_of_the_file_wherever_a_sample_begins(
-    texts: tuple[TokenStream, TokenStream],
-) -> None:
+def test_tokens_made_from_documents_are_those_of_the_file_wherever_a_sample_begins(texts):
     made, mapped = texts
     for first in range(0, 60, 4):
         ours, theirs = made.micro_batch(first, 4), mapped.micro_batch(first, 4)
@@ -62,9 +60,7 @@ def test_tokens_made_from_documents_are_those_of_the_file_wherever_a_sample_begi
         assert torch.equal(ours.arguments["targets_BT"], theirs.arguments["targets_BT"])
 
 
-def test_workers_give_the_same_batches_in_the_order_asked_for_and_any_other_is_made_here(
-    texts: tuple[TokenStream, TokenStream],
-) -> None:
+def test_workers_give_the_same_batches_in_the_order_asked_for_and_any_other_is_made_here(texts):
     made, mapped = texts
     firsts = [8, 0, 4, 12]
     ahead = PrefetchedBatches(made, firsts, samples=4, workers=2, pinned=False)
@@ -74,7 +70,7 @@ def test_workers_give_the_same_batches_in_the_order_asked_for_and_any_other_is_m
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 7])
-def test_a_loss_in_chunks_has_the_same_value_and_gradients(chunks: int) -> None:
+def test_a_loss_in_chunks_has_the_same_value_and_gradients(chunks):
     """In float64 against fp32: 40 tokens, of which some are not learned, in chunks that do not divide them."""
     generator = torch.Generator().manual_seed(1)
     head = nn.Linear(12, 31, bias=False)
@@ -91,7 +87,7 @@ def test_a_loss_in_chunks_has_the_same_value_and_gradients(chunks: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # the compiler's own imports
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.rare)], ids=str)
-def test_a_compiled_loss_in_chunks_is_the_eager_one_s(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_loss_in_chunks_is_the_eager_one_s(dtype, monkeypatch):
     """Nothing falls back to the eager form but where counters ask for it.
 
     Both round the same products, 700 exponentials are added in another order, and in bf16 a gradient of a logit that
@@ -150,7 +146,7 @@ def _stepped(plan: Plan, script: TrainingOptions) -> list[Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def test_operators_in_place_give_the_same_bits() -> None:
+def test_operators_in_place_give_the_same_bits():
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
     plain, in_place = (_stepped(plan, TrainingOptions(rung="", in_place=choice)) for choice in (False, True))
     assert len(plain) == len(in_place) > 10
@@ -159,7 +155,7 @@ def test_operators_in_place_give_the_same_bits() -> None:
 
 @pytest.mark.rare
 @pytest.mark.skipif(not (shutil.which("g++") and shutil.which("ninja")), reason="no C++ compiler and ninja")
-def test_the_operator_in_cpp_is_the_softmax_of_scaled_and_masked_scores() -> None:
+def test_the_operator_in_cpp_is_the_softmax_of_scaled_and_masked_scores():
     from suite.execute.model.cpp_softmax import attention_weights
 
     generator = torch.Generator().manual_seed(1)
@@ -179,7 +175,7 @@ def test_the_operator_in_cpp_is_the_softmax_of_scaled_and_masked_scores() -> Non
     assert torch.library.opcheck(torch.ops.ladder.attention_weights.default, (scores, mask, 0.3))
 
 
-def test_a_norm_parameter_by_parameter_is_the_norm_and_waits_for_each() -> None:
+def test_a_norm_parameter_by_parameter_is_the_norm_and_waits_for_each():
     gradients = [torch.randn(7, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
     device = torch.device("cpu")
     with SynchronisationCounter(device) as waits:
@@ -203,7 +199,7 @@ FRUGAL = TrainingOptions(rung="frugal", in_place=True, update=Update.ADAFACTOR, 
 @pytest.mark.ranks
 @pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("script", [NAIVE, FRUGAL], ids=lambda script: script.rung)
-def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script: TrainingOptions, tmp_path: Path) -> None:
+def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script, tmp_path):
     """State to the byte, activations and peak to 2 %; and its record says what the script was."""
     layout = {"zero_stage": 0, "recomputation": Recomputation.NONE}
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout=layout)

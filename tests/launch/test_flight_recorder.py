@@ -22,7 +22,7 @@ def waits(number: int, **fields: Any) -> Entry:
     return entry(number, retired=False, time_created_ns=NOW - 2_500_000_000, **fields)
 
 
-def test_the_rank_that_did_not_come_is_named_with_the_collective_in_which_the_others_wait() -> None:
+def test_the_rank_that_did_not_come_is_named_with_the_collective_in_which_the_others_wait():
     recordings = {0: Recording([entry(1), waits(2)]), 1: Recording([entry(1)]), 2: Recording([entry(1), waits(2)])}
     reported = diagnosed(recordings, ranks=4, now_ns=NOW)
     assert reported.missing == [1]
@@ -35,12 +35,12 @@ def test_the_rank_that_did_not_come_is_named_with_the_collective_in_which_the_ot
     ]
 
 
-def test_a_rank_of_another_group_is_not_missing() -> None:
+def test_a_rank_of_another_group_is_not_missing():
     recordings = {0: Recording([waits(2)]), 1: Recording([entry(1)]), 2: Recording([entry(1, group="mesh_dp")])}
     assert diagnosed(recordings, ranks=3, now_ns=NOW).missing == [1]
 
 
-def test_of_several_groups_the_rank_that_waits_in_nothing_is_missing_and_its_absence_is_the_reason() -> None:
+def test_of_several_groups_the_rank_that_waits_in_nothing_is_missing_and_its_absence_is_the_reason():
     behind, held_up = entry(1), entry(4, group="mesh_dp")
     recordings = {0: Recording([held_up, waits(2)]), 1: Recording([behind]), 2: Recording([waits(5, group="mesh_dp")])}
     reported = diagnosed(recordings, ranks=3, now_ns=NOW)
@@ -49,7 +49,7 @@ def test_of_several_groups_the_rank_that_waits_in_nothing_is_missing_and_its_abs
     assert [line for line in reported.lines if line.startswith("mesh_dp: rank 0 did not come to number 5")]
 
 
-def test_where_all_that_are_missing_wait_elsewhere_all_are_named() -> None:
+def test_where_all_that_are_missing_wait_elsewhere_all_are_named():
     recordings = {
         0: Recording([entry(1, group="mesh_dp"), waits(2)]),
         1: Recording([entry(1), waits(2, group="mesh_dp")]),
@@ -59,7 +59,7 @@ def test_where_all_that_are_missing_wait_elsewhere_all_are_named() -> None:
     assert reported.why.count("did not come") == 2
 
 
-def test_ranks_that_wait_in_different_operations_have_parted() -> None:
+def test_ranks_that_wait_in_different_operations_have_parted():
     recordings = {0: Recording([waits(5)]), 1: Recording([waits(5, operation="gloo:all_gather")])}
     reported = diagnosed(recordings, ranks=2, now_ns=NOW)
     assert reported.missing == []
@@ -69,7 +69,7 @@ def test_ranks_that_wait_in_different_operations_have_parted() -> None:
     )
 
 
-def test_messages_between_two_ranks_are_told_and_not_compared() -> None:
+def test_messages_between_two_ranks_are_told_and_not_compared():
     sends = waits(0, operation="nccl:send 0->1", is_p2p=True, p2p_seq_id=4)
     reported = diagnosed({0: Recording([sends]), 1: Recording([])}, ranks=2, now_ns=NOW)
     assert reported.missing == []
@@ -79,7 +79,7 @@ def test_messages_between_two_ranks_are_told_and_not_compared() -> None:
     ]
 
 
-def test_the_oldest_of_several_under_way_is_named_and_many_tensors_are_counted() -> None:
+def test_the_oldest_of_several_under_way_is_named_and_many_tensors_are_counted():
     many = waits(3, input_sizes=[[1]] * 5, input_dtypes=["Float", "Float", "BFloat16"])
     (line, *_) = diagnosed({0: Recording([many, waits(4)])}, ranks=1, now_ns=NOW).lines
     assert line == (
@@ -88,7 +88,7 @@ def test_the_oldest_of_several_under_way_is_named_and_many_tensors_are_counted()
     )
 
 
-def test_what_is_cut_off_or_of_another_form_is_no_recording() -> None:
+def test_what_is_cut_off_or_of_another_form_is_no_recording():
     fields = b'"process_group": ["0", "default_pg"], "profiling_name": "gloo:barrier", "new": 1'
     whole = b'{"entries": [{' + fields + b'}], "version": "3"}'
     assert decoded(whole) == Recording([Entry(process_group=["0", "default_pg"], profiling_name="gloo:barrier")])
@@ -98,7 +98,7 @@ def test_what_is_cut_off_or_of_another_form_is_no_recording() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
-def test_exactly_the_ranks_behind_the_furthest_one_that_waits_are_missing(done: list[int]) -> None:
+def test_exactly_the_ranks_behind_the_furthest_one_that_waits_are_missing(done):
     """Every rank has recorded some of the first collectives of one group; those that came furthest wait in the last."""
     furthest = max(done)
     recordings = {

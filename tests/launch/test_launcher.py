@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.machine.test_cuda_errors import WATCHDOG
 
 from suite.acceptance import measurements
 from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch import launcher
-from suite.launch.launcher import LaunchOutcome, launch
-from tests.machine.test_cuda_errors import WATCHDOG
+from suite.launch.launcher import LaunchOutcome, cuda_allocator, launch
 
 SUMMARY = """
 Root Cause (first observed failure):
@@ -32,28 +32,34 @@ def outcome_of(log: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> La
     return launch(job, "test-launch", lambda _rank, _event: None)
 
 
-def test_the_cuda_error_of_a_rank_that_aborted_is_in_the_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cuda_error_of_a_rank_that_aborted_is_in_the_message(tmp_path, monkeypatch):
     outcome = outcome_of(WATCHDOG + SUMMARY.format(rank=1), tmp_path, monkeypatch)
     assert (outcome.status, outcome.ranks_at_fault) == (Status.CRASHED, [1])
     assert outcome.message == "rank 1 killed by SIGABRT: CUDA error: uncorrectable ECC error encountered"
 
 
-def test_a_rank_that_aborts_after_another_ones_error_is_not_at_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_aborts_after_another_ones_error_is_not_at_fault(tmp_path, monkeypatch):
     log = WATCHDOG + SUMMARY.format(rank=0) + SUMMARY.format(rank=1)
     outcome = outcome_of(log, tmp_path, monkeypatch)
     assert outcome.ranks_at_fault == [1]
     assert outcome.message.startswith("rank 1 killed by SIGABRT: CUDA error: uncorrectable ECC")
 
 
-def test_an_error_that_names_no_rank_is_quoted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_names_no_rank_is_quoted_too_and_without_one_the_signal_is_all_that_is_known(
+    tmp_path, monkeypatch
+):
     outcome = outcome_of("CUDA error: of nobody\n" + SUMMARY.format(rank=0), tmp_path, monkeypatch)
     assert (outcome.message, outcome.ranks_at_fault) == ("rank 0 killed by SIGABRT: CUDA error: of nobody", [0])
+    assert outcome_of(SUMMARY.format(rank=1), tmp_path, monkeypatch).message == "rank 1 killed by SIGABRT"
 
 
-def test_without_a_cuda_error_the_signal_is_all_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = outcome_of(SUMMARY.format(rank=1), tmp_path, monkeypatch)
-    assert outcome.message == "rank 1 killed by SIGABRT"
+def test_segments_grow_on_a_gpu_alone_unless_the_user_says_something_of_the_allocator(monkeypatch):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert cuda_allocator("cuda") == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert cuda_allocator("cpu") == {}
+    for name in names:
+        with monkeypatch.context() as said:
+            said.setenv(name, "max_split_size_mb:64")
+            assert cuda_allocator("cuda") == {}

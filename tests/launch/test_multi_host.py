@@ -53,13 +53,13 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_namespace_is_entered_with_the_command_as_it_is() -> None:
+def test_a_namespace_is_entered_with_the_command_as_it_is():
     command = torchrun(["suite.execute", "job.json"], number=1, hosts=2, master="10.0.0.1")
     assert command_on_host(HostAccess.NAMESPACE, "host1", command, {}) == ["ip", "netns", "exec", "host1", *command]
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--nproc-per-node=1"} <= set(command)
 
 
-def test_another_host_gets_the_suites_variables_and_no_others() -> None:
+def test_another_host_gets_the_suites_variables_and_no_others():
     variables = {LAUNCH_VARIABLE: "x y", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "HOME": "/root", "PATH": "/bin"}
     *access, name, line = command_on_host(HostAccess.SSH, "node2", ["python", "-c", "print('a b')"], variables)
     assert (access[0], access[-1], name) == ("ssh", "-tt", "node2")
@@ -69,25 +69,22 @@ def test_another_host_gets_the_suites_variables_and_no_others() -> None:
     assert words[8:12] == ["python", "-c", "print('a b')", "&"]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("nobody", "nobody cannot be entered (Permission denied (publickey).)"),
-        ("apart", "set TMPDIR to a directory that all share"),
-        ("bare", "with torch (No module named 'torch')"),
-    ],
-)
-def test_a_host_that_cannot_take_part_is_named_with_what_it_lacks(name: str, says: str, ssh: Path) -> None:
+def test_a_host_that_cannot_take_part_is_named_with_what_it_lacks(ssh):
     tokens = ssh / "tokens"
     tokens.touch()
     before = set(ssh.iterdir())
-    with pytest.raises(InputError, match=f"--hosts {name}") as error:
-        check_reachable([name], ssh, tokens)
-    assert says in str(error.value)
-    assert set(ssh.iterdir()) == before
+    for name, says in (
+        ("nobody", "nobody cannot be entered (Permission denied (publickey).)"),
+        ("apart", "set TMPDIR to a directory that all share"),
+        ("bare", "with torch (No module named 'torch')"),
+    ):
+        with pytest.raises(InputError, match=f"--hosts {name}") as error:
+            check_reachable([name], ssh, tokens)
+        assert says in str(error.value)
+        assert set(ssh.iterdir()) == before
 
 
-def test_a_host_that_lacks_nothing_passes_and_one_without_the_tokens_does_not(ssh: Path) -> None:
+def test_a_host_that_lacks_nothing_passes_and_one_without_the_tokens_does_not(ssh):
     (ssh / "tokens").touch()
     check_reachable(["good"], ssh, ssh / "tokens")
     check_reachable(["good"], ssh, ssh / "tokens", "lo")
@@ -97,26 +94,23 @@ def test_a_host_that_lacks_nothing_passes_and_one_without_the_tokens_does_not(ss
         check_reachable(["good"], ssh, ssh / "elsewhere")
 
 
-def test_without_ssh_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ssh_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="ssh, which is not installed"):
         check_reachable(["good"], tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize("names", ["one", "a,b,c", "a,a", ",", "a,-oProxyCommand=x"])
-def test_the_rung_over_hosts_needs_two(names: str) -> None:
-    with pytest.raises(InputError, match="two names"):
-        checked_hosts(names, None)
-
-
-def test_an_interface_belongs_to_hosts() -> None:
+def test_the_rung_over_hosts_needs_two_and_an_interface_belongs_to_hosts():
+    for names in ("one", "a,b,c", "a,a", ",", "a,-oProxyCommand=x"):
+        with pytest.raises(InputError, match="two names"):
+            checked_hosts(names, None)
     assert checked_hosts(None, None) == ()
     assert checked_hosts("a, b", "eth0") == ("a", "b")
     with pytest.raises(InputError, match="--interface"):
         checked_hosts(None, "eth0")
 
 
-def test_named_hosts_take_the_place_of_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_hosts_take_the_place_of_namespaces(monkeypatch):
     monkeypatch.setattr("suite.launch.network_namespaces.why_not", lambda: "needs root")
     (rung,) = (one for one in RUNGS if one.name == "ddp-hosts")
     here = target_of("gpt2-mini", device="cpu", seed=1)
@@ -130,9 +124,7 @@ def corpus() -> Corpus:
 
 
 @pytest.mark.rare
-def test_a_launch_over_hosts_counts_what_one_on_this_machine_counts(
-    ssh: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_over_hosts_counts_what_one_on_this_machine_counts(ssh, corpus, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr("suite.reproduce.plan.usable_cores", lambda: 1)  # as many threads on a host of its own
     plan = small_plan(ranks=2)
@@ -146,7 +138,7 @@ def test_a_launch_over_hosts_counts_what_one_on_this_machine_counts(
 
 
 @pytest.mark.rare
-def test_a_host_that_cannot_be_entered_ends_the_launch_and_no_process_is_left(ssh: Path, corpus: Corpus) -> None:
+def test_a_host_that_cannot_be_entered_ends_the_launch_and_no_process_is_left(ssh, corpus):
     over = msgspec.structs.replace(small_plan(ranks=2), hosts=2, host_names=("localhost", "nobody"))
     started = time.monotonic()
     result = reproduce(over, corpus, ssh, lambda *_: None)

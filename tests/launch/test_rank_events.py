@@ -26,7 +26,7 @@ def step(number: int, time: float) -> Step:
     return Step(number, StepKind.TIMED, 1.0, 1.0, time, 1.0, None, False)
 
 
-def test_steps_before_a_restart_that_are_done_again_count_once(tmp_path: Path) -> None:
+def test_steps_before_a_restart_that_are_done_again_count_once(tmp_path):
     first = [started(101.0), Resumed(0, 0.0, 102.0), step(0, 103.0), step(1, 104.0), step(2, 105.0)]
     failed = Failed(Status.CRASHED, "killed", at_fault=True, traceback="", time=105.5)
     second = [started(110.0), Resumed(1, 0.5, 112.0, attempt=1), step(1, 113.0)]
@@ -37,7 +37,7 @@ def test_steps_before_a_restart_that_are_done_again_count_once(tmp_path: Path) -
     assert (restart.lost_steps, of_rank.began) == (2, 102.0)
 
 
-def test_a_restart_counts_where_no_rank_had_said_a_word(tmp_path: Path) -> None:
+def test_a_restart_counts_where_no_rank_had_said_a_word(tmp_path):
     of_rank = heard(tmp_path / "rank", [started(130.0), Resumed(0, 0.0, 131.0, attempt=1), step(0, 132.0)])
     (restart,) = of_rank.restarts
     assert (restart.after_step, restart.step, restart.seconds) == (-1, 0, 31.0)

@@ -38,9 +38,7 @@ def asked(
     return plan(Request(name=name, layout=layout, device="cuda", compiled=False, results=Path()))
 
 
-def test_what_a_rank_needs_is_its_predicted_peak_and_what_pytorch_does_not_allocate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_rank_needs_is_its_predicted_peak_and_what_pytorch_does_not_allocate(monkeypatch):
     one = asked(80 * GIB, monkeypatch)
     peak = executed_peak_bytes(one.workload, one.step_options, stage=0, replica=0)
     assert needed_bytes(one.workload, one.step_options) == peak + bytes_outside_allocator(0)
@@ -49,9 +47,7 @@ def test_what_a_rank_needs_is_its_predicted_peak_and_what_pytorch_does_not_alloc
     assert needed_bytes(two.workload, two.step_options) == peak + bytes_outside_allocator(2)
 
 
-def test_a_launch_is_refused_from_a_byte_too_much_on_and_the_layout_that_is_offered_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launch_is_refused_from_a_byte_too_much_on_and_the_layout_that_is_offered_fits(monkeypatch):
     needed = needed_bytes(*(lambda p: (p.workload, p.step_options))(asked(80 * GIB, monkeypatch)))
     assert asked(needed, monkeypatch).layout.micro_batch == 32
     with pytest.raises(InputError) as refused:
@@ -63,7 +59,7 @@ def test_a_launch_is_refused_from_a_byte_too_much_on_and_the_layout_that_is_offe
     assert asked(needed - 1, monkeypatch, layout=offered).layout.micro_batch == 16
 
 
-def test_the_offered_layout_keeps_what_was_asked_for_in_place_of_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_offered_layout_keeps_what_was_asked_for_in_place_of_the_runs_own(monkeypatch):
     assert asked(80 * GIB, monkeypatch, name="llama3-mini", devices=2).layout.reduce_scatter
     words = "dp2,zero1,all-reduce,micro4"
     planned = asked(80 * GIB, monkeypatch, name="llama3-mini", layout=words, devices=2)
@@ -75,16 +71,14 @@ def test_the_offered_layout_keeps_what_was_asked_for_in_place_of_the_runs_own(mo
     assert other == msgspec.structs.replace(planned.layout, micro_batch=2, accumulation=other.accumulation)
 
 
-def test_the_smallest_of_several_devices_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_of_several_devices_decides(monkeypatch):
     both = asked(80 * GIB, monkeypatch, layout="dp2,zero1", devices=2)
     needed = needed_bytes(both.workload, both.step_options)
     with pytest.raises(InputError, match="does not fit"):
         asked(needed - 1, monkeypatch, layout="dp2,zero1", devices=2)
 
 
-def test_recomputation_is_offered_where_a_sample_at_a_time_is_too_much_and_more_ranks_where_nothing_helps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_recomputation_is_offered_where_a_sample_at_a_time_is_too_much_and_more_ranks_where_nothing_helps(monkeypatch):
     planned = asked(80 * GIB, monkeypatch)
     single, again = (
         planned.workload._replace(layout=parse_layout(words, base=planned.layout))
@@ -99,9 +93,7 @@ def test_recomputation_is_offered_where_a_sample_at_a_time_is_too_much_and_more_
             )
 
 
-def test_triton_s_kernels_fit_where_pytorch_s_do_not_and_layouts_that_are_not_described_are_not_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_triton_s_kernels_fit_where_pytorch_s_do_not_and_layouts_that_are_not_described_are_not_refused(monkeypatch):
     planned = asked(80 * GIB, monkeypatch)
     options, where = planned.step_options, "gpt2-mini"
     needed = needed_bytes(planned.workload, options)

@@ -15,6 +15,7 @@ from suite.machine.devices import CudaDevice
 from suite.machine.gpu import Gpu
 from suite.records.record import policy
 from suite.reproduce import device_use
+from suite.reproduce.device_use import checked_sharing
 from suite.reproduce.plan import Plan, job_for, plan
 from suite.reproduce.request import Request
 from suite.reproduce.step_time import check_timed
@@ -35,53 +36,36 @@ def planned(**options: object) -> Plan:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_blocks_are_compiled_by_default_on_a_gpu() -> None:
-    assert planned().compiled
-    assert planned().changes == ()
+def test_blocks_are_compiled_by_default_on_a_gpu_where_nothing_in_them_is_halved_or_changes():
+    assert (planned().compiled, planned().changes) == (True, ())
+    for layout, why in (
+        ("pp2,zero-bubble", "zero-bubble halves its backward pass"),
+        ("pp2,pipedream", "pipedream changes the weights of a block from pass to pass"),
+    ):
+        made = planned(layout=layout, share_devices=True)
+        assert not made.compiled
+        assert f"eager, not compiled: {why}" in made.changes
+        with pytest.raises(InputError, match=f"cannot compile here; got {why}"):
+            planned(layout=layout, share_devices=True, compiled=True)
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_what_a_compiled_block_finds_together_is_not_halved() -> None:
-    made = planned(layout="pp2,zero-bubble", share_devices=True)
-    assert not made.compiled
-    assert "eager, not compiled: zero-bubble halves its backward pass" in made.changes
-    with pytest.raises(InputError, match="cannot compile here; got zero-bubble halves its backward pass"):
-        planned(layout="pp2,zero-bubble", share_devices=True, compiled=True)
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_blocks_whose_weights_change_from_pass_to_pass_are_eager() -> None:
-    made = planned(layout="pp2,pipedream", share_devices=True)
-    assert not made.compiled
-    assert "eager, not compiled: pipedream changes the weights of a block from pass to pass" in made.changes
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_without_a_compiler_the_default_is_eager_and_the_job_keeps_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_default_is_eager_and_the_job_keeps_why_and_what_needs_one_is_refused(
+    monkeypatch, capsys
+):
     monkeypatch.setattr(device_use, "compilation_missing", lambda _: MISSING)
     made = planned()
     assert not made.compiled
     assert made.changes == (f"eager, not compiled: {MISSING}",)
     assert job_for(made, CORPUS, "").changes == made.changes
-
-
-def test_asked_for_without_a_compiler_it_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(device_use, "compilation_missing", lambda _: MISSING)
+    with pytest.raises(InputError, match="Triton cannot compile here"):
+        planned(kernels="triton")
     assert main(["reproduce", "gpt2-mini", "--device", "cpu", "--compile"]) == 2
     assert capsys.readouterr().err == f"error: --compile: cannot compile here; got {MISSING}, allowed: --no-compile\n"
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_triton_kernels_on_a_gpu_need_the_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.reproduce.device_use.compilation_missing", lambda _: MISSING)
-    with pytest.raises(InputError, match="Triton cannot compile here"):
-        planned(kernels="triton")
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_more_ranks_than_gpus_are_refused_unless_they_may_share() -> None:
+def test_more_ranks_than_gpus_are_refused_unless_they_may_share():
     with pytest.raises(InputError, match="at most 1, or with --share-devices"):
         planned(layout="dp2")
     made = planned(layout="tp2", share_devices=True)
@@ -94,7 +78,7 @@ def test_more_ranks_than_gpus_are_refused_unless_they_may_share() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_times_of_shared_gpus_are_neither_predicted_nor_of_the_same_setup() -> None:
+def test_times_of_shared_gpus_are_neither_predicted_nor_of_the_same_setup():
     made = planned(layout="tp2", share_devices=True)
     with pytest.raises(InputError, match="ranks that share a GPU"):
         check_timed(made)
@@ -104,17 +88,14 @@ def test_times_of_shared_gpus_are_neither_predicted_nor_of_the_same_setup() -> N
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_ranks_with_a_gpu_each_share_nothing() -> None:
+def test_ranks_with_a_gpu_each_share_nothing_and_there_must_be_gpus_to_share():
     made = planned(ranks=1, share_devices=True)
     assert (made.shares_devices, made.changes) == (False, ())
+    with pytest.raises(InputError, match="--share-devices: no GPUs to share"):
+        checked_sharing(True, "cpu", ranks=1, devices=0)
 
 
-def test_there_must_be_gpus_to_share(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "gpt2-mini", "--device", "cpu", "--share-devices"]) == 2
-    assert "--share-devices: no GPUs to share" in capsys.readouterr().err
-
-
-def test_products_in_8_bits_have_no_predicted_time() -> None:
+def test_products_in_8_bits_have_no_predicted_time():
     made = planned(device="cpu", products="fp8-current")
     assert made.recipe.product_format is ProductFormat.FP8_CURRENT
     with pytest.raises(InputError, match="--products: products without a measured time; got fp8-current"):
@@ -127,7 +108,7 @@ def gpu_of(capability: tuple[int, int]) -> tuple[CudaDevice, ...]:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_products_in_8_bits_need_ada_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_8_bits_need_ada_or_later(monkeypatch):
     for capability in ((8, 9), (9, 0), (10, 0)):
         monkeypatch.setattr("suite.reproduce.plan.cuda_device_list", lambda gpu=capability: gpu_of(gpu))
         assert planned(device="cuda", products="fp8-current").recipe.product_format is ProductFormat.FP8_CURRENT
@@ -142,7 +123,7 @@ def test_products_in_8_bits_need_ada_or_later(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_products_in_8_bits_of_odd_sizes_are_refused_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_8_bits_of_odd_sizes_are_refused_on_gpus_alone(monkeypatch):
     monkeypatch.setattr("suite.reproduce.plan.cuda_device_list", lambda: gpu_of((9, 0)))
     workload = planned(device="cuda", products="fp8-current").workload
     shape = msgspec.structs.replace(workload.architecture, ffn_hidden=1000)

@@ -50,7 +50,7 @@ def job_of(begin: Begin) -> tuple:
     return job.workload, job.compiled, job.seed, job.steps, job.kernels, job.averaging, job.exact_steps, job.renewal
 
 
-def test_a_global_batch_that_was_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_global_batch_that_was_asked_for_is_asked_for_again(tmp_path):
     asked = plan(Request(name="bloom-mini", device="cpu", global_batch=16, results=tmp_path))
     assert (asked.recipe.global_batch, asked.recipe.batch_rampup_start) == (16, None)
     (change,) = asked.changes
@@ -60,14 +60,14 @@ def test_a_global_batch_that_was_asked_for_is_asked_for_again(tmp_path: Path) ->
     assert (same.recipe, same.layout, same.changes) == (usual.recipe, usual.layout, ())
 
 
-def test_a_global_batch_is_of_all_replicas_also_of_ranks_that_share_experts_out(tmp_path: Path) -> None:
+def test_a_global_batch_is_of_all_replicas_also_of_ranks_that_share_experts_out(tmp_path):
     usual = plan(Request(name="mixtral-mini", device="cpu", layout="ep2", results=tmp_path))
     micro_batch = usual.layout.micro_batch
     with pytest.raises(InputError, match=rf"--global-batch: .* allowed: multiples of {2 * micro_batch}"):
         plan(Request(name="mixtral-mini", device="cpu", layout="ep2", global_batch=micro_batch, results=tmp_path))
 
 
-def test_every_recorded_miniature_has_the_command_that_plans_its_job(tmp_path) -> None:
+def test_every_recorded_miniature_has_the_command_that_plans_its_job(tmp_path):
     begins = recorded()
     assert len(begins) >= 7
     for begin in begins:
@@ -79,92 +79,66 @@ def test_every_recorded_miniature_has_the_command_that_plans_its_job(tmp_path) -
         assert (workload, *others, again.exact_steps, again.renewal) == job_of(begin), command
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
+def command_of(begin: Begin, *, job: dict[str, object] | None = None, **changed: object) -> str | None:
+    """The command for a record with another job, or other facts."""
+    own = msgspec.structs.replace(begin.job, **(job or {}))
+    return repeating_command(msgspec.structs.replace(begin, job=own, **changed))
+
+
+def test_what_is_not_the_default_is_said_and_quoted():
+    begin = recorded()[0]
+    for changed, words in (
         ({"averaging": Averaging.ONE_BIT, "exact_steps": 5, "renewal": True}, "--optimizer one-bit-adam"),
         ({"averaging": Averaging.POWER_SGD, "exact_steps": 5}, "--gradient-compression powersgd"),
         ({"seed": 7, "steps": 12}, "--steps 12 --seed 7"),
-    ],
-)
-def test_what_is_not_the_default_is_said(changed, words) -> None:
-    begin = recorded()[0]
-    job = msgspec.structs.replace(begin.job, **changed)
-    command = repeating_command(msgspec.structs.replace(begin, job=job))
-    assert command is not None
-    assert words in command
-    assert ("--exact-steps 5" in command) == ("exact_steps" in changed)
-    assert command.endswith("--renew-second-moment") == ("renewal" in changed)
+    ):
+        command = command_of(begin, job=changed)
+        assert words in command
+        assert ("--exact-steps 5" in command) == ("exact_steps" in changed)
+        assert command.endswith("--renew-second-moment") == ("renewal" in changed)
+    assert begin.corpus.source == STANDARD_LIBRARY
+    corpus = msgspec.structs.replace(begin.corpus, source="/data/my texts")
+    assert "--corpus '/data/my texts'" in command_of(begin, corpus=corpus)
 
 
-def test_a_format_of_products_that_was_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_format_of_products_that_was_asked_for_is_asked_for_again(tmp_path):
     begin = recorded()[0]
     recipe = msgspec.structs.replace(begin.job.recipe, product_format=ProductFormat.FP8_CURRENT)
-    job = msgspec.structs.replace(begin.job, recipe=recipe)
-    command = repeating_command(msgspec.structs.replace(begin, job=job))
-    assert command is not None
+    command = command_of(begin, job={"recipe": recipe})
     assert "--products fp8-current" in command
     assert planned_again(command, tmp_path).recipe == recipe
 
 
-def test_a_corpus_is_named_and_quoted() -> None:
+def test_rungs_run_files_and_several_hosts_have_no_such_command():
     begin = recorded()[0]
-    assert begin.corpus.source == STANDARD_LIBRARY
-    corpus = msgspec.structs.replace(begin.corpus, source="/data/my texts")
-    assert "--corpus '/data/my texts'" in (repeating_command(msgspec.structs.replace(begin, corpus=corpus)) or "")
+    assert command_of(begin, job={"training_options": TrainingOptions(rung="naive")}) is None
+    assert command_of(begin, job={"interface": "eth1"}) is None
+    assert command_of(begin, run="my-run") is None
 
 
-def test_rungs_run_files_and_several_hosts_have_no_such_command() -> None:
-    begin = recorded()[0]
-    rung = msgspec.structs.replace(begin.job, training_options=TrainingOptions(rung="naive"))
-    hosts = msgspec.structs.replace(begin.job, interface="eth1")
-    assert repeating_command(msgspec.structs.replace(begin, job=rung)) is None
-    assert repeating_command(msgspec.structs.replace(begin, job=hosts)) is None
-    assert repeating_command(msgspec.structs.replace(begin, run="my-run")) is None
-
-
-def test_the_layout_of_the_command_is_read_as_the_same_layout() -> None:
-    begin = recorded()[0]
-    words = shlex.split(repeating_command(begin) or "")
-    layout = words[words.index("--layout") + 1]
-    assert parse_layout(layout, base=begin.job.layout) == begin.job.layout
-
-
-@pytest.mark.parametrize("word", ["all-reduce", "reduce-scatter", "every1", "unfused"])
 @pytest.mark.parametrize("run", ["bloom-176b", "nemotron4-340b"])
-def test_the_command_of_a_layout_takes_nothing_from_the_recorded_one(run: str, word: str) -> None:
-    base = reference_run(run).recorded_layout or Layout()
-    launched = parse_layout(f"dp2,zero1,{word}", base=base)
-    begin = recorded()[0]
-    begin = msgspec.structs.replace(begin, job=msgspec.structs.replace(begin.job, layout=launched))
-    words = shlex.split(repeating_command(begin) or "")
-    other = msgspec.structs.replace(
-        base,
-        reduce_scatter=not launched.reduce_scatter,
-        checkpoint_layers=7,
-        fused_attention=not launched.fused_attention,
-    )
-    again = parse_layout(words[words.index("--layout") + 1], base=other)
-    assert again.reduce_scatter == launched.reduce_scatter
-    assert again.checkpoint_layers == launched.checkpoint_layers
-    assert again.fused_attention == launched.fused_attention
+def test_the_layout_of_the_command_is_read_as_the_same_and_takes_nothing_from_the_recorded_one(run):
+    base, begin = reference_run(run).recorded_layout or Layout(), recorded()[0]
+    for word in ("all-reduce", "reduce-scatter", "every1", "unfused"):
+        launched = parse_layout(f"dp2,zero1,{word}", base=base)
+        words = shlex.split(command_of(begin, job={"layout": launched}))
+        text = words[words.index("--layout") + 1]
+        assert parse_layout(text, base=launched) == launched
+        other = msgspec.structs.replace(
+            base,
+            reduce_scatter=not launched.reduce_scatter,
+            checkpoint_layers=7,
+            fused_attention=not launched.fused_attention,
+        )
+        again = parse_layout(text, base=other)
+        for name in ("reduce_scatter", "checkpoint_layers", "fused_attention"):
+            assert getattr(again, name) == getattr(launched, name)
 
 
-def test_workers_at_a_parameter_store_are_asked_for_again(tmp_path: Path) -> None:
+def test_workers_at_a_parameter_store_are_asked_for_again(tmp_path):
     asked = {"synchronisation": "ssp:3", "slow_rank": "0:1.5,1:2:10"}
     first = plan(Request(name="gpt2-mini", device="cpu", results=tmp_path, **asked))
-    begin = recorded()[0]
-    job = msgspec.structs.replace(
-        begin.job,
-        name="gpt2-mini",
-        architecture=first.architecture,
-        recipe=first.recipe,
-        layout=first.layout,
-        compiled=False,
-        synchronisation=first.synchronisation,
-        slow_ranks=first.slow_ranks,
-    )
-    command = repeating_command(msgspec.structs.replace(begin, run="gpt2-mini", job=job))
-    assert command is not None
-    again = planned_again(command, tmp_path)
+    same = ("name", "architecture", "recipe", "layout", "synchronisation", "slow_ranks")
+    job = {name: getattr(first, name) for name in same} | {"compiled": False}
+    again = planned_again(command_of(recorded()[0], run="gpt2-mini", job=job), tmp_path)
     assert (again.synchronisation, again.slow_ranks) == (first.synchronisation, first.slow_ranks)

@@ -54,9 +54,7 @@ def reproduced(results: Path) -> None:
     reproduce(PLAN, corpus_for(PLAN, TEXT), results, lambda *_: None, profile=PROFILE, profile_source="profile.json")
 
 
-def test_a_prediction_that_fails_unexpectedly_ends_before_anything_is_launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prediction_that_fails_unexpectedly_ends_before_anything_is_launched(tmp_path, monkeypatch):
     launched: list[object] = []
     monkeypatch.setattr(reproduction, "launch", lambda *_, **__: launched.append(1))
     monkeypatch.setattr(step_time, "time_figures", lambda *_, **__: 1 / 0)
@@ -66,9 +64,7 @@ def test_a_prediction_that_fails_unexpectedly_ends_before_anything_is_launched(
 
 
 @pytest.mark.parametrize(("raised", "status"), [(ValueError, "crashed"), (KeyboardInterrupt, "interrupted")])
-def test_what_fails_behind_the_launch_still_ends_the_record(
-    raised: type[BaseException], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_behind_the_launch_still_ends_the_record(raised, status, tmp_path, monkeypatch):
     outcome = LaunchOutcome(status=Status.OK, message="", ranks_at_fault=[], events=[[]], log_tail="the log")
     monkeypatch.setattr(reproduction, "launch", lambda *_, **__: outcome)
 
@@ -84,9 +80,7 @@ def test_what_fails_behind_the_launch_still_ends_the_record(
     assert record.end.message == f"the launcher ended: {raised.__name__}"
 
 
-def test_a_launch_that_crashes_has_a_record_without_predicted_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_that_crashes_has_a_record_without_predicted_times(tmp_path, monkeypatch):
     outcome = LaunchOutcome(status=Status.CRASHED, message="rank 0", ranks_at_fault=[0], events=[[]], log_tail="")
     monkeypatch.setattr(reproduction, "launch", lambda *_, **__: outcome)
     reproduced(tmp_path)
@@ -95,9 +89,7 @@ def test_a_launch_that_crashes_has_a_record_without_predicted_times(
     assert (record.end.status, record.end.predicted, record.end.profile) == ("crashed", [], "profile.json")
 
 
-def test_times_are_predicted_before_the_launch_and_recorded_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_predicted_before_the_launch_and_recorded_behind_it(tmp_path, monkeypatch):
     done: list[str] = []
     figures = step_time.time_figures
 

@@ -18,19 +18,16 @@ def workload(kv_heads: int) -> Workload:
     return Workload(shape, BLOOM.recipe, Layout(data_parallel=2, tensor_parallel=4))
 
 
-@pytest.mark.parametrize("averaging", [Averaging.ONE_BIT, Averaging.POWER_SGD])
-def test_compression_by_rank_would_set_copies_apart(averaging: Averaging) -> None:
-    check_averaging(averaging, workload(4), "cuda")
-    with pytest.raises(InputError, match=r"copies of key-value heads.*tp4.*tp2"):
+def test_compression_by_rank_would_set_copies_of_heads_apart_and_rounding_by_element_keeps_them_equal():
+    for averaging in (Averaging.ONE_BIT, Averaging.POWER_SGD):
+        check_averaging(averaging, workload(4), "cuda")
+        with pytest.raises(InputError, match=r"copies of key-value heads.*tp4.*tp2"):
+            check_averaging(averaging, workload(2), "cuda")
+    for averaging in (Averaging.EXACT, Averaging.FP16, Averaging.BF16):
         check_averaging(averaging, workload(2), "cuda")
 
 
-@pytest.mark.parametrize("averaging", [Averaging.EXACT, Averaging.FP16, Averaging.BF16])
-def test_rounding_by_element_keeps_them_equal(averaging: Averaging) -> None:
-    check_averaging(averaging, workload(2), "cuda")
-
-
-def test_fused_attention_of_dealt_positions_is_refused_on_a_gpu() -> None:
+def test_fused_attention_of_dealt_positions_is_refused_on_a_gpu():
     recipe = msgspec.structs.replace(BLOOM.recipe, attention_dropout=0.0)
     layout = Layout(context_parallel=2, fused_attention=True)
     check_fused_attention(recipe, layout, "cpu", "")
@@ -39,7 +36,7 @@ def test_fused_attention_of_dealt_positions_is_refused_on_a_gpu() -> None:
         check_fused_attention(recipe, layout, "cuda", "")
 
 
-def test_moments_in_16_bit_are_refused_by_name() -> None:
+def test_moments_in_16_bit_are_refused_by_name():
     check_executable(BLOOM.architecture, BLOOM.recipe, "run.toml")
     narrow = msgspec.structs.replace(BLOOM.recipe, moments=Moments.BF16)
     with pytest.raises(
@@ -48,7 +45,7 @@ def test_moments_in_16_bit_are_refused_by_name() -> None:
         check_executable(BLOOM.architecture, narrow, "run.toml")
 
 
-def test_stages_with_different_numbers_of_replicas_are_refused_on_gpus() -> None:
+def test_stages_with_different_numbers_of_replicas_are_refused_on_gpus():
     layout = Layout(pipeline_stages=2, schedule=Schedule.PIPEDREAM, stage_replicas=(2, 1))
     check_replicas(layout, "cpu", "--layout")
     check_replicas(Layout(data_parallel=2), "cuda", "--layout")

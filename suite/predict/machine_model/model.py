@@ -27,7 +27,7 @@ from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.usable_memory import usable_memory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
     from reference_runs.published import PublishedRow
 
 NORMAL_80 = 1.2816  # standard deviations that the middle 80 % of a normal distribution reach

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -12,10 +13,12 @@ from reference_runs.units import printed
 from suite.predict.plan.changes import HelpfulChange
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan
-from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.plan.question import Question
 from suite.predict.plan.training import SECONDS_PER_DAY, Goodput, TrainingBill
 from suite.report.terminal.tables import print_folded, print_table
+
+if TYPE_CHECKING:  # `plan` reads no published table
+    from suite.predict.plan.published_layouts import RankedLayout
 
 GIB = 2**30
 BINDING_TERMS = 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,7 +13,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.run import Workload
 from suite.job.dry_run_job import AskedRank, CountedRank, Moment, StepCounts
-from suite.job.events import CountedCollective, Finished
+from suite.job.events import CountedCollective
 from suite.job.training_job import Job
 from suite.reproduce.dry_run import whole_steps
 from suite.reproduce.dry_run.comparison import dry_run_job
@@ -22,6 +21,7 @@ from suite.reproduce.dry_run.depth_line import FEW, DepthLine, depth_line, in_la
 from suite.reproduce.dry_run.plan import DryPlan
 from suite.reproduce.dry_run.rank_classes import rank_classes
 from suite.reproduce.dry_run.whole_steps import WholeSteps
+from tests.support.rank_reports import finished
 
 
 def opt(layout: str = "dp124,tp8,zero3") -> Workload:
@@ -33,23 +33,12 @@ def counted(layers: int, fixed: int, each: int) -> StepCounts:
     """Every count of a step is `fixed` and `each` for each layer; what shards do not change has nothing fixed."""
     value = fixed + each * layers
     held = {"backward pass": {"weights": value, "samples": fixed}, "forward pass": {"gathered weights": each * layers}}
-    counts = Finished(
-        coordinates={"dp": 0},
-        parameters=value,
-        own_parameters=value,
+    counts = finished(
+        value,
         model_flop=each * layers,
-        hardware_flop=value,
-        weight_bytes=value,
-        gradient_bytes=value,
-        optimizer_bytes=value,
         collectives=[CountedCollective("dp", "all_gather", value, value)],
         activation_bytes=each * layers,
         peak_bytes=max(sum(parts.values()) for parts in held.values()),
-        worked_seconds=[],
-        pipeline_seconds=[],
-        interface_sent_bytes=None,
-        arithmetic="",
-        environment={},
         time=float(layers),
     )
     fullest = [Moment(phase, parts) for phase, parts in held.items()]
@@ -57,29 +46,21 @@ def counted(layers: int, fixed: int, each: int) -> StepCounts:
 
 
 @given(fixed=st.integers(0, 10**13), each=st.integers(0, 10**13), layers=st.integers(5, 200))
-def test_the_line_through_few_layers_is_exact(fixed: int, each: int, layers: int) -> None:
+def test_the_line_through_few_layers_is_exact(fixed, each, layers):
     found = in_layers(counted(FEW[0], fixed, each), counted(FEW[1], fixed, each), layers)
     assert same_counts(found, counted(layers, fixed, each))
     assert not same_counts(found, counted(layers, fixed + 1, each))
 
 
-@pytest.mark.parametrize(
-    ("workload", "kinds"),
-    [
-        (opt(), 5),
-        (opt("dp124,tp8,zero1"), 0),  # flat shards end in other layers where there are more of them
-        (opt()._replace(architecture=msgspec.structs.replace(opt().architecture, layers=11)), 0),
-    ],
-)
-def test_only_kinds_with_other_shards_of_each_parameter_follow(workload: Workload, kinds: int) -> None:
-    line = depth_line(workload, rank_classes(workload))
-    assert (1 + len(line.others) if line else 0) == kinds
+def test_only_kinds_with_other_shards_of_each_parameter_follow():
+    few_layers = opt()._replace(architecture=msgspec.structs.replace(opt().architecture, layers=11))
+    flat = opt("dp124,tp8,zero1")  # flat shards end in other layers where there are more of them
+    lines = [depth_line(workload, rank_classes(workload)) for workload in (opt(), flat, few_layers)]
+    assert [1 + len(line.others) if line else 0 for line in lines] == [5, 0, 0]
 
 
 @pytest.mark.parametrize("jump", [0, 1])
-def test_kinds_are_executed_with_all_layers_where_the_one_that_was_is_not_on_its_line(
-    jump: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kinds_are_executed_with_all_layers_where_the_one_that_was_is_not_on_its_line(jump, tmp_path, monkeypatch):
     workload = opt()
     asked: list[tuple[int, int | None]] = []
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.job.dry_run_job import Moment, StepCounts
-from suite.job.events import Finished
 from suite.reproduce.dry_run.rank_classes import RankClass
 from suite.reproduce.dry_run.stage_line import others_on_line, stage_lines
+from tests.support.rank_reports import finished
 
 STAGES = 9
 CLASSES = [RankClass(stage, stage, 1, 1 if 0 < stage < STAGES - 1 else stage) for stage in range(STAGES)]
@@ -17,25 +17,8 @@ CLASSES = [RankClass(stage, stage, 1, 1 if 0 < stage < STAGES - 1 else stage) fo
 
 
 def step(stage: int, held: dict[str, dict[str, int]]) -> StepCounts:
-    counts = Finished(
-        coordinates={"dp": 0, "tp": 0, "pp": stage},
-        parameters=7,
-        own_parameters=7,
-        model_flop=7,
-        hardware_flop=7,
-        weight_bytes=7,
-        gradient_bytes=7,
-        optimizer_bytes=7,
-        collectives=[],
-        activation_bytes=7,
-        peak_bytes=max(sum(parts.values()) for parts in held.values()),
-        worked_seconds=[],
-        pipeline_seconds=[],
-        interface_sent_bytes=None,
-        arithmetic="",
-        environment={},
-        time=float(stage),
-    )
+    peak = max(sum(parts.values()) for parts in held.values())
+    counts = finished(7, coordinates={"dp": 0, "tp": 0, "pp": stage}, peak_bytes=peak, time=float(stage))
     fullest = [Moment(phase, parts) for phase, parts in held.items()]
     return StepCounts(micro_batches=20, counts=counts, stage_parameters=0, fullest=fullest, history=[])
 
@@ -47,7 +30,7 @@ def memory(stage: int, each: int, update: int) -> dict[str, dict[str, int]]:
     }
 
 
-def test_three_stages_stand_for_all_between_the_first_and_the_last() -> None:
+def test_three_stages_stand_for_all_between_the_first_and_the_last():
     assert (LINE.first.stage, LINE.middle.stage, LINE.last.stage) == (1, 6, 7)
     assert [each.stage for each in LINE.others] == [2, 3, 4, 5]
     few = [RankClass(stage, stage, 1, 1 if 0 < stage < 5 else stage) for stage in range(6)]
@@ -57,7 +40,7 @@ def test_three_stages_stand_for_all_between_the_first_and_the_last() -> None:
 
 
 @given(each=st.integers(0, 10**12), update=st.integers(0, 10**13))
-def test_what_is_on_a_line_is_what_the_stages_count(each: int, update: int) -> None:
+def test_what_is_on_a_line_is_what_the_stages_count(each, update):
     steps = {stage: step(stage, memory(stage, each, update)) for stage in (1, 6, 7)}
     found = others_on_line(LINE, steps)
     assert found is not None
@@ -71,7 +54,7 @@ def test_what_is_on_a_line_is_what_the_stages_count(each: int, update: int) -> N
 
 
 @given(each=st.integers(1, 10**12), jump=st.integers(1, 10**12), at=st.integers(2, 7))
-def test_a_jump_anywhere_between_them_is_on_no_line(each: int, jump: int, at: int) -> None:
+def test_a_jump_anywhere_between_them_is_on_no_line(each, jump, at):
     steps = {
         stage: step(stage, memory(stage, each, 0) | ({"forward pass": {"other": jump}} if stage >= at else {}))
         for stage in (1, 6, 7)
@@ -79,7 +62,7 @@ def test_a_jump_anywhere_between_them_is_on_no_line(each: int, jump: int, at: in
     assert others_on_line(LINE, steps) is None
 
 
-def test_another_count_in_one_of_the_three_is_on_no_line() -> None:
+def test_another_count_in_one_of_the_three_is_on_no_line():
     steps = {stage: step(stage, memory(stage, 5, 0)) for stage in (1, 6, 7)}
     steps[6] = msgspec.structs.replace(steps[6], counts=msgspec.structs.replace(steps[6].counts, hardware_flop=8))
     assert others_on_line(LINE, steps) is None

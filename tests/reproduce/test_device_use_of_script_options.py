@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
-from suite.reproduce.device_options import LOSS_TOKENS, device_options
+from suite.reproduce.device_use import LOSS_TOKENS, device_options
 
 
 def options(workload: Workload, device: str = "cuda", **changes: object) -> TrainingOptions:
@@ -22,19 +21,18 @@ def in_layout(name: str, text: str) -> Workload:
     return Workload(architecture, recipe, parse_layout(text, base=layout))
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("gpt2-124m", 8), ("gpt2-350m", 8), ("gpt2-1558m", 2)])
-def test_on_a_gpu_logits_of_8192_tokens_exist_at_once_and_batches_are_copied_ahead(name: str, chunks: int) -> None:
-    workload = in_layout(name, "dp1")
-    chosen = options(workload)
-    assert chosen == TrainingOptions(rung="", pinned=True, loss_chunks=chunks)
-    assert workload.layout.micro_batch * workload.architecture.sequence <= chunks * LOSS_TOKENS
-
-
-def test_on_a_processor_nothing_changes() -> None:
+def test_on_a_gpu_logits_of_8192_tokens_exist_at_once_and_batches_are_copied_ahead():
+    for name, chunks in (("gpt2-124m", 8), ("gpt2-350m", 8), ("gpt2-1558m", 2)):
+        workload = in_layout(name, "dp1")
+        assert options(workload) == TrainingOptions(rung="", pinned=True, loss_chunks=chunks)
+        assert workload.layout.micro_batch * workload.architecture.sequence <= chunks * LOSS_TOKENS
+    small = miniature(reference_run("gpt2-124m"), "cpu", ranks=1, steps=8).workload  # few tokens are two parts
+    assert small.layout.micro_batch * small.architecture.sequence < LOSS_TOKENS
+    assert options(small).loss_chunks == 2
     assert options(reference_run("gpt2-124m").workload, "cpu") == DEFAULT_OPTIONS
 
 
-def test_where_parts_of_the_loss_do_not_go_all_logits_exist_at_once() -> None:
+def test_where_parts_of_the_loss_do_not_go_all_logits_exist_at_once():
     workload = in_layout("gpt2-124m", "dp1")
     scaled = workload._replace(recipe=msgspec.structs.replace(workload.recipe, precision=Precision.FP16))
     assert options(workload, compiled=False).loss_chunks == 1
@@ -43,11 +41,5 @@ def test_where_parts_of_the_loss_do_not_go_all_logits_exist_at_once() -> None:
     assert options(in_layout("gpt2-124m", "tp2")).loss_chunks == 1
 
 
-def test_the_batches_of_a_pipeline_are_not_copied_ahead() -> None:
+def test_the_batches_of_a_pipeline_are_not_copied_ahead():
     assert not options(in_layout("gpt2-124m", "pp2")).pinned
-
-
-def test_few_tokens_are_two_parts() -> None:
-    small = miniature(reference_run("gpt2-124m"), "cpu", ranks=1, steps=8).workload
-    assert small.layout.micro_batch * small.architecture.sequence < LOSS_TOKENS
-    assert options(small).loss_chunks == 2
