@@ -75,7 +75,7 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
 
 
 def _name(segment: Segment, among: Sequence[Segment]) -> str:
-    """What distinguishes the segment: its seed and steps, and the beginning of its fingerprint."""
+    """The segment's name among others: seed and steps where they differ, and the beginning of its fingerprint."""
     example = segment.example
     words = []
     if len({other.example.seed for other in among}) > 1:

@@ -15,11 +15,8 @@ from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.predict.executed_run.stage_plan import StagePlan
-from suite.report.goodput import goodput_lines
-from suite.report.packing import packing_lines
-from suite.report.routing import routing_lines, routing_summary
-from suite.report.staleness import staleness_lines
-from suite.report.terminal.slice import print_parts
+from suite.report.launch_lines import goodput_lines, packing_lines, routing_lines, routing_summary, staleness_lines
+from suite.report.slice import print_parts
 from suite.report.terminal.tables import (
     NOT_JUDGED,
     VERDICT_COLOURS,
@@ -139,7 +136,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
 
 
 def slice_times_of(result: LaunchResult) -> SliceTimes | None:
-    """Of a slice that ended well; None of a whole run."""
+    """Times of the parts of a slice that ended well; None for a whole run."""
     return slowest([report.slice_times for report in result.finished if report.slice_times])
 
 
@@ -240,7 +237,7 @@ def _speed_lines(result: LaunchResult) -> Iterator[str]:
 
 
 def _others_lines(result: LaunchResult, *, least_share: float) -> Iterator[str]:
-    """What others took of the processors while steps were timed, where it is at least a share of them."""
+    """The share of the processors that others took while steps were timed, if it is at least `least_share`."""
     others, steal = result.others_share, result.steal_share
     if others is not None and steal is not None and max(others, steal) >= least_share:
         yield f"other processes took {others:.0%} of the processors, other guests of the host {steal:.0%}"

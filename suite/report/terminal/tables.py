@@ -42,7 +42,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def refusal(error: OSError) -> str:
-    """What the operating system refused, and of which file."""
+    """The operating system's reason and the file, for people."""
     return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
 
 
@@ -126,7 +126,7 @@ def print_comparison(
 
 
 def verdict_word(verdict: Verdict) -> str:
-    """As it is printed."""
+    """The word that is printed for a verdict."""
     return NOT_JUDGED if verdict is Verdict.SHOWN else verdict.value
 
 
