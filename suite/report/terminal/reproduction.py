@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.layout import stages_word
 from reference_runs.units import printed
-from suite.job.events import Status
+from suite.job.events import RoutedLayer, Status
 from suite.job.slice import SliceTimes, slowest
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
@@ -82,16 +82,7 @@ def _print_all(out: Console, result: LaunchResult) -> None:
     if times := slice_times_of(result):
         print_parts(out, times)
         return
-    routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
-    stale = staleness_lines(rank.store_work for rank in result.finished)
-    for line in (
-        _loss_line(result),
-        *_loss_scale_lines(result),
-        *routing_lines(routed),
-        *packing_lines(packed),
-        *stale,
-        *goodput_lines(result.goodput),
-    ):
+    for line in _reported_lines(result, routing_lines):
         print_folded(out, line, "")
     _print_time(out, result)
     if result.time is not None:
@@ -127,10 +118,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         others = _others_lines(result, least_share=DISTURBING_SHARE)
         for line in (*_waiting_lines(result.rows), *_speed_lines(result), *others, *throughput):
             print_folded(out, line, "")
-    routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
-    stale = staleness_lines(rank.store_work for rank in result.finished)
-    of_data = (*routing_summary(routed), *packing_lines(packed), *stale, *goodput_lines(result.goodput))
-    for line in (_loss_line(result), *_loss_scale_lines(result), *of_data):
+    for line in _reported_lines(result, routing_summary):
         print_folded(out, line, "")
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
 
@@ -241,6 +229,18 @@ def _others_lines(result: LaunchResult, *, least_share: float) -> Iterator[str]:
     others, steal = result.others_share, result.steal_share
     if others is not None and steal is not None and max(others, steal) >= least_share:
         yield f"other processes took {others:.0%} of the processors, other guests of the host {steal:.0%}"
+
+
+def _reported_lines(
+    result: LaunchResult, routing: Callable[[Iterable[list[RoutedLayer]]], Iterator[str]]
+) -> Iterator[str]:
+    """Losses, and what the ranks report besides figures; `routing` says how much of it."""
+    yield _loss_line(result)
+    yield from _loss_scale_lines(result)
+    yield from routing(rank.routed for rank in result.finished)
+    yield from packing_lines(rank.packed for rank in result.finished)
+    yield from staleness_lines(rank.store_work for rank in result.finished)
+    yield from goodput_lines(result.goodput)
 
 
 def _loss_line(result: LaunchResult) -> str:
