@@ -65,7 +65,7 @@ def _percent(share: float | None) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """How many launches are compared with how many, of which baseline."""
+    """A line with the numbers of launches that are compared, and the baseline."""
     if not comparison.baseline:
         launches = f"{len(comparison.after)} launches" if comparison.after else "not launched"
         return f"{comparison.run}: {launches}, no baseline"

@@ -65,7 +65,7 @@ class Panel(NamedTuple):
 
 
 def predicted_panel(workload: Workload, name: str, *, micro_batches: int | None = None) -> Panel:
-    """Every stage, each pass as long as its flop.
+    """The panel of a prediction: every stage, each pass as long as its flop.
 
     Args:
         name: that the title begins with.

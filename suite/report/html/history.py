@@ -14,7 +14,7 @@ MOST_SEGMENTS = 8  # drawn: those with the newest launches
 
 
 def history(key: str, segments: Sequence[Segment]) -> Plot | None:
-    """None where fewer than two launches ended well."""
+    """The picture of a setup's segments; None where fewer than two launches ended well."""
     drawn = sorted(segments, key=lambda segment: (segment.points[-1].started, segment.setup))[-MOST_SEGMENTS:]
     if sum(len(segment.points) for segment in drawn) < 2:
         return None

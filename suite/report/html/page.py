@@ -187,7 +187,7 @@ def _summaries(details: Sequence[SetupRow], others: list[Setup], names: dict[str
 def _verdict_matrix(
     summaries: Sequence[SetupRow], runs: Sequence[str], machines: Sequence[str]
 ) -> dict[tuple[str, str], list[tuple[str, int]]]:
-    """How often each verdict stands, by run and machine."""
+    """Number of setups with each verdict, by run and machine."""
     matrix: dict[tuple[str, str], list[tuple[str, int]]] = {(run, machine): [] for run in runs for machine in machines}
     counted = Counter((row.run, row.machine_id, row.verdict) for row in summaries)
     for (run, machine, verdict), count in sorted(counted.items()):

@@ -59,7 +59,7 @@ def _passes(panel: Panel) -> list[Any]:
 
 
 def _waits(panels: list[Panel]) -> Trace:
-    """Behind the passes of each lane, from the panel's beginning to its end."""
+    """Bars behind the passes of each lane, from the panel's beginning to its end."""
     lanes = [(panel.side, lane.name, panel.end) for panel in panels for lane in panel.lanes]
     return {
         "type": "bar",

@@ -55,7 +55,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def execution(launch: LaunchSummary) -> str:
-    """How it was executed, in words: eager or compiled, kernels and averaging where they are not PyTorch's, a rung."""
+    """The way of execution in words: eager or compiled, kernels and averaging other than PyTorch's, a rung."""
     kernels = launch.policy.get("kernels", KernelChoice.TORCH.value)
     averaging = launch.policy.get("averaging", Averaging.EXACT.value)
     words = ["compiled" if launch.compiled else "eager"]

@@ -159,7 +159,7 @@ def _rate(finding: CheckFinding) -> str:
 
 
 def _counts(findings: Sequence[CheckFinding]) -> str:
-    """How many findings have each verdict, and which checks did not run."""
+    """Number of findings with each verdict, and the checks that did not run."""
     ran = {finding.check for finding in findings if finding.verdict is not CheckVerdict.NOT_RUN}
     missing = sorted({finding.check for finding in findings} - ran)
     not_run = f"did not run: {', '.join(CHECKS[check].name for check in missing)}" if missing else ""

@@ -129,14 +129,14 @@ def slice_times_of(result: LaunchResult) -> SliceTimes | None:
 
 
 def _exact_line(rows: Sequence[Row]) -> str:
-    """How many figures that have to be equal are so, and what they count."""
+    """The number of exact figures that agree, and what they count."""
     exact = [row for row in rows if row.tolerance == 0 and row.verdict is Verdict.PASS]
     names = dict.fromkeys(_COUNTED.get(row.quantity, row.quantity.replace("_", " ")) for row in exact)
     return f"{len(exact)} exact figures agree: {', '.join(names)}" if exact else "no exact figure agrees"
 
 
 def _both_sides(row: Row) -> str:
-    """Both sides and how far they are apart; the reason where there is one side alone."""
+    """Both sides and their difference in words; with one side alone, the reason."""
     named = [f"{name} {_amount(row, value)}" for name, value in (("predicted", row.left), ("measured", row.right))]
     if row.left is None or row.right is None:
         return f"{named[row.left is None]}, {escape(row.why or '')}"
@@ -193,7 +193,7 @@ def _print_terms(out: Console, rows: Sequence[Row]) -> None:
 
 
 def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """How long a pipeline's stage waits, measured and by its schedule."""
+    """A line with the share of time that a pipeline's stage waits, measured and by its schedule."""
     bubble = _row(rows, Quantity.BUBBLE_FRACTION, MEASURED_PASSES)
     if bubble is not None and bubble.left is not None and bubble.right is not None:
         judged = "within 5 points" if bubble.verdict is Verdict.PASS else bubble.why
@@ -201,7 +201,7 @@ def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
-    """How layers were dealt to stages, with the times of these, and the plan that these make."""
+    """A line with the layers and times of the stages, and the fastest split that follows from them."""
     if plan is None:
         return
     executed, planned = (
@@ -216,7 +216,7 @@ def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
 
 
 def _speed_lines(result: LaunchResult) -> Iterator[str]:
-    """How much slower the processors were than in the calibration, and the error once that is corrected for."""
+    """A line with the processors' slowdown since the calibration, and the error once it is corrected for."""
     slower = [row.right for row in result.rows if row.quantity == Quantity.CPU_SLOWDOWN and row.right is not None]
     step = _row(result.rows, Quantity.STEP_SECONDS_AT_CPU_SPEED)
     if slower and step is not None and step.left is not None and step.right:

@@ -140,9 +140,9 @@ def _why(row: Row, reasons: list[str]) -> str:
 
 
 def difference(row: Row, *, relative_to: Literal["left", "right"] = "right", step: Row | None = None) -> str:
-    """How much more the one side is than the other, which it is `relative_to`, in percent.
+    """The signed difference of both sides in percent of the side named by `relative_to`.
 
-    In the unit where the figure is exact, or that side is 0; of a step's term as a share of the whole step.
+    In the figure's unit if it is exact, or that side is 0; for a term of a step, as a share of the whole step.
 
     Args:
         step: the whole step, of which the row may be a term.

@@ -77,7 +77,7 @@ def printed(shown: LaunchResult, *, width: int = 150, complete: bool = False) ->
 
 
 def physical_lines(lines: list[str], width: int) -> int:
-    """How many a terminal shows: it breaks those that are longer than it is wide."""
+    """Number of lines that a terminal shows: it breaks those that are longer than it is wide."""
     return sum(-(-len(line) // width) for line in lines)
 
 
