@@ -13,7 +13,7 @@ from suite.commands.options import JsonLines, print_json
 from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_command, print_next
 from suite.predict.plan.fit import Fit, every_switch, fit
 from suite.predict.plan.plan import machine_of, question_of
-from suite.report.terminal.fit import print_fit_answer
+from suite.report.terminal.plan import print_fit_answer
 from suite.report.terminal.tables import console
 
 

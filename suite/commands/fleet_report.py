@@ -13,7 +13,7 @@ from suite.commands.options import exit_code, name_left_out, print_json
 from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict, Outlier
 from suite.fleet.battery_store import STORE
 from suite.fleet.distinctions import Distinction, distinctions
-from suite.report.terminal.fleet_report import print_common, print_history, print_nodes, print_outliers
+from suite.report.terminal.fleet import print_common, print_history, print_nodes, print_outliers
 from suite.report.terminal.tables import console
 
 THIS = "this"

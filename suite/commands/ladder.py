@@ -22,7 +22,7 @@ from suite.job.options import Texts
 from suite.ladder.extra_profiles import ranks_missing, sample_seconds, with_messages, with_more_ranks
 from suite.ladder.plan import Target, target_of, target_that_fits
 from suite.ladder.request import LadderRun, trace_of
-from suite.ladder.result import LadderResult, LadderVerdict, RungResult, verdict
+from suite.ladder.result import DIRECTORY, LadderResult, LadderVerdict, RungResult, verdict
 from suite.ladder.run import nothing_applies, run_ladder
 from suite.ladder.rung import RUNGS, STEPS, RungSetting, Track
 from suite.launch.interruption import end_as_interrupted
@@ -32,7 +32,6 @@ from suite.machine.packages import described, lacking
 from suite.paths import RESULTS
 from suite.records.record import shared_fields
 from suite.records.store import new_identity, records_directory, writable, write_new
-from suite.report.html.ladder import DIRECTORY
 from suite.report.terminal.ladder import as_json, print_ladder, print_rungs, rung_line
 from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.checked_options import checked_trace

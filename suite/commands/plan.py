@@ -31,8 +31,7 @@ from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
 from suite.predict.plan.training import Failures, Goodput, goodput
 from suite.predict.recorded_run.figures import Prices
-from suite.report.terminal.fit import samples
-from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why
+from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why, samples
 from suite.report.terminal.tables import console, print_folded
 
 GUIDED = (

@@ -34,6 +34,7 @@ from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
+from suite.report.slice import print_sliced
 from suite.report.terminal.prediction import (
     SIGNS,
     print_choices,
@@ -48,7 +49,6 @@ from suite.report.terminal.prediction import (
     print_time,
     print_traffic,
 )
-from suite.report.terminal.sliced_step import print_sliced
 from suite.report.terminal.tables import console, print_folded
 
 

@@ -17,8 +17,7 @@ from reference_runs.published_tables import load_tables, shipped_tables
 from suite.predict.machine_model.model import prepared_row
 from suite.predict.validation.measured_peaks import measured_peaks, most_excess, peak_coverage
 from suite.predict.validation.published_tables import peak_errors
-from suite.report.markdown.machine_model import fit_page
-from suite.report.terminal.machine_model import print_fit, print_left_out
+from suite.report.machine_model import fit_page, print_fit, print_left_out
 from suite.report.terminal.tables import console
 
 PAGE = Path(__file__).parents[2] / "docs" / "machine_model_numbers.md"

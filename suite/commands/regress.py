@@ -29,9 +29,8 @@ from suite.regression.baselines import Baseline, OldCodeError, accept, accepted,
 from suite.regression.check import CheckedRun, Comparison, LaunchFailedError, RegressionCheck
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
 from suite.regression.verdicts import LIMIT, ChangeVerdict
-from suite.report.markdown.regression import junit, markdown
+from suite.report.regression import junit, markdown, print_check
 from suite.report.terminal.progress import training_progress
-from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console, print_folded, refusal
 from suite.reproduce.plan import Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce

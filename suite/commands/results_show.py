@@ -19,8 +19,7 @@ from suite.paths import RESULTS
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
-from suite.report.slice import place_words, slice_words, stopped_words
-from suite.report.terminal.slice import print_parts
+from suite.report.slice import place_words, print_parts, slice_words, stopped_words
 from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
 from suite.reproduce.repeat import repeating_command

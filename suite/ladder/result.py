@@ -12,6 +12,8 @@ from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.rung import Rung, RungSetting
 from suite.machine.fingerprint import Fingerprint
 
+DIRECTORY = "ladder"  # of stored results, below a results directory
+
 
 class LadderVerdict(enum.StrEnum):
     """Verdict on a whole run of the ladder."""

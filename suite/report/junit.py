@@ -10,7 +10,7 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class JunitOutcome(StrEnum):
-    """Of a case that did not pass: the element that says so."""
+    """The element of a case that did not pass."""
 
     FAILURE = "failure"
     ERROR = "error"
@@ -60,5 +60,5 @@ class JunitSuite:
 
 
 def _text(text: str) -> str:
-    """With a mark for every character that XML cannot hold."""
+    """The text with a mark in place of every character that XML cannot hold."""
     return _NOT_XML.sub("?", text)

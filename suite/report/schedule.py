@@ -1,4 +1,4 @@
-"""What a picture of a pipeline's schedule shows: passes by stage or rank, predicted above and measured below."""
+"""The contents of a schedule's picture: passes by stage or rank, predicted above and measured below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_DRAWN = 4000  # passes of all lanes: the first ones
 
 
 class Lane(NamedTuple):
-    """What one stage or rank computes, one pass after the other."""
+    """The passes of one stage or rank, one after the other."""
 
     name: str
     passes: list[TimedPass]
@@ -65,7 +65,7 @@ class Panel(NamedTuple):
 
 
 def predicted_panel(workload: Workload, name: str, *, micro_batches: int | None = None) -> Panel:
-    """Every stage, each pass as long as its flop.
+    """The panel of a prediction: every stage, each pass as long as its flop.
 
     Args:
         name: that the title begins with.
@@ -90,7 +90,7 @@ def _stage_names(layout: Layout) -> list[str]:
 def launch_panels(
     workload: Workload, times: Sequence[PipelineTimes | None], figures: Sequence[Figure] = ()
 ) -> list[Panel]:
-    """Of a launch: the prediction, and below it the step whose pipeline took the median time, in milliseconds.
+    """Panels of a launch: the prediction, and below it the step of the median pipeline time, in milliseconds.
 
     The prediction's passes are as long as their flop, and together as long as the measured ones. It is alone, in
     shares of its time, where passes were not measured, and left out where the schedule cannot be simulated. Nothing

@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from reference_runs.layout import Recomputation, Schedule
+from reference_runs.layout import Recomputation
 from reference_runs.run import Position, Precision
 from suite.job.events import Status
 from suite.job.options import KernelChoice
@@ -308,17 +307,3 @@ def test_losses_are_the_same_where_new_tensors_are_filled(tmp_path: Path, monkey
     usual = launched(plan, tmp_path / "usual").losses
     patch_processes(FILLED, tmp_path, monkeypatch)
     assert launched(plan, tmp_path / "filled").losses == usual
-
-
-def test_chunks_that_do_not_divide_the_layers_train_as_one_rank_does(tmp_path: Path) -> None:
-    def of_five_layers(**layout: Any) -> Plan:
-        plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout={"zero_stage": 0} | layout)
-        return msgspec.structs.replace(plan, architecture=msgspec.structs.replace(plan.architecture, layers=5))
-
-    alone = launched(of_five_layers(), tmp_path).losses
-    chunks = {"virtual_stages": 2, "stage_layer_counts": (1, 1, 2, 1)}
-    result = launched(of_five_layers(pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B, **chunks), tmp_path)
-    assert result.status is Status.OK, result.message
-    assert failed_rows(result) == set()
-    assert all(row.right == row.left for row in exact_rows(result.rows))
-    assert result.losses == pytest.approx(alone, rel=1e-5)

@@ -134,6 +134,8 @@ def test_processes_that_share_the_layers_of_a_stage_exchange_messages(
     """
     result = sliced(tmp_path, name, layout, stage=stage, layers=2, ranks=ranks)
     assert (result.message, result.verdict) == ("", Verdict.PASS)
+    kept = [row for row in result.rows if row.quantity == "activation_bytes"]
+    assert [(row.left, row.rank) for row in kept] == [(row.right, row.rank) for row in kept] != []
     exact = {row.rank for row in exact_rows(result.rows) if row.quantity == "payload_bytes"}
     assert exact == {None, *range(ranks)}
     record = read(Path(result.record))

@@ -74,24 +74,20 @@ def test_a_battery_runs_without_privileges_network_or_a_writable_checkout(tmp_pa
     assert sorted(path.name for path in home.glob("*/*")) == ["llm-reference-runs"]  # the corpus's tokens
 
 
-def test_a_home_that_may_not_be_written_is_refused_in_one_line(tmp_path, checkout):
-    where, _ = checkout
-    results = tmp_path / "results"
-    command = [sys.executable, "-m", "suite", "accept", "--only", "7", "--results", str(results)]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(where)}
+def refused(checkout: Path, *arguments: str, **environment: str) -> list[str]:
+    """The lines on stderr of a battery that is refused as bad input."""
+    command = [*without_privileges(), sys.executable, "-m", "suite", "accept", *arguments]
     done = subprocess.run(
-        [*without_privileges(), *command], cwd=where, env=environment, capture_output=True, text=True, check=False
+        command, cwd=checkout, env=os.environ | environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    line = done.stderr.splitlines()[-1]
+    return done.stderr.splitlines()
+
+
+def test_a_home_or_results_that_may_not_be_written_are_refused_in_one_line(tmp_path, checkout):
+    where, _ = checkout
+    (line,) = refused(where, "--only", "0", "--results", str(where / "results"))
+    assert str(where / "results") in line
+    *_, line = refused(where, "--only", "7", "--results", str(tmp_path / "results"), HOME=str(where), XDG_CACHE_HOME="")
     assert "cannot create the cache directory" in line
     assert "XDG_CACHE_HOME" in line
-
-
-def test_results_that_may_not_be_written_are_refused_in_one_line(tmp_path, checkout):
-    where, _ = checkout
-    command = [sys.executable, "-m", "suite", "accept", "--only", "0", "--results", str(where / "results")]
-    done = subprocess.run([*without_privileges(), *command], cwd=where, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert str(where / "results") in line

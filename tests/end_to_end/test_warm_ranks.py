@@ -12,8 +12,7 @@ import pytest
 
 from suite.machine.processes import LAUNCH_VARIABLE, environment_of, marked_processes
 from suite.paths import ROOT
-from tests.support import warm_ranks
-from tests.support.warm_ranks import OWN, TORCHRUN, Server, warm
+from tests.support.warm_ranks import OWN, TORCHRUN, warm
 
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: forks are Linux's here")]
 
@@ -25,15 +24,6 @@ def begun(log: Path, identity: str, *module: str, ranks: int) -> subprocess.Pope
     assert Path(command[3]).name == "warm_ranks.py"
     with log.open("wb") as file:
         return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
-
-
-def test_a_rank_that_fails_ends_the_launch_with_its_traceback_and_torchruns_words(tmp_path: Path) -> None:
-    process = begun(tmp_path / "log", "fails", "suite.execute", f"{tmp_path}/no-job.json", ranks=2)
-    assert process.wait(60) == 1
-    log = (tmp_path / "log").read_text()
-    assert "No such file or directory" in log
-    assert "suite.execute FAILED" in log
-    assert "exitcode  : 1 (pid: " in log
 
 
 def test_ranks_are_marked_have_their_environment_and_end_with_their_launch(tmp_path: Path) -> None:
@@ -52,22 +42,3 @@ def test_ranks_are_marked_have_their_environment_and_end_with_their_launch(tmp_p
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.wait()
-
-
-def test_each_environment_has_a_process_and_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended = [], []
-
-    def start(shared: tuple[tuple[str, str], ...]) -> Server:
-        started.append(dict(shared)["A"])
-        return Server(started[-1], None)
-
-    monkeypatch.setattr(warm_ranks, "_SERVERS", {})
-    monkeypatch.setattr(warm_ranks, "_started", start)
-    monkeypatch.setattr(warm_ranks, "_end", lambda server: ended.append(server.socket))
-    real = [sys.executable, "-m", TORCHRUN[0], "--nproc-per-node=1", "-m", "suite.execute"]
-    assert warm(["torchrun", "suite"], {}) == ["torchrun", "suite"]
-    for value, identity in [("1", "x"), ("1", "y"), ("2", "x"), ("1", "x"), ("3", "x"), ("4", "x"), ("1", "x")]:
-        command = warm(real, {"A": value, LAUNCH_VARIABLE: identity})
-        assert command[4:] == [value, *real[2:]]
-    assert started == ["1", "2", "3", "4"]
-    assert ended == ["2"]

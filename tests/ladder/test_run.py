@@ -19,7 +19,7 @@ from suite.ladder import runner as runner
 from suite.ladder.judge import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check, repeats_check
 from suite.ladder.measurement import measured
 from suite.ladder.plan import Target, checkpoint_layers, planned, refusal, target_of, target_that_fits, why_too_large
-from suite.ladder.result import LadderResult, failures, verdict
+from suite.ladder.result import DIRECTORY, LadderResult, failures, verdict
 from suite.ladder.rung import (
     BASE,
     MOST_DIVISOR,
@@ -40,8 +40,8 @@ from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import best_checkpoint_layers
 from suite.predict.executed_run.figures import expected_figures
 from suite.predict.simulation.step_memory import executed_peak_bytes
-from suite.report.html.ladder import DIRECTORY, ladders
-from suite.report.html.verdicts import remembered
+from suite.report.html.setups import remembered
+from suite.report.html.stored_results import ladders
 from suite.report.plots.ladder import write_plot
 from suite.report.terminal.ladder import as_json, print_ladder
 from suite.report.terminal.tables import console

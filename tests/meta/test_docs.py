@@ -36,7 +36,7 @@ from reference_runs.sourced import Kind
 from suite.__main__ import main
 from suite.paths import ROOT
 from suite.predict.analytic.parameters import parameter_count
-from suite.report.markdown.machine_model import fit_page
+from suite.report.machine_model import fit_page
 from suite.reproduce.supported import check_executable, check_executable_layout
 
 DOCS = ROOT / "docs"

@@ -15,7 +15,15 @@ from suite.report.schedule import Panel, launch_panels
 from tests.support.page_records import job_of
 from tests.support.pipeline_times import pipelined_job, times_of
 
-PIPELINES = ["pp2,gpipe", "pp2,1f1b", "pp2,1f1b,interleave2", "pp2,zero-bubble", "pp2,pipedream"]
+PIPELINES = [
+    "pp2,gpipe",
+    "pp2,1f1b",
+    "pp2,1f1b,interleave2",
+    "pp2,zero-bubble",
+    "pp2,zbv",
+    "pp2,dualpipev",
+    "pp2,pipedream",
+]
 
 
 def durations(chunks: int) -> Durations:

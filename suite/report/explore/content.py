@@ -1,4 +1,4 @@
-"""All that the page shows of a state, as numbers and words: the browser makes tables and pictures of them."""
+"""Everything that the page shows of a state, as numbers and words; the browser makes tables and pictures of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import ReferenceRun, Workload
 from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.recorded_run.published import measured_where
-from suite.report.explore.links import link_traffic
+from suite.report.explore.machine_use import link_traffic, roofline_points
 from suite.report.explore.passes import drawn_passes
 from suite.report.explore.presets import RUNS, described_run, row_of, source_of
-from suite.report.explore.roofline import roofline_points
 from suite.report.explore.state import ExploreState
 from suite.report.explore.view import View, memory_parts, view
 from suite.report.explore.why import why
@@ -21,7 +20,7 @@ Content = dict[str, Any]
 
 
 def content(state: ExploreState) -> Content:
-    """Of a state: its one or two layouts."""
+    """The contents of a state: its one or two layouts."""
     layouts = [state.layout, *([state.other] if state.other else [])]
     return {
         "title": described_run(state.run).title,
@@ -58,7 +57,7 @@ def _remarks(state: ExploreState) -> list[str]:
 
 
 def layout_content(shown: View) -> Content:
-    """Of one layout: `wrong` alone where nothing is predicted."""
+    """The contents of one layout; `wrong` alone where nothing is predicted."""
     predicted = shown.predicted
     if predicted is None or predicted.prediction is None or predicted.run is None:
         return {"layout": shown.layout, "wrong": list(shown.wrong)}

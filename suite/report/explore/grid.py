@@ -42,7 +42,7 @@ class StateGrid(NamedTuple):
 
 
 def axes_of(name: str) -> tuple[Axes, dict[str, Any]]:
-    """What varies, and what does not; the run's own values are among all.
+    """Values of the controls that vary, and of those that do not; the run's own values are among them.
 
     Accelerators of three generations; axes within factors of the run's own; micro-batch, recomputation, ZeRO and
     sequence parallelism.
@@ -135,7 +135,7 @@ def _sensible(combination: dict[str, Any]) -> bool:
 
 
 def _distance(combination: dict[str, Any], own: dict[str, Any], axes: Axes) -> float:
-    """By how many steps the values of a combination differ from the run's own."""
+    """Number of steps by which the values of a combination differ from the run's own."""
     steps = 0.0
     for name, values in axes.items():
         steps += abs(values.index(combination[name]) - values.index(own[name])) * (0.5 if name in ("sp", "on") else 1)

@@ -1,4 +1,4 @@
-"""What was measured with this suite of a run: the launches of its miniature, and of the run's own file."""
+"""Measurements of a run with this suite: launches of its miniature, and of the run's own file."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def ranks_of(state: ExploreState) -> int:
 
 
 def searched_for(state: ExploreState) -> str:
-    """What the numbers of a state depend on, as one text: layouts of as many accelerators have the same."""
+    """Everything that the numbers of a state depend on, as one text: layouts of as many accelerators share it."""
     asked = msgspec.structs.replace(state, layout="", other=None)
     return f"{address(asked)}&accelerators={ranks_of(state)}"
 

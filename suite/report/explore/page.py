@@ -11,17 +11,20 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
+from reference_runs.run import Workload
 from suite.report.explore.content import content
 from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, SWITCHES, Control, controls
-from suite.report.explore.exported import EXPORTS, exported
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers, searched_for
-from suite.report.explore.presets import names, source_of, sources
+from suite.report.explore.presets import RUNS, names, source_of, sources
 from suite.report.explore.state import ExploreState, address, complete_text, controls_of, layout_of, state_of
-from suite.report.explore.view import recorded_layout, state_of_run
+from suite.report.explore.view import recorded_layout, state_of_run, view
 from suite.report.explore.why import derivations
+from suite.report.export.formats import FORMATS, export_format
+from suite.report.export.job import ExportedJob
 
 NAMES = (*OTHERS, *LAYOUT_CONTROLS)
+EXPORTS = tuple(FORMATS)
 _INDEX = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{%title%}</title><link rel="icon" href="data:,">{%css%}</head>
@@ -115,7 +118,7 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
 
 
 def _state(query: str, source: str, given: dict[str, Any], triggered: str | None, first: ExploreState) -> ExploreState:
-    """What is to be shown: the address's state, a run as it was recorded, or what the controls say."""
+    """The state to show: the address's, a run's as it was recorded, or the controls'."""
     if triggered in (None, "url"):
         return state_of(query or "") or first
     if triggered == "source":
@@ -145,7 +148,7 @@ def numbers_of(query: str, first: ExploreState) -> Numbers:
 
 
 def export_text(query: str, name: str | None, first: ExploreState) -> str:
-    """What the page's address is in this format, or why it is nothing."""
+    """The page's layout in this format, or the reason why there is none."""
     if not name:
         return ""
     try:
@@ -252,3 +255,25 @@ def _control(control: Control, value: Any) -> Any:
 
 def _labelled(label: str, field: Any) -> Any:
     return html.Label([html.Span(label, id=f"{field.id}-label"), field])
+
+
+def exported(state: ExploreState, name: str) -> str:
+    """The first layout of a state in this format.
+
+    Raises:
+        InputError: nothing is predicted of it, or the format has no place for something of the training.
+    """
+    chosen = export_format(name)
+    shown = view(state, state.layout)
+    predicted = shown.predicted
+    if predicted is None or predicted.run is None or predicted.layout is None or predicted.machine is None:
+        raise InputError("nothing is predicted of this layout, so that there is none to export")
+    if source_of(state.run) != RUNS and not state.run.endswith(".toml"):
+        raise InputError("a table's row is no run to start", allowed="a recorded run or a run file")
+    run, machine = predicted.run, predicted.machine
+    node = machine.machine.accelerators_per_node if machine.machine else machine.accelerator.board.accelerators_per_node
+    stack = state.stack or chosen.stack or machine.stack.name
+    workload = Workload(run.architecture, run.recipe, predicted.layout)
+    job = ExportedJob(state.run, workload, node, stack, tokens=run.recipe.tokens)
+    note = f"# {chosen.note(job)}\n" if chosen.note else ""
+    return note + chosen.text(job)

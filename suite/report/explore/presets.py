@@ -1,4 +1,4 @@
-"""What the page can begin with: the recorded runs, and every row of the published tables, each as a run."""
+"""The page's possible beginnings: recorded runs, and every row of the published tables, each as a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tables() -> dict[str, PublishedTable]:
 
 
 def sources() -> dict[str, str]:
-    """Where presets come from, by name: title."""
+    """Titles of the sources of presets, by their names."""
     return {RUNS: "recorded runs"} | {name: table.facts.title for name, table in tables().items()}
 
 

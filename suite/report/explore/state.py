@@ -1,4 +1,4 @@
-"""What the controls of the page say: a run, a machine and a layout, as the page's address carries them."""
+"""The state of the page's controls: a run, a machine and a layout, as the page's address carries them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ZERO_FORMS = ("zero0", "zero1,all-reduce", "zero1,reduce-scatter", "zero2", "zer
 
 
 class ExploreState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, in the words of `predict`'s options; None where an option is absent.
+    """A question in the words of `predict`'s options; None where an option is absent.
 
     Args:
         layout: in the words of `--layout`, complete.

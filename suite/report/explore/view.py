@@ -115,7 +115,7 @@ def _view(state: ExploreState) -> View:
 
 
 def _request(state: ExploreState, layout: str | None) -> PredictionRequest:
-    """What `predict` is asked by the same options."""
+    """The request that `predict` makes of the same options."""
     network = None if state.network is None else state.network * 1e9 / 8
     products = ProductFormat(state.products) if state.products else None
     return PredictionRequest(

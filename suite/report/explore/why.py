@@ -1,4 +1,4 @@
-"""Where a figure comes from: the formula, the numbers that go into it here, and the derivation with its source."""
+"""The origin of a figure: its formula, the numbers that go into it here, and the derivation with its source."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SUM = "sum"
 
 
 class Number(NamedTuple):
-    """What goes into a formula."""
+    """One of the numbers that go into a formula."""
 
     name: str
     value: float
@@ -80,7 +80,7 @@ class Why(NamedTuple):
 
 
 def derivations() -> dict[str, list[dict[str, str]]]:
-    """By figure or part of the page, the functions that compute it: name, and docstring with formula and source."""
+    """Functions that compute each figure or part of the page: name, and docstring with formula and source."""
     return {
         str(key): [
             {"name": f"{function.__module__}.{function.__qualname__}", "text": inspect.getdoc(function) or ""}

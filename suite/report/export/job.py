@@ -1,4 +1,4 @@
-"""What is exported: a training in one layout; and the refusal of what a format has no place for."""
+"""A training in one layout, as it is exported, and the refusal of features that a format has no place for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExportedJob(NamedTuple):
 
     @property
     def micro_batches(self) -> int:
-        """Of a rank and step."""
+        """Micro-batches of a rank and step."""
         return accumulation(self.workload.recipe, self.workload.layout)
 
     @property
@@ -65,12 +65,12 @@ class ExportedJob(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of the whole training."""
+        """Samples of the whole training."""
         return self.tokens // self.workload.architecture.sequence
 
     @property
     def steps(self) -> int:
-        """Of the whole training, in whole batches."""
+        """Steps of the whole training, in whole batches."""
         return -(-self.samples // self.workload.recipe.global_batch)
 
     @property

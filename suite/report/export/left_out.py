@@ -1,4 +1,4 @@
-"""What an exported file leaves out: of the run and its layout, what the software could not be told here."""
+"""Fields of the run and its layout that an exported file leaves out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DROPOUTS = ("embedding_dropout", "hidden_dropout", "attention_dropout")
 
 
 def left_out(job: ExportedJob, export: str) -> list[str]:
-    """What the format does not write, each with its value; nothing that the software does of itself.
+    """Fields that the format does not write, each with its value; without those that the software implies.
 
     Args:
         export: megatron, nemo, torchtitan, deepspeed, torchrun, or another, which writes everything.

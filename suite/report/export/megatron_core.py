@@ -56,7 +56,7 @@ def core_fields(job: ExportedJob) -> dict[str, Any]:
 
 
 def core_limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
-    """What Megatron-Core has no place for: whether the training has it, and its name."""
+    """Features that Megatron-Core has no place for: whether the training has each, and its name."""
     architecture, recipe, layout = job.workload
     objective = job.recorded("objective")
     yield from _layout_limits(architecture, layout)

@@ -13,7 +13,7 @@ FILE = ROOT / "suite/report/export/names.toml"
 
 
 class NamedPlace(NamedTuple):
-    """Where a release has a name.
+    """The place of a name in a release.
 
     Args:
         release: as pip writes it, such as deepspeed==0.19.8.

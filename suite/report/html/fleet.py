@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ NO_RACK = "no rack known"
 
 
 class FleetSection(NamedTuple):
-    """What the page shows of the fleet.
+    """The fleet's section of the page.
 
     Args:
         says: all nodes in a sentence.
@@ -84,9 +85,7 @@ def fleet_section(results: Path) -> FleetSection:
 
 
 def _says(nodes: Sequence[NodeVerdict], furthest: dict[str, Outlier], batteries: int) -> str:
-    counts: dict[str, int] = {}
-    for node in nodes:
-        counts[node.verdict] = counts.get(node.verdict, 0) + 1
+    counts = Counter(node.verdict for node in nodes)
     said = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items()))
     return (
         f"{len(nodes):,} nodes with {batteries:,} batteries: {said}. {len(furthest):,} have a figure that stands out."

@@ -14,7 +14,7 @@ MOST_SEGMENTS = 8  # drawn: those with the newest launches
 
 
 def history(key: str, segments: Sequence[Segment]) -> Plot | None:
-    """None where fewer than two launches ended well."""
+    """The picture of a setup's segments; None where fewer than two launches ended well."""
     drawn = sorted(segments, key=lambda segment: (segment.points[-1].started, segment.setup))[-MOST_SEGMENTS:]
     if sum(len(segment.points) for segment in drawn) < 2:
         return None
@@ -75,7 +75,7 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
 
 
 def _name(segment: Segment, among: Sequence[Segment]) -> str:
-    """What distinguishes the segment: its seed and steps, and the beginning of its fingerprint."""
+    """The segment's name among others: seed and steps where they differ, and the beginning of its fingerprint."""
     example = segment.example
     words = []
     if len({other.example.seed for other in among}) > 1:

@@ -19,17 +19,26 @@ from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
-from suite.report.html.dry_runs import dry_runs
 from suite.report.html.fleet import fleet_section
-from suite.report.html.ladder import ladders
 from suite.report.html.loss_curves import losses
 from suite.report.html.plot import Plot, milliseconds, utc
 from suite.report.html.roofline import benchmarks, profiles, rooflines
 from suite.report.html.setup_details import Detail, detail
-from suite.report.html.setups import Setup, SetupKey, execution, newest, setups
+from suite.report.html.setups import (
+    JudgedSetup,
+    Setup,
+    SetupKey,
+    execution,
+    judged_setup,
+    mark,
+    newest,
+    remembered,
+    setups,
+    tone,
+)
 from suite.report.html.sources import Facts, recorded_facts
+from suite.report.html.stored_results import dry_runs, ladders
 from suite.report.html.validation import validation
-from suite.report.html.verdicts import JudgedSetup, judged_setup, mark, remembered, tone
 
 if TYPE_CHECKING:
     import jinja2
@@ -178,7 +187,7 @@ def _summaries(details: Sequence[SetupRow], others: list[Setup], names: dict[str
 def _verdict_matrix(
     summaries: Sequence[SetupRow], runs: Sequence[str], machines: Sequence[str]
 ) -> dict[tuple[str, str], list[tuple[str, int]]]:
-    """How often each verdict stands, by run and machine."""
+    """Number of setups with each verdict, by run and machine."""
     matrix: dict[tuple[str, str], list[tuple[str, int]]] = {(run, machine): [] for run in runs for machine in machines}
     counted = Counter((row.run, row.machine_id, row.verdict) for row in summaries)
     for (run, machine, verdict), count in sorted(counted.items()):
@@ -266,7 +275,7 @@ def machine_names(launches: Iterable[LaunchSummary]) -> dict[str, str]:
 
 
 def _machine_id(words: str) -> str:
-    """What the address of the page names a machine by."""
+    """The identifier of a machine in the address of the page."""
     return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 

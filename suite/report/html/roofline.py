@@ -60,7 +60,7 @@ def benchmarks(results: Path) -> tuple[list[Benchmarks], list[InputError]]:
 
 
 def _kernel(benchmark: Benchmark) -> Kernel | None:
-    """None where its arithmetic is not known."""
+    """A benchmark's kernel with its flop, bytes and time; None where its arithmetic is not known."""
     about = benchmark.extra_info
     name, variant = about.kernel, about.variant
     if variant.startswith("attention"):

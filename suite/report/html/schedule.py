@@ -59,7 +59,7 @@ def _passes(panel: Panel) -> list[Any]:
 
 
 def _waits(panels: list[Panel]) -> Trace:
-    """Behind the passes of each lane, from the panel's beginning to its end."""
+    """Bars behind the passes of each lane, from the panel's beginning to its end."""
     lanes = [(panel.side, lane.name, panel.end) for panel in panels for lane in panel.lanes]
     return {
         "type": "bar",
@@ -73,7 +73,7 @@ def _waits(panels: list[Panel]) -> Trace:
 
 
 def _passes_of(panels: list[Panel], kind: PassKind, chunk: int) -> Trace:
-    """Those of one kind, of each rank's chunk number `chunk`, from 0."""
+    """The bars of one kind of pass, of each rank's chunk number `chunk`, counted from 0."""
     bars = [
         (panel.side, lane.name, each.micro_batch, start, end)
         for panel in panels

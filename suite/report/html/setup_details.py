@@ -16,13 +16,10 @@ from suite.report.html.history import history
 from suite.report.html.memory import memory
 from suite.report.html.plot import Plot, utc
 from suite.report.html.schedule import schedule
-from suite.report.html.setups import Setup
+from suite.report.html.setups import JudgedSetup, Setup
 from suite.report.html.step_time import traffic, waterfall
-from suite.report.html.verdicts import JudgedSetup
-from suite.report.packing import packing_lines
-from suite.report.routing import routing_lines
+from suite.report.launch_lines import packing_lines, routing_lines, staleness_lines
 from suite.report.slice import part_rows, slice_words
-from suite.report.staleness import staleness_lines
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import difference
 from suite.reproduce.repeat import repeating_command
@@ -43,7 +40,7 @@ class FigureLine(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """What the page shows of one setup besides what its row has."""
+    """Everything that the page shows of one setup besides its row."""
 
     about: list[tuple[str, str]]
     plots: list[Plot]

@@ -109,7 +109,7 @@ def _facts(name: str, title: str, facts: Mapping[str, Sourced], sources: Mapping
 
 @cache
 def recorded_facts() -> list[Facts]:
-    """Of every run of the catalog, then of every accelerator but the CPU of whatever machine reads the catalog."""
+    """Facts of every run of the catalog, then of every accelerator except the CPU of this machine."""
     runs = [reference_run(name) for name in run_names()]
     devices = [accelerator(name) for name in accelerator_names() if name != THIS_CPU]
     of_runs = [_facts(run.name, run.title, run.facts, run.sources) for run in runs]

@@ -57,7 +57,7 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
 
 
 def _differences(figures: pandas.DataFrame) -> pandas.DataFrame:
-    """By launch: seconds of the step, and of the term whose prediction is furthest off; where both sides have them."""
+    """Seconds of the step by launch, and the term whose prediction is furthest off; launches with both sides only."""
     import numpy
     import pandas
 
@@ -88,7 +88,7 @@ def _differences(figures: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def median_launches(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Of comparable launches that of the median step time, the faster one of an even number; and how many they are."""
+    """The launch of the median step time of each group of comparable ones (the faster of two), and the group's size."""
     groups = rows.groupby([*COMPARABLE, *VERSIONS])
     counts = groups["id"].transform("size")
     middle = rows.assign(launches=counts)[groups.cumcount() == (counts - 1) // 2]

@@ -19,7 +19,7 @@ from suite.report.tables import MARKDOWN, table
 
 
 class UtilisationTarget(NamedTuple):
-    """What one GPU should reach.
+    """The utilisation that one GPU should reach.
 
     Args:
         how: the command that measures it.
@@ -37,7 +37,7 @@ class UtilisationTarget(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """By one launch: model flop a second, and that over the GPU's dense peak in the launch's dtype."""
+    """Model flop a second of one launch, and its share of the GPU's dense peak in the launch's dtype."""
 
     launch: LaunchSummary
     rate: float
@@ -73,7 +73,7 @@ def _row(asked: UtilisationTarget, gpu: str, reached: Sequence[_Reached]) -> lis
 
 
 def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) -> Iterator[list[object]]:
-    """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
+    """Rows of the fastest rungs, by model flop a second and not by mfu: fp32's is a share of a smaller peak."""
     for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
         rungs: dict[str, list[_Reached]] = {}
         for item in reached:
@@ -87,7 +87,7 @@ def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) ->
 
 
 def _reached(run: str, recorded: Iterable[LaunchSummary]) -> list[tuple[str, list[_Reached]]]:
-    """By the launches of a run on one GPU that ended well, by the GPU's model."""
+    """Rates of a run's successful launches on one GPU, by the GPU's model."""
     by_model: dict[str, list[_Reached]] = {}
     for launch in recorded:
         rate = launch.measured.of(Quantity.MODEL_FLOP_PER_SECOND)

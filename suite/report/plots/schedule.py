@@ -86,7 +86,7 @@ def _draw(panel: Panel, axes: Any, *, longest: float, words: bool) -> None:
 
 
 def _colour(kind: PassKind, chunk: int) -> tuple[float, float, float]:
-    """Of a pass of its rank's chunk number `chunk`, from 0: the later, the paler."""
+    """The colour of a pass of its rank's chunk number `chunk`, counted from 0: the later, the paler."""
     from matplotlib.colors import to_rgb
 
     share = LATER**chunk

@@ -72,7 +72,7 @@ def _explained(finding: CheckFinding) -> list[str]:
 
 
 def _shown_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """What the short form explains: bad findings and warnings; in an invalid environment no other invalid findings."""
+    """Findings that the short form explains: bad ones and warnings; in an invalid environment no other invalid ones."""
     bad = _bad_findings(findings)
     if any(finding.check == ENVIRONMENT and finding.verdict is CheckVerdict.INVALID for finding in bad):
         bad = [
@@ -93,7 +93,7 @@ def _headline(report: BatteryReport) -> str:
 
 
 def _advice(report: BatteryReport) -> str:
-    """What to do next, by the worst verdict; empty for an accepted node."""
+    """The next step for the reader, by the worst verdict; empty for an accepted node."""
     if report.decision is Decision.EXECUTION_FAILED:
         return _FAILED_ADVICE
     verdicts = {finding.verdict for finding in report.findings}
@@ -101,7 +101,7 @@ def _advice(report: BatteryReport) -> str:
 
 
 def _bad_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """What did not pass, worst first; without findings that are invalid because of the environment, which is named."""
+    """Findings that did not pass, worst first; without those that are invalid because of the environment."""
     bad = [finding for finding in worst_first(findings) if finding.verdict in NOT_PASSED]
     return [finding for finding in bad if finding.part or finding.verdict is not CheckVerdict.INVALID]
 
@@ -112,7 +112,7 @@ def _distinct(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
 
 
 def comparison(finding: CheckFinding) -> str:
-    """What was measured and expected, their ratio, the threshold and the source; empty where nothing is compared."""
+    """Measured and expected value, their ratio, threshold and source in words; empty where nothing is compared."""
     clauses = []
     if finding.measured is not None:
         unit = "" if finding.unit in _PRINTED_UNITS else finding.unit
@@ -158,7 +158,7 @@ def _rate(finding: CheckFinding) -> str:
 
 
 def _counts(findings: Sequence[CheckFinding]) -> str:
-    """How many findings have each verdict, and which checks did not run."""
+    """Number of findings with each verdict, and the checks that did not run."""
     ran = {finding.check for finding in findings if finding.verdict is not CheckVerdict.NOT_RUN}
     missing = sorted({finding.check for finding in findings} - ran)
     not_run = f"did not run: {', '.join(CHECKS[check].name for check in missing)}" if missing else ""
@@ -207,7 +207,7 @@ def number_text(value: float | None, unit: str) -> str:
 
 
 def finding_reason(finding: CheckFinding) -> str:
-    """What a finding rests on: dates, evidence, source of the expected value, limits, least detectable slowdown."""
+    """The basis of a finding: dates, evidence, source of the expected value, limits, least detectable slowdown."""
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
         limits = f"warn {compared(finding, finding.warn)}, fail {compared(finding, finding.fail)}"
@@ -274,7 +274,7 @@ def junit(report: BatteryReport) -> str:
 
 
 def print_checks(out: Console) -> None:
-    """What the checks are, without running any."""
+    """Print the table of all checks; none is run."""
     rows = []
     for check in CHECKS:
         limits = (

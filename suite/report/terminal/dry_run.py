@@ -47,7 +47,7 @@ def print_dry_run(out: Console, run: DryRun, board: Accelerator | None, *, compl
 
 
 def how_executed(run: DryRun) -> str:
-    """How many ranks stand for how many, and which micro-batches were executed."""
+    """A sentence with the ranks that were executed for others, and the micro-batches of each."""
     ranks, classes = sum(each.ranks for each in run.classes), len(run.classes)
     alike = f"{ranks:,} ranks executed"
     if ranks > classes:

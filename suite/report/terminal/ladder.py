@@ -35,7 +35,7 @@ _TERM_COLUMNS = (*_SHORT.values(), "step", "predicted", "slowdown")
 
 
 def print_ladder(out: Console, ladder: LadderResult) -> None:
-    """Both tracks, the interactions, what failed, and what the numbers are."""
+    """Print both tracks, the interactions, all failures, and what the numbers are."""
     for track in Track:
         results = [result for result in ladder.rungs if result.rung.track is track]
         if results:
@@ -139,7 +139,7 @@ def _interactions(ladder: LadderResult) -> Iterator[list[str]]:
 
 
 def print_rungs(out: Console) -> None:
-    """Every rung with what it does, what it says of its losses, and how its gain is predicted."""
+    """Print every rung with its title, its promise of the losses, and how its gain is predicted."""
     for rung in RUNGS:
         needs = f"; needs: {', '.join(need.name.lower() for need in rung.needs)}" if rung.needs else ""
         bound = f" {rung.bound:.1e}" if rung.bound else ""

@@ -175,7 +175,7 @@ def print_profile(out: Console, profile: Profile) -> None:
 
 
 def disturbance(profile: Profile) -> str:
-    """What else the machine did meanwhile, in one line."""
+    """Everything else that the machine did meanwhile, in one line."""
     conditions = profile.conditions
     said = ("governor", "gpu_log", "rounds")
     parts = [f"{name} {value}" for name, value in sorted(conditions.facts.items()) if name in said]

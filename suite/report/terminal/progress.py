@@ -23,7 +23,7 @@ CALIBRATION_LINE_SECONDS = 10.0
 
 
 def _progress(messages: Console) -> Progress:
-    """What is under way, a bar, how much of it is done, and the time it took; nothing where stderr is no terminal."""
+    """A line with the current task, a bar, the amount done and the time taken; nothing where stderr is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     return Progress(*columns, TimeElapsedColumn(), console=messages, disable=not messages.is_terminal)
 
@@ -35,7 +35,7 @@ def _say(line: str) -> None:
 
 @contextmanager
 def training_progress(planned: Plan, messages: Console) -> Iterator[Listener]:
-    """Step, loss and tokens/s of a launch."""
+    """Show step, loss and tokens/s of a launch."""
     seen, last_line = 0, 0.0
     with _progress(messages) as progress:
         task = progress.add_task("starting", total=planned.steps)
@@ -64,7 +64,7 @@ def training_progress(planned: Plan, messages: Console) -> Iterator[Listener]:
 
 @contextmanager
 def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Listener]:
-    """What is measured, and how much of it there is at most."""
+    """Show the operation that is measured, and how many there are at most."""
     from suite.calibration.plan import REFERENCE_ROUNDS
 
     most = planned.rounds * (len(planned.planned) + REFERENCE_ROUNDS * len(planned.reference_steps))
@@ -87,7 +87,7 @@ def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Li
 
 @contextmanager
 def states_progress(messages: Console) -> Iterator[Callable[[int, int], None]]:
-    """How many states of a page are computed, of how many at most."""
+    """Show how many states of a page are computed, and how many there are at most."""
     with _progress(messages) as progress:
         task = progress.add_task("computing states", total=None)
 

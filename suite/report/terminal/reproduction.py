@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.layout import stages_word
 from reference_runs.units import printed
-from suite.job.events import Status
+from suite.job.events import RoutedLayer, Status
 from suite.job.slice import SliceTimes, slowest
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.predict.executed_run.stage_plan import StagePlan
-from suite.report.goodput import goodput_lines
-from suite.report.packing import packing_lines
-from suite.report.routing import routing_lines, routing_summary
-from suite.report.staleness import staleness_lines
-from suite.report.terminal.slice import print_parts
+from suite.report.launch_lines import goodput_lines, packing_lines, routing_lines, routing_summary, staleness_lines
+from suite.report.slice import print_parts
 from suite.report.terminal.tables import (
     NOT_JUDGED,
     VERDICT_COLOURS,
@@ -85,16 +82,7 @@ def _print_all(out: Console, result: LaunchResult) -> None:
     if times := slice_times_of(result):
         print_parts(out, times)
         return
-    routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
-    stale = staleness_lines(rank.store_work for rank in result.finished)
-    for line in (
-        _loss_line(result),
-        *_loss_scale_lines(result),
-        *routing_lines(routed),
-        *packing_lines(packed),
-        *stale,
-        *goodput_lines(result.goodput),
-    ):
+    for line in _reported_lines(result, routing_lines):
         print_folded(out, line, "")
     _print_time(out, result)
     if result.time is not None:
@@ -130,28 +118,25 @@ def _print_short(out: Console, result: LaunchResult) -> None:
         others = _others_lines(result, least_share=DISTURBING_SHARE)
         for line in (*_waiting_lines(result.rows), *_speed_lines(result), *others, *throughput):
             print_folded(out, line, "")
-    routed, packed = [rank.routed for rank in result.finished], [rank.packed for rank in result.finished]
-    stale = staleness_lines(rank.store_work for rank in result.finished)
-    of_data = (*routing_summary(routed), *packing_lines(packed), *stale, *goodput_lines(result.goodput))
-    for line in (_loss_line(result), *_loss_scale_lines(result), *of_data):
+    for line in _reported_lines(result, routing_summary):
         print_folded(out, line, "")
     print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
 
 
 def slice_times_of(result: LaunchResult) -> SliceTimes | None:
-    """Of a slice that ended well; None of a whole run."""
+    """Times of the parts of a slice that ended well; None for a whole run."""
     return slowest([report.slice_times for report in result.finished if report.slice_times])
 
 
 def _exact_line(rows: Sequence[Row]) -> str:
-    """How many figures that have to be equal are so, and what they count."""
+    """The number of exact figures that agree, and what they count."""
     exact = [row for row in rows if row.tolerance == 0 and row.verdict is Verdict.PASS]
     names = dict.fromkeys(_COUNTED.get(row.quantity, row.quantity.replace("_", " ")) for row in exact)
     return f"{len(exact)} exact figures agree: {', '.join(names)}" if exact else "no exact figure agrees"
 
 
 def _both_sides(row: Row) -> str:
-    """Both sides and how far they are apart; the reason where there is one side alone."""
+    """Both sides and their difference in words; with one side alone, the reason."""
     named = [f"{name} {_amount(row, value)}" for name, value in (("predicted", row.left), ("measured", row.right))]
     if row.left is None or row.right is None:
         return f"{named[row.left is None]}, {escape(row.why or '')}"
@@ -208,7 +193,7 @@ def _print_terms(out: Console, rows: Sequence[Row]) -> None:
 
 
 def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """How long a pipeline's stage waits, measured and by its schedule."""
+    """A line with the share of time that a pipeline's stage waits, measured and by its schedule."""
     bubble = _row(rows, Quantity.BUBBLE_FRACTION, MEASURED_PASSES)
     if bubble is not None and bubble.left is not None and bubble.right is not None:
         judged = "within 5 points" if bubble.verdict is Verdict.PASS else bubble.why
@@ -216,7 +201,7 @@ def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
-    """How layers were dealt to stages, with the times of these, and the plan that these make."""
+    """A line with the layers and times of the stages, and the fastest split that follows from them."""
     if plan is None:
         return
     executed, planned = (
@@ -231,7 +216,7 @@ def _stage_lines(plan: StagePlan | None) -> Iterator[str]:
 
 
 def _speed_lines(result: LaunchResult) -> Iterator[str]:
-    """How much slower the processors were than in the calibration, and the error once that is corrected for."""
+    """A line with the processors' slowdown since the calibration, and the error once it is corrected for."""
     slower = [row.right for row in result.rows if row.quantity == Quantity.CPU_SLOWDOWN and row.right is not None]
     step = _row(result.rows, Quantity.STEP_SECONDS_AT_CPU_SPEED)
     if slower and step is not None and step.left is not None and step.right:
@@ -240,10 +225,22 @@ def _speed_lines(result: LaunchResult) -> Iterator[str]:
 
 
 def _others_lines(result: LaunchResult, *, least_share: float) -> Iterator[str]:
-    """What others took of the processors while steps were timed, where it is at least a share of them."""
+    """The share of the processors that others took while steps were timed, if it is at least `least_share`."""
     others, steal = result.others_share, result.steal_share
     if others is not None and steal is not None and max(others, steal) >= least_share:
         yield f"other processes took {others:.0%} of the processors, other guests of the host {steal:.0%}"
+
+
+def _reported_lines(
+    result: LaunchResult, routing: Callable[[Iterable[list[RoutedLayer]]], Iterator[str]]
+) -> Iterator[str]:
+    """Losses, and what the ranks report besides figures; `routing` says how much of it."""
+    yield _loss_line(result)
+    yield from _loss_scale_lines(result)
+    yield from routing(rank.routed for rank in result.finished)
+    yield from packing_lines(rank.packed for rank in result.finished)
+    yield from staleness_lines(rank.store_work for rank in result.finished)
+    yield from goodput_lines(result.goodput)
 
 
 def _loss_line(result: LaunchResult) -> str:

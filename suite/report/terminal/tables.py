@@ -42,7 +42,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def refusal(error: OSError) -> str:
-    """What the operating system refused, and of which file."""
+    """The operating system's reason and the file, for people."""
     return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
 
 
@@ -126,7 +126,7 @@ def print_comparison(
 
 
 def verdict_word(verdict: Verdict) -> str:
-    """As it is printed."""
+    """The word that is printed for a verdict."""
     return NOT_JUDGED if verdict is Verdict.SHOWN else verdict.value
 
 
@@ -140,9 +140,9 @@ def _why(row: Row, reasons: list[str]) -> str:
 
 
 def difference(row: Row, *, relative_to: Literal["left", "right"] = "right", step: Row | None = None) -> str:
-    """How much more the one side is than the other, which it is `relative_to`, in percent.
+    """The signed difference of both sides in percent of the side named by `relative_to`.
 
-    In the unit where the figure is exact, or that side is 0; of a step's term as a share of the whole step.
+    In the figure's unit if it is exact, or that side is 0; for a term of a step, as a share of the whole step.
 
     Args:
         step: the whole step, of which the row may be a term.

@@ -141,7 +141,7 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
 
 
 def assumed_lines(assumed: Mapping[str, int]) -> list[str]:
-    """What was assumed, a line for each number of rows: words that were read, a named run's values, all else.
+    """Assumptions, a line for each number of rows: words that were read, a named run's values, all else.
 
     "gpu H100 = h100-sxm" says how a cell's words were read, "layers = 32 as llama2-7b" whose value a blank one has.
     """

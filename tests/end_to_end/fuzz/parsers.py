@@ -27,13 +27,12 @@ from suite.records.index import launches
 from suite.records.kernel_runs import kernel_runs
 from suite.regression.baselines import accepted
 from suite.report.html.acceptance import batteries as shown_batteries
-from suite.report.html.dry_runs import dry_runs
-from suite.report.html.ladder import ladders
+from suite.report.html.stored_results import dry_runs, ladders
 from tests.support.configurations import PUBLISHED
 
 
 class Parser(NamedTuple):
-    """What reads one kind of file.
+    """The reader of one kind of file.
 
     Args:
         name: of the file below the directory that `read` is given.
@@ -58,7 +57,7 @@ def _record() -> Path:
 
 
 def _halves() -> tuple[str, dict[str, bytes]]:
-    """Where a recorded launch lies, and its two files."""
+    """The directory of a recorded launch, and its two files."""
     begin = _record()
     end = store.end_of(begin)
     place = f"records/{begin.parent.name}"

@@ -251,7 +251,7 @@ def judged_steps(executed: Executed) -> int:
 
 
 def loss_bound(executed: Executed) -> float:
-    """How far losses may be from the single process's, relative to it.
+    """Allowed relative distance of losses from the single process's.
 
     fp32: each of the steps adds the error of a forward pass.
     16 bit: logits are no larger than the loss, which is the mean over tokens whose errors are independent.
@@ -263,7 +263,7 @@ def loss_bound(executed: Executed) -> float:
 
 
 def gradient_bound(executed: Executed) -> float:
-    """How far a gradient may be from the single process's, relative to its norm: there and back through the model.
+    """Allowed distance of a gradient from the single process's, relative to its norm: there and back through the model.
 
     ReLU jumps in its derivative. Of two normal inputs whose difference is e of their deviation, the share
     arccos(1 - e^2 / 2) / pi = e / pi has different signs: of T tokens * F units in each of L layers, as many pass a

@@ -114,6 +114,7 @@ _LATENT: dict[str, Any] = {
 }
 VARIED = "llama2-mini"
 VARIATIONS: dict[str, dict[str, Any]] = {
+    "five-layers": {"layers": 5},  # which no two or four chunks divide
     # two layers a chunk of two stages in a V, or one of four
     "eight-layers": {"layers": 8},
     "eight-tied-layers": {"layers": 8, "tied_embeddings": True},

@@ -69,6 +69,7 @@ VARIED = cases("""
     documents-alibi 16bit tp2,sp
     starcoder fp32 tp2
     gpt2-mini fp32 pp2,dualpipev
+    five-layers fp32 pp2,1f1b,interleave2 pp2,1f1b,interleave2,layers1-1-2-1
 """)
 RARE = cases("""
     llama3-mini fp32 cp2,dp2,zero3

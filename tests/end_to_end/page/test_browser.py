@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page
 
 from reference_runs.published_tables import shipped_tables
 from suite.records.index import launches
 from suite.report.html.page import page as rendered
 from tests.support.page_records import EVIL_RUN, page_records
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = os.environ.get("AXE_CORE", "")  # axe.min.js, where the session could fetch it
 LEAST_CONTRAST = 4.5  # WCAG 2.2, 1.4.3, level AA
 PHONE, DESKTOP = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
 A4 = 210 / 25.4 * 96 - 2 * 14 / 25.4 * 96  # pixels between the margins of page.css
 Opened = Callable[..., Page]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +29,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = results / "index.html"
     path.write_text(rendered(results, launches(results)[0]), encoding="utf-8")
     return path.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

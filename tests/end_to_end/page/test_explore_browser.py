@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 pytest.importorskip("dash")
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
@@ -33,12 +32,10 @@ from suite.report.explore.state import ExploreState, complete_text
 from suite.report.explore.state import address as address_of
 from suite.report.explore.view import recorded_layout, state_of_run, view
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = os.environ.get("AXE_CORE", "")  # axe.min.js, where the session could fetch it
 START_SECONDS = 120
+VIOLATIONS = "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
 SHOWN = "body[data-shown]"  # waiting for a function would need eval, which the file forbids
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +54,6 @@ def address() -> Iterator[str]:
     yield f"http://127.0.0.1:{port}/"
     served.terminate()
     served.wait(timeout=20)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -251,9 +240,7 @@ def test_axe_finds_nothing(browser: Browser, address: str, scheme: Any, query: s
     page.click("#numbers-search")
     page.wait_for_selector("#numbers-words p")
     page.add_script_tag(path=AXE)
-    violations = page.evaluate(
-        "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
-    )
+    violations = page.evaluate(VIOLATIONS)
     page.close()
     assert violations == []
 
@@ -315,9 +302,7 @@ def test_axe_finds_nothing_in_the_file(browser: Browser, file: str) -> None:
     page.wait_for_selector(SHOWN, state="attached")
     page.evaluate("document.getElementById('controls-fold').open = true")
     page.add_script_tag(path=AXE)
-    violations = page.evaluate(
-        "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
-    )
+    violations = page.evaluate(VIOLATIONS)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
     context.close()
     assert violations == []
@@ -334,15 +319,6 @@ def test_every_width_and_scheme_shows_all_without_sideways_scrolling(
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(18, 19, 23)") == (scheme == "dark")
-    for name in (
-        "#answer",
-        "#cards",
-        "#figures",
-        "#memory-picture",
-        "#time",
-        "#passes",
-        "#traffic",
-        "#roofline-picture",
-    ):
-        assert page.locator(name).is_visible()
+    for name in ("answer", "cards", "figures", "memory-picture", "time", "passes", "traffic", "roofline-picture"):
+        assert page.locator(f"#{name}").is_visible(), name
     page.close()

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 
 import msgspec
 import pytest
 
-from reference_runs.catalog import run_names
-from suite.report.explore.content import content
+from reference_runs.catalog import reference_run, run_names
+from suite.__main__ import main
+from suite.predict.validation.published_tables import row_prediction
+from suite.report.explore.content import content, layout_content
 from suite.report.explore.presets import RUNS, names, row_of, sources
 from suite.report.explore.state import ExploreState
-from suite.report.explore.view import state_of_run
+from suite.report.explore.view import memory_parts, state_of_run, view
 from suite.report.explore.why import FUNCTIONS, SUM, derivations
 
 EACH_OF_A_TABLE = 9  # every so many rows of a published table
@@ -32,11 +35,17 @@ def check_formulas(shown: dict) -> int:
     return len(shown["figures"])
 
 
-@pytest.mark.parametrize("run", run_names())
-def test_why_gives_each_figure_of_every_run(run: str) -> None:
-    shown = content(state_of_run(run))["views"][0]
-    assert not shown["wrong"]
-    assert check_formulas(shown) >= 1
+def test_every_figure_of_every_run_is_given_with_its_why_and_parts_add_up_to_wholes() -> None:
+    for run in run_names():
+        state = state_of_run(run)
+        found = view(state, state.layout)
+        shown = layout_content(found)
+        assert not shown["wrong"], run
+        assert check_formulas(shown) >= 1, run
+        step = next((row.left for row in found.rows if row.quantity == "step_seconds"), 0)
+        assert sum(found.terms.values()) == pytest.approx(step), run
+        peaks = [sum(parts) for parts in zip(*memory_parts(found.stages).values(), strict=True)]
+        assert peaks == pytest.approx([stage.peak for stage in found.stages]), run
 
 
 def test_why_gives_each_figure_of_other_machines_formats_and_schedules() -> None:
@@ -63,8 +72,6 @@ def test_derivations_name_functions_and_say_where_they_are_from() -> None:
 
 
 def test_rows_of_published_tables_have_the_times_of_validate() -> None:
-    from suite.predict.validation.published_tables import row_prediction
-
     compared = 0
     for source in sources():
         for name in list(names(source))[::EACH_OF_A_TABLE] if source != RUNS else ():
@@ -90,8 +97,6 @@ def test_a_row_without_known_tokens_says_nothing_of_the_training() -> None:
 
 def test_products_are_those_of_the_predicted_time(bloom: dict) -> None:
     """Layers and head of one micro-batch take as long, in all stages, as the step's products do."""
-    from reference_runs.catalog import reference_run
-
     shown = bloom["views"][0]
     points = shown["products"]["points"]
     assert {point["part"] for point in points} >= {"query, key, value", "attention scores", "expansion", "head"}
@@ -137,27 +142,19 @@ def test_passes_are_drawn_of_a_pipeline_alone(bloom: dict) -> None:
     assert content(ExploreState(run="bloom-176b", layout="dp32,tp8,pp1"))["views"][0]["passes"] is None
 
 
-def test_parts_of_memory_add_up_to_the_peaks(bloom: dict) -> None:
-    shown = bloom["views"][0]
-    peaks = [sum(values) for values in zip(*shown["memory"].values(), strict=True)]
-    assert len(peaks) == 12
-    assert max(peaks) == pytest.approx(
-        next(each["value"] for each in shown["figures"] if each["quantity"] == "peak_bytes")
-    )
-
-
 def test_the_command_prints_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    import shlex
+    layout = "dp8,tp8,pp6,zero1"
+    state = ExploreState(run="bloom-176b", layout=layout, on="h100-sxm", network=1600, price=2)
+    assert main([*shlex.split(content(state)["command"])[3:], "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["figures"]
+    printed = {(row["quantity"], row["term"], row["convention"]): row["left"] for row in rows if row["stage"] is None}
+    found = view(state, layout).rows
+    assert len(found) >= 9
+    for row in found:
+        assert row.left == pytest.approx(printed[row.quantity, row.term, row.convention], rel=1e-12)
 
-    from suite.__main__ import main
 
-    shown = content(ExploreState(run="bloom-176b", layout="dp8,tp8,pp6,zero1", on="h100-sxm", network=1600, price=2))
-    assert main([*shlex.split(shown["command"])[3:], "--json"]) == 0
-    printed = {
-        row["quantity"]: row["left"]
-        for row in json.loads(capsys.readouterr().out)["figures"]
-        if row["stage"] is row["axis"] is row["term"] is None
-    }
-    for figure in shown["views"][0]["figures"]:
-        if figure["quantity"] in printed:
-            assert figure["value"] == pytest.approx(printed[figure["quantity"]], rel=1e-12)
+def test_what_is_wrong_with_a_layout_is_said_in_a_line() -> None:
+    state = state_of_run("bloom-176b")
+    assert view(state, "dp8,tp5,pp12").wrong[0].startswith("--layout: layout.tensor_parallel does not divide")
+    assert "not a layout" in view(state, "dp8,tpp").wrong[0]

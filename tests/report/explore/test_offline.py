@@ -36,18 +36,13 @@ def test_a_file_that_is_too_large_is_refused_and_not_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("run", "path", "words"),
-    [
+def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run, path, words in (
         ("gpt-neox-20b", "page.txt", "expected a file ending in .html"),
         ("gpt-neox-20b", "nowhere/page.html", "no such directory"),
         ("mixtral-8x7b", "page.html", "no layout and machine are recorded"),
         ("bloom-mini", "page.html", "is for recorded runs"),
-    ],
-)
-def test_what_is_wrong_is_one_line(
-    run: str, path: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explore", run, "--static", str(tmp_path / path)]) == 2
-    assert words in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    ):
+        assert main(["explore", run, "--static", str(tmp_path / path)]) == 2
+        assert words in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())

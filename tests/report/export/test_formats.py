@@ -20,7 +20,7 @@ from reference_runs.catalog import check_layout, reference_run
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
-from suite.report.export.formats import FORMATS, export_format
+from suite.report.export.formats import FORMATS
 from suite.report.export.job import ExportedJob
 from suite.report.export.names import target_software
 
@@ -292,7 +292,3 @@ def test_slurms_nodes_start_the_software_of_the_plan(stack: str, line: str) -> N
         assert FORMATS["torchtitan"].text(job) in text
     if stack == "megatron-deepspeed":
         assert FORMATS["deepspeed"].text(job) in text
-
-
-def test_every_format_is_found_by_its_name() -> None:
-    assert {name: export_format(name) for name in FORMATS} == FORMATS

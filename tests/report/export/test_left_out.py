@@ -23,60 +23,38 @@ from suite.report.export.formats import FORMATS
 from suite.report.export.job import ExportedJob
 
 RUN = reference_run("llama3.1-8b")
-RECIPE: dict[str, Any] = {
-    "objective": Objective.CAUSAL_LM,
-    "global_batch": 64,
-    "tokens": 10**9,
-    "precision": Precision.FP16,
-    "optimizer": Optimizer.ADAMW,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "epsilon": 1e-8,
-    "weight_decay": 0.1,
-    "decay_of_vectors": False,
-    "gradient_clip": 1.0,
-    "learning_rate": 3e-4,
-    "minimum_learning_rate": 3e-5,
-    "learning_rate_decay": LearningRateDecay.COSINE,
-    "warmup": 640,
-    "decay": 6400,
-    "init_std": 0.02,
-    "residual_init_scaled": True,
-    "embedding_dropout": 0.1,
-    "hidden_dropout": 0.1,
-    "attention_dropout": 0.1,
-    "initial_loss_scale": 65536.0,
-    "loss_scale_window": 1000,
+# of each field of a recipe the usual value, None where it is not said, and another one
+RECIPE_FIELDS: dict[str, tuple[Any, Any]] = {
+    "objective": (Objective.CAUSAL_LM, Objective.BLANK_INFILLING),
+    "global_batch": (64, 128),
+    "batch_rampup_start": (None, (16, 16, 1600)),
+    "tokens": (10**9, 2 * 10**9),
+    "precision": (Precision.FP16, Precision.FP32),
+    "product_format": (None, ProductFormat.FP8_DELAYED),
+    "moments": (None, Moments.BF16),
+    "optimizer": (Optimizer.ADAMW, Optimizer.ADAM),
+    "beta1": (0.9, 0.8),
+    "beta2": (0.95, 0.9),
+    "epsilon": (1e-08, 1e-06),
+    "weight_decay": (0.1, 0.2),
+    "decay_of_vectors": (False, True),
+    "gradient_clip": (1.0, 2.0),
+    "learning_rate": (0.0003, 0.0001),
+    "minimum_learning_rate": (3e-05, 1e-05),
+    "learning_rate_decay": (LearningRateDecay.COSINE, LearningRateDecay.LINEAR),
+    "warmup": (640, 1280),
+    "decay": (6400, 12800),
+    "init_std": (0.02, 0.01),
+    "residual_init_scaled": (True, False),
+    "embedding_dropout": (0.1, 0.2),
+    "hidden_dropout": (0.1, 0.2),
+    "attention_dropout": (0.1, 0.2),
+    "initial_loss_scale": (65536.0, 4096.0),
+    "loss_scale_window": (1000, 500),
+    "embedding_gradient_shrink": (None, 0.1),
 }
-OTHER_RECIPE: dict[str, Any] = {
-    "objective": Objective.BLANK_INFILLING,
-    "global_batch": 128,
-    "batch_rampup_start": (16, 16, 1600),
-    "tokens": 2 * 10**9,
-    "precision": Precision.FP32,
-    "product_format": ProductFormat.FP8_DELAYED,
-    "moments": Moments.BF16,
-    "optimizer": Optimizer.ADAM,
-    "beta1": 0.8,
-    "beta2": 0.9,
-    "epsilon": 1e-6,
-    "weight_decay": 0.2,
-    "decay_of_vectors": True,
-    "gradient_clip": 2.0,
-    "learning_rate": 1e-4,
-    "minimum_learning_rate": 1e-5,
-    "learning_rate_decay": LearningRateDecay.LINEAR,
-    "warmup": 1280,
-    "decay": 12800,
-    "init_std": 0.01,
-    "residual_init_scaled": False,
-    "embedding_dropout": 0.2,
-    "hidden_dropout": 0.2,
-    "attention_dropout": 0.2,
-    "initial_loss_scale": 4096.0,
-    "loss_scale_window": 500,
-    "embedding_gradient_shrink": 0.1,
-}
+RECIPE = {name: usual for name, (usual, _) in RECIPE_FIELDS.items() if usual is not None}
+OTHER_RECIPE = {name: other for name, (_, other) in RECIPE_FIELDS.items()}
 WITH_ANOTHER = {"batch_rampup_increment", "batch_rampup_samples"}  # belong to batch_rampup_start
 OF_BLANK_INFILLING = {"gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share"}  # refused
 OTHER_LAYOUT: dict[str, Any] = {
@@ -127,9 +105,6 @@ NEUTRAL: dict[str, set[str]] = {
     "deepspeed": {"virtual_stages", "schedule", "stage_assignment", "stage_layer_counts", "scatter_gather"}
     | {"reshard_after_forward", "shard_ranks"},
 }
-VARIED = [
-    (export, field) for export in BASES for field in (*OTHER_RECIPE, *OTHER_LAYOUT) if field not in NEUTRAL[export]
-]
 
 
 def job_of(export: str, recipe: dict[str, Any], layout: dict[str, Any]) -> ExportedJob:
@@ -169,11 +144,12 @@ def test_every_field_of_a_recipe_and_a_layout_is_varied() -> None:
     assert set(OTHER_LAYOUT) | IMPLIED == set(Layout.__struct_fields__)
 
 
-@pytest.mark.parametrize(("export", "field"), VARIED)
-def test_no_field_is_lost_in_silence(export: str, field: str) -> None:
+@pytest.mark.parametrize("export", BASES)
+def test_no_field_is_lost_in_silence(export: str) -> None:
     before = said(export, job_of(export, {}, {}))
     assert before is not None
-    assert said(export, changed(export, field)) != before
+    varied = [field for field in (*OTHER_RECIPE, *OTHER_LAYOUT) if field not in NEUTRAL[export]]
+    assert [field for field in varied if said(export, changed(export, field)) == before] == []
 
 
 @pytest.mark.parametrize("export", ["megatron", "nemo", "torchtitan"])

@@ -1,4 +1,4 @@
-"""What Megatron-Core's fields say of recorded models, and what they cannot."""
+"""Megatron-Core's fields of recorded models, and features that it has no field for."""
 
 from __future__ import annotations
 
@@ -54,27 +54,25 @@ def test_latent_attention_and_experts_of_deepseek() -> None:
     assert limits("deepseek-v3") == []
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt3-175b", "llama2-70b", "llama3.1-405b", "nemotron4-340b", "qwen3-30b-a3b", "mixtral-8x22b"]
-)
-def test_recorded_models_of_megatrons_family_have_a_place(name: str) -> None:
-    assert limits(name) == []
+def test_recorded_models_of_megatrons_family_have_a_place() -> None:
+    names = ("gpt3-175b", "llama2-70b", "llama3.1-405b", "nemotron4-340b", "qwen3-30b-a3b", "mixtral-8x22b")
+    assert {name: limits(name) for name in names} == {name: [] for name in names}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"position": Position.ALIBI, "rotary_dim": None, "rotary_base": None}, "ALiBi"),
-        ({"embedding_norm": True}, "a norm of embeddings"),
-        ({"norm": Norm.OUTPUT_RMS_NORM}, "the norm output-rms-norm"),
-        ({"residual": Residual.PARALLEL}, "parallel branches of a block"),
-        ({"sliding_window": 4096}, "a sliding_window"),
-        ({"projection_bias": True}, "biases of these places alone"),
-        ({"scaled_embedding": True}, "scaled embeddings"),
-    ],
-)
-def test_what_has_no_place_is_named(change: dict[str, Any], words: str) -> None:
-    assert limits("llama2-70b", **change) == [words]
+WITHOUT_A_PLACE: dict[str, dict[str, Any]] = {
+    "ALiBi": {"position": Position.ALIBI, "rotary_dim": None, "rotary_base": None},
+    "a norm of embeddings": {"embedding_norm": True},
+    "the norm output-rms-norm": {"norm": Norm.OUTPUT_RMS_NORM},
+    "parallel branches of a block": {"residual": Residual.PARALLEL},
+    "a sliding_window": {"sliding_window": 4096},
+    "biases of these places alone": {"projection_bias": True},
+    "scaled embeddings": {"scaled_embedding": True},
+}
+
+
+def test_what_has_no_place_is_named() -> None:
+    named = {words: limits("llama2-70b", **change) for words, change in WITHOUT_A_PLACE.items()}
+    assert named == {words: [words] for words in WITHOUT_A_PLACE}
 
 
 def test_an_order_of_ranks_is_one_of_megatrons_two() -> None:

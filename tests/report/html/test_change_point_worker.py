@@ -19,11 +19,16 @@ SHORT = normal_launches(1, 9)
 SLOWER = [*normal_launches(2, 20), *normal_launches(3, 20, median=1.5)]
 
 
-def test_another_process_finds_what_this_one_finds(monkeypatch):
+def test_another_process_finds_what_this_one_finds_and_the_segments_are_the_same(monkeypatch):
+    launches = [launch_of(place, seconds) for place, seconds in enumerate(SLOWER)]
+    histories, wanted = by_setup(launches), segments(launches)
+    (times,) = searched_times(histories)
     with Search() as started:
         monkeypatch.setattr(change_point_worker, "searched", None)  # not here
-        started.ask([SHORT, SLOWER, []])
-        assert started.answer() == [[], change_points(SLOWER), []] != [[], [], []]
+        started.ask([SHORT, times, []])
+        none, found, empty = started.answer()
+    assert (none, found, empty) == ([], change_points(SLOWER), []) != ([], [], [])
+    assert segments_of(histories, [found]) == wanted
 
 
 def test_histories_too_short_for_a_change_need_no_answer(monkeypatch):
@@ -55,11 +60,3 @@ def test_leaving_ends_the_process_whether_it_was_asked_or_not():
         raise KeyboardInterrupt
     assert started._process.exitcode is not None
     assert time.monotonic() - before < 10
-
-
-def test_segments_are_the_same_by_either_way():
-    launches = [launch_of(place, seconds) for place, seconds in enumerate(SLOWER)]
-    with Search() as started:
-        histories = by_setup(launches)
-        started.ask(searched_times(histories))
-        assert segments_of(histories, started.answer()) == segments(launches)

@@ -22,7 +22,6 @@ from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
-from suite.predict.analytic.kernel_cost import FORMULAS, kernel_flop
 from suite.records.battery import Decision
 from suite.records.index import launches
 from suite.regression.segments import segments
@@ -33,11 +32,10 @@ from suite.report.html.loss_curves import losses
 from suite.report.html.memory import REST, memory
 from suite.report.html.plot import Plot
 from suite.report.html.roofline import benchmarks, profiles, rooflines
-from suite.report.html.setups import newest, setups
+from suite.report.html.setups import JudgedSetup, judged_setup, newest, remembered, setups
 from suite.report.html.sources import linked, recorded_facts
 from suite.report.html.step_time import WHOLE, traffic, waterfall
 from suite.report.html.validation import validation
-from suite.report.html.verdicts import JudgedSetup, judged_setup, remembered
 from tests.support.histories import launch_of, normal_launches
 from tests.support.page_records import EVIL_MESSAGE, EVIL_RUN, THERE, battery, job_of, page_records, record
 
@@ -171,31 +169,21 @@ def test_every_picture_is_one_that_plotly_knows_and_has_numbers(elements: Elemen
         assert all(len(row) == len(plot["columns"]) for row in plot["rows"])
 
 
-def test_headings_go_down_one_level_at_a_time(elements: Elements) -> None:
+def test_headings_go_down_one_level_at_a_time_and_tables_say_what_they_are(elements: Elements) -> None:
     levels = [int(tag[1]) for tag, _ in elements.elements if re.fullmatch(r"h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
+    assert (levels[0], levels.count(1)) == (1, 1)
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-
-
-def test_every_table_has_a_caption_and_every_header_a_scope(elements: Elements) -> None:
     tags = [tag for tag, _ in elements.elements]
     assert tags.count("table") == tags.count("caption") > 5
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in elements.elements if tag == "th")
 
 
-def test_a_launch_as_expected_passes_and_one_message_more_fails_by_its_name(results: Path) -> None:
-    good = judged(results, "bloom-mini", execution="eager")
-    bad = judged(results, "bloom-mini", "Xeon")
-    assert (good.verdict, good.why) == ("pass", "")
-    assert bad.verdict == "fail"
-    assert set(bad.why.split(", ")) == {"messages dp all_reduce", "messages dp all_gather"}
-
-
-def test_a_launch_that_hung_says_so_whatever_came_before(results: Path) -> None:
+def test_a_launch_passes_or_fails_by_the_name_of_its_figures_or_says_how_it_ended(results: Path) -> None:
+    good, bad = judged(results, "bloom-mini", execution="eager"), judged(results, "bloom-mini", "Xeon")
     hung = judged(results, "gpt2-mini", "Xeon")
-    assert (hung.verdict, hung.why) == ("hang", "rank 0 was silent")
-    assert hung.rows == []
+    assert (good.verdict, good.why) == ("pass", "")
+    assert (bad.verdict, set(bad.why.split(", "))) == ("fail", {"messages dp all_reduce", "messages dp all_gather"})
+    assert (hung.verdict, hung.why, hung.rows) == ("hang", "rank 0 was silent", [])
 
 
 def test_a_setup_whose_last_launch_failed_shows_the_one_before_and_why(tmp_path: Path) -> None:
@@ -232,14 +220,12 @@ def test_a_measured_step_without_prediction_is_drawn_alone() -> None:
     plot = waterfall("x", rows)
     assert plot is not None
     assert [trace["name"] for trace in plot.traces] == ["measured"]
-    assert waterfall("x", rows[:1]) is None
-    assert traffic("x", rows) is None
+    assert waterfall("x", rows[:1]) is traffic("x", rows) is None
 
 
 def test_a_textbook_s_payload_does_not_hide_what_is_sent() -> None:
     sent = row(Quantity.PAYLOAD_BYTES, axis="dp", operation="all_reduce", left=8, right=8)
-    rows = [sent, msgspec.structs.replace(sent, term="textbook ring", left=4, right=None)]
-    plot = traffic("x", rows)
+    plot = traffic("x", [sent, msgspec.structs.replace(sent, term="textbook ring", left=4, right=None)])
     assert plot is not None
     assert plot.rows == [["dp", "all_reduce", "8", "8", None, None]]
 
@@ -347,21 +333,6 @@ def test_a_roofline_s_points_are_bytes_and_seconds_of_the_records(results: Path)
     assert sum(len(one.kernels) for one in timed) > 200
 
 
-def test_every_kernel_has_an_arithmetic_and_products_have_theirs() -> None:
-    sizes = {
-        "rows": 8, "columns": 16, "vocabulary": 32, "elements": 64, "parameters": 64, "ranks": 2, "heads": 2,
-        "length": 8, "head_size": 4,
-    }  # fmt: skip
-    assert all(kernel_flop(name, **sizes).forward > 0 for name in FORMULAS)
-    assert kernel_flop("linear_cross_entropy", rows=3, columns=5, vocabulary=7).forward == 3 * 2 * 3 * 5 * 7
-    whole = kernel_flop("masked_softmax", rows=8, columns=8)
-    half = kernel_flop("masked_softmax", rows=8, columns=8, causal=1)
-    assert half.forward == whole.forward / 2
-    assert kernel_flop("masked_softmax", rows=8, columns=8, causal=1, prefix=8) == whole
-    with pytest.raises(ValueError, match="allowed layer_norm"):
-        kernel_flop("no such kernel")
-
-
 def test_the_predictor_s_points_are_every_published_row_that_counts() -> None:
     scatter, boxes = validation()
     counted = sum(len(trace["x"]) for trace in scatter.traces if trace["mode"] == "markers")
@@ -391,48 +362,34 @@ def test_the_newest_battery_of_a_node_has_its_findings_worst_first(results: Path
     assert older.rows == []
 
 
-def test_a_damaged_battery_is_named_on_the_page_and_the_others_stay(tmp_path: Path) -> None:
-    battery(tmp_path, 1, "n1", decision=Decision.ACCEPTED)
-    damaged = battery(tmp_path, 2, "n2", decision=Decision.ACCEPTED)
-    damaged.write_bytes(damaged.read_bytes()[:-20])
-    found = batteries(tmp_path)
-    assert [(one.node, one.decision) for one in found.shown] == [("n2", "not ended"), ("n1", "accepted")]
-    assert str(damaged) in str(found.damaged)
-    assert damaged.name in Elements(page.page(tmp_path, [])).text
-
-
-def test_beyond_the_newest_batteries_the_page_says_how_many_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptance, "MOST_BATTERIES", 2)
-    for number in range(5):
+def test_a_damaged_battery_is_named_and_older_ones_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
         battery(tmp_path, number, "n1", decision=Decision.ACCEPTED)
+    damaged = battery(tmp_path, 4, "n2", decision=Decision.ACCEPTED)
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    monkeypatch.setattr(acceptance, "MOST_BATTERIES", 2)
     found = batteries(tmp_path)
-    assert [one.id[-4:] for one in found.shown] == ["004Z", "003Z"]
-    assert found.left_out == 3
-    assert "3 older batteries are left out" in Elements(page.page(tmp_path, [])).text
+    assert [(one.id[-4:], one.decision) for one in found.shown] == [("004Z", "not ended"), ("003Z", "accepted")]
+    assert (str(damaged) in str(found.damaged), found.left_out) == (True, 3)
+    text = Elements(page.page(tmp_path, [])).text
+    assert damaged.name in text
+    assert "3 older batteries are left out" in text
 
 
-def test_without_batteries_there_is_no_section_of_them(tmp_path: Path) -> None:
-    assert 'id="acceptance"' not in page.page(tmp_path, [])
+LINKS = {
+    "see https://example.org/a?b=c.": "https://example.org/a?b=c",
+    "Zeng et al., arXiv 2210.02414v2": "https://arxiv.org/abs/2210.02414v2",
+    "THUDM/GLM-130B@212215c logs/main-log-en.md": "https://github.com/THUDM/GLM-130B/blob/212215c/logs/main-log-en.md",
+    "karpathy/llm.c@f1e2ace scripts/run_gpt2_*.sh": "https://github.com/karpathy/llm.c/tree/f1e2ace",
+    "javascript:alert(1)": "",
+    "data:text/html,<script>alert(1)</script>": "",
+    'https://a.example/"onclick="x': "https://a.example/",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "link"),
-    [
-        ("see https://example.org/a?b=c.", "https://example.org/a?b=c"),
-        ("Zeng et al., arXiv 2210.02414v2", "https://arxiv.org/abs/2210.02414v2"),
-        ("THUDM/GLM-130B@212215c logs/main-log-en.md", "https://github.com/THUDM/GLM-130B/blob/212215c/logs/main-log-en.md"),
-        ("karpathy/llm.c@f1e2ace scripts/run_gpt2_*.sh", "https://github.com/karpathy/llm.c/tree/f1e2ace"),
-        ("javascript:alert(1)", ""),
-        ("data:text/html,<script>alert(1)</script>", ""),
-        ('https://a.example/"onclick="x', "https://a.example/"),
-    ],
-)  # fmt: skip
-def test_sources_link_to_where_they_stand_and_to_nothing_else(text: str, link: str) -> None:
-    pieces = linked(text)
-    assert "".join(piece.text for piece in pieces) == text
-    assert [piece.link for piece in pieces if piece.link] == [link] * bool(link)
+def test_sources_link_to_where_they_stand_and_to_nothing_else() -> None:
+    assert {text: "".join(piece.link for piece in linked(text)) for text in LINKS} == LINKS
+    assert all("".join(piece.text for piece in linked(text)) == text for text in LINKS)
 
 
 def test_every_fact_of_the_catalog_is_there_with_its_source() -> None:
@@ -454,7 +411,9 @@ def test_a_setup_beyond_the_newest_has_a_row_and_no_verdict(results: Path, monke
 
 
 def test_a_page_without_records_says_how_to_make_one(tmp_path: Path) -> None:
-    text = Elements(page.page(tmp_path, [])).text
+    html = page.page(tmp_path, [])
+    assert 'id="acceptance"' not in html
+    text = Elements(html).text
     assert "No launch is recorded yet" in text
     assert "Validation of the predictor" in text
     assert "Run by run" not in text

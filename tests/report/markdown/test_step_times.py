@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,24 +31,17 @@ def split(predicted: dict[StepTerm, float], measured: dict[StepTerm, float]) -> 
 
 
 def test_the_largest_residual_is_the_term_furthest_from_its_prediction() -> None:
+    """Also one that took nothing. What is unexplained is no residual of a term, and its share has no sign."""
     reported = split(PREDICTED, MEASURED)
     assert reported is not None
     assert (reported.term, reported.residual) == (StepTerm.BACKWARD, pytest.approx(-0.1))
-    assert reported.error == pytest.approx(0.0)
-    assert reported.unexplained_share == pytest.approx(0.05 / 0.8)
-
-
-def test_what_is_unexplained_is_no_residual_of_a_term_and_has_no_sign() -> None:
-    reported = split(PREDICTED, {**PREDICTED, StepTerm.UNEXPLAINED: -0.4})
-    assert reported is not None
-    assert reported.residual == 0
-    assert reported.unexplained_share == pytest.approx(1.0)
-
-
-def test_a_term_that_took_nothing_has_a_residual_too() -> None:
+    assert (reported.error, reported.unexplained_share) == (pytest.approx(0.0), pytest.approx(0.05 / 0.8))
     reported = split({**PREDICTED, StepTerm.BUBBLE: 0.3}, {**MEASURED, StepTerm.BUBBLE: 0.0})
     assert reported is not None
     assert (reported.term, reported.residual) == (StepTerm.BUBBLE, pytest.approx(-0.3))
+    reported = split(PREDICTED, {**PREDICTED, StepTerm.UNEXPLAINED: -0.4})
+    assert reported is not None
+    assert (reported.residual, reported.unexplained_share) == (0, pytest.approx(1.0))
 
 
 def test_a_step_that_is_not_predicted_or_not_split_has_no_residuals() -> None:
@@ -113,7 +107,7 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path, measured=scaled(3.0), started=86400.0 * 366)
-    assert main(["report", "--results", str(tmp_path), "--json"]) == 0
+    assert main(["report", "--results", str(tmp_path), "--no-page", "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
     text = (tmp_path / "TABLES.md").read_text(encoding="utf-8")
     assert reported["setups"] == 1
@@ -124,7 +118,7 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
     row = next(line for line in text.splitlines() if line.startswith("| small"))
     cells = [cell.strip() for cell in row.split("|")][5:-1]
     assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "-", "-", "backward", "-29.2%", "6.3%", "12%"]
-    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "again")]) == 0
+    assert main(["report", "--results", str(tmp_path), "--no-page", "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "TABLES.md").read_text(encoding="utf-8") == text
 
 
@@ -150,19 +144,20 @@ def test_single_launches_are_judged_beside_the_medians_of_several(tmp_path: Path
     assert "one by one" not in step_tables(step_times(launches(alone)[0]))
 
 
+def on_gpu(results: Path, run: str, rate: float, **changes: Any) -> LaunchSummary:
+    """A launch on one H200 with so many model flop a second."""
+    (own,) = launches(results)[0]
+    measured = Values({(Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None): 0}, (rate,))
+    hardware = own.hardware | {"gpus": "NVIDIA H200"}
+    usual = {"run": run, "hardware": hardware, "device": "cuda", "ranks": 1, "measured": measured}
+    return msgspec.structs.replace(own, **usual | changes)
+
+
 def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) -> None:
     record(tmp_path, measured=MEASURED, started=1000.0)
-    assert utilisation_table(launches(tmp_path)[0]).count("| unmeasured |") == len(ASKED)
-    (own,) = launches(tmp_path)[0]
-    on_gpu = msgspec.structs.replace(
-        own,
-        run="gpt2-124m",
-        hardware=own.hardware | {"gpus": "NVIDIA H200"},
-        device="cuda",
-        ranks=1,
-        measured=Values({(Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None): 0}, (0.5 * 989.4e12,)),
-    )
-    lines = utilisation_table([own, on_gpu]).splitlines()
+    known = launches(tmp_path)[0]
+    assert utilisation_table(known).count("| unmeasured |") == len(ASKED)
+    lines = utilisation_table([*known, on_gpu(tmp_path, "gpt2-124m", 0.5 * 989.4e12)]).splitlines()
     (line,) = [line for line in lines if "gpt2-124m" in line]
     assert "| 1 | 50.0% | 50% | 1970-01-01 |" in line
     assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
@@ -178,31 +173,19 @@ def test_what_is_asked_of_a_gpu_can_be_asked_of_it(tmp_path: Path, monkeypatch: 
 def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_path: Path) -> None:
     """Not that of the largest share: fp32's peak is smaller. Leave-one-out runs and ablated rungs do not count."""
     record(tmp_path, measured=MEASURED, started=1000.0)
-    (own,) = launches(tmp_path)[0]
-    key = (Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None)
-
-    def climbed(rung: str, rate: float, precision: str, ranks: int = 1) -> LaunchSummary:
-        return msgspec.structs.replace(
-            own,
-            run="gpt2-124m-ladder",
-            rung=rung,
-            hardware=own.hardware | {"gpus": "NVIDIA H200"},
-            device="cuda",
-            ranks=ranks,
-            precision=precision,
-            measured=Values({key: 0}, (rate,)),
-        )
-
+    peak = 989.4e12
     ladder = [
-        climbed("speed/offline", 60e12, "fp32"),
-        climbed("speed/mixed-precision", 0.4 * 989.4e12, "bf16"),
-        climbed("speed/mixed-precision", 0.5 * 989.4e12, "bf16"),
-        climbed("speed/mixed-precision", 0.6 * 989.4e12, "bf16"),
-        climbed("speed/top without compile", 0.7 * 989.4e12, "bf16"),
-        climbed("speed/compile, ablated", 0.7 * 989.4e12, "bf16"),
-        climbed("speed/ddp", 0.7 * 989.4e12, "bf16", ranks=2),
+        on_gpu(tmp_path, "gpt2-124m-ladder", rate, rung=rung, precision=precision, ranks=2 if "ddp" in rung else 1)
+        for rung, rate, precision in (
+            ("speed/offline", 60e12, "fp32"),
+            *(("speed/mixed-precision", share * peak, "bf16") for share in (0.4, 0.5, 0.6)),
+            *(
+                (rung, 0.7 * peak, "bf16")
+                for rung in ("speed/top without compile", "speed/compile, ablated", "speed/ddp")
+            ),
+        )
     ]
-    (line,) = [line for line in utilisation_table([own, *ladder]).splitlines() if "gpt2-124m" in line]
+    (line,) = [line for line in utilisation_table(ladder).splitlines() if "gpt2-124m" in line]
     assert "| 3 | 50.0% | 50% | 1970-01-01 |" in line
     assert line.endswith("| `ladder gpt2-124m --device cuda`: its fastest rung on one GPU, `mixed-precision` |")
 
@@ -216,12 +199,13 @@ def test_a_record_s_rung_is_read_with_the_rest(tmp_path: Path) -> None:
 def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", "--results", str(tmp_path)]) == 3
+    assert step_tables(step_times([])) == ""
+    assert main(["report", "--results", str(tmp_path), "--no-page"]) == 3
     assert not (tmp_path / "TABLES.md").exists()
     record(tmp_path, measured=MEASURED, started=1000.0)
     (tmp_path / "records" / "small" / "x.begin.json").write_text("{", encoding="utf-8")
     capsys.readouterr()
-    assert main(["report", "--results", str(tmp_path)]) == 2
+    assert main(["report", "--results", str(tmp_path), "--no-page"]) == 2
     assert "x.begin.json" in capsys.readouterr().err
     assert "| small |" in (tmp_path / "TABLES.md").read_text(encoding="utf-8")
 
@@ -229,9 +213,5 @@ def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_c
 def test_a_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path, measured=MEASURED, started=1000.0)
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "file")]) == 2
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "file"), "--no-page"]) == 2
     assert "cannot write TABLES.md" in capsys.readouterr().err
-
-
-def test_tables_of_no_records_are_empty() -> None:
-    assert step_tables(step_times([])) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from reference_runs.run import Workload
 from suite.job.pipeline_passes import PassKind
-from suite.predict.simulation.pipeline_schedule import flop_durations, timed_passes
 from suite.report.plots.schedule import IDLE, draw_schedule
 from suite.report.schedule import predicted_panel
 from tests.support.strategies import BLOOM
@@ -25,19 +23,6 @@ MICRO_BATCHES = 6
 def workload(words: str) -> Workload:
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=MICRO_BATCHES)
     return Workload(BLOOM.architecture, recipe, parse_layout(f"{words},micro1", base=BLOOM.layout))
-
-
-@pytest.mark.parametrize(
-    "words", ["pp3,gpipe", "pp3,1f1b", "pp2,1f1b,interleave2", "pp3,zero-bubble", "pp3,zbv", "pp3,dualpipev"]
-)
-def test_stages_compute_one_pass_at_a_time_and_all_of_a_step(words: str) -> None:
-    planned = workload(words)
-    durations = flop_durations(planned)
-    stages = timed_passes(planned.layout, durations, micro_batches=MICRO_BATCHES)
-    for done in stages:
-        assert all(before.end <= after.start for before, after in itertools.pairwise(done))
-    busy = sum(each.end - each.start for done in stages for each in done)
-    assert busy == pytest.approx(MICRO_BATCHES * (sum(durations.forward) + sum(durations.backward)))
 
 
 def test_the_picture_is_written_and_a_file_that_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,74 @@
-"""The page of the machine model's numbers, in Markdown: parameters, errors, what is left when something is left out."""
+"""The machine model's numbers for people: parameters, errors, and errors when something is left out of the fit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel
+from rich.console import Console
+
+from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, Parameter
 from reference_runs.published_tables import PublishedTables
 from suite.report.tables import MARKDOWN, table
+from suite.report.terminal.tables import print_table
+
+
+def print_fit(out: Console, model: MachineModel, errors: Mapping[str, Sequence[float]]) -> None:
+    """Print the parameters with uncertainty and support, and the errors by table."""
+    titles = ["parameter", "value", "unit", "uncertainty", "rows", "tables"]
+    rows = ([name, *_support(parameter)] for name, parameter in model.parameters.items())
+    print_table(out, rows, titles, right=("value", "uncertainty", "rows", "tables"))
+    scored = (
+        [
+            name,
+            len(of_table),
+            f"{fmean(map(abs, of_table)):.1%}",
+            f"{fmean(of_table):+.1%}",
+            f"{max(of_table, key=abs):+.1%}",
+        ]
+        for name, of_table in errors.items()
+    )
+    out.print()
+    print_table(out, scored, ["table", "rows", "mean error", "bias", "largest"])
+
+
+def _support(parameter: Parameter) -> list[object]:
+    """Value and unit of a parameter, and what they rest on."""
+    value = [f"{parameter.value:.4g}", parameter.unit]
+    if not parameter.fitted:
+        return [*value, "not fitted", "", ""]
+    uncertainty = "at its bound" if parameter.at_bound else f"{parameter.uncertainty or 0:.0%}"
+    return [*value, uncertainty, parameter.rows or 0, len(parameter.tables)]
+
+
+def print_left_out(out: Console, scores: FitScores) -> None:
+    """Print errors by table with the table, sizes and runs left out, and without each term."""
+    rows, every = [], []
+    for name, score in scores.tables.items():
+        run = "" if score.run_left_out is None else f"{score.run_left_out:.1f}, at most {score.run_left_out_max:.1f}"
+        errors = (score.fitted, score.table_left_out, score.cluster_left_out, score.size_left_out)
+        every.append(errors)
+        rows.append([name, score.rows, *(f"{error:.1f}" for error in errors), run])
+    rows.append(["mean over the tables", "", *(f"{fmean(errors):.1f}" for errors in zip(*every, strict=True)), ""])
+    titles = [
+        "table",
+        "rows",
+        "fitted %",
+        "table left out %",
+        "cluster left out %",
+        "size left out %",
+        "run left out %",
+    ]
+    out.print()
+    print_table(out, rows, titles, right=titles[1:])
+    terms = [[term, *_without(scores, term)] for term in _terms(scores)]
+    out.print()
+    print_table(out, terms, ["without", "mean error %", "more by"])
+    covered = ", ".join(f"{share:.0f} % by {kind}" for kind, share in scores.coverage.items())
+    out.print(f"inside 80 % intervals, left out: {covered}")
+    out.print(f"{scores.free_parameters} free parameters; {scores.all_terms:.1f} % with every term")
+
 
 PAGE = """# Numbers of the machine model
 
@@ -126,11 +187,7 @@ def _spreads(model: MachineModel) -> str:
 
 def _fitted(model: MachineModel) -> str:
     rows = [
-        [
-            *(f"`{name}`", f"{parameter.value:.4g}", parameter.unit),
-            "at its bound" if parameter.at_bound else f"{parameter.uncertainty or 0:.0%}",
-            *(parameter.rows or 0, len(parameter.tables), parameter.meaning),
-        ]
+        [f"`{name}`", *_support(parameter), parameter.meaning]
         for name, parameter in model.parameters.items()
         if parameter.fitted
     ]
@@ -147,10 +204,21 @@ def _fixed(model: MachineModel) -> str:
 
 
 def _ablation(scores: FitScores) -> str:
+    tables = scores.tables.items()
     rows = [
-        [term, f"{error:.1f}", f"{error - scores.all_terms:+.1f}"]
-        + [f"{scores.without_term_by_table[term][name] - score.fitted:+.1f}" for name, score in scores.tables.items()]
-        for term, error in sorted(scores.without_term.items(), key=lambda item: -item[1])
+        [term, *_without(scores, term)]
+        + [f"{scores.without_term_by_table[term][name] - score.fitted:+.1f}" for name, score in tables]
+        for term in _terms(scores)
     ]
-    numbers = [str(number) for number in range(1, len(scores.tables) + 1)]
-    return table(rows, ["without", "error", "more by", *numbers], style=MARKDOWN)
+    return table(rows, ["without", "error", "more by", *map(str, range(1, len(tables) + 1))], style=MARKDOWN)
+
+
+def _terms(scores: FitScores) -> list[str]:
+    """The terms of the model, the one that takes most off the error first."""
+    return sorted(scores.without_term, key=lambda term: -scores.without_term[term])
+
+
+def _without(scores: FitScores, term: str) -> tuple[str, str]:
+    """The mean error without a term, and by how much it is more than with all."""
+    error = scores.without_term[term]
+    return f"{error:.1f}", f"{error - scores.all_terms:+.1f}"

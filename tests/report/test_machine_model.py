@@ -1,4 +1,4 @@
-"""What `refit` prints: means over tables as the page has them, and no uncertainty where there is none."""
+"""The output of `refit`: means over tables as the page has them, and no uncertainty where there is none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published_tables import load_tables
-from suite.report.markdown.machine_model import fit_page
-from suite.report.terminal.machine_model import print_fit, print_left_out
+from suite.report.machine_model import fit_page, print_fit, print_left_out
 from suite.report.terminal.tables import console
 
 

@@ -1,4 +1,4 @@
-"""A regression check in the terminal: the verdict first, then a table a run, and the words that explain it."""
+"""A regression check for people and for CI: the verdict first, a table a run, and the words that explain it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from reference_runs.units import printed
 from suite.regression.check import Comparison
 from suite.regression.findings import RegressionFinding
 from suite.regression.verdicts import ChangeVerdict
+from suite.report.junit import JunitOutcome, JunitSuite
+from suite.report.tables import MARKDOWN, table
 from suite.report.terminal.tables import NOT_JUDGED, coloured, print_folded, print_table
 
 _COLOURS = {
@@ -27,7 +29,7 @@ UNCHANGED = (ChangeVerdict.SAME, ChangeVerdict.SHOWN)
 
 
 def shown(findings: Iterable[RegressionFinding]) -> list[RegressionFinding]:
-    """Those of the whole job, and of single ranks and stages what changed."""
+    """Findings of the whole job, and those of single ranks and stages that changed."""
     return [
         finding
         for finding in findings
@@ -63,7 +65,7 @@ def _percent(share: float | None) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """How many launches are compared with how many, of which baseline."""
+    """A line with the numbers of launches that are compared, and the baseline."""
     if not comparison.baseline:
         launches = f"{len(comparison.after)} launches" if comparison.after else "not launched"
         return f"{comparison.run}: {launches}, no baseline"
@@ -74,7 +76,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What the verdicts rest on, and what else differs, a line each."""
+    """The basis of the verdicts, and everything else that differs, a line each."""
     if not comparison.baseline:
         return [f"no baseline of this hardware, policy and number of steps is accepted here: {comparison.hint}"]
     lines = [f"noise: {comparison.floor}"]
@@ -103,7 +105,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def verdict_line(comparison: Comparison) -> str:
-    """What a person wants to know first: the verdict, what it is of, and what slow-down would have been found."""
+    """The first line for people: the verdict, its quantities, and the slow-down that would have been found."""
     if not comparison.baseline:
         return headline(comparison)
     findings = comparison.findings
@@ -154,3 +156,67 @@ def _print_findings(out: Console, findings: Sequence[RegressionFinding]) -> None
         rows.append([*texts.values()])
     titles = [title for title in TITLES if title != "of"]
     print_table(out, rows, titles, right={*TITLES} - {*_TEXTS}, optional=("detectable", "band", "interval"))
+
+
+_UNDECIDED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)
+
+
+def junit(comparisons: Sequence[Comparison], failed: str = "") -> str:
+    """One suite: a regression is a failure, what was not decided is skipped, a launch that did not end well an error.
+
+    What is only shown is no test. Durations are those of the steps that were timed.
+    """
+    suite = JunitSuite("regress")
+    for comparison in comparisons:
+        if not comparison.baseline:
+            suite.add(comparison.run, "baseline", outcome=JunitOutcome.SKIPPED, message=headline(comparison))
+        for finding in comparison.findings:
+            if finding.change is not ChangeVerdict.SHOWN:
+                _judged(suite, finding)
+    if failed:
+        suite.add("regress", "launch", outcome=JunitOutcome.ERROR, message=failed)
+    return suite.xml()
+
+
+def _judged(suite: JunitSuite, finding: RegressionFinding) -> None:
+    name = " ".join(part for part in (finding.quantity, subject(finding)) if part)
+    seconds = finding.after if finding.unit == "s" else None
+    texts = cells(finding)
+    message = f"{texts['baseline']} -> {texts['now']}, ratio {texts['ratio']}: {finding.why}"
+    if finding.change is ChangeVerdict.REGRESSION:
+        text = "\n".join(f"{title}: {texts[title]}" for title in TITLES if texts[title])
+        suite.add(finding.run, name, outcome=JunitOutcome.FAILURE, message=message, text=text, seconds=seconds)
+    elif finding.change in _UNDECIDED:
+        words = f"{finding.change.value}: {message}"
+        suite.add(finding.run, name, outcome=JunitOutcome.SKIPPED, message=words, seconds=seconds)
+    else:
+        suite.add(finding.run, name, seconds=seconds)
+
+
+def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
+    """A heading and a table a run: what changed or was not decided first, the rest folded away."""
+    lines = ["## Regressions", ""]
+    if failed:
+        lines += [f"**A launch did not end well**: {_cell(failed)}", ""]
+    for comparison in comparisons:
+        lines += [f"### {_cell(headline(comparison))}", "", _cell(verdict_line(comparison)), ""]
+        rows = [finding for finding in shown(comparison.findings) if finding.change is not ChangeVerdict.SHOWN]
+        first = [finding for finding in rows if finding.change is not ChangeVerdict.SAME]
+        rest = [finding for finding in rows if finding.change is ChangeVerdict.SAME]
+        if first:
+            lines += [*_table(first), ""]
+        if rest:
+            summary = f"<summary>{len(rest)} quantities are the same</summary>"
+            lines += ["<details>", summary, "", *_table(rest), "", "</details>", ""]
+        lines += [f"- {_cell(line)}" for line in notes(comparison)] + [""]
+    return "\n".join(lines)
+
+
+def _table(findings: list[RegressionFinding]) -> list[str]:
+    import pandas
+
+    return [table(pandas.DataFrame(map(cells, findings)), style=MARKDOWN, right=())]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
