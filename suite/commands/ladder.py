@@ -124,7 +124,7 @@ def ladder_command(asked: LadderOptions) -> None:
     end_as_interrupted()
     target, tokens, texts = _fitted_with_corpus(target, asked.corpus)
     ladder_run = LadderRun(
-        **{name: getattr(asked, name) for name in shared_fields(LadderRun, LadderOptions, "ablated")},
+        **{name: getattr(asked, name) for name in shared_fields(LadderRun, LadderOptions, "ablated", "corpus")},
         target=target,
         corpus=tokens,
         texts=texts,

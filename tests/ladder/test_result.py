@@ -11,11 +11,12 @@ import pytest
 from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands import ladder as command
+from suite.ladder.request import LadderRun
 from suite.ladder.result import LadderResult, LadderVerdict, failures, verdict
 from suite.ladder.rung import Track
 from suite.report.terminal.ladder import as_json, print_ladder
 from suite.report.terminal.tables import console
-from tests.support.ladder_machine import CPU, Machine, ladder_of, of_track, results_of
+from tests.support.ladder_machine import CORPUS, CPU, TEXTS, Machine, ladder_of, of_track, results_of
 
 
 def reported(outcome: LadderResult, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:
@@ -111,21 +112,17 @@ def test_an_ablated_rung_whose_gain_noise_hides_is_inconclusive(
 def test_options_by_their_names_before_do_what_those_of_today_do(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
-    class EndError(Exception):
-        pass
-
-    def made(**fields: object) -> None:
-        seen.append((fields["chosen"], fields["ablated"], fields["leave_one_out"]))
-        raise EndError
+    def ran(ladder_run: LadderRun, **_options: object) -> int:
+        seen.append((ladder_run.chosen, ladder_run.ablated, ladder_run.leave_one_out))
+        return 0
 
     def asked(*options: str) -> object:
-        with pytest.raises(EndError):
-            main(["ladder", "gpt2-mini", "--device", "cpu", *options])
+        assert main(["ladder", "gpt2-mini", "--device", "cpu", *options]) == 0
         return seen[-1]
 
     monkeypatch.setattr(command, "nothing_applies", lambda *_: None)
-    monkeypatch.setattr(command, "_fitted_with_corpus", lambda *_: (None, None, None))
-    monkeypatch.setattr(command, "LadderRun", made)
+    monkeypatch.setattr(command, "_fitted_with_corpus", lambda target, _: (target, CORPUS, TEXTS))
+    monkeypatch.setattr(command, "_ran", ran)
     pinned = ("--rungs", "pinned")
     usual = asked(*pinned)
     assert usual != asked("--walk", "speed") == asked("--track", "speed")
