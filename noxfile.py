@@ -227,16 +227,10 @@ def formulas(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests that are quick, or those that are named: nox -s tests -- -k traffic"""
+    """Run the quick tests; or others: nox -s tests -- --choice others, nox -s tests -- -k traffic"""
     install(session, *TESTED)
-    session.run(*PYTEST, *(session.posargs or (*SIDE_BY_SIDE, "--choice", "quick")))
-
-
-@nox.session
-def more_tests(session: nox.Session) -> None:
-    """Run the tests that `tests` leaves out, except rare ones."""
-    install(session, *TESTED)
-    session.run(*PYTEST, *SIDE_BY_SIDE, "--choice", "others", *session.posargs)
+    words = session.posargs or ["--choice", "quick"]
+    session.run(*PYTEST, *(SIDE_BY_SIDE if "--choice" in words else ()), *words)
 
 
 @nox.session
