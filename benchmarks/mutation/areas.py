@@ -90,8 +90,11 @@ ALSO = {
         )
     },
     **{
-        f"reference_runs/{name}.py": ("tests/reference_runs/test_broken_files.py",)
-        for name in ("accelerator", "catalog", "machine_model", "recorded_file", "stack")
+        f"reference_runs/{name}.py": (
+            "tests/reference_runs/test_broken_files.py",
+            "tests/reference_runs/test_published_words.py",
+        )
+        for name in ("accelerator", "catalog", "machine_model", "named_runs", "recorded_file", "stack")
     },
 }
 
