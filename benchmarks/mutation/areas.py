@@ -90,7 +90,10 @@ ALSO = {
     "kernels/tensor_table.py": ("tests/kernels/test_adamw.py",),
     "kernels/tiles.py": ("tests/kernels/test_cross_entropy.py",),
     **{
-        f"reference_runs/{name}.py": ("tests/reference_runs/test_odd_tables.py", f"tests/reference_runs/test_{own}.py")
+        f"reference_runs/{name}.py": (
+            "tests/reference_runs/test_published_of_odd_tables.py",
+            f"tests/reference_runs/test_{own}.py",
+        )
         for name, own in (
             ("published", "published_words"),
             ("published_as_written", "published_words"),
@@ -103,8 +106,11 @@ ALSO = {
         )
     },
     **{
-        f"reference_runs/{name}.py": ("tests/reference_runs/test_broken_files.py",)
-        for name in ("accelerator", "catalog", "machine_model", "recorded_file", "stack")
+        f"reference_runs/{name}.py": (
+            "tests/reference_runs/test_recorded_file_of_broken_files.py",
+            "tests/reference_runs/test_published_words.py",
+        )
+        for name in ("accelerator", "catalog", "machine_model", "named_runs", "recorded_file", "stack")
     },
 }
 

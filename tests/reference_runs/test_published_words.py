@@ -1,4 +1,4 @@
-"""Files, columns, numbers and words of a table as people write them; test_odd_tables.py has whole tables."""
+"""Files, columns, numbers and words of a table as people write them; odd_tables.toml has whole tables."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 odd_tables.toml has the tables, each with what it shows; odd_tables.json what is read of each row: the first as it
 differs from that of the table "plain", the others as they differ from the first. After a wanted change
-`python -m tests.reference_runs.test_odd_tables` writes it anew: read the difference before you commit it.
+`python -m tests.reference_runs.test_published_of_odd_tables` writes it anew: read the difference and commit both.
 """
 
 from __future__ import annotations
