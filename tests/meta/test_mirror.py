@@ -14,8 +14,6 @@ OF_SEVERAL_MODULES = {
     "kernels/test_compilation.py": "that every kernel compiles for a GPU",
     "kernels/test_memory.py": "that no kernel writes beside its results",
     "kernels/test_rows.py": "that all norms and activations are exact, by one table",
-    "reference_runs/test_broken_files.py": "what every reader of a recorded file refuses",
-    "reference_runs/test_odd_tables.py": "how tables as people write them are read",
 }
 
 
