@@ -238,7 +238,9 @@ def test_of_few_modules_their_own_tests_are_collected_and_of_many_those_of_the_a
     one = files_of_area(ROOT, "suite/predict/analytic", ["suite/predict/analytic/limits.py"])
     assert one == ["tests/predict/analytic/test_limits.py"]
     modules = modules_of(ROOT, ["suite/predict/analytic"])
-    assert files_of_area(ROOT, "suite/predict/analytic", modules) == ["tests/predict/analytic"]
+    of_all = files_of_area(ROOT, "suite/predict/analytic", modules)
+    simulated = [f"tests/predict/simulation/test_{name}.py" for name in ("pipeline_schedule", "weight_versions")]
+    assert of_all == ["tests/predict/analytic", *simulated]  # whose passes check formulas of pipelines
     elsewhere = files_of_area(ROOT, "suite/records", modules_of(ROOT, ["suite/records"]))
     assert "tests/regression/test_kernel_benchmarks.py" in elsewhere
     assert len(elsewhere) == len(set(elsewhere))
