@@ -153,24 +153,16 @@ class WeightVersions:
         readers: the modules that read the weights.
         optimizer: that updates them, and nothing else.
         storages: flat buffers of all versions of the rank; new ones are added.
-        keeps: whether versions are kept. Without, backward passes silently use other weights than their forward passes
-            did: for tests.
 
     Attributes:
         newest: number of updates so far.
     """
 
     def __init__(
-        self,
-        groups: list[WeightGroup],
-        readers: Iterable[nn.Module],
-        optimizer: TensorAdamW,
-        storages: list[Tensor],
-        *,
-        keeps: bool = True,
+        self, groups: list[WeightGroup], readers: Iterable[nn.Module], optimizer: TensorAdamW, storages: list[Tensor]
     ) -> None:
         self.newest = 0
-        self._groups, self._optimizer, self._storages, self._keeps = groups, optimizer, storages, keeps
+        self._groups, self._optimizer, self._storages = groups, optimizer, storages
         self._first = _Stored([group.flat for group in groups], [leaf for group in groups for leaf in group.leaves])
         self._of: dict[int, _Stored] = {0: self._first}
         self._free: list[_Stored] = []
@@ -195,7 +187,7 @@ class WeightVersions:
         Raises:
             KeyError: the version is not kept, or not there yet.
         """
-        chosen = self._of[version if self._keeps else self.newest]
+        chosen = self._of[version]
         if chosen is self._in_use:
             return
         self._in_use = chosen
@@ -204,11 +196,11 @@ class WeightVersions:
 
     def add_gradients(self, version: int) -> None:
         """Before a backward pass with `version`: its leaves add to the gradients so far."""
-        self._move(self._first, self._of[version if self._keeps else self.newest])
+        self._move(self._first, self._of[version])
 
     def take_gradients(self, version: int) -> None:
         """After it: the gradients are the optimizer's again."""
-        self._move(self._of[version if self._keeps else self.newest], self._first)
+        self._move(self._of[version], self._first)
 
     def _move(self, source: _Stored, target: _Stored) -> None:
         if source is target:
@@ -222,7 +214,6 @@ class WeightVersions:
         Args:
             oldest: version that micro-batches will still need.
         """
-        oldest = oldest if self._keeps else self.newest + 1
         for version in [version for version in self._of if version < oldest]:
             if version < self.newest:
                 self._free.append(self._of.pop(version))

@@ -107,7 +107,6 @@ class Run(NamedTuple):
     micro_batches: int
     updates: int
     precision: Precision = Precision.FP32
-    keeps: bool = True
     ramp: tuple[int, ...] = ()
     replicas: int = 1
     of_stages: tuple[int, ...] = ()
@@ -221,7 +220,7 @@ def stage_of(
     groups = store_weights([block], run.recipe, shards=1, device=CPU)
     storages = [group.flat for group in groups]
     optimizer = whole_adamw(groups, run.recipe)
-    versions = WeightVersions(groups, [block], optimizer, storages, keeps=run.keeps)
+    versions = WeightVersions(groups, [block], optimizer, storages)
     stage = AsynchronousStage(block, [Versioned(versions, rule)], rule, before=before, after=after, phases=Phases(CPU))
     replicas = replica_gradients(groups, sum_up) if count > 1 else None
     losses, staleness, given, begin = [], [], 0, 0
@@ -434,14 +433,3 @@ def test_a_stage_keeps_a_version_for_each_update_that_its_gradients_are_late(sta
     buffered = executed(Run(Schedule.PIPEDREAM_2BW, stages, 4, 20))
     assert [stage.versions for stage in buffered] == [2] * stages
     assert [stage.staleness[-1] for stage in buffered] == [[1] * 4] * stages
-
-
-def test_without_stashing_other_losses_come_out() -> None:
-    run = Run(Schedule.PIPEDREAM, 2, 1, 20)
-    kept, overwritten = executed(run), executed(run._replace(keeps=False))
-    _, wanted = serial(run, formula(run))
-    assert kept[-1].losses == wanted
-    differing = [a != b for a, b in zip(overwritten[-1].losses, wanted, strict=True)]
-    assert any(differing[2:])
-    assert not any(differing[:2])  # the first two micro-batches begin before any update
-    assert [stage.versions for stage in overwritten] == [1, 1]
