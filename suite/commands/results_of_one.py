@@ -183,7 +183,7 @@ def _print_facts(out: Console, facts: Sequence[DifferingFact]) -> None:
 
 
 def _of_rank(row: Row) -> Row:
-    """With the rank in words: tables show rows of single ranks only where they fail."""
+    """The row with its rank in words: tables show rows of single ranks only where they fail."""
     if row.rank is None:
         return row
     words = " ".join(part for part in (row.term, f"rank {row.rank}") if part)
