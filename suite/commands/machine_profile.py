@@ -115,7 +115,7 @@ def _measured(
 
 
 def _whole(plan: Plan, results: Path) -> Calibration:
-    """With all GPUs, or on the CPU with the ranks of the plan: at least 2, so that collectives are measured too."""
+    """A calibration with all GPUs, or the plan's ranks on the CPU: at least 2, so that collectives are measured too."""
     ranks = None if plan.device == "cuda" else max(plan.layout.ranks, min(2, usable_cores()))
     return planned_calibration(results, device=plan.device, ranks=ranks)
 

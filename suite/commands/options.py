@@ -82,7 +82,7 @@ def exit_code(*, any_record: bool, damaged: bool) -> int:
 
 
 def check_writable(file: Path | None, where: str) -> None:
-    """That a file can be written when the work is done; it is left as it is.
+    """Check that a file can be written when the work is done, and leave it as it is.
 
     Raises:
         InputError: it cannot.

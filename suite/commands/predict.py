@@ -195,7 +195,7 @@ def _choices(predicted: Predicted) -> list[Choice]:
 
 
 def _leaving(predicted: Predicted) -> dict[str, float]:
-    """By axis, the share of the links of its ring that leave a node."""
+    """Share of the links of each axis's ring that leave a node."""
     layout, machine = predicted.layout, predicted.machine
     if predicted.run is None or layout is None or machine is None or machine.machine is None:
         return {}

@@ -9,6 +9,7 @@ import typer
 from suite.commands import exit_codes
 
 NAMES = ("list", "show", "diff", "check", "export", "merge", "prune")
+OF_ONE = ("show", "diff")  # single records; the others take what options choose
 
 
 def results_commands(asked: str = "") -> typer.Typer:
@@ -19,7 +20,8 @@ def results_commands(asked: str = "") -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_help)
     for name in [asked] if asked in NAMES else NAMES:
-        app.command(name)(getattr(importlib.import_module(f"suite.commands.results_{name}"), f"{name}_command"))
+        module = importlib.import_module(f"suite.commands.results_of_{'one' if name in OF_ONE else 'many'}")
+        app.command(name)(getattr(module, f"{name}_command"))
     return app
 
 

@@ -66,7 +66,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """In `job.layout`, of each process."""
+        """Ranks in `job.layout` whose places the processes take."""
         return self.group or (self.rank,)
 
 

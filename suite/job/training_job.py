@@ -93,7 +93,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.ranks if self.slice is None else len(self.slice.places)
 
     def at_rank(self, rank: int) -> Job:
-        """As a rank sees it: stages of its layout may have different numbers of replicas."""
+        """The job as a rank sees it: stages of its layout may have different numbers of replicas."""
         if self.layout.stage_replicas is None:
             return self
         stage = coordinates(self.layout, rank)["pp"]

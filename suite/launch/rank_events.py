@@ -62,7 +62,7 @@ class RankEvents:
 
     @property
     def pid(self) -> int | None:
-        """Its process number on this machine; None where it has none here."""
+        """Number of the rank's process on this machine; None where it has none here."""
         pids = [event.pid for event in self.events if isinstance(event, Started)]
         return pids[-1] if pids and self.here else None
 

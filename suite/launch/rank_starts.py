@@ -17,12 +17,12 @@ SAID_FROM_SECONDS = 20.0  # a start that takes less is not worth a line
 
 
 def start_seconds(ranks: int, cores: int) -> float:
-    """Until all ranks of a CPU have started."""
+    """Seconds until all ranks of a CPU have started."""
     return ranks * RANK_CORE_SECONDS / min(cores, ranks)
 
 
 def check_rank_starts(ranks: int, device: str, where: str = "--ranks") -> str:
-    """That so many ranks can start on this machine's processors; where that takes long, a line that says how long.
+    """Check that so many ranks can start on this machine's processors; a line says how long, where that takes long.
 
     Raises:
         InputError: they cannot: they need more memory than is free, or longer than the launcher waits for a rank.

@@ -101,7 +101,7 @@ def cancel(name: str) -> None:
 
 
 def not_answering(names: Iterable[str]) -> list[str]:
-    """Those of the nodes that the controller cannot reach, or knows to be down."""
+    """Nodes that the controller cannot reach, or knows to be down."""
     try:
         found = cluster_nodes(None, ",".join(names))
     except InputError:

@@ -73,7 +73,7 @@ LEAST_CHUNKS = 2  # one part is the loss of all logits
 
 
 def device_options(workload: Workload, device: str, *, compiled: bool, kernels: KernelChoice) -> TrainingOptions:
-    """Those of a launch that is no rung of the ladder: on a GPU, what keeps it from waiting and from needless passes.
+    """Options of a launch that is no rung of the ladder: on a GPU, whatever saves waits and needless passes.
 
     Batches are copied ahead from page-locked memory, but not those of a pipeline, which takes all of a step at once.
     Head and loss are computed in parts, where they are compiled. Bytes of a logit in bf16, beside the products:

@@ -10,13 +10,13 @@ LOSS_SCALE, LOSS_SCALE_WINDOW = 2.0**16, 1000  # where none is recorded: no coun
 
 
 def in_whole_batches(recipe: Recipe) -> Recipe:
-    """The same without a ramp-up of the batch."""
+    """The recipe without a ramp-up of the batch."""
     none = dict.fromkeys(("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples"))
     return msgspec.structs.replace(recipe, **none)
 
 
 def with_loss_scale(recipe: Recipe) -> Recipe:
-    """The same with a dynamic loss scale, where its precision has one and none is recorded."""
+    """The recipe with a dynamic loss scale, where its precision has one and none is recorded."""
     if not recipe.precision.scaled or recipe.initial_loss_scale is not None:
         return recipe
     return msgspec.structs.replace(recipe, initial_loss_scale=LOSS_SCALE, loss_scale_window=LOSS_SCALE_WINDOW)

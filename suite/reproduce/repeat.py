@@ -50,7 +50,7 @@ def repeating_command(begin: Begin) -> str | None:
 
 
 def _repeating_slice(begin: Begin, of: Slice) -> str | None:
-    """The same of a slice; None of a run file's."""
+    """Command that launches a slice again; None for a run file's."""
     job = begin.job
     if of.run not in _names():
         return None

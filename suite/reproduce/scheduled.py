@@ -26,7 +26,7 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> Hosts:
-        """As the launcher wants them."""
+        """Hosts as the launcher wants them."""
         return Hosts(HostAccess.SLURM, self.names, self.nodes, self.ranks_of_node, self.partition)
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,12 +21,10 @@ from suite.commands import machine_profile
 from suite.commands.machine_profile import profile_for
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
-from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import Profile, current_profile, encode, machines_directory
 from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import Figure, Quantity
-from suite.paths import ROOT
 from suite.report.terminal.tables import console
 from suite.reproduce.reproduce import LaunchResult
 from tests.support.launches import small_plan
@@ -39,8 +33,6 @@ from tests.support.run_file import run_file
 
 HERE = fingerprint("cpu")
 INTERRUPTED = "interrupted while calibrating: no profile is stored, nothing is reproduced"
-START_SECONDS = 90.0  # imports of torch on a busy machine
-TWO_CORES = pytest.mark.skipif(usable_cores() < 2, reason="NOT RUN: two ranks on one core are not calibrated")
 
 
 def made_up(results: Path, **changes: Any) -> Path:
@@ -348,61 +340,3 @@ def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(tmp_p
     assert reported["profile"] == path
     times = [row for row in reported["figures"] if row["quantity"] == "step_seconds" and row["term"] is None]
     assert [row["left"] is not None and row["left"] > 0 for row in times] == [True]
-
-
-class Running:
-    """`reproduce` of a tiny run as a user starts it, on a machine that nobody knows."""
-
-    def __init__(self, directory: Path) -> None:
-        self.results, self.scratch = directory / "results", directory / "scratch"
-        self.scratch.mkdir()
-        command = [sys.executable, "-m", "suite", "reproduce", str(run_file(directory / "tiny.toml")), "--json"]
-        self.process = subprocess.Popen(
-            [*command, "--device", "cpu", "--steps", "6", "--calibrate", "--results", str(self.results)],
-            cwd=ROOT,
-            env=os.environ | {"TMPDIR": str(self.scratch)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def measuring(self) -> int:
-        """Process number of rank 1, once rank 0 has measured something."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None
-            data = [b"".join(p.read_bytes() for p in self.scratch.glob(f"suite-*/rank{r}.jsonl")) for r in (0, 1)]
-            if b'"measured"' in data[0] and data[1].count(b'"phase"') >= 2:
-                return int(json.loads(data[1].partition(b"\n")[0])["pid"])
-            time.sleep(0.05)
-        pytest.fail("no rank measured anything")
-
-
-@pytest.mark.ranks
-@pytest.mark.rare
-@TWO_CORES
-def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_profile(tmp_path):
-    running = Running(tmp_path)
-    os.kill(running.measuring(), signal.SIGKILL)
-    out, err = running.process.communicate(timeout=START_SECONDS)
-    assert running.process.returncode == 0, err
-    line = "the calibration failed: crashed: rank 1 killed by SIGKILL; no profile is stored"
-    assert line in err.splitlines()
-    assert json.loads(out)["profile"] == line
-    assert list(machines_directory(running.results).iterdir()) == []
-
-
-@pytest.mark.ranks
-@pytest.mark.rare
-@TWO_CORES
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_during_the_calibration_leaves_no_profile_and_no_record(kind, tmp_path):
-    running = Running(tmp_path)
-    running.measuring()
-    running.process.send_signal(kind)
-    out, err = running.process.communicate(timeout=START_SECONDS)
-    assert (running.process.returncode, out) == (128 + kind, "")
-    assert INTERRUPTED in err.splitlines()
-    assert list(machines_directory(running.results).iterdir()) == []
-    assert list((running.results / "records" / "tiny").iterdir()) == []
-    assert list(running.scratch.glob("suite-*")) == []

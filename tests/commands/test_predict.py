@@ -426,8 +426,11 @@ def test_an_offloaded_optimizer_takes_longer_and_offloaded_state_has_memory_and_
     assert "fits on one accelerator" in shown
 
 
-def test_bars_are_as_long_as_their_shares_and_numbers_in_units_for_people():
+def test_a_bar_is_as_long_as_its_share():
     assert [bar(share, cells=4) for share in (0.5, 5 / 16, 0.0, 2.0)] == ["██", "█▎", "", "████"]
+
+
+def test_numbers_are_read_in_units_for_people():
     assert read(59e9, "peak_bytes") == "59 GB"
     assert read(86400.0 * 118.24, "training_seconds") == "118.2 day"
     assert read(149.02e12, "hardware_flop_per_second") == "149 Tflop/s"

@@ -33,14 +33,17 @@ def test_nodes_are_read_with_state_and_reason(programs):
     assert "-p main" in (programs / "sinfo.asked").read_text()
 
 
-def test_a_node_that_slurm_does_not_know_a_controller_that_fails_and_missing_programs_are_named(
-    programs, monkeypatch, tmp_path
-):
+def test_a_node_that_slurm_does_not_know_is_refused_by_name(programs):
     answer(programs, "sinfo", "n1|idle|none")
     answer(programs, "scontrol", "n1\nn9")
     with pytest.raises(InputError, match="n9"):
         slurm.cluster_nodes(None, "n[1,9]")
-    (programs / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+
+
+def test_a_controller_that_fails_is_one_line_and_missing_programs_are_named(programs, monkeypatch, tmp_path):
+    path = programs / "sinfo"
+    path.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    path.chmod(0o755)
     with pytest.raises(InputError, match="Unable to contact slurm controller"):
         slurm.cluster_nodes(None, None)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
@@ -70,6 +73,9 @@ def test_jobs_and_their_steps_meet_at_different_ports():
     assert set(ports) <= set(PORTS)
 
 
-def test_the_interface_of_an_address_is_found_and_the_node_that_failed():
+def test_the_interface_of_an_address_is_found():
     assert (interface_of("127.0.0.1"), interface_of("203.0.113.7")) == ("lo", "")
+
+
+def test_srun_names_the_node_that_failed():
     assert slurm.failed_nodes("srun: error: Node failure on n2\nsrun: error: Node failure on n2") == ["n2"]
