@@ -9,14 +9,12 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes, json_of
 from suite.ladder.judge import Interaction
 from suite.ladder.measurement import RungMeasurement
-from suite.ladder.result import LadderResult, RungResult
+from suite.ladder.result import LadderResult, RungResult, read
 from suite.ladder.rung import Track
 from suite.metrics.figures import StepTerm
 from suite.report.html.plot import Cell, Plot, Trace, bars, significant
-from suite.stored_words import LADDER, in_todays_words
 
 MIB = 2.0**20
 DIRECTORY = "ladder"
@@ -47,7 +45,7 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
-            ladder = json_of(in_todays_words(file_bytes(path), LADDER), LadderResult)
+            ladder = read(path)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged result of the ladder: {error}", where=str(path)))
             continue
