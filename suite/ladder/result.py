@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
+from reference_runs.regular_file import file_bytes, json_of
 from suite.ladder.judge import Gain, Interaction, Mark, PromiseCheck
 from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.rung import Rung, RungSetting
 from suite.machine.fingerprint import Fingerprint
+from suite.stored_words import LADDER, in_todays_words
 
 DIRECTORY = "ladder"  # of stored results, below a results directory
 
@@ -89,6 +92,16 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
         words = f"{facts.get('gpus', 'unknown')} ({host})" if self.device == "cuda" else host
         torch = versions.get("torch", "unknown")
         return f"{words}, node {self.fingerprint.node}, torch {torch}, suite {self.suite or 'unknown'}, {day}"
+
+
+def read(path: Path) -> LadderResult:
+    """The result in a file.
+
+    Raises:
+        OSError: it cannot be read.
+        msgspec.MsgspecError: it is damaged.
+    """
+    return json_of(in_todays_words(file_bytes(path), LADDER), LadderResult)
 
 
 def verdict(ladder: LadderResult) -> LadderVerdict:

@@ -65,18 +65,13 @@ def ran(what: Hour) -> list[PartResult]:
 def test_what_is_done_on_this_machine_is_not_done_again(tmp_path: Path) -> None:
     one = hour(tmp_path, part("works"), part("differs"))
     assert [(result.part, result.status) for result in ran(one)] == [("works", "done"), ("differs", "done")]
+    differing = stored(one.results, one.parts[1])
+    assert differing is not None
+    assert (differing.exit_code, differing.differences) == (1, ["compile: no gain"])
     assert ran(one) == []
     assert [r.part for r in ran(msgspec.structs.replace(one, again=frozenset(["works"])))] == ["works"]
     assert len(ran(msgspec.structs.replace(one, machine={"gpus": "another"}))) == 2
     assert [r.part for r in ran(hour(tmp_path, part("works", arguments=("works", "--more"))))] == ["works"]
-
-
-def test_differences_are_kept_with_the_result(tmp_path: Path) -> None:
-    differing = part("differs")
-    ran(hour(tmp_path, differing))
-    result = stored(tmp_path / "results", differing)
-    assert result is not None
-    assert (result.exit_code, result.differences) == (1, ["compile: no gain"])
 
 
 def test_a_part_that_fails_stops_no_other_and_is_tried_again_after_all_others(tmp_path: Path) -> None:

@@ -112,35 +112,29 @@ def test_ranks_on_hosts_of_their_own_are_not_timed_on_this_machine(monkeypatch: 
     assert extra_profiles.ranks_missing(found) is None
 
 
-@pytest.mark.parametrize(
-    ("rungs", "whether", "timed"),
-    [("fsdp-4", "--calibrate", [4]), ("fsdp-4", "--no-calibrate", []), ("fsdp-2", "--calibrate", [])],
-)
 def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibrate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rungs: str, whether: str, timed: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    runs: list[LadderRun] = []
+    sources: list[str] = []
 
     def more(ladder_run: LadderRun, ranks: int, _on_event: object) -> LadderRun:
         asked.append(ranks)
         return msgspec.structs.replace(ladder_run, more_ranks=with_four(), more_ranks_source="timed")
 
-    def ladder(ladder_run: LadderRun, *_: object) -> LadderResult:
-        runs.append(ladder_run)
-        nothing = nothing_applies(CPU, frozenset({"pinned"}))
-        assert nothing is not None
-        return nothing
+    def ladder(ladder_run: LadderRun, *_: object) -> LadderResult | None:
+        sources.append(ladder_run.profile_for(FOUR)[1])
+        return nothing_applies(CPU, frozenset({"pinned"}))
 
     monkeypatch.setattr(command, "tokenised_documents", lambda *_args, **_options: (CORPUS, TEXTS))
     monkeypatch.setattr(command, "profile_for", lambda *_args, **_options: (profile(), "stored"))
     monkeypatch.setattr(command, "sample_seconds", lambda *_args, **_options: 0.01)
     monkeypatch.setattr(command, "with_more_ranks", more)
     monkeypatch.setattr(command, "run_ladder", ladder)
-    line = ["ladder", "gpt2-mini", "--rungs", rungs, "--device", "cpu", "--results", str(tmp_path), whether]
-    assert main(line) == exit_codes.INCONCLUSIVE
-    assert asked == timed
-    assert [ladder_run.profile_for(FOUR)[1] for ladder_run in runs] == ["timed" if timed else "stored"]
+    line = ["ladder", "gpt2-mini", "--device", "cpu", "--results", str(tmp_path), "--rungs"]
+    for rungs, whether in (("fsdp-4", "--calibrate"), ("fsdp-4", "--no-calibrate"), ("fsdp-2", "--calibrate")):
+        assert main([*line, rungs, whether]) == exit_codes.INCONCLUSIVE
+    assert (asked, sources) == ([4], ["timed", "stored", "stored"])
 
 
 @pytest.mark.rare

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from suite.commands import exit_codes
 from suite.commands.ladder import EXIT_CODES
 from suite.job.training_job import LEAST_STEPS
+from suite.ladder import runner as runner
 from suite.ladder.judge import Mark
 from suite.ladder.result import LadderResult, failures, verdict
 from suite.ladder.run import LADDER_SECONDS
@@ -40,6 +43,15 @@ def unconfirmed(outcome: LadderResult) -> dict[str, Mark]:
     """Marks of the gains that no time was left to measure again."""
     words = "; no time was left to measure it again"
     return {h.rung.name: c.mark for h in outcome.rungs for c in h.checks if c.says.endswith(words)}
+
+
+def test_no_gain_is_measured_again_after_three_minutes_of_that(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CONFIRMING_SECONDS", 0.0)
+    machine.phases = {"speed/compile": [3.0]}
+    assert unconfirmed(ladder_of(["compile"])) == {"compile": Mark.INCONCLUSIVE}
+    assert len(machine.launched) == 3
 
 
 def test_a_gain_is_measured_again_where_that_ends_in_15_minutes_behind_all_that_came_before(machine: Machine) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from suite.__main__ import main
 from suite.paths import RECORDED
 from suite.records.kernel_runs import kernel_runs
@@ -83,16 +81,13 @@ def test_a_run_is_one_launch_of_every_kernel_of_ours(tmp_path):
     assert {one.change for one in found} == {ChangeVerdict.UNCALIBRATED}
 
 
-def test_runs_stored_in_turn_confirm_themselves(tmp_path):
-    runs = series(tmp_path, 14 * "ab", b=1.2)
+def test_runs_stored_in_turn_confirm_themselves_and_others_leave_a_change_inconclusive(tmp_path):
+    runs = series(tmp_path / "turns", 14 * "ab", b=1.2)
     found = kernel_findings(*compared_sides(runs, None), runs)
     assert {one.change for one in found} == {ChangeVerdict.REGRESSION}
     assert {(one.before_launches, one.after_launches) for one in found} == {(7, 7)}
     assert all(one.rerun is not None and 1.15 < one.rerun < 1.25 for one in found)
-
-
-def test_runs_stored_one_after_the_other_leave_a_change_inconclusive(tmp_path):
-    runs = series(tmp_path, 14 * "a" + 7 * "b", b=1.2)
+    runs = series(tmp_path / "one after the other", 14 * "a" + 7 * "b", b=1.2)
     found = kernel_findings(*compared_sides(runs, None), runs)
     assert {(one.change, one.why, one.rerun) for one in found} == {(ChangeVerdict.INCONCLUSIVE, NO_RERUN, None)}
 
@@ -125,16 +120,15 @@ def test_the_command_says_what_is_missing(tmp_path, capsys):
     assert "damaged.json: damaged benchmark" in " ".join(err.split())
 
 
-def test_kernels_stand_alone(capsys):
-    for more in ("bloom-mini", "--accept"):
-        assert main(["regress", "kernels", more]) == 2
-        assert "kernels are compared alone" in capsys.readouterr().err
-
-
-def test_an_unknown_baseline_lists_what_is_stored(tmp_path, capsys):
+def test_kernels_stand_alone_and_an_unknown_baseline_lists_what_is_stored(tmp_path, capsys):
     series(tmp_path / "kernels", "ab")
-    assert main(["regress", "kernels", "--baseline", "0009", "--results", str(tmp_path)]) == 2
-    assert "allowed: 0000 (aaaaaaaaaaaa)" in capsys.readouterr().err
+    for more, line in (
+        (["bloom-mini"], "kernels are compared alone"),
+        (["--accept"], "kernels are compared alone"),
+        (["--baseline", "0009", "--results", str(tmp_path)], "allowed: 0000 (aaaaaaaaaaaa)"),
+    ):
+        assert main(["regress", "kernels", *more]) == 2
+        assert line in capsys.readouterr().err
 
 
 def test_the_baseline_is_the_commit_before_the_newest_on_the_newest_ones_hardware(tmp_path):
@@ -167,15 +161,15 @@ def test_a_commit_whose_hash_comes_first_can_be_the_newest(tmp_path):
     assert {one.before_launches for one in kernel_findings(before, after, runs)} == {3}
 
 
-@pytest.mark.parametrize(("others", "calibrated"), [({}, True), ({"cpu": "x"}, False), ({"dirty": True}, False)])
-def test_the_floor_is_of_ten_runs_of_one_commit_on_the_newest_ones_hardware(others, calibrated, tmp_path):
-    for number, seconds in enumerate(normal_launches(6, 10)):
-        store(tmp_path, number, "a", seconds, **(others if number == 4 else {}))
-    store(tmp_path, 10, "b", 1.0)
-    runs, _ = kernel_runs(tmp_path)
-    found = kernel_findings(runs[:3], runs[10:], runs)
-    assert {one.change is ChangeVerdict.UNCALIBRATED for one in found} == {not calibrated}
-    assert {one.run for one in found} == {"kernels"}
+def test_the_floor_is_of_ten_runs_of_one_commit_on_the_newest_ones_hardware(tmp_path):
+    for name, others in (("alike", {}), ("hardware", {"cpu": "x"}), ("modified", {"dirty": True})):
+        for number, seconds in enumerate(normal_launches(6, 10)):
+            store(tmp_path / name, number, "a", seconds, **(others if number == 4 else {}))
+        store(tmp_path / name, 10, "b", 1.0)
+        runs, _ = kernel_runs(tmp_path / name)
+        found = kernel_findings(runs[:3], runs[10:], runs)
+        assert {one.change is ChangeVerdict.UNCALIBRATED for one in found} == {bool(others)}
+        assert {one.run for one in found} == {"kernels"}
 
 
 def test_a_kernel_that_one_run_lacks_is_not_compared(tmp_path):

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.regular_file import file_bytes, json_of
+from reference_runs.regular_file import json_file
 from suite.ladder.judge import Interaction
 from suite.ladder.measurement import RungMeasurement
 from suite.ladder.result import DIRECTORY as LADDERS
-from suite.ladder.result import LadderResult, RungResult
+from suite.ladder.result import LadderResult, RungResult, read
 from suite.ladder.rung import Track
 from suite.metrics.figures import StepTerm
 from suite.report.html.plot import Cell, Plot, Trace, bars, colour, significant, utc
 from suite.report.plots.memory import CATEGORIES
 from suite.reproduce.dry_run.result import DIRECTORY as DRY_RUNS
 from suite.reproduce.dry_run.result import DryRunResult
-from suite.stored_words import LADDER, Words, in_todays_words
 
 Result = TypeVar("Result")
 GIB = 2.0**30
@@ -29,18 +28,17 @@ FAR = 2.0  # times the peak
 MOST = 12  # pictures: of the newest results
 
 
-def _stored(directory: Path, kind: type[Result], name: str, words: Words) -> tuple[list[Result], list[InputError]]:
+def _stored(directory: Path, read: Callable[[Path], Result], name: str) -> tuple[list[Result], list[InputError]]:
     """The results in a directory in the order of their files, and why damaged ones are left out.
 
     Args:
         name: what they are results of, for people.
-        words: those that earlier versions wrote.
     """
     found: list[Result] = []
     bad: list[InputError] = []
     for path in sorted(directory.glob("*.json")):
         try:
-            found.append(json_of(in_todays_words(file_bytes(path), words), kind))
+            found.append(read(path))
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged result of {name}: {error}", where=str(path)))
     return found, bad
@@ -48,7 +46,7 @@ def _stored(directory: Path, kind: type[Result], name: str, words: Words) -> tup
 
 def dry_runs(results: Path) -> tuple[list[Plot], list[InputError]]:
     """A picture of each run and layout, the newest result of it; and why damaged results are left out."""
-    found, bad = _stored(results / DRY_RUNS, DryRunResult, "a dry run", {})
+    found, bad = _stored(results / DRY_RUNS, lambda path: json_file(path, DryRunResult), "a dry run")
     ordered = sorted(found, key=lambda result: result.started)
     newest = {(result.run, result.layout): result for result in ordered}
     last = sorted(newest.values(), key=lambda result: -result.started)[:MOST]
@@ -156,7 +154,7 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
 
     The newest result of all rungs counts; where there is none, the newest.
     """
-    found, bad = _stored(results / LADDERS, LadderResult, "the ladder", LADDER)
+    found, bad = _stored(results / LADDERS, read, "the ladder")
     newest = {_key(ladder): ladder for ladder in sorted(found, key=_order)}
     plots = [plot for key in sorted(newest) for track in Track if (plot := _track(newest[key], track)) is not None]
     return plots, bad
