@@ -10,9 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_runs.regular_file import file_bytes
-from suite.acceptance import battery_record
-from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
+from suite.acceptance.battery_record import PhaseEvidence
 from suite.fleet.battery_queries import FleetStore
 from suite.fleet.battery_table import ingest
 from suite.fleet.fleet_record import FleetEnd, kept
@@ -22,6 +20,7 @@ from suite.machine import profile
 from suite.machine.fingerprint import checksum
 from suite.paths import RECORDED
 from suite.records import store
+from suite.records.battery import BatteryEnd, read_half
 from suite.records.summary import launch_summary
 
 Words = dict[str, str]  # today's -> those of earlier versions
@@ -83,12 +82,12 @@ def documents(path: Path) -> Documents:
         ),
         (
             "acceptance/20261125T150404Z__daa4ee97__578e4099.bloom-mini_times.phase.json",
-            lambda path: battery_record.decode(file_bytes(path), PhaseEvidence, ""),
+            lambda path: read_half(path, PhaseEvidence),
             {'"cpu_slowdown":': '"pace":', '"cpu_slowdowns":': '"paces":'},
         ),
         (
             "acceptance/20261125T150404Z__daa4ee97__578e4099.end.json",
-            lambda path: (battery_record.decode(file_bytes(path), BatteryEnd, ""), store_of(path)),
+            lambda path: (read_half(path, BatteryEnd), store_of(path)),
             {'"compared_as":': '"siblings":', 'mini, cpu_slowdown"': 'mini, pace"'},
         ),
         (
@@ -122,7 +121,7 @@ def test_a_file_in_earlier_words_says_the_same(
     assert [today for today in words if today not in whole] == []
 
     def said(changed: Words, separators: tuple[str, str]) -> object:
-        """What the reader says of the files in these words; their path is always the same, as some readers say it."""
+        """The reader's answer for the files in these words; their path is always the same, as some readers say it."""
         place = Path(tempfile.mkdtemp(dir=tmp_path))
         for name, content in contents.items():
             text = json.dumps(content)

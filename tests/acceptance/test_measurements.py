@@ -1,4 +1,4 @@
-"""What ranks reported becomes evidence, whole."""
+"""Reports of ranks become evidence, whole."""
 
 from __future__ import annotations
 

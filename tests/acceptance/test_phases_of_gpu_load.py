@@ -37,7 +37,7 @@ def found(*load: Evidence, selected: frozenset[int] = COUNTERS) -> list[CheckFin
 
 
 def of_counters(findings: list[CheckFinding]) -> list[tuple[int, CheckVerdict]]:
-    """Of GPUs: the kernel's log needs no load."""
+    """Subjects that GPUs' counters have; the kernel's log needs no load."""
     return [(one.check, one.verdict) for one in findings if one.check in (12, 13) and one.subject != "earlier XIDs"]
 
 

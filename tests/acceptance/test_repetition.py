@@ -1,4 +1,4 @@
-"""What other processes or guests disturbed is repeated, whatever its clocks say."""
+"""Phases that other processes or guests disturbed are repeated, whatever their clocks say."""
 
 from __future__ import annotations
 

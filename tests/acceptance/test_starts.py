@@ -21,7 +21,7 @@ from tests.support.batteries import planned_battery
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What torch was asked on a node with 8 H100."""
+    """Questions that torch was asked on a node with 8 H100."""
     questions = []
 
     def answer():

@@ -1,4 +1,4 @@
-"""What nodes that stand out have in common, and that chance distinguishes nothing."""
+"""Nodes that stand out have something in common; chance distinguishes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pair's ranks measured belongs to the nodes that they ran on, whatever order the scheduler has."""
+"""Measurements of a pair's ranks belong to the nodes that they ran on, whatever order the scheduler has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rungs of the ladder do in another way gives the same numbers as the suite's own way."""
+"""Rungs of the ladder that do something in another way give the same numbers as the suite's own way."""
 
 from __future__ import annotations
 

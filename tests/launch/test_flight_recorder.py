@@ -1,4 +1,4 @@
-"""What flight recorders of a hung launch say: where each rank waits, who did not come, where ranks have parted."""
+"""Flight recorders of a hung launch say where each rank waits, who did not come, and where ranks have parted."""
 
 from __future__ import annotations
 

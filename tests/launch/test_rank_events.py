@@ -1,4 +1,4 @@
-"""What one rank said, over restarts."""
+"""Events of one rank, over restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said to Slurm and read from it, over programs that answer in its place."""
+"""Commands to Slurm and its answers, over programs that stand in its place."""
 
 from __future__ import annotations
 

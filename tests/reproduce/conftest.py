@@ -1,4 +1,4 @@
-"""What a request is refused for."""
+"""Reasons for which a request is refused."""
 
 from __future__ import annotations
 

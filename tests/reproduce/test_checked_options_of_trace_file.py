@@ -1,4 +1,4 @@
-"""What is refused of --trace: in one line, before anything starts."""
+"""Refusals of --trace: in one line, before anything starts."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_run_without_a_recipe_is_refused_by_what_it_lacks(not_refused):
 
 
 def test_a_middle_stage_has_layers_alone_in_the_share_of_a_tensor_parallel_rank():
-    """Of BLOOM: 12 h^2 in matrices and 13 h in vectors a layer, of which 6 h of whole ones and 7 h are split by 4."""
+    """BLOOM has 12 h^2 in matrices and 13 h in vectors a layer, of which 6 h of whole ones and 7 h are split by 4."""
     planned = plan("bloom-176b", layers=2)
     assert planned.slice is not None
     assert planned.slice.stage is SliceStage.MIDDLE

@@ -1,4 +1,4 @@
-"""What goes with copies of key-value heads and with dealt positions, and what does not; moments are predicted only."""
+"""Copies of key-value heads and dealt positions go with some options alone; moments are predicted only."""
 
 from __future__ import annotations
 

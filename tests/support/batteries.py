@@ -85,7 +85,7 @@ def probing(**parts):
 
 
 def exchange(rank, peer, bytes_per_second, **changes):
-    """Of messages from a peer, or of sums where there is none."""
+    """An exchange of messages with a peer, or of sums where there is none."""
     usual = {"rank": rank, "peer": peer, "bytes_per_second": bytes_per_second, "wrong": 0, "first": "", "bytes": 16}
     return Exchange(**(usual | changes))
 

@@ -1,4 +1,4 @@
-"""What a rank reports at its end, made up."""
+"""A made-up report of a rank at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a battery invalid, and what only warns."""
+"""Some states of the machine make a battery invalid, others only warn."""
 
 from __future__ import annotations
 

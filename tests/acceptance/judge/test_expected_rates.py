@@ -1,4 +1,4 @@
-"""What a rate should be, and the room that each source of it leaves."""
+"""The rate that is expected, and the room that each source of it leaves."""
 
 from __future__ import annotations
 

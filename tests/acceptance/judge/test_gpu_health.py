@@ -1,4 +1,4 @@
-"""What is unusual of a GPU is found on that GPU alone, and what no rank loaded passes nothing; ranks name their GPU."""
+"""An unusual state is found on its own GPU alone, a GPU without load passes nothing; ranks name their GPU."""
 
 from __future__ import annotations
 

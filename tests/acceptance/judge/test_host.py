@@ -1,4 +1,4 @@
-"""What a host is set to is judged with the part named; what leaves no doubt of its times is nothing unusual."""
+"""A host's settings are judged with the part named; settings that leave no doubt of times are nothing unusual."""
 
 from __future__ import annotations
 

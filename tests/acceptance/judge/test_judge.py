@@ -39,7 +39,7 @@ from tests.support.batteries import (
 
 
 def exchanges(slow=1.0):
-    """Of two ranks: messages at 1 GB/s, `slow` times that, and sums."""
+    """Exchanges of two ranks: messages at 1 GB/s, `slow` times that, and sums."""
     return [exchange(rank, peer, 1e9 * (1 if peer is None else slow)) for rank in (0, 1) for peer in (1 - rank, None)]
 
 

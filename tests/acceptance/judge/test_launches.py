@@ -41,7 +41,7 @@ def test_jitter_is_the_coefficient_of_variation_and_the_tail_the_smallest_value_
 
 
 def tailed(tail, spread=0.0, late=5):
-    """Of 400 steps the last `late` take `tail`; 4 are beyond the 99 % quantile."""
+    """400 steps, of which the last `late` take `tail`; 4 are beyond the 99 % quantile."""
     return jittery([1.0 - spread, 1.0 + spread] * ((400 - late) // 2) + [1.0] * ((400 - late) % 2) + [tail] * late)
 
 

@@ -20,7 +20,7 @@ RECORDED = ROOT / "tests/support/launches.csv"
 
 
 def decided(ratios, looks=LOOKS):
-    """What the procedure says after at most all looks."""
+    """The procedure's answer after at most all looks."""
     for n in looks:
         verdict = look(ratios[:n], margin=MARGIN, looks=looks).verdict
         if verdict != "INCONCLUSIVE":

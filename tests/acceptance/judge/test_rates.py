@@ -1,4 +1,4 @@
-"""What the micro-measurements say of each rank's products and memory."""
+"""Findings of the micro-measurements about each rank's products and memory."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_spread_is_of_the_slowest_rank_to_the_median():
 @pytest.mark.parametrize(("slower", "verdict"), [(1.02, "PASS"), (1.05, "WARN"), (1.1, "FAIL")])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_by_turns_a_rank_is_compared_with_the_others_alone(ranks, slower, verdict):
-    """Of two ranks the other one is the reference: a median of both would hide half of it."""
+    """With two ranks the other one is the reference: a median of both would hide half of it."""
     of_ranks = [moments() for _ in range(ranks - 1)]
     of_ranks.insert(1, moments(slower=slower))
     speed = f"{1 / slower:.3f}"

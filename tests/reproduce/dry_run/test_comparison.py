@@ -166,7 +166,7 @@ def test_every_rank_is_executed_where_that_is_asked_for() -> None:
 
 
 def in_child(work: Callable[[], list[StepCounts]]) -> list[StepCounts]:
-    """What `work` returns, in a child that is forked: PyTorch remembers a mesh."""
+    """The result of `work`, in a child that is forked: PyTorch remembers a mesh."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=lambda: there.send_bytes(msgspec.json.encode(work())))

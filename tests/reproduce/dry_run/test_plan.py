@@ -1,4 +1,4 @@
-"""What a dry run cannot execute is refused."""
+"""A dry run refuses what it cannot execute."""
 
 from __future__ import annotations
 

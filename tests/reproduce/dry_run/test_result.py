@@ -1,4 +1,4 @@
-"""What is stored of a dry run says what was counted."""
+"""The stored result of a dry run says what was counted."""
 
 from __future__ import annotations
 
