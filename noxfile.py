@@ -450,7 +450,7 @@ def times(session: nox.Session) -> None:
     install(session, "test", "fit")
     stored = Path("results/times")
     compared = ("--benchmark-compare",) if any(stored.rglob("*.json")) else ()
-    storing = (f"--benchmark-storage={stored}", "--benchmark-autosave", "--benchmark-columns=min,median,iqr,rounds")
+    storing = (f"--benchmark-storage={stored}", "--benchmark-autosave", "--benchmark-group-by=func")
     session.run(*PYTEST, "benchmarks/times.py", *storing, *compared, *session.posargs)
 
 

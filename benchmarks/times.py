@@ -20,7 +20,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
-from reference_runs.run import ReferenceRun
+from reference_runs.run import ReferenceRun, Workload
 from suite.paths import ROOT
 from suite.predict.analytic.machine import Machine
 from suite.predict.machine_model.model import run_machine
@@ -70,5 +70,5 @@ def test_layouts(benchmark: BenchmarkFixture) -> None:
     layouts: Layout = msgspec.structs.replace(
         run.layout, accumulation=None, data_parallel=data, tensor_parallel=tensor, pipeline_stages=stages
     )
-    workload = msgspec.structs.replace(run.workload, layout=layouts)
+    workload = Workload(run.architecture, run.recipe, layouts)
     benchmark.pedantic(layout_figures, args=(workload, machine_of(run)), rounds=5, warmup_rounds=1)
