@@ -21,7 +21,7 @@ from suite.machine.processes import die_with_parent
 
 RANKS = 4
 SECONDS = float(os.environ.get("TESTS_RANK_SECONDS", "120"))
-OTHERS_SECONDS = 10.0  # for the others' answers, once one rank has failed: they may wait for it for ever
+OTHERS_SECONDS = 30.0  # for the others' answers, once one rank has failed: they may wait for it for ever
 HOW = "TESTS_START_RANKS"  # "fork" where this process has imported PyTorch and calculated nothing yet
 
 
