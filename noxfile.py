@@ -230,7 +230,8 @@ def tests(session: nox.Session) -> None:
     """Run the quick tests; or others: nox -s tests -- --choice others, nox -s tests -- -k traffic"""
     install(session, *TESTED)
     words = session.posargs or ["--choice", "quick"]
-    session.run(*PYTEST, *(SIDE_BY_SIDE if "--choice" in words else ()), *words)
+    chosen = any(word.startswith("--choice") for word in words)
+    session.run(*PYTEST, *(SIDE_BY_SIDE if chosen else ()), *words)
 
 
 @nox.session

@@ -78,7 +78,7 @@ def canonical_table(path: Path) -> CanonicalTable:
     return CanonicalTable(tuple(columns), tuple(named.unread), tuple(rows))
 
 
-def canonical_text(table: CanonicalTable) -> str:
+def canonical_text(table: CanonicalTable, where: str) -> str:
     """The table as a file with commas, its notes in a last column.
 
     A row without a canonical form stays as it is written, with the reason in a cell beyond the header: so it is none
@@ -88,7 +88,7 @@ def canonical_text(table: CanonicalTable) -> str:
         InputError: the table has such a column.
     """
     if READ_AS in table.columns:
-        raise InputError("the table has such a column", got=READ_AS, allowed="none")
+        raise InputError("the table has such a column", got=READ_AS, allowed="none", where=where)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*table.columns, READ_AS])

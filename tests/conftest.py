@@ -23,10 +23,12 @@ gc.disable()  # until all files are imported, which leaves no garbage
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from, or set by their workers
 os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machine unless it says so
-os.environ["OMP_NUM_THREADS"] = "1"  # read when PyTorch is imported: a worker on every core computes in one thread
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when PyTorch is imported: a worker on every core computes in one thread
 if not has_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU
 
+LAUNCHES = 3  # at a time: while the ranks of one start, wait or end, those of the others compute
 TURNS = "TESTS_TURNS"  # tells workers the directory of the lock that they share
 turns = pytest.StashKey[Path]()
 
@@ -73,16 +75,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     OpenMP's threads of what a test starts sleep while they wait. By default they spin: where other processes want the
     cores too, 20 steps of 60,000 parameters took 94 s, not 2. A test that runs alone has the usual settings.
     """
-    alone, place = item.get_closest_marker("alone") is not None, item.config.stash.get(turns, None)
+    alone, ranks = (item.get_closest_marker(name) is not None for name in ("alone", "ranks"))
+    worker, directory = os.environ.get("PYTEST_XDIST_WORKER", ""), item.config.stash.get(turns, None)
     if alone:
         os.environ.pop("OMP_WAIT_POLICY", None)
     else:
         os.environ["OMP_WAIT_POLICY"] = "passive"
-    if alone or item.get_closest_marker("ranks"):
+    if alone or ranks or not worker:
         os.environ.pop("OMP_NUM_THREADS", None)
     else:
         os.environ["OMP_NUM_THREADS"] = "1"
-    with turn(place, alone=alone) if place else contextlib.nullcontext():
+    place = f"ranks{int(worker.removeprefix('gw')) % LAUNCHES}" if worker and ranks else ""
+    with turn(directory, alone=alone, place=place) if directory else contextlib.nullcontext():
         return (yield)
 
 
@@ -92,6 +96,9 @@ class Durations:
     def __init__(self, path: Path | None) -> None:
         self.path, self.seconds, self.clock = path, defaultdict[str, float](float), choice.Clock()
 
+    def pytest_collection_finish(self) -> None:
+        self.clock.lap()  # what it took to import the files is no test's
+
     def pytest_runtest_makereport(self, item: pytest.Item) -> None:
         item.user_properties.append((choice.PROPERTY, self.clock.lap()))
 
@@ -100,9 +107,11 @@ class Durations:
             phases = [float(str(value)) for name, value in report.user_properties if name == choice.PROPERTY]
             self.seconds[report.nodeid] = sum(phases)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Of a part of the tests, or where one failed, what the file had of the others stays."""
         if self.path:
-            choice.write(self.path, self.seconds)
+            is_whole = exitstatus == 0 and not session.config.getoption("keyword")
+            choice.write(self.path, self.seconds, {} if is_whole else choice.read(self.path))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.mutation.swap import LiveFunctions, changed_functions, live_functions, swap
 from benchmarks.mutation.trial import OPTIONS, Noted, Trial, TrialOutcome, answer_of_fork
 
-CHOICE = "not rare and not timing"
+CHOICE = "not rare and not alone"
 
 
 class CollectedTests(msgspec.Struct, frozen=True):

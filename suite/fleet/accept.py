@@ -20,7 +20,7 @@ from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult
 from suite.fleet.judge import NodeFacts
 from suite.fleet.siblings import FirstBatteries
 from suite.launch.slurm import drain_reason
-from suite.records.battery import BatteryEnd, battery_directory, read_half
+from suite.records.battery import BatteryEnd, battery_directory, decode
 
 PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
 GROUP_SECONDS = 1800.0
@@ -206,7 +206,7 @@ def _facts(running: _Running, name: str) -> NodeFacts:
         answers.append(answer)
         if answer.record:
             path = battery_directory(running.settings.results) / answer.record
-            batteries.append(read_half(path, BatteryEnd))
+            batteries.append(decode(path.read_bytes(), BatteryEnd, str(path)))
     return NodeFacts(answers, batteries)
 
 

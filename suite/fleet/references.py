@@ -53,7 +53,7 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
         allowed = f"{SPREAD_FROM} or more accepted nodes"
         raise InputError("too few nodes for references", got=len(chosen), allowed=allowed, where=end.id)
     place = battery_directory(results)
-    batteries = {row.node: _battery(place / f"{row.battery}.end.json") for row in chosen}
+    batteries = {row.node: read_half(place / f"{row.battery}.end.json", BatteryEnd) for row in chosen}
     if len({battery.hashes.get("hardware") for battery in batteries.values()}) > 1:
         allowed = "--nodes of one kind"
         raise InputError("nodes of several kinds of hardware", got=", ".join(batteries), allowed=allowed, where=end.id)
@@ -68,10 +68,3 @@ def references(results: Path, end: FleetEnd, nodes: Collection[str] = ()) -> Fle
             unit=check.unit,
         )
     return FleetReferences(fleet=end.id, nodes=list(batteries), figures=figures)
-
-
-def _battery(path: Path) -> BatteryEnd:
-    try:
-        return read_half(path, BatteryEnd)
-    except OSError as error:
-        raise InputError(f"cannot read a battery: {error.strerror}", got=str(path), where="--results") from error

@@ -49,7 +49,7 @@ def write_as_read(source: Path, target: Path) -> None:
         InputError: as `write_predictions`.
     """
     _check_other(source, target, "--as-read")
-    _write(canonical_text(canonical_table(source)), target, "--as-read")
+    _write(canonical_text(canonical_table(source), str(source)), target, "--as-read")
 
 
 def _check_other(source: Path, target: Path, option: str) -> None:

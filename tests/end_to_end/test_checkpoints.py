@@ -88,6 +88,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(
     "name", [USUAL, *(pytest.param(name, marks=pytest.mark.rare) for name in LAYOUTS if name != USUAL)]
 )
+@pytest.mark.always
 def test_restart_is_bit_for_bit(name, tmp_path):
     recipe, layout = LAYOUTS[name]
     disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"

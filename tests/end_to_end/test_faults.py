@@ -137,6 +137,7 @@ def launches(tmp_path):
         launch.process.communicate()
 
 
+@pytest.mark.always
 def test_a_killed_rank_ends_the_launch_as_crashed_and_is_named_with_its_signal(launches):
     launch = launches()
     os.kill(launch.rank_pids()[1], signal.SIGKILL)
@@ -172,6 +173,7 @@ def test_a_stage_without_flush_or_a_worker_that_is_killed_or_stopped_ends_the_la
     launch.assert_nothing_left()
 
 
+@pytest.mark.always
 def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_of_the_other(launches):
     launch = launches()
     os.kill(launch.rank_pids()[1], signal.SIGSTOP)
@@ -221,6 +223,7 @@ def test_an_interrupt_before_the_first_step_is_one_too(launches):
     launch.assert_nothing_left()
 
 
+@pytest.mark.always
 def test_a_loss_that_is_not_finite_ends_the_launch_as_nan_and_names_the_ranks(launches):
     launch = launches(learning_rate=1e38)
     assert launch.exit_code(START_SECONDS + END_SECONDS) == 4
@@ -250,6 +253,7 @@ def fill(path):
             file.write(b"x" * 4096)
 
 
+@pytest.mark.always
 def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_record(launches, disk):
     launch = launches(results=disk / "results", filled=True)
     assert launch.exit_code(START_SECONDS) == 4

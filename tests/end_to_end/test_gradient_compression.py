@@ -61,6 +61,7 @@ CASES = {
     "case",
     [pytest.param(case, id=name, marks=() if name == "one-bit" else pytest.mark.rare) for name, case in CASES.items()],
 )
+@pytest.mark.always
 def test_what_is_kept_and_sent_equals_the_prediction_exactly(case: Plan, tmp_path: Path) -> None:
     result = launched(case, tmp_path)
     assert result.status is Status.OK, result.message

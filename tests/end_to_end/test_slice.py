@@ -28,6 +28,7 @@ SMALLEST = 4096  # bytes of blocks that are not predicted: a loss, a norm, a see
 HEAD = {SlicePart.HEAD_FORWARD, SlicePart.HEAD_BACKWARD}
 
 
+@pytest.mark.always
 def test_a_slice_of_a_run_file_is_counted_recorded_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

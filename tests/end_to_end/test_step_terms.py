@@ -62,6 +62,7 @@ def check(rows: list[dict[str, Any]], *, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("gpt2-mini", 1), pytest.param("opt-mini", 2, marks=pytest.mark.rare)])
+@pytest.mark.always
 def test_the_terms_of_a_miniature_are_all_of_its_step(name: str, ranks: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "suite", "reproduce", name, "--ranks", str(ranks), "--steps", str(LEAST_PROFILED)]
     done = subprocess.run(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.machine.test_cuda_errors import WATCHDOG
+from tests.machine.test_gpu import WATCHDOG
 
 from suite.acceptance import measurements
 from suite.acceptance.presets import EFFORTS

@@ -47,8 +47,14 @@ def test_a_test_is_quick_unless_its_cases_are_known_to_take_long() -> None:
 
 def test_durations_of_all_cases_are_summed_and_short_ones_are_not_listed(tmp_path: Path) -> None:
     path = tmp_path / "durations.tsv"
-    write(path, {"b.py::test_b[x]": 0.4, "b.py::test_b[y]": 0.3, "a.py::test_a": 2.0, "a.py::test_short": 0.2})
-    assert read(path) == {"a.py::test_a": Duration(2.0, 1), "b.py::test_b": Duration(0.7, 2)}
+    before = {"c.py::test_c": Duration(5.0, 1), "a.py::test_a": Duration(9.0, 1)}
+    measured = {"b.py::test_b[x]": 0.4, "b.py::test_b[y]": 0.3, "a.py::test_a": 2.0, "a.py::test_short": 0.2}
+    write(path, measured, before)
+    assert read(path) == {
+        "a.py::test_a": Duration(2.0, 1),
+        "b.py::test_b": Duration(0.7, 2),
+        "c.py::test_c": Duration(5.0, 1),
+    }
 
 
 def hold(directory: Path, alone: bool, held: threading.Event, released: threading.Event) -> None:

@@ -123,7 +123,7 @@ def test_the_canonical_form_of_a_table_is_read_as_the_table_without_its_notes(tm
         except InputError:
             continue
         canonical = canonical_table(tmp_path / table.get("file", "own.csv"))
-        again = all_rows(loaded(table | {"text": canonical_text(canonical)}, tmp_path))
+        again = all_rows(loaded(table | {"text": canonical_text(canonical, "table")}, tmp_path))
         for written, before, now in zip(canonical.rows, found, again, strict=True):
             compared += 1
             if before is None or now is None or written.unread:

@@ -36,14 +36,20 @@ def read(path: Path) -> dict[str, Duration]:
     return {test: Duration(float(seconds), int(cases)) for test, seconds, cases in rows}
 
 
-def write(path: Path, measured: Mapping[str, float]) -> None:
-    """Write the durations of test functions that took long; `measured` has seconds by test item."""
+def write(path: Path, measured: Mapping[str, float], before: Mapping[str, Duration]) -> None:
+    """Write the durations of test functions that took long.
+
+    Args:
+        measured: seconds by test item.
+        before: durations of test functions, which stay where none of their items was measured.
+    """
     seconds, cases = defaultdict[str, float](float), Counter[str]()
     for item, spent in measured.items():
         seconds[function(item)] += spent
         cases[function(item)] += 1
-    listed = [test for test in sorted(seconds) if seconds[test] >= LEAST_LISTED]
-    lines = [f"{test}\t{seconds[test]:.1f}\t{cases[test]}" for test in listed]
+    durations = {**before, **{test: Duration(seconds[test], cases[test]) for test in seconds}}
+    listed = [(test, known) for test, known in sorted(durations.items()) if known.seconds >= LEAST_LISTED]
+    lines = [f"{test}\t{known.seconds:.1f}\t{known.cases}" for test, known in listed]
     path.write_text("\n".join(["test\tprocessor seconds\tcases", *lines, ""]), encoding="utf-8")
 
 

@@ -9,13 +9,28 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def turn(directory: Path, *, alone: bool) -> Iterator[None]:
+def turn(directory: Path, *, alone: bool, place: str = "") -> Iterator[None]:
     """Hold the lock that all workers of a test run share, together with others or alone.
 
     Whoever waits for the lock holds the door meanwhile. So those that share it cannot keep out one that wants it alone.
+
+    Args:
+        place: name of a further lock, which one test holds at a time.
     """
-    with open(directory / "door", "w") as door, open(directory / "lock", "w") as lock:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
-        yield  # closing the file gives the lock back
+    with contextlib.ExitStack() as stack:
+        if place:
+            stack.enter_context(held(directory / place))
+        with held(directory / "door"):
+            stack.enter_context(held(directory / "lock", shared=not alone))
+        yield
+
+
+@contextlib.contextmanager
+def held(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock; it is given back even where a child that was forked has the file open."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -71,7 +71,7 @@ def _sampled(count: int) -> list[tuple[float, float]]:
 
 
 def _sampled_slopes(heads: int) -> list[tuple[float, float, float]]:
-    """m / 2 and tanh(m / 2) of few of the slopes m in `reference_runs.alibi`, and the share of the heads that each
+    """m / 2 and tanh(m / 2) of few of the slopes m of ALiBi, and the share of the heads that each
     stands for.
 
     With n the power of two up to the number of heads: 2^(-8 (i + 1) / n) for i below n, and 2^(-8 (i + 1/2) / n) for
