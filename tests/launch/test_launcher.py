@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.machine.test_gpu import WATCHDOG
 
 from suite.acceptance import measurements
 from suite.acceptance.presets import EFFORTS
 from suite.job.events import Status
 from suite.launch import launcher
 from suite.launch.launcher import LaunchOutcome, cuda_allocator, launch
+from tests.machine.test_gpu import WATCHDOG
 
 SUMMARY = """
 Root Cause (first observed failure):

@@ -33,8 +33,8 @@ def test_a_batch_that_the_ranks_change_is_named_and_no_other():
 
 def test_a_recorded_layout_on_fewer_ranks_is_named(monkeypatch):
     monkeypatch.setattr("suite.reproduce.plan.resolved_device", lambda _: ("cuda", 2))
-    (change,) = changes(name="gpt2-124m", device="cuda", ranks=2)
-    assert change.startswith("layout of 8 ranks scaled to dp2,tp1,pp1,zero1,")
+    scaled = changes(name="gpt2-124m", device="cuda", ranks=2)[0]  # a compiler may be missing too
+    assert scaled.startswith("layout of 8 ranks scaled to dp2,tp1,pp1,zero1,")
 
 
 def test_the_miniature_of_a_run_file_is_planned_by_the_same_rules_and_has_a_name_of_its_own(tmp_path):
