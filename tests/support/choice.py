@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 FILE = Path(__file__).resolve().parents[1] / "durations.tsv"
-LEAST_LISTED = 0.5  # seconds
-QUICK_SECONDS = 1.5  # of a processor, which a test function may take by default
+QUICK_SECONDS = 0.5  # of a processor, which a test function may take by default; the file lists those that take longer
 ALWAYS = "always"
 QUICK, OTHERS, ALL = "quick", "others", "all"
 PROPERTY = "processor_seconds"
@@ -48,7 +47,7 @@ def write(path: Path, measured: Mapping[str, float], before: Mapping[str, Durati
         seconds[function(item)] += spent
         cases[function(item)] += 1
     durations = {**before, **{test: Duration(seconds[test], cases[test]) for test in seconds}}
-    listed = [(test, known) for test, known in sorted(durations.items()) if known.seconds >= LEAST_LISTED]
+    listed = [(test, known) for test, known in sorted(durations.items()) if known.seconds > QUICK_SECONDS]
     lines = [f"{test}\t{known.seconds:.1f}\t{known.cases}" for test, known in listed]
     path.write_text("\n".join(["test\tprocessor seconds\tcases", *lines, ""]), encoding="utf-8")
 
