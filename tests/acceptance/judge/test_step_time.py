@@ -7,7 +7,7 @@ import pytest
 
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
-from suite.acceptance.judge.step_time import excess, slow_part, step_launches_missing
+from suite.acceptance.judge.step_time import PART_OF_TERM, excess, slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
@@ -20,6 +20,7 @@ def test_step_time_without_history_has_room_for_the_predictions_own_error():
     assert [f.verdict for f in found.values()] == ["PASS", "PASS", "FAIL"]
     assert "17% of its error" in found[1.0].source
     assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
+    assert [one.least_detectable > one.spread > 0 for one in found.values()] == [True] * 3
     assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict == "NOT RUN"
 
 
@@ -209,6 +210,19 @@ def test_a_kernel_is_the_part_if_it_stands_out_and_explains_half_of_what_is_late
     optimizer = launched(measured_terms={"optimizer": 0.2}, predicted_terms={"optimizer": 0.1}, cpu_slowdowns=EVEN)
     slower = msgspec.structs.replace(optimizer, cpu_slowdowns=EVEN | {"product": 2.0})
     assert slow_part(StepTerm.OPTIMIZER, [slower], [], {})[0] == "memory bandwidth (optimizer)"  # no pass
+
+
+def test_a_term_of_one_part_names_it_without_more_evidence():
+    named = {term: slow_part(term, times(1.2), [], {}) for term in PART_OF_TERM}
+    assert named == {
+        StepTerm.DATA_LOADING: ("host (data loading)", ""),
+        StepTerm.HOST_DEVICE_COPY: ("host-device link", ""),
+        StepTerm.EXPOSED_COMMUNICATION: ("links", ""),
+        StepTerm.BUBBLE: ("pipeline: a stage waits", ""),
+        StepTerm.OPTIMIZER: ("memory bandwidth (optimizer)", ""),
+        StepTerm.OVERHEAD: ("host (dispatch)", ""),
+        StepTerm.UNEXPLAINED: ("in no term", ""),
+    }
 
 
 def test_excess_is_the_median_of_seconds_or_of_shares_of_the_predicted_step():
