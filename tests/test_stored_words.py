@@ -18,10 +18,11 @@ from suite.job.options import Documents, Texts, document_offsets
 from suite.ladder import result as ladder_result
 from suite.machine import profile
 from suite.machine.fingerprint import checksum
-from suite.paths import RECORDED
+from suite.paths import RECORDED, ROOT
 from suite.records import store
 from suite.records.battery import BatteryEnd, read_half
 from suite.records.summary import launch_summary
+from suite.stored_words import BATTERY, RECORD, in_todays_words
 
 Words = dict[str, str]  # today's -> those of earlier versions
 INDENTED, COMPACT = (", ", ": "), (",", ":")
@@ -138,3 +139,27 @@ def test_a_file_in_earlier_words_says_the_same(
     today = said({}, INDENTED)
     assert said(words, INDENTED) == today
     assert said(words, COMPACT) == today
+
+
+def test_files_as_earlier_versions_wrote_them_say_what_the_migrated_ones_do() -> None:
+    earlier = ROOT / "tests" / "earlier_words"
+
+    def said(place: Path) -> list[object]:
+        (begin,) = (place / "records").glob("*/20261125T152817Z__daa4ee97__07a72f7e.begin.json")
+        whole = store.read(begin)
+        battery = read_half(place / "acceptance" / "20261125T150404Z__daa4ee97__578e4099.end.json", BatteryEnd)
+        halves = (whole.begin, whole.end, battery)
+        today = [msgspec.structs.replace(half, schema="") for half in halves if half is not None]
+        return [*today, profile.read(place / "machines" / "daa4ee97__97e2afe49d639f9f.json")]
+
+    assert said(earlier) == said(RECORDED)
+    texts = b"".join(path.read_bytes() for path in earlier.rglob("*.json"))
+    assert [word for word in ("pace", "trials", "siblings", "script") if f'"{word}"'.encode() not in texts] == []
+
+
+def test_words_of_users_stay_as_they_are() -> None:
+    record = b'{"run": "pace", "message": "\\"pace\\": late", "corpus": "script", "quantity": "pace"}'
+    assert in_todays_words(record, RECORD) == record.replace(b'"quantity": "pace"', b'"quantity": "cpu_slowdown"')
+    battery = b'{"evidence": "siblings, pace", "siblings": "bloom-mini, pace", "losses": {"8 glm-mini, pace": 1}}'
+    today = battery.replace(b'"siblings": "bloom-mini, pace"', b'"compared_as": "bloom-mini, cpu_slowdown"')
+    assert in_todays_words(battery, BATTERY) == today.replace(b"glm-mini, pace", b"glm-mini, cpu_slowdown")
