@@ -75,7 +75,8 @@ def canonical_table(path: Path) -> CanonicalTable:
             rows.append(row._replace(cells=cells, notes=(*named.loose, *notes)))
         except UnusableError as error:
             rows.append(row._replace(unread=str(error)))
-    return CanonicalTable(tuple(columns), tuple(named.unread), tuple(rows))
+    unread = tuple(name for name in named.unread if name != READ_AS)
+    return CanonicalTable(tuple(columns), unread, tuple(rows))
 
 
 def canonical_text(table: CanonicalTable, where: str) -> str:

@@ -360,6 +360,7 @@ def test_a_table_is_written_as_it_was_read_with_notes_and_refused_rows_for_corre
     table, again = load_table(path), load_table(target)
     assert [row.layout for row in again.rows] == [row.layout for row in table.rows]
     assert len(again.skipped) == 1
+    assert again.unread == table.unread == ("note",)  # the column of notes is known
 
 
 def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) -> None:
@@ -380,7 +381,7 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
     capsys.readouterr()
     for arguments, words in (
         ([str(path), "--as-read", str(path)], "--as-read: is the table itself"),
-        ([str(tmp_path / "canonical.csv"), "--as-read", str(target)], "the table has such a column; got read_as"),
+        ([str(tmp_path / "canonical.csv"), "--as-read", str(target)], "canonical.csv: the table has such a column"),
         ([str(path), "--write", str(path)], "--write: is the table itself"),
         (["--write", str(target)], "--write: is of one table"),
         ([str(target), "--write", str(path)], "the table has such a column"),
