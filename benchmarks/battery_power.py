@@ -168,7 +168,7 @@ def slow_rank(battery: DrawnBattery) -> DrawnBattery:
 
 
 def _slower(of_rank: RankMoments) -> RankMoments:
-    """Its turns, with arithmetic that takes longer; waiting for memory does not."""
+    """The battery's turns, with arithmetic that takes longer; waiting for memory does not."""
     fastest, middle = (
         msgspec.structs.replace(
             sample,

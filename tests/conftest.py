@@ -108,7 +108,7 @@ class Durations:
             self.seconds[report.nodeid] = sum(phases)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Of a part of the tests, or where one failed, what the file had of the others stays."""
+        """Write the file; for a part of the tests, or where one failed, it keeps what it had of the others."""
         if self.path:
             is_whole = exitstatus == 0 and not session.config.getoption("keyword")
             choice.write(self.path, self.seconds, {} if is_whole else choice.read(self.path))

@@ -87,7 +87,7 @@ def ended_well(evidence: Sequence[Evidence]) -> bool:
 
 
 def _repeat_note(repeat: Sequence[Timed]) -> str:
-    """Who disturbed the measurements most, how much, and how many are repeated."""
+    """The process that disturbed the measurements most, how much, and how many are repeated."""
     guests = max(item.steal_share or 0.0 for item in repeat)
     processes = max(item.others_share or 0.0 for item in repeat)
     who = "other guests of the host" if guests > processes else "other processes"

@@ -15,7 +15,7 @@ MOST_CLOCK_SECONDS = 1.0  # build tools, credentials and records of shared direc
 
 
 class Blame(NamedTuple):
-    """Who is at fault for what pairs found: nodes, links between good nodes, and pairs that leave it open."""
+    """Parts at fault for what pairs found: nodes, links between good nodes, and pairs that leave it open."""
 
     nodes: list[str]
     links: list[NodePair]

@@ -52,7 +52,7 @@ class RungResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Its rung's name, marked where it is ablated."""
+        """The rung's name, marked where it is ablated."""
         return self.rung.name + (" (ablated)" if self.ablated else "")
 
 

@@ -1,4 +1,4 @@
-"""Who computes on this machine's processors: ranks, other processes, and other guests of the host."""
+"""Shares of this machine's processors that ranks, other processes and other guests of the host take."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Root Cause (first observed failure):
 
 
 def outcome_of(log: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchOutcome:
-    """That of a torchrun which prints this and ends with 1; its two ranks report nothing."""
+    """The outcome of a torchrun that prints this and ends with 1; its two ranks report nothing."""
     job = measurements._probe_job("cpu", 2, EFFORTS["quick"], str(directory), replays=True, exchanges=False, soak=False)
     program = [sys.executable, "-S", "-c", f"print({log!r}); raise SystemExit(1)"]
     monkeypatch.setattr(launcher, "_command", lambda *_: program)

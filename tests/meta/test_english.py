@@ -1,4 +1,4 @@
-"""Docstrings begin with what they return, or with the verb: never with a bare "Of" or "What"."""
+"""Docstrings begin with what they return, or with the verb: never with a bare "Of", "What", "That" or "Those"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 from suite.paths import ROOT
 
 ROOMS = ("suite", "reference_runs", "kernels", "benchmarks", "tests", ".ci")
-BARE = {"Of", "What"}
+BARE = {"Of", "What", "That", "Those"}
 DESCRIBED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -75,7 +75,7 @@ def medians(values):
         return (k + 1) / n
 
     def chance(lower, upper):
-        """That the two middle draws of n (n even) are at places `lower` and `upper`, or the middle one at both."""
+        """Chance that the two middle draws of n (even) are at places `lower` and `upper`, or the middle one at both."""
         if n % 2:
             half = (n + 1) // 2
             at = stats.binom.sf(half - 1, n, below(lower)) - stats.binom.sf(half - 1, n, below(lower - 1))

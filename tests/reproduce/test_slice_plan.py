@@ -86,7 +86,7 @@ def test_ends_add_what_the_whole_model_has_besides_its_layers():
 
 
 def test_processes_of_a_slice_take_the_places_that_share_its_layers(monkeypatch):
-    """Those of the first replica; each needs its own memory."""
+    """The places of the first replica; each needs its own memory."""
     planned = plan("bloom-176b", layers=1, ranks=4)
     assert planned.slice is not None
     assert planned.ranks == len(planned.slice.places) == 4

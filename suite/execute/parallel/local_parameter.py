@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 def local_parameters(chunk: Decoder, split: Split, experts: frozenset[str], place: Place) -> Iterator[LocalParameter]:
-    """Those of `chunk`; `experts`: names of matrices that expert-parallel ranks share out."""
+    """Parameters of `chunk`; `experts`: names of matrices that expert-parallel ranks share out."""
     tied = chunk.architecture.tied_embeddings and (chunk.embedding is None or chunk.head is None)
     for name, parameter in chunk.named_parameters():
         plain = plain_name(name)

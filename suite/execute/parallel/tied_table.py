@@ -83,7 +83,7 @@ class TiedTable:
         return squared
 
     def sums(self) -> list[Tensor]:
-        """Those that no update has read yet, complete."""
+        """Sums that no update has read yet, complete."""
         for _, work in self._sums:
             work.wait()
         return [gradient for gradient, _ in self._sums]

@@ -53,7 +53,7 @@ class VersionRule:
     of_first: bool = False
 
     def at(self, stage: int) -> VersionRule:
-        """That of the first replica of another stage."""
+        """The rule of another stage's first replica."""
         replicas = self.of_stages[stage] if self.of_stages else self.replicas
         ramp = tuple(number * self.replicas // replicas for number in self.ramp)
         return dataclasses.replace(
@@ -94,7 +94,7 @@ class VersionRule:
         return self.replicas * (self.first(update + 1) - self.first(update))
 
     def updates(self, micro_batches: int) -> int:
-        """That so many micro-batches make."""
+        """Number of updates that so many micro-batches make."""
         ends = list(accumulate(self.ramp, initial=0))
         if micro_batches < ends[-1]:
             return bisect_right(ends, micro_batches) - 1

@@ -54,7 +54,7 @@ def exchange_all(
 
 
 def refused(algorithm: str) -> Exchanged:
-    """That no all-reduce by this algorithm could be made: nothing was received."""
+    """An exchange where no all-reduce by this algorithm could be made: nothing was received."""
     words = f"not available: NCCL refused NCCL_ALGO={ALGORITHMS[algorithm]} to some rank"
     return Exchanged(peer=None, bytes=0, seconds=1.0, wrong=0, first=words, algorithm=algorithm, time=time.time())
 

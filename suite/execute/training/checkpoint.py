@@ -184,7 +184,7 @@ class CheckpointedTraining:
         return Path(self._checkpoints.directory, f".step-{step:07}.partial")
 
     def _remove_partial(self) -> None:
-        """Those of attempts that were ended while they wrote."""
+        """Remove the directories of attempts that were ended while they wrote."""
         for path in Path(self._checkpoints.directory).glob(".step-*.partial"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -78,7 +78,7 @@ def rank_figures(workload: Workload, options: StepOptions = DEFAULT_STEP) -> lis
 
 
 def figures_at(workload: Workload, position: RankPosition, options: StepOptions = DEFAULT_STEP) -> list[Figure]:
-    """Those of `rank_figures` of a rank at one position, without its number."""
+    """Figures as `rank_figures` has them, of a rank at one position, without its number."""
     state = _state(workload, position, options.averaging)
     return _shares(workload, position) + state + _traffic(workload, position, options)
 

@@ -25,7 +25,7 @@ class NormVectors(NamedTuple):
 
 
 class FeedForwardParameters(NamedTuple):
-    """Those of a feed-forward part; `width` columns after the activation, on this rank."""
+    """Parameters of a feed-forward part; `width` columns after the activation, on this rank."""
 
     expansion: Affine
     contraction: Affine
@@ -33,7 +33,7 @@ class FeedForwardParameters(NamedTuple):
 
 
 class ExpertParameters(NamedTuple):
-    """Those of a mixture of experts: of all of a rank's experts together, and of those that every token passes."""
+    """Parameters of a mixture-of-experts layer: all of a rank's experts together, and those for every token."""
 
     router: ParameterLeaf
     expansion: ParameterLeaf
@@ -43,7 +43,7 @@ class ExpertParameters(NamedTuple):
 
 
 class LatentParameters(NamedTuple):
-    """Those of latent attention before its scores; `query` multiplies hidden states where they are not compressed."""
+    """Parameters of latent attention before its scores; `query` multiplies hidden states that are not compressed."""
 
     query_compression: Affine | None
     query_norm: ParameterLeaf | None
@@ -54,7 +54,7 @@ class LatentParameters(NamedTuple):
 
 
 class LayerParameters(NamedTuple):
-    """Those of a layer; `query` apart from keys and values in a top-query layer alone. A norm may serve both parts."""
+    """Parameters of a layer; `query` apart from keys and values in a top-query layer alone. A norm may serve both."""
 
     unit: Unit | None
     attention_norm: NormVectors
@@ -68,7 +68,7 @@ class LayerParameters(NamedTuple):
 
 
 class ChunkParameters(NamedTuple):
-    """Those of a chunk: of its layers, and around them what the first and the last chunk have."""
+    """Parameters of a chunk: of its layers, and around them what the first and the last chunk have."""
 
     embedding: ParameterLeaf | None
     position: ParameterLeaf | None

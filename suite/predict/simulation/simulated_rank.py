@@ -156,7 +156,7 @@ class SimulatedRank:
         return chunk.forward(self.batch(), None if chunk.embeds else self.received())
 
     def backward(self, output: Value, *, last: bool) -> None:
-        """Its backward pass; after that of the last micro-batch gradients are whole."""
+        """The chunk's backward pass; after that of the last micro-batch gradients are whole."""
         self.gradients.whole = last
         if self.sharding is not None:
             self.sharding.last = last

@@ -56,7 +56,7 @@ class Shard(NamedTuple):
 
 
 def shard_of(tensor: ParameterTensor, layout: Layout, *, replica: int) -> Shard:
-    """That of the rank at index `replica` of those with the same weights; of experts that ranks share out, among those
+    """Shard of the rank at index `replica` of those with the same weights; of experts that ranks share out, among those
     with the same ones."""
     if not is_shared_out(tensor, layout):
         return Shard(layout.sharding_ranks, replica)

@@ -41,7 +41,7 @@ def stored_versions(workload: Workload, *, stage: int) -> StoredVersions:
 
 
 def table_updates(layout: Layout, ended: int, *, micro_batches: int) -> int:
-    """Those of a shared table that the last stage has made once each of its replicas has ended so many backward passes.
+    """Updates of a shared table that the last stage has made once each replica has ended so many backward passes.
 
     floor(max(0, (e R_l + R_l - 1) // R_0 - (n_0 - 1)) / m_0): those of the first stage, which has n_0 micro-batches in
     flight and m_0 an update on each of its R_0 replicas, when it has come as far as the last of R_l replicas has.

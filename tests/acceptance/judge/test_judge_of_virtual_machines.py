@@ -88,7 +88,7 @@ def test_a_virtual_machine_s_rank_that_is_slow_by_turns_fails_where_launches_bea
 
 @pytest.mark.parametrize(("virtual", "verdict"), [(False, "FAIL"), (True, "INCONCLUSIVE")])
 def test_processors_of_a_virtual_machine_that_became_slower_decide_nothing(virtual: bool, verdict: str) -> None:
-    """Those of a good one, beside which nothing ran, were at 0.66 of what the micro-measurements found, twice."""
+    """Processors of a good node, beside which nothing ran, were at 0.66 of what the micro-measurements found, twice."""
     launches = [launched(cpu_slowdown=1.5) for _ in range(5)]
     found = battery_findings([micro(virtual=virtual), *launches], NOTHING, others=1.0, looks=(5,), selected=(8,))
     (speed,) = [one for one in found if one.subject == "bloom-mini, CPU speed"]

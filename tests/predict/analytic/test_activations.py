@@ -147,7 +147,7 @@ def test_eager_embedding_and_head_keep_the_outer_bytes_and_named_deviations(
 
 
 def test_estimates_of_llama_2_70b_and_of_a_model_of_13b() -> None:
-    """That of 70B is 19 % below the exact bytes."""
+    """The estimate of the 70B is 19 % below the exact bytes."""
     llama = reference_run("llama2-70b")
     recipe = msgspec.structs.replace(SIXTEEN_BIT, hidden_dropout=0.0, attention_dropout=0.0)
     estimate = approximate_activation_bytes(sequence=4096, micro_batch=8, hidden=8192, layers=80)
