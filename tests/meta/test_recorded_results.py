@@ -60,5 +60,6 @@ def test_a_record_in_both_stores_counts_once_and_is_no_error(tmp_path: Path, mon
     monkeypatch.setattr("suite.records.query.stores", lambda results: [results, RECORDED])
     known, damaged = launches(tmp_path)
     assert damaged == []
-    assert len(known) == len(launches(RECORDED)[0])
+    assert len(known) == len(launches(RECORDED)[0]) == len(launches(tmp_path / "empty")[0])
+    assert launches(tmp_path / "empty", recorded=False) == ([], [])
     assert record_path(tmp_path, known[0].id).is_relative_to(tmp_path)

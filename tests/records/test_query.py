@@ -92,7 +92,7 @@ def test_what_means_no_record_says_what_could(results, tmp_path):
         record_path(tmp_path / "empty", "latest")
 
 
-def test_of_several_records_five_are_named_and_the_others_counted(results, tmp_path):
+def test_of_several_records_five_are_named_and_the_others_counted(results, tmp_path, monkeypatch):
     with pytest.raises(InputError) as error:
         record_path(results, "2026")
     assert [identity in str(error.value) for identity in IDS] == [True, True, True, False, True, False, True]  # by path
@@ -100,3 +100,7 @@ def test_of_several_records_five_are_named_and_the_others_counted(results, tmp_p
     with pytest.raises(InputError) as few:
         record_path(results, IDS[0][:7])
     assert "more" in str(few.value)
+    monkeypatch.setattr("suite.records.query._NAMED", len(IDS))
+    with pytest.raises(InputError) as all_named:
+        record_path(results, "2026")
+    assert " and " not in str(all_named.value)

@@ -71,6 +71,7 @@ def test_a_policy_says_what_a_launch_asks_for_and_nothing_more() -> None:
         ({"slice": msgspec.structs.replace(SLICE, group=(0, 1))}, {"slice": "2 layers, stage last", "processes": "2"}),
     ]
     job = begin().job
+    assert policy(job)["deterministic"] == "True"
     for changes, said in cases:
         assert policy(msgspec.structs.replace(job, **changes)) == policy(job) | said
 
