@@ -71,16 +71,21 @@ def coloured(text: str, style: str) -> str:
 
 
 def print_folded(out: Console, line: str, style: str = "dim") -> None:
-    """Print a line folded between words; what is folded stands 4 characters further right than its beginning.
+    """Print a line folded between words; what is folded stands 4 characters further right than its beginning."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    out.print(Text(folded(line, out.width, indent=indent), style), soft_wrap=True)
+
+
+def folded(line: str, width: int, *, indent: str) -> str:
+    """A line with line breaks between words, and after commas of words that are longer than a line.
 
     A number and its "%" stay together.
     """
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    room = out.width - len(indent)
+    room = width - len(indent)
     line = " ".join(word if len(word) <= room else word.replace(",", ", ") for word in line.split(" "))
     line = line.replace(" %", f"{_NO_BREAK}%")
-    folded = textwrap.fill(line, out.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    out.print(Text(folded.replace(_NO_BREAK, " "), style), soft_wrap=True)
+    text = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace(_NO_BREAK, " ")
 
 
 def whole_job(rows: Iterable[Row]) -> list[Row]:
