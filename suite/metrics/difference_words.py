@@ -46,12 +46,12 @@ def difference_in_words(value: float, reference: float, scale: Scale, *, than: s
 
     Args:
         than: the participle that says what the reference is, such as "predicted"; empty: the words end with the
-            direction, for a column whose title says it.
+            direction, for a column whose title says it. In a sentence, what rounds to 0.0 % is "as predicted".
     """
     if not math.isfinite(value) or not math.isfinite(reference):
         return "not comparable"
     share = abs(value / reference - 1) if reference else math.inf if value else 0.0
-    if share < 0.0005:
+    if value == reference or (than and share < 0.0005):
         return f"as {than}" if than else "equal"
-    amount = f"{100 * share:,.1f} % " if math.isfinite(share) else ""
+    amount = "" if math.isinf(share) else f"{100 * share:,.1f} % " if share >= 0.0005 else "under 0.1 % "
     return f"{amount}{direction(value, reference, scale)}" + (f" than {than}" if than else "")

@@ -26,7 +26,8 @@ def test_the_direction_of_a_difference_is_the_direction_that_people_name():
 
 def test_what_rounds_to_nothing_is_as_expected_and_a_reference_of_0_has_no_percentage():
     assert difference_in_words(1.0004, 1.0, Scale.TIME, than="expected") == "as expected"
-    assert difference_in_words(0.9996, 1.0, Scale.RATE) == "equal"
+    assert difference_in_words(0.9996, 1.0, Scale.RATE) == "under 0.1 % slower"
+    assert difference_in_words(1.0, 1.0, Scale.RATE) == "equal"
     assert difference_in_words(0.9994, 1.0, Scale.RATE) == "0.1 % slower"
     assert difference_in_words(0, 0, Scale.AMOUNT, than="expected") == "as expected"
     assert difference_in_words(3, 0, Scale.AMOUNT, than="expected") == "more than expected"

@@ -29,7 +29,8 @@ from suite.acceptance.findings import joined_evidence
 from suite.metrics.difference_words import Scale, difference_in_words
 from suite.records.battery import NOT_PASSED, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
-from suite.report.terminal.tables import coloured, folded, print_folded, print_table
+from suite.report.tables import folded
+from suite.report.terminal.tables import coloured, print_folded, print_table
 
 _COLOURS = {
     CheckVerdict.PASS: "green",
