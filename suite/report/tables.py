@@ -16,6 +16,8 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LEAST = 16  # characters that a folded column keeps
 _GAP = 2
 _INDENT = " " * 4
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_BREAK = "\N{ZERO WIDTH SPACE}"  # where a long word may end a line
 _MOST_TABULATED = 5000  # rows
 
 TableCells = dict[str, list[str]]  # by the column's title
@@ -145,8 +147,19 @@ def _blocks(cells: TableCells, width: int) -> str:
     lines = [first] if first else []
     for name, *values in zip(*cells.values(), strict=True):
         named = [f"{t} {_COLOUR.sub('', value)}".strip() for t, value in zip(titles, values, strict=True) if value]
-        lines += textwrap.wrap(name, width, subsequent_indent=_INDENT, break_on_hyphens=False)
-        lines += textwrap.wrap(
-            ", ".join(named), width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
-        )
+        lines.append(folded(name, width, indent=_INDENT))
+        if named:
+            lines.append(folded(f"{_INDENT}{', '.join(named)}", width, indent=_INDENT))
     return "\n".join(lines)
+
+
+def folded(line: str, width: int, *, indent: str) -> str:
+    """A line with line breaks between words, and after commas of words that are longer than a line.
+
+    A number and its "%" stay together. The lines without their indents, joined again, are the line.
+    """
+    room = width - len(indent)
+    words = (word if len(word) <= room else word.replace(",", f",{_BREAK} ") for word in line.split(" "))
+    text = " ".join(words).replace(" %", f"{_NO_BREAK}%")
+    text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace(f"{_BREAK} ", "").replace(_BREAK, "").replace(_NO_BREAK, " ")
