@@ -9,39 +9,65 @@ import typer
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.report.explore.serving import LOCAL, bracketed, for_hosts, listening_socket, serve
 from suite.report.explore.view import state_of_run
 from suite.report.terminal.progress import states_progress
 from suite.report.terminal.tables import console
 
+FIRST = "bloom-176b"
+
 
 def explore_command(
-    run: Annotated[str, typer.Argument(help="The run to begin with, or a run file ending in .toml.")] = "bloom-176b",
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The run to begin with, or run files ending in .toml; the page reads no other file.",
+            show_default=FIRST,
+        ),
+    ] = None,
     static: Annotated[
         Path | None,
         typer.Option(help="FILE.html to write, which needs no server: a grid of states of this run.", readable=False),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=1, max=65535)] = 8050,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8050,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name under which browsers reach the page, besides localhost and the address of --host; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Serve a page with controls: run, machine and layout; memory, time, passes, messages and formulas at once.
 
     Examples: nox -s explore; nox -s explore -- gpt-neox-20b --port 8051;
-    nox -s explore -- bloom-176b --static bloom.html
+    nox -s explore -- bloom-176b --static bloom.html;
+    nox -s explore -- --host 0.0.0.0 --allow-host node7.example
 
     Exit codes: 0 the file is written; 2 bad input, or a port that is in use; 130 ended by Ctrl-C.
     """
-    if run in miniatures():
-        raise InputError("is for recorded runs and run files", got=f"the miniature {run}", meant=miniatures()[run])
-    first = state_of_run(run)
+    named = runs or [FIRST]
+    for run in named:
+        if run in miniatures():
+            raise InputError("is for recorded runs and run files", got=f"the miniature {run}", meant=miniatures()[run])
+    states = [state_of_run(run) for run in named]
     if static is not None:
-        _write(run, static)
+        if len(named) > 1:
+            raise InputError("is of one run", got=", ".join(named), allowed="one", where="--static")
+        _write(named[0], static)
         return
     try:
-        from suite.report.explore.page import application
+        from suite.report.explore.page import Served, application
     except ImportError as error:
         raise InputError(f"the page needs {error.name}", allowed="nox -s explore, which installs it") from error
-    _check_free(port)
-    console().print(f"http://127.0.0.1:{port}/ (Ctrl-C ends it)", soft_wrap=True)
-    application(first).run(host="127.0.0.1", port=port, debug=False)
+    with listening_socket(host, port) as listening:
+        files = tuple(run for run in named if run.endswith(".toml"))
+        page = application(Served(states[0], files))
+        page.server.wsgi_app = for_hosts(page.server.wsgi_app, (*LOCAL, bracketed(host), *(allow_host or ())))
+        console().print(f"http://{bracketed(host)}:{port}/ (Ctrl-C ends it)", soft_wrap=True, highlight=False)
+        serve(page, listening)
 
 
 def _write(run: str, path: Path) -> None:
@@ -60,15 +86,3 @@ def _write(run: str, path: Path) -> None:
         size, states = write_offline_page(run, path, progress)
     words = f"{states:,} states, {size / 1e6:,.1f} MB of at most {MOST_BYTES / 1e6:,.0f}"
     console().print(f"{path}: {words}", soft_wrap=True, highlight=False)
-
-
-def _check_free(port: int) -> None:
-    """Refuse a port that another process listens on."""
-    import socket
-
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise InputError(f"cannot listen: {error.strerror}", got=port, where="--port") from error

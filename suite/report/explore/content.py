@@ -15,6 +15,7 @@ from suite.report.explore.presets import RUNS, described_run, row_of, source_of
 from suite.report.explore.state import ExploreState
 from suite.report.explore.view import View, memory_parts, view
 from suite.report.explore.why import why
+from suite.report.explore.words import in_controls
 
 Content = dict[str, Any]
 
@@ -32,7 +33,7 @@ def content(state: ExploreState) -> Content:
 
 def command(state: ExploreState) -> str:
     """The command that prints the same numbers."""
-    if source_of(state.run) != RUNS and not state.run.endswith(".toml"):
+    if source_of(state.run) != RUNS:
         return f"python -m suite validate reference_runs/published/{source_of(state.run)}.csv"
     options = {
         "--layout": state.layout or None,
@@ -71,8 +72,8 @@ def layout_content(shown: View) -> Content:
         "memory_limit": predicted.memory_bytes,
         "fits": not predicted.exceeds_memory,
         "uncertainty": predicted.uncertainty,
-        "not_predicted": list(predicted.missing),
-        "notes": [*(machine.notes if machine else ()), *([predicted.remark] if predicted.remark else [])],
+        "not_predicted": list(map(in_controls, predicted.missing)),
+        "notes": [in_controls(each) for each in (*(machine.notes if machine else ()), predicted.remark) if each],
         "figures": [
             {
                 "quantity": row.quantity,

@@ -9,13 +9,13 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, parse_layout
-from reference_runs.run import ProductFormat
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, machine_of, other_numbers, question_of
 from suite.predict.recorded_run.figures import Prices
-from suite.report.explore.presets import described_run, tokens_are_known
+from suite.report.explore.presets import described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, address, complete_text
 from suite.report.explore.view import recorded_layout
+from suite.report.explore.words import in_controls
 from suite.report.plots.plan import spent
 
 Numbers = dict[str, Any]
@@ -33,16 +33,20 @@ def searched_for(state: ExploreState) -> str:
     return f"{address(asked)}&accelerators={ranks_of(state)}"
 
 
-@lru_cache(32)
 def numbers(state: ExploreState) -> Numbers:
     """The fastest layout of each number of accelerators around the state's, as `plan --numbers` finds them.
 
     `wrong` alone where there are none.
     """
+    return _kept_numbers(state, version_of(state.run))
+
+
+@lru_cache(32)
+def _kept_numbers(state: ExploreState, _version: int) -> Numbers:
     try:
         return _numbers(state)
     except InputError as error:
-        return {"wrong": list(error.lines)}
+        return {"wrong": list(map(in_controls, error.lines))}
 
 
 def _numbers(state: ExploreState) -> Numbers:
@@ -50,7 +54,7 @@ def _numbers(state: ExploreState) -> Numbers:
         raise InputError("it is not known how many tokens this row's model was trained on")
     run, asked = described_run(state.run), ranks_of(state)
     if state.products:
-        recipe = msgspec.structs.replace(run.recipe, product_format=ProductFormat(state.products))
+        recipe = msgspec.structs.replace(run.recipe, product_format=state.products)
         run = msgspec.structs.replace(run, recipe=recipe)
     machine = machine_of(run, state.on, asked, state.network, state.stack)
     question = question_of(run, machine, ranks=asked, fixed={}, global_batch=None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -17,14 +18,24 @@ from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PART
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers, searched_for
 from suite.report.explore.presets import RUNS, names, source_of, sources
-from suite.report.explore.state import ExploreState, address, complete_text, controls_of, layout_of, state_of
+from suite.report.explore.state import (
+    ExploreState,
+    address,
+    checked_state,
+    complete_text,
+    controls_of,
+    layout_of,
+    state_of,
+)
 from suite.report.explore.view import recorded_layout, state_of_run, view
 from suite.report.explore.why import derivations
+from suite.report.explore.words import in_controls
 from suite.report.export.formats import FORMATS, export_format
 from suite.report.export.job import ExportedJob
 
 NAMES = (*OTHERS, *LAYOUT_CONTROLS)
 EXPORTS = tuple(FORMATS)
+MISTAKE = "a mistake of the suite"
 _INDEX = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{%title%}</title><link rel="icon" href="data:,">{%css%}</head>
@@ -40,10 +51,33 @@ _NUMBERS = "function(found) { if (found) { window.explore.numbers(JSON.parse(fou
 _MEASURED = "function(content) { if (content) { window.explore.measured(content); } return ''; }"
 
 
-def application(first: ExploreState) -> Dash:
-    """The application, which shows `first` where the address says nothing."""
+class Served(NamedTuple):
+    """Everything that a page may show.
+
+    Args:
+        first: shown where the address says nothing.
+        files: run files that may be read: those that the command line named.
+    """
+
+    first: ExploreState
+    files: tuple[str, ...] = ()
+
+    def check(self, run: str) -> None:
+        """Refuse a run file that the command line did not name: another site may send the browser here."""
+        if run.endswith(".toml") and run not in self.files:
+            allowed = ", ".join((*self.files, "recorded runs"))
+            raise InputError("a file that `explore` was not started with", got=repr(run), allowed=allowed, where="run")
+
+    def names(self, source: str) -> dict[str, str]:
+        """The presets of a source in words, by name, with the files."""
+        return {**({name: name for name in self.files} if source == RUNS else {}), **names(source)}
+
+
+def application(served: Served) -> Dash:
+    """The application of the page."""
     app = Dash(__name__, title="explore", update_title=None, assets_folder="assets", serve_locally=True)
-    app.layout = lambda: _page(first)  # anew for each visit
+    page = _page(served)
+    app.layout = lambda: page
     app.index_string = _INDEX.replace("DERIVATIONS", json.dumps(derivations()).replace("</", "<\\/"))
     asked = [Input(name, "value") for name in NAMES]
 
@@ -60,16 +94,16 @@ def application(first: ExploreState) -> Dash:
     )
     def changed(query: str, source: str, _kept: int, export: str | None, *given: Any) -> list[Any]:
         if ctx.triggered_id == "export":
-            return [*[no_update] * (len(NAMES) + 4), export_text(query, export, first)]
-        found = answer(query, source, dict(zip(NAMES, given, strict=True)), ctx.triggered_id, first)
+            return [*[no_update] * (len(NAMES) + 4), export_text(query, export, served)]
+        found = answer(query, source, dict(zip(NAMES, given, strict=True)), ctx.triggered_id, served)
         shown, content_ = found[len(NAMES)], found[len(NAMES) + 1]
         # one text: of a tree, the browser's part of Dash would visit every node
         found[len(NAMES) + 1] = msgspec.json.encode(content_).decode()
-        return [*found, no_update if shown is no_update or not export else export_text(shown, export, first)]
+        return [*found, no_update if shown is no_update or not export else export_text(shown, export, served)]
 
     @app.callback(Output("records", "data"), Input("run", "value"))  # type: ignore[untyped-decorator]
-    def recorded(run: str) -> Any:
-        return _records(run)
+    def recorded(run: str | None) -> Any:
+        return records_of(run, served)
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("numbers", "data"),
@@ -82,7 +116,7 @@ def application(first: ExploreState) -> Dash:
         prevent_initial_call=True,
     )
     def searched(_clicks: int, query: str) -> str:
-        return msgspec.json.encode(numbers_of(query, first)).decode()
+        return msgspec.json.encode(numbers_of(query, served)).decode()
 
     app.clientside_callback(_NUMBERS, Output("numbers-in", "children"), Input("numbers", "data"))
     app.clientside_callback(_SHOW, Output("shown-in", "children"), Input("content", "data"))
@@ -90,24 +124,36 @@ def application(first: ExploreState) -> Dash:
     return app
 
 
-def answer(query: str, source: str, given: dict[str, Any], triggered: str | None, first: ExploreState) -> list[Any]:
+def answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: Served) -> list[Any]:
     """After a change of a control or of the address: values of controls, address, content, source and its runs.
 
-    What stays as it is is not sent again.
+    Values that stay as they are are not sent again. A question without an answer changes no control.
     """
     try:
-        state = _state(query, source, given, triggered, first)
-    except InputError as error:
-        refused = {"title": "", "remarks": [], "command": "", "views": [{"layout": "", "wrong": list(error.lines)}]}
+        return _answer(query, source, given, triggered, served)
+    except Exception as error:
+        refused = {"title": "", "remarks": [], "command": "", "views": [{"layout": "", "wrong": _lines(error)}]}
         return [*[no_update] * (len(NAMES) + 1), refused, no_update, no_update]
+
+
+def _lines(error: Exception) -> list[str]:
+    """Lines for the page: what is wrong with the input, or that the suite made a mistake, which the terminal shows."""
+    if isinstance(error, InputError):
+        return list(map(in_controls, error.lines))
+    logging.getLogger(__name__).error("a mistake of the suite", exc_info=error)
+    named = f"{type(error).__name__}: {error}"
+    return [f"{MISTAKE}, not of your input ({named}); the terminal that serves the page has the details"]
+
+
+def _answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: Served) -> list[Any]:
+    state = _state(query, source, given, triggered, served)
     recorded = recorded_layout(state.run, state.stack)
     layout = parse_layout(state.layout, base=recorded) if state.layout else recorded
     values = {**{name: getattr(state, name) for name in OTHERS}, **controls_of(layout)}
     own = source_of(state.run)
     moved = own != source or triggered in (None, "url", "source")
-    options = [{"label": words, "value": name} for name, words in names(own).items()] if moved else no_update
-    if moved and state.run not in names(own):
-        options = [*options, {"label": state.run, "value": state.run}]
+    offered = served.names(own)
+    options = [{"label": words, "value": name} for name, words in offered.items()] if moved else no_update
     return [
         *(no_update if name in given and given[name] == value else value for name, value in values.items()),
         address(state),
@@ -117,47 +163,60 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
     ]
 
 
-def _state(query: str, source: str, given: dict[str, Any], triggered: str | None, first: ExploreState) -> ExploreState:
+def _state(query: str, source: str, given: dict[str, Any], triggered: str | None, served: Served) -> ExploreState:
     """The state to show: the address's, a run's as it was recorded, or the controls'."""
     if triggered in (None, "url"):
-        return state_of(query or "") or first
+        return _addressed(query, served)
+    run = given["run"] or served.first.run
+    served.check(run)
     if triggered == "source":
-        return state_of_run(given["run"] if source_of(given["run"]) == source else next(iter(names(source))))
+        return state_of_run(run if source_of(run) == source else next(iter(served.names(source))))
     if triggered == "run":
-        return state_of_run(given["run"])
-    others: dict[str, Any] = {name: given[name] or None for name in OTHERS}
-    layout = complete_text(layout_of(given, recorded_layout(given["run"])))
+        return state_of_run(run)
+    others = {name: None if given[name] == "" else given[name] for name in OTHERS}
+    layout = complete_text(layout_of(given, recorded_layout(run)))
     if triggered == "keep":
         others["other"] = layout
-    return ExploreState(layout=layout, **others)
+    return checked_state({**others, "run": run, "layout": layout}, where="controls")
 
 
-def _records(run: str | None) -> Any:
+def _addressed(query: str | None, served: Served) -> ExploreState:
+    state = state_of(query or "", served.first)
+    served.check(state.run)
+    return state
+
+
+def records_of(run: str | None, served: Served) -> Any:
+    """Launches of a run with this suite; none of a run that cannot be shown."""
+    if not run:
+        return no_update
     try:
-        return measured(run) if run else no_update
+        served.check(run)
+        return measured(run)
     except InputError:
         return {"words": "", "launches": []}
 
 
-def numbers_of(query: str, first: ExploreState) -> Numbers:
+def numbers_of(query: str, served: Served) -> Numbers:
     """Other numbers of accelerators for the page's address, or why there are none."""
     try:
-        return numbers(state_of(query or "") or first)
-    except InputError as error:
-        return {"wrong": list(error.lines)}
+        return numbers(_addressed(query, served))
+    except Exception as error:
+        return {"wrong": _lines(error)}
 
 
-def export_text(query: str, name: str | None, first: ExploreState) -> str:
+def export_text(query: str, name: str | None, served: Served) -> str:
     """The page's layout in this format, or the reason why there is none."""
     if not name:
         return ""
     try:
-        return exported(state_of(query or "") or first, name)
-    except InputError as error:
-        return "\n".join(error.lines)
+        return exported(_addressed(query, served), name)
+    except Exception as error:
+        return "\n".join(_lines(error))
 
 
-def _page(first: ExploreState) -> Any:
+def _page(served: Served) -> Any:
+    first = served.first
     layout = parse_layout(first.layout, base=recorded_layout(first.run, first.stack))
     values = {**msgspec.structs.asdict(first), **controls_of(layout)}
     return html.Div(
@@ -169,7 +228,7 @@ def _page(first: ExploreState) -> Any:
             html.Main(
                 [
                     html.Details(
-                        [html.Summary("Controls"), html.Form(_controls(values), id="controls", **_LABELLED)],
+                        [html.Summary("Controls"), html.Form(_controls(values, served), id="controls", **_LABELLED)],
                         open=True,
                         id="controls-fold",
                     ),
@@ -217,8 +276,8 @@ def _export_part() -> Any:
     )
 
 
-def _controls(values: dict[str, Any]) -> list[Any]:
-    runs = [{"label": words, "value": name} for name, words in names(source_of(values["run"])).items()]
+def _controls(values: dict[str, Any], served: Served) -> list[Any]:
+    runs = [{"label": words, "value": name} for name, words in served.names(source_of(values["run"])).items()]
     origins = [{"label": title, "value": name} for name, title in sources().items()]
     groups = [
         html.Fieldset(
@@ -268,7 +327,7 @@ def exported(state: ExploreState, name: str) -> str:
     predicted = shown.predicted
     if predicted is None or predicted.run is None or predicted.layout is None or predicted.machine is None:
         raise InputError("nothing is predicted of this layout, so that there is none to export")
-    if source_of(state.run) != RUNS and not state.run.endswith(".toml"):
+    if source_of(state.run) != RUNS:
         raise InputError("a table's row is no run to start", allowed="a recorded run or a run file")
     run, machine = predicted.run, predicted.machine
     node = machine.machine.accelerators_per_node if machine.machine else machine.accelerator.board.accelerators_per_node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
@@ -29,20 +30,36 @@ def sources() -> dict[str, str]:
 
 def source_of(name: str) -> str:
     """The source that a preset is of."""
-    return name.partition(_SEPARATOR)[0] if _SEPARATOR in name else RUNS
+    return name.partition(_SEPARATOR)[0] if _is_row(name) else RUNS
+
+
+def _is_row(name: str) -> bool:
+    return _SEPARATOR in name and not name.endswith(".toml")
 
 
 @cache
 def names(source: str) -> dict[str, str]:
-    """The presets of a source: what they are called in words, by name."""
+    """The presets of a source in words, by name.
+
+    Raises:
+        InputError: no such source.
+    """
     if source == RUNS:
         return {name: name for name in run_names()}
-    table = tables()[source]
+    table = _table(source)
     return {f"{source}{_SEPARATOR}{row.line}": _words(row) for row in table.rows}
 
 
 def _words(row: PublishedRow) -> str:
     return f"{row.model or 'a model'} on {row.layout.ranks:,} {row.accelerator}: {layout_text(row.layout)}"
+
+
+def version_of(name: str) -> int:
+    """When the run file was changed, so that it is read again; 0 of a run that is no file of the user's."""
+    try:
+        return Path(name).stat().st_mtime_ns if name.endswith(".toml") else 0
+    except OSError:  # reading it says what is wrong
+        return 0
 
 
 def described_run(name: str) -> ReferenceRun:
@@ -51,31 +68,31 @@ def described_run(name: str) -> ReferenceRun:
     Raises:
         InputError: there is none.
     """
-    if _SEPARATOR not in name or name.endswith(".toml"):
-        return reference_run(name)
-    return _run_of(name)
+    return _run_of(name) if _is_row(name) else reference_run(name)
 
 
 def tokens_are_known(name: str) -> bool:
     """Whether it is known how many tokens were trained on: not of a table's row whose model is no recorded run."""
-    if _SEPARATOR not in name or name.endswith(".toml"):
-        return True
-    return _row(name).model in tables()[source_of(name)].facts.catalog
+    return not _is_row(name) or _row(name).model in tables()[source_of(name)].facts.catalog
 
 
 def row_of(name: str) -> PublishedRow | None:
     """The row of a published table that a preset is; None of a run."""
-    return None if source_of(name) == RUNS or name.endswith(".toml") else _row(name)
+    return _row(name) if _is_row(name) else None
 
 
 def _row(name: str) -> PublishedRow:
     table, _, line = name.partition(_SEPARATOR)
-    if table not in tables():
-        raise InputError("unknown table", got=repr(table), allowed=", ".join(tables()), where="run")
-    found = [row for row in tables()[table].rows if str(row.line) == line]
+    found = [row for row in _table(table).rows if str(row.line) == line]
     if not found:
         raise InputError(f"no row of {table} that counts has this line", got=repr(line), where="run")
     return found[0]
+
+
+def _table(name: str) -> PublishedTable:
+    if name not in tables():
+        raise InputError("unknown table", got=repr(name), allowed=", ".join(tables()), where="run")
+    return tables()[name]
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -10,6 +11,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, layout_text, parse_layout
+from reference_runs.run import ProductFormat
 
 COUNTS = {
     "dp": "data_parallel",
@@ -37,7 +39,7 @@ class ExploreState(msgspec.Struct, frozen=True, kw_only=True):
     on: str | None = None
     network: float | None = None
     stack: str | None = None
-    products: str | None = None
+    products: ProductFormat | None = None
     price: float | None = None
     other: str | None = None
 
@@ -48,23 +50,40 @@ def address(state: ExploreState) -> str:
     return "?" + urlencode(values, safe=",")
 
 
-def state_of(query: str) -> ExploreState | None:
-    """The state of an address's query; None where it names no run.
+def state_of(query: str, first: ExploreState) -> ExploreState:
+    """The state of an address's query; `first` where it says nothing, and its run where it names none.
 
     Raises:
         InputError: a key or a value that no state has.
     """
-    values: dict[str, Any] = dict(parse_qsl(query.removeprefix("?")))
-    if "run" not in values:
-        return None
-    values.setdefault("layout", "")
+    printable = query.encode(errors="replace").decode()  # JSON may carry halves of characters
+    values: dict[str, Any] = dict(parse_qsl(printable.removeprefix("?")))
+    if not values:
+        return first
     if unknown := values.keys() - set(ExploreState.__struct_fields__):
         allowed = ", ".join(ExploreState.__struct_fields__)
-        raise InputError("unknown key", got=", ".join(sorted(unknown)), allowed=allowed, where="the address")
+        raise InputError("unknown key", got=repr(", ".join(sorted(unknown))), allowed=allowed, where="the address")
+    return checked_state({"run": first.run, "layout": "", **values}, where="the address")
+
+
+def checked_state(values: Mapping[str, Any], *, where: str) -> ExploreState:
+    """The state of these values, of which numbers and formats may be texts.
+
+    Raises:
+        InputError: a value that no state has: the refusals of `predict`.
+    """
+    if "products" in values and values["products"] not in (None, *ProductFormat):
+        allowed = ", ".join(ProductFormat)
+        raise InputError("products: unknown format", got=repr(values["products"]), allowed=allowed, where=where)
     try:
-        return msgspec.convert(values, ExploreState, strict=False)
+        state = msgspec.convert(values, ExploreState, strict=False)
     except msgspec.ValidationError as error:
-        raise InputError(str(error), where="the address") from error
+        raise InputError(str(error), where=where) from error
+    for name, least in (("network", "above 0"), ("price", "of 0 or more")):
+        value = getattr(state, name)
+        if value is not None and not (math.isfinite(value) and value >= 0 and (value > 0 or name == "price")):
+            raise InputError(f"{name}: not a usable number", got=value, allowed=f"a finite one {least}", where=where)
+    return state
 
 
 def controls_of(layout: Layout) -> dict[str, Any]:
@@ -100,7 +119,7 @@ def layout_of(controls: Mapping[str, Any], base: Layout) -> Layout:
     for word in COUNTS:
         size = controls[word]
         if not isinstance(size, int) or size < 1:
-            raise InputError("expected a number of 1 or more", got=repr(size), where=word)
+            raise InputError("expected a whole number of 1 or more", got=repr(size), where=word)
         words.append(f"{word}{size}")
     switches = controls["switches"] or []
     words += [controls["zero"], controls["schedule"], f"recompute-{controls['recompute']}"]

@@ -10,15 +10,15 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, parse_layout
-from reference_runs.run import ProductFormat
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.machine_model.unsaid_layout import usual_layout
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
-from suite.report.explore.presets import described_run, tokens_are_known
+from suite.report.explore.presets import described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, complete_text
+from suite.report.explore.words import in_controls
 
 SHOWN = (
     Quantity.STEP_SECONDS,
@@ -100,27 +100,24 @@ def state_of_run(run: str) -> ExploreState:
 
 def view(state: ExploreState, layout: str) -> View:
     """The prediction of a state with this layout; what is wrong with it where there is none."""
-    return _view(msgspec.structs.replace(state, layout=layout, other=None))
+    return _view(msgspec.structs.replace(state, layout=layout, other=None), version_of(state.run))
 
 
 @lru_cache(KEPT)
-def _view(state: ExploreState) -> View:
+def _view(state: ExploreState, _version: int) -> View:
     layout = state.layout
     try:
         short = layout_text(parse_layout(layout, base=recorded_layout(state.run, state.stack))) if layout else ""
         predicted = prediction_of_run(described_run(state.run), _request(state, layout or None), by_stage=False)
     except InputError as error:
-        return View(layout, None, error.lines)
+        return View(layout, None, tuple(map(in_controls, error.lines)))
     return View(short, predicted, tokens_are_known=tokens_are_known(state.run))
 
 
 def _request(state: ExploreState, layout: str | None) -> PredictionRequest:
     """The request that `predict` makes of the same options."""
     network = None if state.network is None else state.network * 1e9 / 8
-    products = ProductFormat(state.products) if state.products else None
-    return PredictionRequest(
-        state.on or None, None, layout, network, Prices(state.price), state.stack or None, products=products
-    )
+    return PredictionRequest(state.on, None, layout, network, Prices(state.price), state.stack, products=state.products)
 
 
 def memory_parts(stages: Sequence[StageMemory]) -> dict[str, list[float]]:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlencode
 
+import msgspec
 import pytest
 
 pytest.importorskip("dash", reason="the page with controls needs dash, of the extra `explore`")
 
 from dash import no_update
+from hypothesis import given
+from hypothesis import strategies as st
 
+from reference_runs.catalog import RUNS
 from suite.__main__ import main
+from suite.report.explore import page
 from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS
-from suite.report.explore.page import answer, application, export_text, numbers_of
+from suite.report.explore.page import MISTAKE, Served, answer, application, export_text, numbers_of, records_of
 from suite.report.explore.presets import names
-from suite.report.explore.state import controls_of
+from suite.report.explore.state import COUNTS, ExploreState, controls_of
 from suite.report.explore.view import recorded_layout, state_of_run
 
 NAMES = (*OTHERS, *LAYOUT_CONTROLS)
 ADDRESS, CONTENT, SOURCE, RUN_OPTIONS = range(len(NAMES), len(NAMES) + 4)
-FIRST = state_of_run("bloom-176b")
+SERVED = Served(state_of_run("bloom-176b"))
 
 
 def asked(given: dict[str, Any], triggered: str) -> list[Any]:
-    return answer("", "runs", given, triggered, FIRST)
+    return answer("", "runs", given, triggered, SERVED)
 
 
 def controls(run: str, **changes: object) -> dict[str, Any]:
@@ -33,18 +41,18 @@ def controls(run: str, **changes: object) -> dict[str, Any]:
 
 
 def test_the_application_is_built_for_a_run() -> None:
-    assert application(FIRST).layout is not None
+    assert application(SERVED).layout is not None
 
 
 def test_an_empty_address_shows_the_first_state_and_names_it() -> None:
-    shown = answer("", "runs", {}, None, FIRST)
+    shown = answer("", "runs", {}, None, SERVED)
     assert shown[ADDRESS].startswith("?run=bloom-176b&layout=dp8,tp4,pp12")
-    again = answer(shown[ADDRESS], "runs", {}, "url", FIRST)
+    again = answer(shown[ADDRESS], "runs", {}, "url", SERVED)
     assert again[: len(NAMES) + 2] == shown[: len(NAMES) + 2]
 
 
 def test_controls_of_an_address_without_layout_are_those_of_the_run() -> None:
-    shown = dict(zip(NAMES, answer("?run=gpt-neox-20b&on=h100-sxm", "runs", {}, "url", FIRST), strict=False))
+    shown = dict(zip(NAMES, answer("?run=gpt-neox-20b&on=h100-sxm", "runs", {}, "url", SERVED), strict=False))
     assert [shown[name] for name in ("dp", "tp", "pp")] == [12, 2, 4]
 
 
@@ -54,12 +62,12 @@ def test_another_run_begins_as_it_was_recorded() -> None:
 
 
 def test_another_source_shows_its_first_row_and_offers_the_others() -> None:
-    shown = answer("", "korthikanti2022_table5", controls("bloom-176b"), "source", FIRST)
+    shown = answer("", "korthikanti2022_table5", controls("bloom-176b"), "source", SERVED)
     offered = [each["value"] for each in shown[RUN_OPTIONS]]
     assert shown[0] == offered[0]
     assert offered == list(names("korthikanti2022_table5"))
     assert shown[SOURCE] == "korthikanti2022_table5"
-    again = answer(shown[ADDRESS], "runs", {}, "url", FIRST)
+    again = answer(shown[ADDRESS], "runs", {}, "url", SERVED)
     assert again[CONTENT] == shown[CONTENT]
 
 
@@ -70,17 +78,17 @@ def test_what_did_not_change_is_not_sent_again() -> None:
 
 
 def test_what_is_shown_is_exported_or_refused_in_words() -> None:
-    text = export_text("?run=llama3.1-405b&layout=dp128,tp8,pp16,sp,zero1", "megatron", FIRST)
+    text = export_text("?run=llama3.1-405b&layout=dp128,tp8,pp16,sp,zero1", "megatron", SERVED)
     assert "dp128,tp8,pp16" in text
     assert "--tensor-model-parallel-size 8" in text
-    assert "no place for" in export_text("", "megatron", FIRST)
-    assert "no run to start" in export_text("?run=korthikanti2022_table5:3&layout=", "slurm", FIRST)
-    assert export_text("", None, FIRST) == ""
+    assert "no place for" in export_text("", "megatron", SERVED)
+    assert "no run to start" in export_text("?run=korthikanti2022_table5:3&layout=", "slurm", SERVED)
+    assert export_text("", None, SERVED) == ""
 
 
 def test_other_numbers_of_accelerators_are_those_of_plan(capsys: pytest.CaptureFixture[str]) -> None:
     query = "?run=gpt-neox-20b&layout=dp12,tp2,pp4,zero1&on=h100-sxm&network=1600&price=2"
-    shown = numbers_of(query, FIRST)
+    shown = numbers_of(query, SERVED)
     options = ("--on", "h100-sxm", "--gpus", "96", "--network", "1600", "--price", "2", "--numbers", "--json")
     assert main(["plan", "gpt-neox-20b", *options]) == 0
     planned = {each["accelerators"]: each for each in json.loads(capsys.readouterr().out)["numbers"]}
@@ -89,13 +97,13 @@ def test_other_numbers_of_accelerators_are_those_of_plan(capsys: pytest.CaptureF
         expected = planned[row["accelerators"]]
         assert row["days"] == pytest.approx(expected["seconds"] / 86400, rel=1e-9)
         assert row["cost"] == pytest.approx(expected["cost"], rel=1e-9)
-        assert expected["layout"] in answer(row["address"], "runs", {}, "url", FIRST)[ADDRESS]
+        assert expected["layout"] in answer(row["address"], "runs", {}, "url", SERVED)[ADDRESS]
     best = {row["accelerators"] for row in shown["rows"] if row["best"]}
     assert best == {
         number for number, each in planned.items() if not any(_is_better(o, each) for o in planned.values())
     }
-    same = answer(query, "runs", {}, "url", FIRST)[CONTENT]["search"]
-    other = answer(query.replace("dp12", "dp6"), "runs", {}, "url", FIRST)[CONTENT]["search"]
+    same = answer(query, "runs", {}, "url", SERVED)[CONTENT]["search"]
+    other = answer(query.replace("dp12", "dp6"), "runs", {}, "url", SERVED)[CONTENT]["search"]
     assert shown["searched"] == same != other
 
 
@@ -110,7 +118,7 @@ def test_why_there_are_no_other_numbers_is_said() -> None:
         ("?run=bloom-176b&layout=dp1,tp1,pp1", "fits"),
         ("?run=bloom-176b&colour=red", "unknown key"),
     ):
-        assert words in str(numbers_of(query, FIRST)["wrong"]), query
+        assert words in str(numbers_of(query, SERVED)["wrong"]), query
 
 
 def test_a_layout_is_kept_and_stands_beside_the_next_one() -> None:
@@ -124,3 +132,146 @@ def test_what_is_wrong_is_said_and_the_page_stays() -> None:
     for changes in ({"tp": 5}, {"dp": None}, {"on": "v100-sxm-32gb"}):
         shown = asked(controls("bloom-176b", **changes), "tp")
         assert shown[CONTENT]["views"][0]["wrong"], changes
+
+
+def said(query: str) -> list[str]:
+    """What the page refuses of an address."""
+    content = answer(query, "runs", {}, "url", SERVED)[CONTENT]
+    return [line for shown in content["views"] for line in shown["wrong"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?run=nothere&layout=dp8", "unknown run; got 'nothere'"),
+        ("?run=bloom-176b&layout=dp8,dp8", "layout: given twice; got 'dp8'"),
+        ("?run=bloom-176b&layout=&network=nan", "network: not a usable number; got nan"),
+        ("?run=bloom-176b&layout=&network=-5", "network: not a usable number; got -5.0"),
+        ("?run=bloom-176b&layout=&network=0", "network: not a usable number; got 0.0"),
+        ("?run=bloom-176b&layout=&network=inf", "network: not a usable number; got inf"),
+        ("?run=bloom-176b&layout=&price=nan", "price: not a usable number; got nan"),
+        ("?run=bloom-176b&layout=&price=-1", "price: not a usable number; got -1.0"),
+        ("?run=bloom-176b&layout=&products=fp4", "products: unknown format; got 'fp4'"),
+        ("?run=bloom-176b&layout=&on=abacus", "abacus"),
+        ("?run=bloom-176b&layout=&stack=abacus", "abacus"),
+        ("?run=bloom-176b&layout=&other=dp8,dp8", "given twice"),
+        ("?run=nothing:3&layout=", "unknown table; got 'nothing'"),
+        ("?colour=red", "unknown key; got 'colour'"),
+    ],
+)
+def test_an_address_that_asks_for_nothing_is_answered_in_one_line(query: str, words: str) -> None:
+    lines = said(query)
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert MISTAKE not in lines[0]
+
+
+def test_an_address_without_run_is_about_the_first() -> None:
+    assert answer("?on=h100-sxm&network=3200", "runs", {}, "url", SERVED)[ADDRESS].startswith("?run=bloom-176b&")
+
+
+WORDS = st.sampled_from(
+    [
+        *("bloom-176b", "gpt2-124m", "mixtral-8x7b", "korthikanti2022_table5:9", "a.toml", "/etc/passwd", ":", ".."),
+        *("dp8,tp4,pp12", "dp1", "dp8,dp8", "dp0", "dp99999999999999999999", "pp70,interleave70", "zero9", ",", "nan"),
+        *("dp8,tp4,pp12,micro1000000", "every3,recompute-full", "h100-sxm", "v100-sxm-32gb", "megatron-core", "-1"),
+    ]
+)
+QUERIES = st.lists(
+    st.tuples(st.sampled_from([*ExploreState.__struct_fields__, "x", "run"]), WORDS | st.text(max_size=12)), max_size=6
+).map(lambda pairs: "?" + urlencode(pairs, errors="replace"))
+
+
+SIZES = st.sampled_from([1, 1, 1, 2, 3, 4, 8, 12, 64, 1000, 10**18])
+LAYOUTS = st.lists(
+    st.tuples(st.sampled_from([*COUNTS, "every"]), SIZES).map(lambda pair: f"{pair[0]}{pair[1]}")
+    | st.sampled_from(["zero0", "zero1", "zero2", "zero3", "gpipe", "1f1b", "zero-bubble", "pipedream", "sp"])
+    | st.sampled_from(
+        ["recompute-full", "recompute-none", "fused", "unfused", "offload", "noreshard", "reduce-scatter"]
+    ),
+    max_size=6,
+).map(",".join)
+LAID_OUT = st.builds(
+    lambda **values: "?" + urlencode({key: value for key, value in values.items() if value}),
+    run=st.sampled_from(["bloom-176b", "gpt2-124m", "mixtral-8x7b", "deepseek-v3", "korthikanti2022_table5:9"]),
+    layout=LAYOUTS,
+    other=st.just("") | LAYOUTS,
+    on=st.sampled_from(["", "h100-sxm", "gb200", "rtx-4090", "v100-sxm-32gb"]),
+    network=st.sampled_from(["", "1e-9", "3200", "1e300"]),
+    stack=st.sampled_from(["", "pytorch", "megatron-core"]),
+    products=st.sampled_from(["", "mxfp8"]),
+    price=st.sampled_from(["", "0", "1e308"]),
+)
+
+
+@given(QUERIES | LAID_OUT | st.text(max_size=30).map("?".__add__))
+def test_every_address_is_shown_or_refused_and_never_a_mistake_of_the_suite(query: str) -> None:
+    shown = answer(query, "runs", {}, "url", SERVED)
+    msgspec.json.encode(shown[CONTENT])
+    lines = [*(line for view in shown[CONTENT]["views"] for line in view["wrong"]), export_text(query, "slurm", SERVED)]
+    assert not [line for line in lines if MISTAKE in line]
+    assert records_of(parse_qs(query[1:]).get("run", [""])[0], SERVED) is not None
+
+
+def test_a_mistake_of_the_suite_is_a_line_on_the_page_and_a_traceback_in_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(page, "content", lambda _: 1 // 0)
+    assert said("")[0].startswith("a mistake of the suite, not of your input (ZeroDivisionError")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def posted(query: str) -> dict[str, Any]:
+    """A change of the address, as the browser sends it."""
+    outputs = [*((name, "value") for name in NAMES), ("url", "search"), ("content", "data"), ("source", "value")]
+    outputs += [("run", "options"), ("export-text", "children")]
+    inputs = {"url": ("search", query), "source": ("value", "runs"), "keep": ("n_clicks", 0), "export": ("value", None)}
+    return {
+        "output": f"..{'...'.join(f'{name}.{of}' for name, of in outputs)}..",
+        "outputs": [{"id": name, "property": of} for name, of in outputs],
+        "inputs": [
+            {"id": name, "property": of, "value": value}
+            for name, (of, value) in {**inputs, **dict.fromkeys(NAMES, ("value", None))}.items()
+        ],
+        "changedPropIds": ["url.search"],
+        "parsedChangedPropsIds": ["url.search"],
+        "state": [],
+    }
+
+
+def test_first_loads_at_once_are_all_answered() -> None:
+    """A browser asks for several things at once, and several browsers may be first."""
+    server = application(SERVED).server
+    queries = ("", "?run=korthikanti2022_table5:9&layout=", "?run=nothere", "?run=mixtral-8x7b&layout=dp8")
+
+    def status(asked: str) -> int:
+        if asked.startswith("/"):
+            return server.test_client().get(asked).status_code
+        return server.test_client().post("/_dash-update-component", json=posted(asked)).status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(status, ["/", "/_dash-layout", "/_dash-dependencies", *queries])) == {200}
+
+
+def test_run_files_are_read_where_the_command_line_named_them(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.toml", tmp_path / "other.toml"
+    for path in (own, other):
+        path.write_bytes((RUNS / "gpt_neox_20b.toml").read_bytes())
+    served = Served(state_of_run(str(own)), (str(own),))
+    for run, is_read in ((own, True), (other, False), (tmp_path / "absent.toml", False)):
+        query = f"?run={run}&layout="
+        content = answer(query, "runs", {}, "url", served)[CONTENT]
+        controls_ = dict.fromkeys(OTHERS) | controls_of(recorded_layout("gpt-neox-20b")) | {"run": str(run)}
+        refusals = [
+            content["views"][0]["wrong"],
+            answer("", "runs", controls_, "run", served)[CONTENT]["views"][0]["wrong"],
+            answer("", "runs", controls_, "tp", served)[CONTENT]["views"][0]["wrong"],
+        ]
+        assert all(("was not started with" in str(lines)) != is_read for lines in refusals)
+        assert ("was not started with" in export_text(query, "slurm", served)) != is_read
+        assert bool(content["title"]) == is_read
+    own.write_text(
+        own.read_text(encoding="utf-8").replace("global_batch = { value = 1538", "global_batch = { value = 3076")
+    )
+    again = answer(f"?run={own}&layout=", "runs", {}, "url", served)[CONTENT]
+    assert again["views"][0]["figures"] != content["views"][0].get("figures")

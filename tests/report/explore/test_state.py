@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
+from reference_runs.run import ProductFormat
 from suite.report.explore.state import (
     ZERO_FORMS,
     ExploreState,
@@ -16,9 +17,10 @@ from suite.report.explore.state import (
     state_of,
 )
 
+FIRST = ExploreState(run="bloom-176b", layout="dp8", on="h100-sxm")
 counts = st.integers(1, 1000)
 texts = st.none() | st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), min_size=1)
-numbers = st.none() | st.floats(0, 1e9)
+numbers = st.none() | st.floats(0, 1e9, exclude_min=True)
 states = st.builds(
     ExploreState,
     run=st.text(min_size=1),
@@ -26,7 +28,7 @@ states = st.builds(
     on=texts,
     network=numbers,
     stack=texts,
-    products=texts,
+    products=st.none() | st.sampled_from(ProductFormat),
     price=numbers,
     other=texts,
 )
@@ -44,7 +46,7 @@ controls = st.fixed_dictionaries(
 
 @given(states)
 def test_an_address_carries_the_whole_state(state: ExploreState) -> None:
-    assert state_of(address(state)) == state
+    assert state_of(address(state), FIRST) == state
 
 
 @given(controls)
@@ -59,19 +61,19 @@ def test_controls_and_layout_say_the_same(given_controls: dict[str, object]) -> 
     assert complete_text(layout)
 
 
-def test_no_run_is_no_state() -> None:
-    assert state_of("") is None
-    assert state_of("?layout=dp1") is None
+def test_an_address_that_says_nothing_is_the_first_state_and_its_run_is_the_one_that_none_names() -> None:
+    assert state_of("", FIRST) == FIRST
+    assert state_of("?layout=dp1", FIRST) == ExploreState(run="bloom-176b", layout="dp1")
 
 
 @pytest.mark.parametrize("query", ["?run=bloom-176b&colour=red", "?run=bloom-176b&network=fast"])
 def test_a_wrong_address_is_refused(query: str) -> None:
     with pytest.raises(InputError, match="the address: "):
-        state_of(query)
+        state_of(query, FIRST)
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, 1.5, "8"])
 def test_a_count_that_no_layout_has_is_refused(value: object) -> None:
     given_controls = {**controls_of(Layout()), "dp": value}
-    with pytest.raises(InputError, match="dp: expected a number of 1 or more"):
+    with pytest.raises(InputError, match="dp: expected a whole number of 1 or more"):
         layout_of(given_controls, Layout())

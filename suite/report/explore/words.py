@@ -1,0 +1,30 @@
+"""Refusals and notes in the words of the page: they name its controls where the command line names options."""
+
+from __future__ import annotations
+
+import re
+
+# Whole phrases first; an option that none of them has becomes its control
+_PHRASES = (
+    ("give one with --on", "choose an accelerator"),
+    ("give the --network of a node", "enter the Gbit/s out of a node"),
+    ("give a --layout", "choose a layout"),
+)
+_CONTROLS = {
+    "on": "accelerator",
+    "network": "Gbit/s out of a node",
+    "stack": "software",
+    "products": "format of products",
+    "fix": "layout",
+    "gpus": "number of accelerators",
+}
+_OPTION = re.compile(r"`?--([a-z][a-z-]*)`?(?: [A-Z]{2,})?")
+
+
+def in_controls(line: str) -> str:
+    """The line with controls in place of options."""
+    for said, shown in _PHRASES:
+        line = line.replace(said, shown)
+    line = re.sub(r"\(`--stack`; ([^)]+)\)", r"(\1)", line)
+    line = re.sub(r"\bgive (?:an? |the |one with )?(?=`?--)", "enter the ", line)
+    return _OPTION.sub(lambda found: _CONTROLS.get(found[1], found[1].replace("-", " ")), line)
