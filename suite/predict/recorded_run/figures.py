@@ -298,7 +298,8 @@ def rate_figures(
 ) -> list[Figure]:
     """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.
 
-    Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop.
+    Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop. Where
+    nothing is recomputed, what is executed is what is needed, by one convention: HFU is MFU, and never below it.
     Without a peak no shares of it, without a layout nothing of what is recomputed. MFU and HFU are shares of the peak
     in the precision's dtype, also where products have a format of their own; then there are those of its peak besides.
     """
@@ -311,6 +312,8 @@ def rate_figures(
         needed = prediction.flop[needed_as]
     if convention is _RECOMPUTED and _recomputes(layout):
         executed, executed_as = prediction.flop[convention.value], convention.value
+    elif executed == prediction.model_flop:  # by another convention HFU could be below MFU
+        executed, executed_as = needed, needed_as
     tokens = tokens_per_second(
         samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
     )
