@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from rich.console import Console
-from rich.style import Style
+from rich.console import Console, ConsoleOptions, RenderHook
+from rich.segment import Segment
 from rich.text import Text
 
+from reference_runs.printable import printable
 from reference_runs.units import printed, printed_alike
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.difference_words import difference_in_words, direction, scale_of
 from suite.metrics.figures import Quantity, StepTerm
-from suite.report.tables import folded, table
+from suite.report.tables import Coloured, folded, table
 
 if TYPE_CHECKING:
     import pandas
@@ -25,6 +28,7 @@ QUANTITY_NAMES = {
     Quantity.CPU_SLOWDOWN.value: "CPU slowdown",
     Quantity.STEP_SECONDS_AT_CPU_SPEED.value: "step_seconds at that CPU speed",
 }
+LEAST_WIDTH, MOST_WIDTH = 20, 10_000  # columns
 PIPE_WIDTH = 150  # columns where the output is no terminal and COLUMNS is not set
 BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -33,11 +37,37 @@ _TERMS = frozenset(term.value for term in StepTerm)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console for output (or messages), wide enough for most tables where it is no terminal."""
-    plain = Console(stderr=stderr, highlight=False)
-    if plain.is_terminal or "COLUMNS" in os.environ:
-        return plain
-    return Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+    """The console for output (or messages), wide enough for most tables where it is no terminal.
+
+    It shows characters that a terminal would obey, see `reference_runs.printable`; colours are those of styles alone.
+    """
+    shown = Console(stderr=stderr, highlight=False)
+    if not shown.is_terminal and "COLUMNS" not in os.environ:
+        shown.width = PIPE_WIDTH
+    if not LEAST_WIDTH <= shown.width <= MOST_WIDTH:  # COLUMNS=0, for instance
+        shown.width = max(LEAST_WIDTH, min(MOST_WIDTH, shown.width))
+    shown.push_render_hook(cast(RenderHook, _Harmless))
+    return shown
+
+
+class _Harmless(NamedTuple):
+    """Something to print, without the control characters of its texts."""
+
+    printed: Any
+
+    @classmethod
+    def process_renderables(cls, printed: Sequence[Any]) -> list[_Harmless]:
+        """Each thing to print as one of these; a console asks it of its hooks."""
+        return [cls(each) for each in printed]
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in out.render(self.printed, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def write_line(line: str, *, stderr: bool = False) -> None:
+    """Write a line without folding it, on stdout or stderr, with no character that a terminal would obey."""
+    (sys.stderr if stderr else sys.stdout).write(f"{printable(line)}\n")
 
 
 def refusal(error: OSError) -> str:
@@ -64,9 +94,9 @@ def print_table(
     out.print(text, soft_wrap=True)
 
 
-def coloured(text: str, style: str) -> str:
+def coloured(text: str, style: str) -> Coloured:
     """`text` for a cell of a table, in a colour that consoles without colours leave out."""
-    return Style.parse(style).render(text)
+    return Coloured(((text, style),))
 
 
 def print_folded(out: Console, line: str, style: str = "dim") -> None:
