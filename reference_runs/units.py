@@ -30,6 +30,8 @@ UNITS: dict[str, tuple[str, float]] = {
     "bit/s": ("byte/s", 0.125),
     "flop/s": ("flop/s", 1),
     "W": ("W", 1),
+    "J": ("J", 1),
+    "MWh": ("J", 3.6e9),
 }
 for _prefix, _factor in (_PREFIXES | _BINARY).items():
     UNITS |= {f"{_prefix}B": ("byte", _factor), f"{_prefix}B/s": ("byte/s", _factor)}

@@ -7,7 +7,7 @@ import re
 from suite.paths import ROOT
 
 SETTINGS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-PAGES = re.findall(r"^ +- (?:[^\n:]+: )?([\w./]+\.md)$", SETTINGS.partition("\nnav:\n")[2], re.MULTILINE)
+PAGES = re.findall(r"^ +- (?:[^\n]+: )?([\w./]+\.md)$", SETTINGS.partition("\nnav:\n")[2], re.MULTILINE)
 
 
 def test_every_page_of_docs_stands_in_the_navigation_once() -> None:
@@ -25,6 +25,9 @@ def test_the_start_page_of_docs_links_every_page_for_readers() -> None:
     start = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = re.findall(r"\]\(([\w./]+\.md)\)", start)
     assert {page for page in PAGES if "/" not in page} - set(linked) == {"README.md"}
+    formulas = (ROOT / "docs" / "formulas" / "README.md").read_text(encoding="utf-8")
+    linked = [f"formulas/{page}" for page in re.findall(r"\]\((\w+\.md)\)", formulas)]
+    assert [page for page in PAGES if page.startswith("formulas/")] == ["formulas/README.md", *linked]
 
 
 def test_nothing_of_the_site_comes_from_another_server() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rich.console import Console, ConsoleOptions, RenderHook
 from rich.segment import Segment
