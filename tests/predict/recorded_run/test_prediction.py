@@ -245,6 +245,22 @@ def test_published_rates_are_compared_under_their_own_convention() -> None:
     assert hfu / mfu == pytest.approx(flop["megatron-eq3-recomputed"] / flop["megatron-eq3-model"], rel=4 * 2**-53)
 
 
+def test_hfu_is_the_mfu_and_what_is_recomputed_whatever_the_convention_counts() -> None:
+    compared = 0
+    for run in LAID_OUT:
+        figures = predicted_figures(run, run.layout, machine_of(run), of(run.name))
+        by_quantity = {each.quantity: each for each in figures if each.term is None}
+        if Quantity.HFU not in by_quantity or run.reported.flop_convention is FlopConvention.MEGATRON_RECOMPUTED:
+            continue
+        mfu, hfu = by_quantity[Quantity.MFU], by_quantity[Quantity.HFU]
+        recomputed = (of(run.name).hardware_flop or 0) - (of(run.name).model_flop or 0)
+        needed = of(run.name).flop.get(mfu.convention or "", of(run.name).model_flop)
+        assert needed
+        assert hfu.value / mfu.value == pytest.approx(1 + recomputed / needed, rel=8 * 2**-53), run.name
+        compared += mfu.convention == FlopConvention.PALM.value
+    assert compared >= 3  # whose parameters, and so flop, are others than those of the products
+
+
 @given(
     cases(),
     st.fixed_dictionaries(
