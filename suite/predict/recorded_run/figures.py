@@ -33,6 +33,7 @@ from suite.predict.analytic.training_cost import (
 )
 from suite.predict.recorded_run.prediction import RunPrediction
 
+RECOMPUTED = ", and recomputation"
 MEASURED_PEAK = "; of the highest matrix rate measured, not of a data sheet's peak"
 MODEL = "machine model"
 PART_OF_PARAMETERS = "part of parameters"
@@ -298,8 +299,8 @@ def rate_figures(
 ) -> list[Figure]:
     """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.
 
-    Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop. Where
-    nothing is recomputed, what is executed is what is needed, by one convention: HFU is MFU, and never below it.
+    Without one as model_flop and hardware_flop. HFU counts the flop of the MFU and what is recomputed, so that without
+    recomputation both are the same; Megatron-LM's equation 3 has a factor of its own for full recomputation.
     Without a peak no shares of it, without a layout nothing of what is recomputed. MFU and HFU are shares of the peak
     in the precision's dtype, also where products have a format of their own; then there are those of its peak besides.
     """
@@ -310,10 +311,11 @@ def rate_figures(
     if convention is not None:
         needed_as = model_convention(convention).value
         needed = prediction.flop[needed_as]
+        if executed is not None:
+            executed = needed + (executed - prediction.model_flop)
+            executed_as = f"{needed_as}{RECOMPUTED}"
     if convention is _RECOMPUTED and _recomputes(layout):
         executed, executed_as = prediction.flop[convention.value], convention.value
-    elif executed == prediction.model_flop:  # by another convention HFU could be below MFU
-        executed, executed_as = needed, needed_as
     tokens = tokens_per_second(
         samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
     )

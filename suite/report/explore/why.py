@@ -30,6 +30,7 @@ from suite.predict.analytic.training_cost import (
     training_seconds,
     utilization,
 )
+from suite.predict.recorded_run.figures import MEASURED_PEAK, RECOMPUTED
 from suite.predict.simulation.pipeline_schedule import flop_durations, timed_passes
 from suite.report.explore.view import View
 
@@ -144,10 +145,13 @@ def _share(view: View, row: Row) -> Why:
     assert view.predicted.machine is not None
     assert view.predicted.machine.peak is not None
     arithmetic, peak = view.predicted.prediction, view.predicted.machine.peak
-    own = arithmetic.model_flop if row.quantity == Quantity.MFU else arithmetic.hardware_flop
-    flop = next((value for name, value in arithmetic.flop.items() if (row.convention or "").startswith(name)), own)
+    model = float(arithmetic.model_flop or 0)
+    convention = (row.convention or "").removesuffix(MEASURED_PEAK)
+    flop = arithmetic.flop.get(convention.removesuffix(RECOMPUTED), model)
+    if convention.endswith(RECOMPUTED):
+        flop += (arithmetic.hardware_flop or 0) - model
     numbers = [
-        Number(f"flop of a step ({row.convention})", float(flop or 0), "flop"),
+        Number(f"flop of a step ({convention})", flop, "flop"),
         _step(view),
         _accelerators(view),
         Number("peak of an accelerator", peak.flop_per_second, "flop/s"),

@@ -265,6 +265,22 @@ def test_hfu_is_never_below_mfu_and_equal_to_it_where_nothing_is_recomputed() ->
     assert {(FlopConvention.PALM, True), (FlopConvention.MEGATRON_RECOMPUTED, False)} <= compared
 
 
+def test_hfu_is_the_mfu_and_what_is_recomputed_whatever_the_convention_counts() -> None:
+    compared = 0
+    for run in LAID_OUT:
+        figures = predicted_figures(run, run.layout, machine_of(run), of(run.name))
+        by_quantity = {each.quantity: each for each in figures if each.term is None}
+        if Quantity.HFU not in by_quantity or run.reported.flop_convention is FlopConvention.MEGATRON_RECOMPUTED:
+            continue
+        mfu, hfu = by_quantity[Quantity.MFU], by_quantity[Quantity.HFU]
+        recomputed = (of(run.name).hardware_flop or 0) - (of(run.name).model_flop or 0)
+        needed = of(run.name).flop.get(mfu.convention or "", of(run.name).model_flop)
+        assert needed
+        assert hfu.value / mfu.value == pytest.approx(1 + recomputed / needed, rel=8 * 2**-53), run.name
+        compared += mfu.convention == FlopConvention.PALM.value
+    assert compared >= 3  # whose parameters, and so flop, are others than those of the products
+
+
 @given(
     cases(),
     st.fixed_dictionaries(
