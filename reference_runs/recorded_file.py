@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import math
 import os
 import tomllib
 import types
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.quantities import LARGEST
 from reference_runs.regular_file import typed_text
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
@@ -204,14 +204,15 @@ def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
     bare, meta = _bare(annotation)
     if bare in (int, float):
         expected = (meta.extra or {}).get("unit", "1") if meta else "1"
-        if isinstance(fact.value, (bool, str)):
+        if isinstance(fact.value, bool) or not isinstance(fact.value, int | float):
             raise InputError(f"{label}: expected a number", got=repr(fact.value), where=where)
-        if not math.isfinite(typing.cast(float, fact.value)):
-            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), where=where)
+        if not -LARGEST <= fact.value <= LARGEST:  # nor NaN
+            within = f"-{LARGEST:g} to {LARGEST:g}"
+            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), allowed=within, where=where)
         if fact.unit is None:
             raise InputError(f"{label}: missing unit", allowed=", ".join(units_of(expected)), where=where)
         try:
-            value: Any = in_base_unit(typing.cast(float, fact.value), fact.unit, expected)
+            value: Any = in_base_unit(fact.value, fact.unit, expected)
         except ValueError as error:
             raise InputError(f"{label}: {error}", where=where) from error
         if isinstance(value, float) and bare is int and value.is_integer() and abs(value) <= LARGEST_EXACT:
