@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated, Any
 
 import msgspec
@@ -56,7 +55,7 @@ def fit_command(
         if sequence is None:
             asked = {"--on": on, "--gpus": str(ranks), "--batch": None if batch is None else str(batch), "--fix": fix}
             asked["--network"] = f"{network:g}" if network else None
-            print_command(console(), f"what {machine.stack.name} alone executes", f"plan {shlex.quote(run)}", asked)
+            print_command(console(), f"what {machine.stack.name} alone executes", f"plan {run}", asked)
         if answer.result.best and sequence is None and batch is None:  # `predict` has the run's own samples
             options = {"--on": on, "--network": f"{network:g}" if network else None}
             print_next(console(), run, answer.result.best[0].layout, options)

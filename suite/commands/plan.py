@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -182,7 +181,7 @@ def _print_otherwise(run: str, question: Question, options: dict[str, str | None
     if enough := enough_ranks(question):
         print_folded(console(), f"{enough:,} accelerators would do", "")
     fits = "fits with switches of other software" if fits_otherwise(question) else "does not fit with any switch"
-    print_command(console(), f"{fits}, which `fit` searches", f"fit {shlex.quote(run)}", options)
+    print_command(console(), f"{fits}, which `fit` searches", f"fit {run}", options)
 
 
 def _check_limits(

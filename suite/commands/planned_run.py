@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import math
 
 from rich.console import Console
 from rich.text import Text
@@ -10,22 +10,18 @@ from rich.text import Text
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
-from reference_runs.quantities import LARGEST, MOST, SMALLEST
 from reference_runs.run import ReferenceRun
 
 
 def check_positive(given: dict[str, float | None]) -> None:
-    """Refuse options whose numbers are not above 0, or larger than the numbers of a run file may be.
+    """Refuse options whose numbers are not finite and above 0.
 
     Raises:
         InputError: one is.
     """
     for option, value in given.items():
-        least, most, words = (1, MOST, f"{MOST:,}") if isinstance(value, int) else (SMALLEST, LARGEST, f"{LARGEST:g}")
-        if value is not None and not least <= value <= most:  # nor NaN
-            raise InputError(
-                "not a usable number", got=value, allowed=f"a finite one above 0, up to {words}", where=option
-            )
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
 
 
 def planned_run(name: str) -> ReferenceRun:
@@ -47,7 +43,7 @@ def print_next(out: Console, run: str, layout: Layout, options: dict[str, str | 
         options: of the command, with their values; those without one are left out.
     """
     words: dict[str, str | None] = {"--layout": layout_text(layout, complete=True)}
-    print_command(out, "more of the first", f"predict {shlex.quote(run)}", words | options)
+    print_command(out, "more of the first", f"predict {run}", words | options)
 
 
 def print_command(out: Console, words: str, command: str, options: dict[str, str | None]) -> None:

@@ -20,7 +20,6 @@ from reference_runs.sourced import Sourced, Value
 from reference_runs.units import printed
 from suite.commands.options import print_json
 from suite.predict.analytic.parameters import parameter_count
-from suite.report.tables import Coloured
 from suite.report.terminal.tables import coloured, console, print_folded, print_table
 
 
@@ -77,7 +76,7 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
 def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str]) -> None:
     out = console()
     print_folded(out, title, "bold")
-    rows: list[list[str | Coloured]] = []
+    rows: list[list[object]] = []
     for key, fact in facts.items():
         why, effect = (f"{name}: {text}" if text else "" for name, text in (("why", fact.why), ("effect", fact.effect)))
         origin = "; ".join(part for part in (fact.source, why, effect, fact.note) if part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -11,7 +12,7 @@ from suite.regression.check import Comparison
 from suite.regression.findings import RegressionFinding
 from suite.regression.verdicts import ChangeVerdict
 from suite.report.junit import JunitOutcome, JunitSuite
-from suite.report.tables import MARKDOWN, Coloured, table
+from suite.report.tables import MARKDOWN, table
 from suite.report.terminal.tables import NOT_JUDGED, coloured, print_folded, print_table
 
 _COLOURS = {
@@ -150,9 +151,9 @@ def _print_findings(out: Console, findings: Sequence[RegressionFinding]) -> None
     """Print the table of a run: quantity and what it is of in one column, the verdict in its colour."""
     rows = []
     for finding in findings:
-        texts: dict[str, str | Coloured] = {**cells(finding)}
+        texts: dict[str, Any] = {**cells(finding)}
         texts["quantity"] = f"{texts['quantity']} {texts.pop('of')}".strip()
-        texts["verdict"] = coloured(cells(finding)["verdict"], _COLOURS.get(finding.change, "none"))
+        texts["verdict"] = coloured(texts["verdict"], _COLOURS.get(finding.change, "none"))
         rows.append([*texts.values()])
     titles = [title for title in TITLES if title != "of"]
     print_table(out, rows, titles, right={*TITLES} - {*_TEXTS}, optional=("detectable", "band", "interval"))

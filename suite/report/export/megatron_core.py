@@ -62,12 +62,12 @@ def core_limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
     objective = job.recorded("objective")
     yield from _layout_limits(architecture, layout)
     yield from _model_limits(architecture)
+    yield _ramp_up_limit(job)
     width, normed = architecture.query_key_norm, architecture.bias.norm
     yield width is QueryKeyNorm.PROJECTION, "query_key_norm projection"
     yield normed is architecture.norm.root_mean_square and architecture.norm_gain, "norms without their biases"
     yield objective not in (None, Objective.CAUSAL_LM), f"the objective {objective}"
     yield recipe.precision is Precision.FP16_NO_MASTER, "fp16 without master weights"
-    yield _ramp_up_limit(job)
     apart = job.recorded("embedding_dropout") != job.recorded("hidden_dropout")
     yield apart, "an embedding_dropout other than hidden_dropout"
 

@@ -108,7 +108,7 @@ def _measured(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[
     yield _number(measured.synchronisations, ",d")
 
 
-def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[str | Coloured]]:
+def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[object]]:
     scale = _scale(track)
     for result in results:
         gain = result.gain
