@@ -12,7 +12,7 @@ import msgspec
 
 from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
-from reference_runs.quantities import LARGEST, MOST_IN_ALL, SMALLEST, BytesPerSecond, Count, FlopPerSecond
+from reference_runs.quantities import MOST_IN_ALL, BytesPerSecond, Count, FlopPerSecond
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
 from reference_runs.run import ProductFormat
 from reference_runs.sourced import Sourced
@@ -76,14 +76,14 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     memory_bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_ALL, extra={"unit": "byte"})]
-    reserved_bytes: Annotated[float, msgspec.Meta(ge=0, le=LARGEST, extra={"unit": "byte"})] | None = None
+    reserved_bytes: Annotated[float, msgspec.Meta(ge=0, extra={"unit": "byte"})] | None = None
     memory_bytes_per_second: BytesPerSecond
     link: str
     link_bytes_per_second_both_ways: BytesPerSecond
     direct_link: bool = True
-    pair_share: Annotated[float, msgspec.Meta(ge=SMALLEST, le=1, extra={"unit": "1"})] | None = None
+    pair_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
     host_bytes_per_second_both_ways: BytesPerSecond | None = None
-    watts: Annotated[float, msgspec.Meta(ge=SMALLEST, le=LARGEST, extra={"unit": "W"})] | None = None
+    watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None
     accelerators_per_node: Count
     accelerators_per_host: Count | None = None
 

@@ -200,7 +200,7 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
 
 
 def _ramp_up_mistakes(recipe: Recipe, where: str) -> Iterator[InputError]:
-    """A growing batch that is described in part, or does not grow to the whole one in whole increments."""
+    """A growing batch that is described in part, or does not grow to the whole one."""
     values = (recipe.batch_rampup_start, recipe.batch_rampup_increment, recipe.batch_rampup_samples)
     names = [name for name, value in zip(_RAMP_UP, values, strict=True) if value is not None]
     if 0 < len(names) < len(_RAMP_UP):
@@ -208,9 +208,8 @@ def _ramp_up_mistakes(recipe: Recipe, where: str) -> Iterator[InputError]:
         yield InputError(what, got=", ".join(names), allowed=", ".join(_RAMP_UP), where=where)
     elif names and "global_batch" not in missing_keys(recipe):
         (start, increment, _), batch = map(int, filter(None, values)), recipe.global_batch
-        increments, rest = divmod(batch - start, increment)
-        if rest or not 0 <= increments <= MOST_INCREMENTS:
-            got, allowed = f"{start} by {increment} to {batch}", f"0 to {MOST_INCREMENTS:,} whole increments"
+        if not 0 <= batch - start <= MOST_INCREMENTS * increment:
+            got, allowed = f"{start} by {increment} to {batch}", f"up to {MOST_INCREMENTS:,} increments"
             yield InputError("recipe: a batch grows to global_batch", got=got, allowed=allowed, where=where)
 
 

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError, Mistakes, nearest
-from reference_runs.quantities import LARGEST
+from reference_runs.quantities import LARGEST, SMALLEST
 from reference_runs.regular_file import typed_text
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
 
 LONGEST_LINE = 4000  # of TOML; recorded files have up to 794, and a key of 100,000 parts takes seconds to read
+_RANGE = f"0, and {SMALLEST:g} to {LARGEST:g} above or below it"
 LARGEST_EXACT = 2**53  # up to which a number such as 2e12 is a certain integer
 
 
@@ -206,9 +207,8 @@ def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
         expected = (meta.extra or {}).get("unit", "1") if meta else "1"
         if isinstance(fact.value, bool) or not isinstance(fact.value, int | float):
             raise InputError(f"{label}: expected a number", got=repr(fact.value), where=where)
-        if not -LARGEST <= fact.value <= LARGEST:  # nor NaN
-            within = f"-{LARGEST:g} to {LARGEST:g}"
-            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), allowed=within, where=where)
+        if fact.value != 0 and not SMALLEST <= abs(fact.value) <= LARGEST:  # nor NaN
+            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), allowed=_RANGE, where=where)
         if fact.unit is None:
             raise InputError(f"{label}: missing unit", allowed=", ".join(units_of(expected)), where=where)
         try:

@@ -20,7 +20,6 @@ from reference_runs.architecture import RotaryScaling as RotaryScaling
 from reference_runs.errors import MissingFactError, Mistakes, belonging_mistakes
 from reference_runs.layout import Layout
 from reference_runs.quantities import (
-    SMALLEST,
     AcceleratorSeconds,
     Bytes,
     BytesPerSecond,
@@ -192,9 +191,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention_dropout: Fraction
     initial_loss_scale: Positive | None = None
     loss_scale_window: Count | None = None
-    embedding_gradient_shrink: Annotated[float, msgspec.Meta(ge=SMALLEST, le=1, extra={"unit": "1"})] | None = None
+    embedding_gradient_shrink: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
     gmask_share: Fraction | None = None
-    mask_share: Annotated[float, msgspec.Meta(ge=SMALLEST, le=0.5, extra={"unit": "1"})] | None = None
+    mask_share: Annotated[float, msgspec.Meta(gt=0, le=0.5, extra={"unit": "1"})] | None = None
     mean_span: Tokens | None = None
     packed_samples: Count | None = None
     instruction_share: Fraction | None = None
