@@ -12,7 +12,7 @@ import msgspec
 
 from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
-from reference_runs.quantities import BytesPerSecond, Count, FlopPerSecond
+from reference_runs.quantities import MOST_IN_ALL, BytesPerSecond, Count, FlopPerSecond
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
 from reference_runs.run import ProductFormat
 from reference_runs.sourced import Sourced
@@ -77,7 +77,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             is no usual one.
     """
 
-    memory_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})]
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_ALL, extra={"unit": "byte"})]
     reserved_bytes: Annotated[float, msgspec.Meta(ge=0, extra={"unit": "byte"})] | None = None
     memory_bytes_per_second: BytesPerSecond
     link: str

@@ -19,7 +19,7 @@ from reference_runs.architecture_choices import QueryKeyNorm as QueryKeyNorm
 from reference_runs.architecture_choices import Residual as Residual
 from reference_runs.architecture_choices import RotaryScaling as RotaryScaling
 from reference_runs.errors import InputError, Mistakes, belonging_mistakes
-from reference_runs.quantities import Count, Layers, NotNegativeCount, Positive, Tokens
+from reference_runs.quantities import Count, Epsilon, Layers, NotNegativeCount, Positive, Tokens
 
 _ROTARY = ("rotary_dim", "rotary_base")
 _ROTARY_SCALING = ("rotary_scaling_factor", "rotary_scaling_low", "rotary_scaling_high", "rotary_scaling_sequence")
@@ -86,7 +86,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sequence: Tokens
     position: Position
     norm: Norm
-    norm_epsilon: Positive
+    norm_epsilon: Epsilon
     embedding_norm: bool
     activation: Activation
     residual: Residual

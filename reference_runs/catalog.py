@@ -18,6 +18,7 @@ from reference_runs.named_runs import RUNS as RUNS
 from reference_runs.named_runs import command_name as command_name
 from reference_runs.named_runs import meant_run
 from reference_runs.named_runs import run_names as run_names
+from reference_runs.quantities import divisors
 from reference_runs.recorded_file import (
     Omitted,
     field_types,
@@ -50,6 +51,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "reported": Reported,
 }
 _OPTIONAL = ("recipe", "layout", "cluster", "software", "reported")
+_RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
+MOST_INCREMENTS = 10_000  # steps with another batch are counted one by one
 _INCOMPLETE = {"recipe": incomplete_recipe}
 _DIVIDED = {
     "tensor_parallel": ("heads", "ffn_hidden", "padded_vocabulary"),
@@ -177,6 +180,7 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
         what, allowed = "recipe.warmup is longer than recipe.decay", f"at most {recipe.decay} samples"
         yield InputError(what, got=f"{recipe.warmup} samples", allowed=allowed, where=run.where)
     rates = (reported.hardware_flop_per_second, reported.model_flop_per_second, reported.mfu, reported.hfu)
+    yield from _ramp_up_mistakes(recipe, run.where)
     if reported.flop_convention is None and any(rate is not None for rate in rates):
         what = "reported.flop_convention is missing: a published flop rate, MFU or HFU needs it"
         yield InputError(what, allowed=conventions, where=run.where)
@@ -193,6 +197,20 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
         yield InputError(f"{needed}, but cluster.accelerators = {run.cluster.accelerators}", where=run.where)
     else:
         yield from layout_mistakes(Workload(run.architecture, recipe, layout), run.where)
+
+
+def _ramp_up_mistakes(recipe: Recipe, where: str) -> Iterator[InputError]:
+    """A growing batch that is described in part, or does not grow to the whole one."""
+    values = (recipe.batch_rampup_start, recipe.batch_rampup_increment, recipe.batch_rampup_samples)
+    names = [name for name, value in zip(_RAMP_UP, values, strict=True) if value is not None]
+    if 0 < len(names) < len(_RAMP_UP):
+        what = "recipe.batch_rampup_*: all three or none"
+        yield InputError(what, got=", ".join(names), allowed=", ".join(_RAMP_UP), where=where)
+    elif names and "global_batch" not in missing_keys(recipe):
+        (start, increment, _), batch = map(int, filter(None, values)), recipe.global_batch
+        if not 0 <= batch - start <= MOST_INCREMENTS * increment:
+            got, allowed = f"{start} by {increment} to {batch}", f"up to {MOST_INCREMENTS:,} increments"
+            yield InputError("recipe: a batch grows to global_batch", got=got, allowed=allowed, where=where)
 
 
 def check_layout(workload: Workload, where: str) -> None:
@@ -264,7 +282,7 @@ def _shard_mistakes(layout: Layout, where: str) -> Iterator[InputError]:
         yield InputError(what, got=f"shard{shards} with ep{layout.expert_parallel}", where=where)
     contexts, ranks = layout.context_parallel, layout.data_parallel * layout.context_parallel
     if shards < 2 or shards % contexts or ranks % shards:
-        allowed = [n for n in range(contexts, ranks + 1, contexts) if ranks % n == 0 and n > 1]
+        allowed = [n for n in divisors(ranks) if n % contexts == 0 and n > 1]
         names = ", ".join(map(str, allowed)) or "none, on one rank"
         yield InputError("layout.shard_ranks: groups of dp x cp ranks", got=shards, allowed=names, where=where)
 
@@ -348,8 +366,8 @@ def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | N
     if batch % samples:
         what = f"{replicas} does not divide the global batch of {batch} samples"
         slices, rest = divmod(batch, layout.micro_batch)
-        divisors = ", ".join(str(n) for n in range(1, slices + 1) if slices % (n * layout.expert_parallel) == 0)
-        allowed = "a micro-batch that divides it" if rest else f"dp {divisors}"
+        usable = ", ".join(str(n) for n in divisors(slices) if slices % (n * layout.expert_parallel) == 0)
+        allowed = "a micro-batch that divides it" if rest else f"dp {usable}"
         return InputError(what, got=f"dp{layout.data_parallel}", allowed=allowed, where=where)
     return None
 

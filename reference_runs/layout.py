@@ -11,8 +11,9 @@ from typing import Annotated
 import msgspec
 
 from reference_runs.errors import InputError, nearest
+from reference_runs.quantities import MOST, Samples
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 
 
 class Schedule(enum.StrEnum):
@@ -121,7 +122,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             ranks are numbered stage by stage. None: `data_parallel` ranks of each.
     """
 
-    micro_batch: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})] = 1
+    micro_batch: Samples = 1
     data_parallel: Count = 1
     tensor_parallel: Count = 1
     pipeline_stages: Count = 1
@@ -134,7 +135,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     schedule: Schedule = Schedule.ONE_F_ONE_B
     recomputation: Recomputation = Recomputation.NONE
     accumulation: Count | None = None
-    bucket_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})] = 25 * 2**20
+    bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST * 10**6, extra={"unit": "byte"})] = 25 * 2**20
     rank_order: str = "tp-cp-dp-pp"
     stage_assignment: StageAssignment = StageAssignment.LAYERS
     reduce_scatter: bool = False
@@ -144,7 +145,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fused_attention: bool = False
     scatter_gather: bool = False
     offload: Offload = Offload.NONE
-    stage_layer_counts: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    stage_layer_counts: tuple[Annotated[int, msgspec.Meta(ge=0, le=MOST)], ...] | None = None
     stage_replicas: tuple[Count, ...] | None = None
 
     @property

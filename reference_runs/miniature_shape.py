@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from reference_runs.errors import InputError
 from reference_runs.run import Architecture
 
 
@@ -90,9 +91,13 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
     size shrinks by a fixed divisor, the number of heads by what remains of w, so 112 heads become 14: neither is a
     power of two. The rotated part of a head shrinks with it, to an even number. Layers fill up the parameters. Experts
     and latent attention scale as `_scaled_experts` and `_scaled_ranks` say.
+
+    Raises:
+        InputError: a size is too small beside `hidden`, so that nothing would be left of it.
     """
     w = 1 << max(0, round(math.log2(architecture.hidden / scale.hidden)))
     head_divisor = min(scale.head_dim, w)
+    _check_sizes(architecture, w, head_divisor)
     hidden, head_dim = architecture.hidden // w, architecture.head_dim // head_divisor
     heads = architecture.query_width // w // head_dim
     padded = -(-architecture.padded_vocabulary // (8 * w)) * 8
@@ -134,6 +139,19 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         rotary_dim=rotary_dim,
     )
     return small, w
+
+
+def _check_sizes(architecture: Architecture, w: int, head_divisor: int) -> None:
+    heads = architecture.query_width // w // max(1, architecture.head_dim // head_divisor)
+    widths = ("ffn_hidden", "vocabulary", "expert_ffn_hidden", "query_rank", "key_value_rank")
+    for name, divisor in {**dict.fromkeys(widths, w), "head_dim": head_divisor, "value_head_dim": head_divisor}.items():
+        size = getattr(architecture, name)
+        if size is not None and size < divisor:
+            what = f"no miniature: architecture.{name} is too small beside hidden = {architecture.hidden}"
+            raise InputError(what, got=size, allowed=f"at least {divisor}")
+    if heads < 1:
+        what = f"no miniature: architecture.heads * head_dim is too small beside hidden = {architecture.hidden}"
+        raise InputError(what, got=architecture.query_width, allowed=f"at least {w * architecture.head_dim}")
 
 
 def _scaled_experts(architecture: Architecture, scale: Scale, w: int) -> dict[str, int | None]:

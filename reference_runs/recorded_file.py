@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import math
 import os
 import tomllib
 import types
@@ -16,12 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError, Mistakes, nearest
+from reference_runs.quantities import LARGEST, SMALLEST
 from reference_runs.regular_file import typed_text
 from reference_runs.run import Precision, meant_precision
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
 
 LONGEST_LINE = 4000  # of TOML; recorded files have up to 794, and a key of 100,000 parts takes seconds to read
+_RANGE = f"0, and {SMALLEST:g} to {LARGEST:g} above or below it"
 LARGEST_EXACT = 2**53  # up to which a number such as 2e12 is a certain integer
 
 
@@ -205,14 +206,14 @@ def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
     bare, meta = _bare(annotation)
     if bare in (int, float):
         expected = (meta.extra or {}).get("unit", "1") if meta else "1"
-        if isinstance(fact.value, (bool, str)):
+        if isinstance(fact.value, bool) or not isinstance(fact.value, int | float):
             raise InputError(f"{label}: expected a number", got=repr(fact.value), where=where)
-        if not math.isfinite(typing.cast(float, fact.value)):
-            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), where=where)
+        if fact.value != 0 and not SMALLEST <= abs(fact.value) <= LARGEST:  # nor NaN
+            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), allowed=_RANGE, where=where)
         if fact.unit is None:
             raise InputError(f"{label}: missing unit", allowed=", ".join(units_of(expected)), where=where)
         try:
-            value: Any = in_base_unit(typing.cast(float, fact.value), fact.unit, expected)
+            value: Any = in_base_unit(fact.value, fact.unit, expected)
         except ValueError as error:
             raise InputError(f"{label}: {error}", where=where) from error
         if isinstance(value, float) and bare is int and value.is_integer() and abs(value) <= LARGEST_EXACT:

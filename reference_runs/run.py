@@ -20,16 +20,25 @@ from reference_runs.architecture import RotaryScaling as RotaryScaling
 from reference_runs.errors import InputError, MissingFactError, Mistakes, belonging_mistakes, nearest
 from reference_runs.layout import Layout
 from reference_runs.quantities import (
+    AcceleratorSeconds,
     Bytes,
     BytesPerSecond,
     Count,
+    Deviation,
+    Epsilon,
+    Flop,
     FlopPerSecond,
     Fraction,
     NotNegative,
+    ParametersInAll,
     Positive,
     Samples,
+    SamplesInAll,
+    SamplesPerSecond,
     Seconds,
     Tokens,
+    TokensInAll,
+    TokensPerSecond,
 )
 from reference_runs.sourced import Sourced
 
@@ -196,24 +205,24 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     global_batch: Samples
     batch_rampup_start: Samples | None = None
     batch_rampup_increment: Samples | None = None
-    batch_rampup_samples: Samples | None = None
-    tokens: Tokens
+    batch_rampup_samples: SamplesInAll | None = None
+    tokens: TokensInAll
     precision: Precision
     product_format: ProductFormat = ProductFormat.NONE
     moments: Moments = Moments.FP32
     optimizer: Optimizer
     beta1: Fraction
     beta2: Fraction
-    epsilon: Positive
+    epsilon: Epsilon
     weight_decay: NotNegative
     decay_of_vectors: bool
     gradient_clip: Positive
     learning_rate: Positive
     minimum_learning_rate: NotNegative
     learning_rate_decay: LearningRateDecay
-    warmup: Samples
-    decay: Samples
-    init_std: Positive
+    warmup: SamplesInAll
+    decay: SamplesInAll
+    init_std: Deviation
     residual_init_scaled: bool
     embedding_dropout: Fraction
     hidden_dropout: Fraction
@@ -269,20 +278,20 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         total_flop: of the whole training, counted as `total_flop_convention`.
     """
 
-    parameters: Count | None = None
+    parameters: ParametersInAll | None = None
     step_seconds: Seconds | None = None
     flop_convention: FlopConvention | None = None
     hardware_flop_per_second: FlopPerSecond | None = None
     model_flop_per_second: FlopPerSecond | None = None
-    samples_per_second: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "sample/s"})] | None = None
-    tokens_per_second: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "token/s"})] | None = None
+    samples_per_second: SamplesPerSecond | None = None
+    tokens_per_second: TokensPerSecond | None = None
     mfu: Fraction | None = None
     hfu: Fraction | None = None
     peak_bytes: Bytes | None = None
-    total_flop: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop"})] | None = None
+    total_flop: Flop | None = None
     total_flop_convention: FlopConvention | None = None
     checkpoint_seconds: Seconds | None = None
-    accelerator_seconds: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "accelerator s"})] | None = None
+    accelerator_seconds: AcceleratorSeconds | None = None
     duration: Seconds | None = None
 
 

@@ -6,8 +6,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from reference_runs.errors import InputError
+from reference_runs.incomplete import missing_keys
 from reference_runs.layout import Layout, layout_text
 from reference_runs.run import Workload
+from suite.commands.planned_run import planned_run
 from suite.predict.plan.plan import TrainingPlan
 from suite.report.terminal.plan import print_plan
 from suite.report.terminal.tables import console, print_folded
@@ -49,18 +51,25 @@ def print_export(name: str, chosen: ExportFormat, planned: TrainingPlan, *, stac
     for planned_layout in planned.best:
         layout = planned_layout.found.layout
         workload = Workload(question.architecture, question.recipe, layout)
-        job = ExportedJob(name, workload, node, stack, tokens=planned.tokens, global_batch=batch)
+        job = ExportedJob(name, workload, node, stack, planned.tokens, global_batch=batch, own_samples=_samples(name))
         try:
             text = chosen.text(job)
         except InputError as error:
             refused.append(error)
             continue
         _print_choice(planned, layout, refused, stack)
-        if words := chosen.left_out(job):
+        for words in chosen.remarks(job):
             print_folded(out, words)
         sys.stdout.write(text)
         return
     raise refused[0]
+
+
+def _samples(name: str) -> int | None:
+    """Samples of the training that the run records; None where it does not say."""
+    run = planned_run(name)
+    known = "tokens" not in missing_keys(run.recipe)
+    return run.recipe.tokens // run.architecture.sequence if known else None
 
 
 def _print_choice(planned: TrainingPlan, layout: Layout, refused: list[InputError], stack: str) -> None:

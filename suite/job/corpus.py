@@ -6,6 +6,7 @@ import array
 import hashlib
 import itertools
 import os
+import re
 import stat
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,7 @@ END_TOKEN = 0  # its number: special tokens come first in an encoding
 STANDARD_LIBRARY = "Python standard library"  # the source of the corpus where no path is given
 MOST_CORPUS_BYTES = 1 << 40  # of one file: what fits in memory is for the user to choose
 DOCUMENT_BYTES = 16 * 1024
+_WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 
 
@@ -78,6 +80,21 @@ def corpus_files(path: Path | None) -> list[Path]:
 
 def _refuse(error: OSError) -> None:
     raise error
+
+
+@cache
+def distinct_words() -> int:
+    """Distinct words of the standard library: an encoding of byte pairs that is trained to its end has as many tokens.
+
+    Source: tokenizers, pre_tokenizers.ByteLevel, GPT-2's expression, here with the letters and digits of `re`.
+
+    Raises:
+        InputError: this Python comes without its sources.
+    """
+    found: set[str] = set()
+    for text in _texts(corpus_files(None)):
+        found.update(_WORD.findall(text))
+    return len(found)
 
 
 def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -> Corpus:

@@ -28,3 +28,16 @@ def test_what_the_lender_does_not_know_is_not_borrowed() -> None:
     unknown = Sourced(kind=Kind.NOT_PUBLISHED, source="paper")
     lender = msgspec.structs.replace(LENDER, facts=LENDER.facts | {"recipe.tokens": unknown})
     assert "recipe.tokens" not in borrowed_facts(lender, {})
+
+
+def test_a_borrowed_decay_is_the_same_share_of_another_training() -> None:
+    """GPT-3's decay of 260 billion tokens, of 300, in samples of 2,048: of sequences twice as long half as many."""
+    twice = Sourced(kind=Kind.STATED, source="config", value=4096, unit="token")
+    tenth = Sourced(kind=Kind.STATED, source="card", value=30_000_000_000, unit="token")
+    samples = LENDER.recipe.decay
+    for known, wanted in (
+        ({}, samples),
+        ({"architecture.sequence": twice}, round(samples / 2)),
+        ({"architecture.sequence": twice, "recipe.tokens": tenth}, round(samples / 20)),
+    ):
+        assert borrowed_facts(LENDER, known)["recipe.decay"].value == wanted

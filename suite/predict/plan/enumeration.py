@@ -11,6 +11,7 @@ import msgspec
 from reference_runs.catalog import check_layout
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
+from reference_runs.quantities import divisors
 from reference_runs.run import Architecture, Workload
 from suite.predict.plan.question import Question
 
@@ -175,11 +176,6 @@ def _slots(architecture: Architecture, assignment: StageAssignment) -> int:
 def micro_batches(global_batch: int) -> Sequence[int]:
     """Micro-batches that are searched; those that do not divide the batch of a replica are left out later."""
     return MICRO_BATCHES if global_batch > SMALL_BATCH else divisors(global_batch)
-
-
-def divisors(number: int) -> list[int]:
-    """In rising order."""
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _chunks(layers: int, stages: int) -> list[int]:

@@ -8,11 +8,11 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.quantities import MOST_LAYERS, divisors
 from reference_runs.run import Architecture, Workload
 from reference_runs.stack import SEARCHED
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
-from suite.predict.plan.enumeration import divisors
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, any_fits, search
 
@@ -116,7 +116,9 @@ def _largest(question: Question) -> Larger | None:
             return None
         least //= 2
     most = 2 * least
-    while most <= LARGEST_FACTOR * question.architecture.layers and _fits(_with_layers(question, most)):
+    while most <= min(LARGEST_FACTOR * question.architecture.layers, MOST_LAYERS) and _fits(
+        _with_layers(question, most)
+    ):
         least, most = most, 2 * most
     while most - least > max(1, least // 50):
         middle = (least + most) // 2

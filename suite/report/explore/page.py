@@ -334,5 +334,5 @@ def exported(state: ExploreState, name: str) -> str:
     stack = state.stack or chosen.stack or machine.stack.name
     workload = Workload(run.architecture, run.recipe, predicted.layout)
     job = ExportedJob(state.run, workload, node, stack, tokens=run.recipe.tokens)
-    note = f"# {chosen.note(job)}\n" if chosen.note else ""
-    return note + chosen.text(job)
+    said = [] if chosen.comments else chosen.remarks(job)
+    return "".join([*(f"# {line}\n" for line in said), chosen.text(job)])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reference_runs.errors import InputError, nearest
 from suite.report.export.deepspeed import deepspeed
 from suite.report.export.job import ExportedJob
-from suite.report.export.left_out import left_out_words
+from suite.report.export.left_out import remarks
 from suite.report.export.megatron import megatron
 from suite.report.export.nemo import nemo
 from suite.report.export.slurm import slurm, software_of
@@ -24,31 +24,31 @@ class ExportFormat(NamedTuple):
         text: of a training.
         stack: whose layouts are searched where no other is asked for, by its name in reference_runs/stacks.toml; None:
             the run's own.
-        left_out: of the training, in one sentence; empty: nothing is.
-        note: the same of formats whose files have no comments; the others say it themselves.
+        remarks: sentences on the file: what of the training it leaves out, where its schedule differs from the record.
+        comments: whether the file has them itself.
     """
 
     text: Callable[[ExportedJob], str]
     stack: str | None
-    left_out: Callable[[ExportedJob], str]
-    note: Callable[[ExportedJob], str] | None = None
+    remarks: Callable[[ExportedJob], list[str]]
+    comments: bool = True
 
 
-def _words_of_slurm(job: ExportedJob) -> str:
-    return left_out_words(job, software_of(job.stack))
+def _of_slurm(job: ExportedJob) -> list[str]:
+    return remarks(job, software_of(job.stack))
 
 
-def _words_of(export: str) -> Callable[[ExportedJob], str]:
-    return partial(left_out_words, export=export)
+def _of(export: str) -> Callable[[ExportedJob], list[str]]:
+    return partial(remarks, export=export)
 
 
 FORMATS = {
-    "torchrun": ExportFormat(torchrun, "pytorch", _words_of("torchrun"), _words_of("torchrun")),
-    "slurm": ExportFormat(slurm, None, _words_of_slurm),
-    "megatron": ExportFormat(megatron, "megatron-core", _words_of("megatron")),
-    "nemo": ExportFormat(nemo, "megatron-core-nemo-2", _words_of("nemo")),
-    "torchtitan": ExportFormat(torchtitan, "pytorch", _words_of("torchtitan")),
-    "deepspeed": ExportFormat(deepspeed, "megatron-deepspeed", _words_of("deepspeed"), _words_of("deepspeed")),
+    "torchrun": ExportFormat(torchrun, "pytorch", _of("torchrun"), comments=False),
+    "slurm": ExportFormat(slurm, None, _of_slurm),
+    "megatron": ExportFormat(megatron, "megatron-core", _of("megatron")),
+    "nemo": ExportFormat(nemo, "megatron-core-nemo-2", _of("nemo")),
+    "torchtitan": ExportFormat(torchtitan, "pytorch", _of("torchtitan")),
+    "deepspeed": ExportFormat(deepspeed, "megatron-deepspeed", _of("deepspeed"), comments=False),
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from reference_runs.catalog import accumulation
+from reference_runs.catalog import accumulation, global_batch_at
 from reference_runs.errors import InputError
 from reference_runs.incomplete import missing_keys
 from reference_runs.layout import layout_text
+from reference_runs.printable import printable
 from reference_runs.run import Workload
 
 _RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
@@ -23,6 +24,7 @@ class ExportedJob(NamedTuple):
         stack: software that the plan is of, by its name in reference_runs/stacks.toml.
         tokens: trained on.
         global_batch: samples that were asked for in place of the run's own.
+        own_samples: of the training that the run records, whose share its warm-up and decay are; None: as `samples`.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ExportedJob(NamedTuple):
     stack: str
     tokens: int
     global_batch: int | None = None
+    own_samples: int | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -56,8 +59,8 @@ class ExportedJob(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The run and all of its layout, in words."""
-        return f"{self.name}: {layout_text(self.workload.layout, complete=True)}"
+        """The run and all of its layout, in one line of words that a comment of any language can have."""
+        return printable(f"{self.name}: {layout_text(self.workload.layout, complete=True)}", lines=False)
 
     def recorded(self, key: str) -> object:
         """A value of the recipe; None where a run file leaves it out."""
@@ -65,13 +68,35 @@ class ExportedJob(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of the whole training."""
-        return self.tokens // self.workload.architecture.sequence
+        """Samples of the whole training.
+
+        Raises:
+            InputError: there are not even those of one step.
+        """
+        sequence, batch = self.workload.architecture.sequence, self.workload.recipe.global_batch
+        if self.tokens < sequence * batch:
+            allowed = f"at least {sequence * batch:,}, the tokens of one step"
+            raise InputError("too few tokens to train on", got=self.tokens, allowed=allowed, where="--tokens")
+        return self.tokens // sequence
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training, in whole batches."""
-        return -(-self.samples // self.workload.recipe.global_batch)
+        """Steps of the whole training, the last of which may have samples beyond it."""
+        return self.steps_of(self.samples)
+
+    def steps_of(self, samples: int) -> int:
+        """Steps until so many samples have been trained on, of batches that may grow."""
+        recipe, seen, steps = self.workload.recipe, 0, 0
+        if self.ramp_up is not None:
+            start, increment, grown = self.ramp_up
+            increments = max(1, (recipe.global_batch - start) // increment)
+            while seen < min(samples, grown):
+                batch = global_batch_at(recipe, seen)
+                level = seen * increments // grown
+                end = min(samples, -(-(level + 1) * grown // increments))  # the first sample of a larger batch
+                whole = -(-(end - seen) // batch)
+                seen, steps = seen + whole * batch, steps + whole
+        return steps + max(0, -(-(samples - seen) // recipe.global_batch))
 
     @property
     def ramp_up(self) -> tuple[int, int, int] | None:
@@ -79,6 +104,27 @@ class ExportedJob(NamedTuple):
         found = [self.recorded(key) for key in _RAMP_UP]
         start, increment, samples = (value if isinstance(value, int) else 0 for value in found)
         return (start, increment, samples) if start else None
+
+
+def torchrun_options(job: ExportedJob, *, head: str, identity: str = "1") -> str:
+    """Options of torchrun, the same on every node: processes, nodes and their rendezvous.
+
+    Args:
+        head: name of the first node, as a shell writes it.
+        identity: of the job, the same on all nodes.
+
+    Raises:
+        InputError: as `ExportedJob.ranks_of_node`.
+    """
+    processes = f"--nnodes {job.nodes} --nproc-per-node {job.ranks_of_node}"
+    if job.nodes == 1:
+        return f"--standalone {processes}"
+    return f'{processes} --rdzv-backend c10d --rdzv-endpoint "{head}:29500" --rdzv-id {identity}'
+
+
+def on_each(job: ExportedJob) -> str:
+    """Words that say where torchrun is started; HEAD stands for a node's name in what follows."""
+    return "on the node" if job.nodes == 1 else f"on each of {job.nodes} nodes, HEAD being the first one's name,"
 
 
 def refuse(software: str, reasons: Iterable[tuple[bool, str]]) -> None:

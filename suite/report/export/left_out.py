@@ -1,4 +1,4 @@
-"""Fields of the run and its layout that an exported file leaves out."""
+"""Fields of the run and its layout that an exported file leaves out, and what else its reader has to know."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import Any
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import LearningRateDecay, Moments, Optimizer
+from suite.job.corpus import STANDARD_LIBRARY
 from suite.report.export.job import ExportedJob
+from suite.report.export.schedule import schedule_of
+from suite.report.export.torchrun import lacking_words
 
 _SCHEDULE = ("learning_rate_decay", "minimum_learning_rate", "warmup", "decay")
+_SCHEDULED = ("megatron", "nemo", "torchtitan")
+_TRAINS = {  # format -> its key of the learning rate
+    "megatron": "--lr",
+    "nemo": "lr of OptimizerConfig",
+    "torchtitan": "lr of [optimizer]",
+    "deepspeed": "optimizer.params.lr",
+}
 _INITIAL = ("init_std", "residual_init_scaled")
 _DROPOUTS = ("embedding_dropout", "hidden_dropout", "attention_dropout")
 
@@ -30,16 +40,24 @@ def left_out(job: ExportedJob, export: str) -> list[str]:
     return list(writers[export](job)) if export in writers else []
 
 
-def left_out_words(job: ExportedJob, export: str) -> str:
-    """One sentence of it; empty where nothing is left out."""
+def remarks(job: ExportedJob, export: str) -> list[str]:
+    """Sentences on the file: what it leaves out, what is to fill in, where its schedule differs from the record."""
     found = left_out(job, export)
-    return f"not in the file: {', '.join(found)}" if found else ""
+    sentences = [f"not in the file: {', '.join(found)}"] if found else []
+    if export in _TRAINS and job.recorded("learning_rate") is None:
+        sentences.append(f"to fill in: {_TRAINS[export]}, which the run file leaves out")
+    if export == "torchrun":
+        sentences += _remarks_of_torchrun(job)
+    if export in _SCHEDULED:
+        sentences += schedule_of(job).remarks
+    if export == "torchtitan" and (decay := schedule_of(job).decay) is not None and job.steps_of(decay) < job.steps:
+        sentences.append("learning rate: torchtitan has no constant minimum, so that its decay ends with the training")
+    return sentences
 
 
 def comment(job: ExportedJob, export: str) -> str:
-    """The sentence as a line of a script; empty where there is none."""
-    words = left_out_words(job, export)
-    return f"# {words[0].upper()}{words[1:]}\n" if words else ""
+    """The sentences as lines of a script; empty where there are none."""
+    return "".join(f"# {words[0].upper()}{words[1:]}\n" for words in remarks(job, export))
 
 
 def _of_megatron(job: ExportedJob) -> Iterator[str]:
@@ -64,8 +82,6 @@ def _of_nemo(job: ExportedJob) -> Iterator[str]:
 def _schedule_of_nemo(job: ExportedJob) -> Iterator[str]:
     if not writes_cosine(job):
         yield from _named(job, _SCHEDULE)
-    elif job.recorded("decay") != job.samples:
-        yield f"decay = {job.recorded('decay')} samples: the rate falls until the last step"
 
 
 def writes_cosine(job: ExportedJob) -> bool:
@@ -104,6 +120,17 @@ def _of_torchrun(job: ExportedJob) -> Iterator[str]:
         batch = job.workload.recipe.global_batch
         yield f"the run's own sizes (its miniature is trained), and global_batch = {batch}"
     yield f"tokens = {job.tokens}: see --steps"
+
+
+def _remarks_of_torchrun(job: ExportedJob) -> Iterator[str]:
+    if job.nodes > 1:
+        yield f"{job.nodes} nodes are started by Slurm (docs/slurm.md): the suite starts none without it"
+    if found := lacking_words(job):
+        vocabulary, words = found
+        yield (
+            f"to fill in: --corpus. The usual text, {STANDARD_LIBRARY}, has {words:,} distinct words, "
+            f"and this vocabulary {vocabulary:,} tokens"
+        )
 
 
 def _named(job: ExportedJob, keys: Iterable[str]) -> Iterator[str]:

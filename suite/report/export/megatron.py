@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from suite.report.export.job import ExportedJob, refuse
+from suite.report.export.job import ExportedJob, refuse, torchrun_options
 from suite.report.export.left_out import comment
 from suite.report.export.megatron_core import core_fields, core_limits
 from suite.report.export.names import target_software
 
+HEAD = "${HEAD:?the name of the first node}"  # a script that does not know it ends, and says so
 # fields of Megatron-Core whose flags have another name
 RENAMED = {
     "layernorm_epsilon": "norm_epsilon",
@@ -26,19 +26,15 @@ NEGATED = {
 
 
 def megatron(job: ExportedJob) -> str:
-    """A script that starts pretrain_gpt.py on one node, or on each of several (`NODE_RANK`, `MASTER_ADDR`).
+    """A script that starts pretrain_gpt.py on one node, or on each of several (`HEAD`: the name of the first).
 
     Raises:
         InputError: something of the training has no flag; the line names it.
     """
-    launcher = [
-        *(f"--nproc-per-node {job.ranks_of_node}", f"--nnodes {job.nodes}", '--node-rank "${NODE_RANK:-0}"'),
-        *('--master-addr "${MASTER_ADDR:-localhost}"', '--master-port "${MASTER_PORT:-29500}"'),
-    ]
-    return f"#!/bin/bash\n{megatron_script(job, launcher)}"
+    return f"#!/bin/bash\n{megatron_script(job, torchrun_options(job, head=HEAD))}"
 
 
-def megatron_script(job: ExportedJob, launcher: Iterable[str], prefix: str = "") -> str:
+def megatron_script(job: ExportedJob, launcher: str, prefix: str = "") -> str:
     """The lines after the first one.
 
     Args:
@@ -58,7 +54,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 LAYOUT=(
 {flags}
 )
-{prefix}torchrun {" ".join(launcher)} \\
+{prefix}torchrun {launcher} \\
     "$MEGATRON/pretrain_gpt.py" "${{LAYOUT[@]}}" "${{DATA[@]}}" "${{CHECKPOINTS[@]}}"
 """
 

@@ -24,6 +24,7 @@ from reference_runs.run import (
     RotaryScaling,
 )
 from suite.report.export.job import ExportedJob
+from suite.report.export.schedule import schedule_of
 
 ORDERS = {"tp-cp-ep-dp-pp": False, "tp-cp-ep-pp-dp": True}  # -> use_tp_pp_dp_mapping
 BANDS = (1.0, 4.0, 8192)  # rotary_pos_embedding.py, _apply_scaling: low and high frequency factor, old context
@@ -61,6 +62,7 @@ def core_limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
     objective = job.recorded("objective")
     yield from _layout_limits(architecture, layout)
     yield from _model_limits(architecture)
+    yield _ramp_up_limit(job)
     width, normed = architecture.query_key_norm, architecture.bias.norm
     yield width is QueryKeyNorm.PROJECTION, "query_key_norm projection"
     yield normed is architecture.norm.root_mean_square and architecture.norm_gain, "norms without their biases"
@@ -68,6 +70,20 @@ def core_limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
     yield not recipe.precision.has_masters, f"{recipe.precision}: no master weights"
     apart = job.recorded("embedding_dropout") != job.recorded("hidden_dropout")
     yield apart, "an embedding_dropout other than hidden_dropout"
+
+
+def _ramp_up_limit(job: ExportedJob) -> tuple[bool, str]:
+    """A batch whose growth does not end at the whole one, or is not always whole micro-batches of all replicas.
+
+    Source: Megatron-Core 0.16.1, num_microbatches_calculator.py, asserts in RampupBatchsizeNumMicroBatchesCalculator.
+    """
+    if job.ramp_up is None:
+        return False, ""
+    start, increment, _ = job.ramp_up
+    batch, layout = job.workload.recipe.global_batch, job.workload.layout
+    pieces = layout.replicas * layout.micro_batch
+    wrong = bool((batch - start) % increment or start % pieces or increment % pieces)
+    return wrong, f"a batch that grows from {start} by {increment} to {batch} in micro-batches of {pieces} samples"
 
 
 def _layout_limits(architecture: Architecture, layout: Layout) -> Iterator[tuple[bool, str]]:
@@ -278,8 +294,6 @@ def _optimizer(job: ExportedJob) -> dict[str, Any]:
     named = {
         "lr": "learning_rate",
         "min_lr": "minimum_learning_rate",
-        "lr_warmup_samples": "warmup",
-        "lr_decay_samples": "decay",
         "adam_beta1": "beta1",
         "adam_beta2": "beta2",
         "adam_eps": "epsilon",
@@ -292,5 +306,7 @@ def _optimizer(job: ExportedJob) -> dict[str, Any]:
         "loss_scale_window": "loss_scale_window",
     }
     fields = {field: job.recorded(key) for field, key in named.items()}
+    schedule = schedule_of(job)
+    fields |= {"lr_warmup_samples": schedule.warmup, "lr_decay_samples": schedule.decay}
     fields |= {"train_samples": job.samples, "lr_decay_style": None if decay is None else str(decay)}
     return {field: value for field, value in fields.items() if value is not None}

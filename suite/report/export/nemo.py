@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suite.report.export.job import ExportedJob, refuse
+from suite.report.export.job import ExportedJob, on_each, refuse, torchrun_options
 from suite.report.export.left_out import comment, writes_cosine
 from suite.report.export.megatron_core import core_fields, core_limits
 from suite.report.export.names import target_software
@@ -49,14 +49,11 @@ def nemo(job: ExportedJob) -> str:
     schedule = "None"
     if "CosineAnnealingScheduler" in calls:
         schedule = _call("nl.lr_scheduler.CosineAnnealingScheduler", calls["CosineAnnealingScheduler"])
-    return f'''\
-"""{job.title}
-
-{target_software("nemo").title}. Start with: torchrun --nproc-per-node {job.ranks_of_node} --nnodes {job.nodes} FILE.py
-To fill in: the data (llm.PreTrainingDataModule(paths=..., tokenizer=..., ...) with the same sizes) and checkpoints.
-{comment(job, "nemo").removeprefix("# ")}
-"""
-
+    return f"""\
+# {job.title}
+# {target_software("nemo").title}. Start {on_each(job)} with: torchrun {torchrun_options(job, head="HEAD")} FILE.py
+# To fill in: the data (llm.PreTrainingDataModule(paths=..., tokenizer=..., ...) with the same sizes) and checkpoints.
+{comment(job, "nemo")}
 import torch
 import torch.nn.functional as F
 from megatron.core.activations import squared_relu
@@ -81,7 +78,7 @@ if __name__ == "__main__":
         trainer=trainer,
         optim=nl.MegatronOptimizerModule(config=optimizer, lr_scheduler=schedule),
     )
-'''
+"""
 
 
 def nemo_arguments(job: ExportedJob) -> dict[str, Arguments]:
@@ -90,7 +87,7 @@ def nemo_arguments(job: ExportedJob) -> dict[str, Arguments]:
     Raises:
         InputError: something of the training has no argument.
     """
-    architecture, recipe, layout = job.workload
+    architecture, _, layout = job.workload
     limits = [*core_limits(job), (architecture.key_value_rank is not None, "latent attention: llm.GPTConfig has none")]
     refuse(target_software("nemo").title, limits)
     fields = core_fields(job)
@@ -126,8 +123,8 @@ def nemo_arguments(job: ExportedJob) -> dict[str, Arguments]:
         calls["MegatronStrategy"]["virtual_pipeline_model_parallel_size"] = layout.virtual_stages
     if writes_cosine(job):
         calls["CosineAnnealingScheduler"] = {
-            "max_steps": job.steps,
-            "warmup_steps": fields["lr_warmup_samples"] // recipe.global_batch,
+            "max_steps": job.steps_of(fields["lr_decay_samples"]),
+            "warmup_steps": job.steps_of(fields["lr_warmup_samples"]),
             "constant_steps": 0,
             "min_lr": fields["min_lr"],
         }

@@ -6,12 +6,10 @@ import re
 
 from reference_runs.errors import InputError
 from suite.report.export.deepspeed import deepspeed
-from suite.report.export.job import ExportedJob
+from suite.report.export.job import ExportedJob, torchrun_options
 from suite.report.export.left_out import comment
 from suite.report.export.megatron import megatron_script
 from suite.report.export.torchtitan import torchtitan
-
-RENDEZVOUS = ("--rdzv-backend c10d", '--rdzv-endpoint "$HEAD:29500"', '--rdzv-id "$SLURM_JOB_ID"')
 
 
 def slurm(job: ExportedJob) -> str:
@@ -34,11 +32,10 @@ def slurm(job: ExportedJob) -> str:
 set -euo pipefail
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 """
-    torchrun = (f"--nnodes {job.nodes}", f"--nproc-per-node {job.ranks_of_node}", *RENDEZVOUS)
-    started = " ".join(torchrun)
+    started = torchrun_options(job, head="$HEAD", identity='"$SLURM_JOB_ID"')
     software = software_of(job.stack)
     if software == "megatron":
-        return head + megatron_script(job, torchrun, prefix="srun ")
+        return head + megatron_script(job, started, prefix="srun ")
     if software == "torchtitan":
         return head + _with_file(torchtitan(job), "toml", f"{started} -m torchtitan.train --job.config_file")
     if software == "deepspeed":

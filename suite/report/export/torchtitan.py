@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Objective, Optimizer, Precision, ProductFormat
-from suite.report.export.job import ExportedJob, refuse
+from reference_runs.run_text import toml_value
+from suite.report.export.job import ExportedJob, on_each, refuse, torchrun_options
 from suite.report.export.left_out import comment
 from suite.report.export.names import recorded_names, target_software
+from suite.report.export.schedule import schedule_of
 
 SCHEDULES = {
     (Schedule.GPIPE, False): "GPipe",
@@ -28,15 +29,15 @@ def torchtitan(job: ExportedJob) -> str:
     Raises:
         InputError: something of the training has no key, or the model is none of torchtitan's flavors.
     """
-    start = f"torchrun --nproc-per-node {job.ranks_of_node} --nnodes {job.nodes} -m torchtitan.train"
+    start = f"torchrun {torchrun_options(job, head='HEAD')} -m torchtitan.train --job.config_file FILE.toml"
     lines = [
         f"# {job.title}",
-        f"# {target_software('torchtitan').title}: {start} --job.config_file FILE.toml",
+        f"# {target_software('torchtitan').title}. Start {on_each(job)} with: {start}",
         *comment(job, "torchtitan").splitlines(),
         "# To fill in: [model] hf_assets_path (tokenizer), [training] dataset, [checkpoint].",
     ]
     for section, values in torchtitan_sections(job).items():
-        lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -148,13 +149,16 @@ def _parallelism(architecture: Architecture, layout: Layout) -> dict[str, Any]:
 
 
 def _schedule(job: ExportedJob) -> dict[str, Any]:
-    batch, peak = job.workload.recipe.global_batch, job.recorded("learning_rate")
-    warm_up, decay = job.recorded("warmup"), job.recorded("decay")
+    """Keys of [lr_scheduler]. Beyond total_steps its cosine rises again, so that they are never below the training's.
+
+    Source: torchtitan 0.2.2, components/lr_scheduler.py, linear_warmup_stable_decay.
+    """
+    peak, (warmup, decay, _) = job.recorded("learning_rate"), schedule_of(job)
     found: dict[str, Any] = {}
-    if isinstance(warm_up, int):
-        found["warmup_steps"] = warm_up // batch
-    if isinstance(decay, int):
-        found["total_steps"] = decay // batch
+    if warmup is not None:
+        found["warmup_steps"] = job.steps_of(warmup)
+    if decay is not None:
+        found["total_steps"] = max(job.steps, job.steps_of(decay))
     if (shape := job.recorded("learning_rate_decay")) is not None:
         found["decay_type"] = str(shape)
     least = job.recorded("minimum_learning_rate")

@@ -121,7 +121,7 @@ def said(export: str, job: ExportedJob) -> str | None:
         text = FORMATS[export].text(job)
     except InputError:
         return None
-    return text.replace(job.title, "") + FORMATS[export].left_out(job)
+    return "\n".join([text.replace(job.title, ""), *FORMATS[export].remarks(job)])
 
 
 def changed(export: str, field: str) -> ExportedJob:
@@ -155,20 +155,21 @@ def test_no_field_is_lost_in_silence(export: str) -> None:
 @pytest.mark.parametrize("export", ["megatron", "nemo", "torchtitan"])
 def test_the_file_itself_says_what_it_leaves_out(export: str) -> None:
     job = job_of(export, {"embedding_gradient_shrink": 0.1}, {})
-    words = FORMATS[export].left_out(job)
-    assert "embedding_gradient_shrink = 0.1" in words
-    assert words.casefold() in FORMATS[export].text(job).casefold()
+    words = FORMATS[export].remarks(job)
+    assert "embedding_gradient_shrink = 0.1" in words[0]
+    text = FORMATS[export].text(job).casefold()
+    assert [sentence for sentence in words if sentence.casefold() not in text] == []
 
 
 def test_a_linear_decay_is_none_of_nemos_and_is_named() -> None:
     job = job_of("nemo", {"learning_rate_decay": LearningRateDecay.LINEAR}, {})
     for word in ("learning_rate_decay = linear", "minimum_learning_rate = 3e-05", "warmup = 640", "decay = 6400"):
-        assert word in FORMATS["nemo"].left_out(job)
+        assert word in FORMATS["nemo"].remarks(job)[0]
     assert "schedule = None" in FORMATS["nemo"].text(job)
 
 
 def test_what_slurm_starts_leaves_out_what_its_file_does() -> None:
     job = job_of("deepspeed", {}, {})._replace(stack="megatron-deepspeed")
-    words = FORMATS["slurm"].left_out(job)
-    assert words == FORMATS["deepspeed"].left_out(job)
-    assert words[1:] in FORMATS["slurm"].text(job)
+    words = FORMATS["slurm"].remarks(job)
+    assert words == FORMATS["deepspeed"].remarks(job)
+    assert words[0][1:] in FORMATS["slurm"].text(job)

@@ -20,7 +20,7 @@ def job_of(name: str, layout: Layout, architecture: dict[str, Any], recipe: dict
     run = reference_run(name)
     workload = Workload(
         msgspec.structs.replace(run.architecture, **architecture),
-        msgspec.structs.replace(run.recipe, **{"global_batch": 8 * layout.replicas * layout.micro_batch, **recipe}),
+        msgspec.structs.replace(run.recipe, **{"global_batch": 1536 * layout.replicas * layout.micro_batch, **recipe}),
         layout,
     )
     return ExportedJob(name, workload, 8, "megatron-core", tokens=10**12)
