@@ -168,7 +168,7 @@ def section_of(  # long: what is wrong with the keys, with the values, and with 
     lacking = tuple(key for key, field in fields.items() if field.required and key not in values)
     if omitted.incomplete and lacking and not mistakes.errors:
         return typing.cast(Record, omitted.incomplete(values, lacking, where)), facts
-    if missing := [key for key in lacking if key not in given]:
+    if missing := [key for key in lacking if key not in given and not omitted.incomplete]:
         names = ", ".join(repr(f"{section}.{key}") for key in missing)
         mistakes.errors.append(InputError(f"missing key{'s' if len(missing) > 1 else ''} {names}", where=where))
     for key in lacking:
