@@ -130,9 +130,7 @@ def test_more_launches_than_anybody_waits_for_are_one_line(command: str, capsys:
     assert "got 999999999999999999999, allowed: 1 to 1,000" in only_line(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("hidden_size", 2**63 - 64), ("rms_norm_eps", 1e308), ("initializer_range", 1e-320)]
-)
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 2**63 - 64), ("rms_norm_eps", 1e308)])
 def test_a_configuration_beyond_the_range_is_not_imported(
     key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
