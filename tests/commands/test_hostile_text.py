@@ -71,7 +71,10 @@ def asked(directory: Path) -> list[list[str]]:
     ]
 
 
-def test_no_command_passes_on_a_control_character(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_passes_on_a_control_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # `import` writes there
     wrong = []
     for words in asked(tmp_path):
         main(words)
