@@ -35,6 +35,7 @@ from suite.records.store import new_identity, records_directory, writable, write
 from suite.report.terminal.ladder import as_json, print_ladder, print_rungs, rung_line
 from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.checked_options import checked_trace
+from suite.reproduce.plan import MOST_LAUNCHES
 from suite.reproduce.request import CorpusPath, Device, MayCalibrate
 
 PLOT_NEEDS = "matplotlib"
@@ -107,8 +108,8 @@ def ladder_command(asked: LadderOptions) -> None:
         return
     chosen = _chosen_rungs(rungs=asked.rungs, track=asked.track, start=asked.start)
     ablated = _ablated_rungs(asked.ablated, chosen)
-    if asked.repeat < 1:
-        raise InputError("launches", got=asked.repeat, allowed="1 or more", where="--repeat")
+    if not 1 <= asked.repeat <= MOST_LAUNCHES:
+        raise InputError("launches", got=asked.repeat, allowed=f"1 to {MOST_LAUNCHES:,}", where="--repeat")
     kind, gpus = resolved_device(asked.device)
     target = msgspec.structs.replace(
         target_of(asked.name, device=kind, seed=asked.seed),

@@ -32,7 +32,7 @@ from suite.regression.verdicts import LIMIT, ChangeVerdict
 from suite.report.regression import junit, markdown, print_check
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.tables import console, print_folded, refusal
-from suite.reproduce.plan import Plan, corpus_for, plan
+from suite.reproduce.plan import MOST_LAUNCHES, Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 from suite.reproduce.request import Compiled, Device, Request
 
@@ -139,8 +139,8 @@ def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> 
     """The names, once the request makes sense and no package is missing."""
     if not names:
         raise InputError("no run", allowed="one or more, such as bloom-mini", where="NAME")
-    if launches < 1:
-        raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
+    if not 1 <= launches <= MOST_LAUNCHES:
+        raise InputError("launches", got=launches, allowed=f"1 to {MOST_LAUNCHES:,}", where="--launches")
     if len({*names}) < len(names):
         raise InputError("a run twice", got=" ".join(names), where="NAME")
     if KERNELS in names and (len(names) > 1 or accepts):

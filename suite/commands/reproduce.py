@@ -25,7 +25,7 @@ from suite.report.slice import slice_words, stopped_words
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches, slice_times_of
 from suite.report.terminal.tables import console, print_folded, print_refusal
-from suite.reproduce.plan import Plan, corpus_for, plan
+from suite.reproduce.plan import MOST_LAUNCHES, Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 from suite.reproduce.request import Request
 from suite.reproduce.resume import goes_on_from
@@ -89,8 +89,8 @@ def reproduce_command(request: Request) -> None:
 def _check_launches(request: Request) -> None:
     """Refuse a number of launches that is none, or several where a file or checkpoints are of one."""
     launches = request.launches
-    if launches < 1:
-        raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
+    if not 1 <= launches <= MOST_LAUNCHES:
+        raise InputError("launches", got=launches, allowed=f"1 to {MOST_LAUNCHES:,}", where="--launches")
     for what, is_given, where in (
         ("a trace is", request.trace is not None, "--trace"),
         ("a picture is", request.schedule is not None, SCHEDULE),

@@ -54,6 +54,7 @@ from suite.reproduce.supported import (
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 MOST_STEPS = 1_000_000  # a record keeps every step of every rank: 512 MB for 2 ranks
+MOST_LAUNCHES = 1000  # of a command: about a day of the shortest ones
 MOST_SEED = 2**32 - 1
 
 

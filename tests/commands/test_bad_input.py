@@ -82,7 +82,7 @@ OPTIONS = [
     ("--seed -1", ("--seed: seed out of range", "got -1", "allowed: 0 to 4294967295")),
     (f"--seed {10**23}", ("--seed: seed out of range", "allowed: 0 to 4294967295")),
     ("--global-batch 3", ("--global-batch: ", "got 3", "allowed: multiples of ")),
-    ("--launches 0", ("--launches", "got 0", "allowed: 1 or more")),
+    ("--launches 0", ("--launches", "got 0", "allowed: 1 to 1,000")),
     ("--layout dpx", ("--layout: not a layout", "got 'dpx'", "allowed: dpN, tpN")),
     ("--layout ''", ("--layout: not a layout", "got ''", "allowed: dpN, tpN")),
     ("--layout dp0", ("--layout: number out of range", "got 'dp0'", "allowed: dpN")),
@@ -211,7 +211,7 @@ LADDERS = [
     ("gpt2-mini --track memory --rungs compile", "no rung is left; got --rungs, --track and --from"),
     ("gpt2-mini --ablate compile --rungs bf16", "--ablate: an ablated rung is not run; got compile"),
     ("gpt2-mini --ablate speed-baseline", "--ablate: a baseline has nothing to leave out; got speed"),
-    ("gpt2-mini --repeat 0", "--repeat: launches; got 0, allowed: 1 or more"),
+    ("gpt2-mini --repeat 0", "--repeat: launches; got 0, allowed: 1 to 1,000"),
     ("gpt2-mini --traces /nowhere", "--traces: no such directory; got /nowhere, allowed: "),
 ]
 

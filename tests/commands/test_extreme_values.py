@@ -16,6 +16,8 @@ from reference_runs.quantities import MOST, divisors
 from reference_runs.recorded_file import field_types, unit_of
 from reference_runs.run import Architecture, Cluster, Recipe, Reported, Software
 from suite.__main__ import main
+from tests.support.configurations import PUBLISHED
+from tests.support.refusals import only_line
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "architecture": Architecture,
@@ -120,3 +122,21 @@ def test_a_batch_with_a_large_prime_factor_ends(capsys: pytest.CaptureFixture[st
 @given(number=st.integers(1, 5000))
 def test_divisors_are_all_divisors(number: int) -> None:
     assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+@pytest.mark.parametrize("command", ["regress bloom-mini", "reproduce bloom-mini --device cpu"])
+def test_more_launches_than_anybody_waits_for_are_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--launches", "999999999999999999999"]) == 2
+    assert "got 999999999999999999999, allowed: 1 to 1,000" in only_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 2**63 - 64), ("rms_norm_eps", 1e308)])
+def test_a_configuration_beyond_the_range_is_not_imported(
+    key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values, _ = PUBLISHED["llama2-7b"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**values, key: value}), encoding="utf-8")
+    assert main(["import", str(path), "--output", str(tmp_path / "run.toml")]) == 2
+    assert all(line.startswith(f"error: {path}: ") for line in capsys.readouterr().err.splitlines())
+    assert not (tmp_path / "run.toml").exists()

@@ -71,7 +71,10 @@ def asked(directory: Path) -> list[list[str]]:
     ]
 
 
-def test_no_command_passes_on_a_control_character(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_passes_on_a_control_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # `import` writes there
     wrong = []
     for words in asked(tmp_path):
         main(words)
@@ -109,3 +112,16 @@ def test_a_name_that_is_not_utf_8_is_one_line(tmp_path: Path, capsys: pytest.Cap
         line = only_line(capsys.readouterr().err)
         assert line.startswith("command line: not UTF-8; got ")
         assert line.endswith("caf\\udce9.toml, allowed: names of files in UTF-8")
+
+
+def test_no_columns_are_as_columns_that_nobody_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for columns in (None, "0"):
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        assert main(["predict", "gpt2-124m"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]

@@ -398,7 +398,7 @@ def test_several_runs_are_one_family(machine, capsys):
 REFUSED = [
     ("", "error: NAME: no run; allowed: one or more, such as bloom-mini"),
     ("bloom-mini bloom-mini", "error: NAME: a run twice; got bloom-mini bloom-mini"),
-    ("bloom-mini --launches 0", "error: --launches: launches; got 0, allowed: 1 or more"),
+    ("bloom-mini --launches 0", "error: --launches: launches; got 0, allowed: 1 to 1,000"),
     ("no-such-run", "error: unknown run; got 'no-such-run'"),
     ("bloom-mini --baseline 'no such'", "error: --baseline: unknown baseline; got 'no such', allowed: the id of a"),
     ("bloom-mini --junit /no/where.xml", "error: --junit: cannot write: No such file or directory"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -96,14 +98,21 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.rare
-def test_torchtitan_reads_the_file(tmp_path: Path) -> None:
-    """Its release is downloaded and read, not executed: keys, types and words are those of its JobConfig."""
+@pytest.fixture(scope="module")
+def torchtitan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """Its release, downloaded; nothing of it is installed."""
+    place = tmp_path_factory.mktemp("torchtitan")
     (release,) = recorded_names()["torchtitan"]["releases"].values()
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), release]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), release]
     subprocess.run(command, check=True)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        known = schema(wheel.read("torchtitan/config/job_config.py").decode())
+    with zipfile.ZipFile(next(place.glob("*.whl"))) as wheel:
+        yield wheel
+
+
+@pytest.mark.rare
+def test_torchtitan_reads_the_file(torchtitan: zipfile.ZipFile) -> None:
+    """Keys, types and words are those of its JobConfig."""
+    known = schema(torchtitan.read("torchtitan/config/job_config.py").decode())
     for name, layout in LAYOUTS.items():
         read = tomllib.loads(FORMATS["torchtitan"].text(job_of(layout)))
         wrong = [
@@ -113,3 +122,34 @@ def test_torchtitan_reads_the_file(tmp_path: Path) -> None:
             if not is_of(value, known[section][key])
         ]
         assert wrong == []
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("share", [0.5, 1, 1.3])
+def test_torchtitans_own_schedule_falls_to_the_last_step(torchtitan: zipfile.ZipFile, share: float) -> None:
+    """Its function of the step, taken out of its module: after the peak no rate is higher than the one before."""
+    module = ast.parse(torchtitan.read("torchtitan/components/lr_scheduler.py").decode())
+    function = next(
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and node.name == "linear_warmup_stable_decay"
+    )
+    defined: dict[str, Any] = {"math": math}
+    exec(compile(ast.Module([function], []), "lr_scheduler.py", "exec"), defined)  # of a release
+    samples = 64_000
+    job = job_of(LAYOUTS["sharded"])
+    recipe = msgspec.structs.replace(job.workload.recipe, warmup=640, decay=round(share * samples))
+    job = job._replace(workload=job.workload._replace(recipe=recipe), tokens=samples * RUN.architecture.sequence)
+    read = tomllib.loads(FORMATS["torchtitan"].text(job))
+    asked, steps = read["lr_scheduler"], read["training"]["steps"]
+    decay = asked["total_steps"] - asked["warmup_steps"]
+    rates = [
+        defined[function.name](step, asked["warmup_steps"], 1, decay, asked["decay_type"], asked["min_lr_factor"])
+        for step in range(steps)
+    ]
+    assert rates.index(max(rates)) == asked["warmup_steps"] - 1
+    assert all(later <= earlier for earlier, later in pairwise(rates[asked["warmup_steps"] :]))
+    if share <= 1:  # its last step is one before the minimum
+        assert rates[-1] == pytest.approx(asked["min_lr_factor"], abs=2 / steps)
+    else:
+        assert rates[-1] > 2 * asked["min_lr_factor"]

@@ -73,3 +73,10 @@ def test_many_rows_are_aligned_as_few_are(monkeypatch: pytest.MonkeyPatch) -> No
     few = table(ROWS, TITLES)
     monkeypatch.setattr("suite.report.tables._MOST_TABULATED", 1)
     assert table(ROWS, TITLES) == few
+
+
+def test_a_cell_brings_no_colours_of_its_own() -> None:
+    text = table([["\x1b[31mred\x9b0m", Coloured((("\x1b]0;x\x07", "green"),))]], ["\x1b[1mname", "verdict"])
+    own = text.replace("\x1b[32m", "").replace("\x1b[0m", "")  # of the style
+    assert not {"\x1b", "\x9b", "\x07"} & {*own}
+    assert "\\u001b[31mred\\u009b0m" in text

@@ -27,7 +27,7 @@ QUANTITY_NAMES = {
     Quantity.CPU_SLOWDOWN.value: "CPU slowdown",
     Quantity.STEP_SECONDS_AT_CPU_SPEED.value: "step_seconds at that CPU speed",
 }
-LEAST_WIDTH, MOST_WIDTH = 20, 10_000  # columns
+LEAST_WIDTH, USUAL_WIDTH, MOST_WIDTH = 20, 80, 10_000  # columns
 PIPE_WIDTH = 150  # columns where the output is no terminal and COLUMNS is not set
 BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -41,10 +41,10 @@ def console(*, stderr: bool = False) -> Console:
     It shows characters that a terminal would obey, see `reference_runs.printable`; colours are those of styles alone.
     """
     shown = Console(stderr=stderr, highlight=False)
-    if not shown.is_terminal and "COLUMNS" not in os.environ:
+    if not shown.is_terminal and os.environ.get("COLUMNS", "0") == "0":  # 0: unknown
         shown.width = PIPE_WIDTH
-    if not LEAST_WIDTH <= shown.width <= MOST_WIDTH:  # COLUMNS=0, for instance
-        shown.width = max(LEAST_WIDTH, min(MOST_WIDTH, shown.width))
+    if not LEAST_WIDTH <= shown.width <= MOST_WIDTH:
+        shown.width = max(LEAST_WIDTH, min(MOST_WIDTH, shown.width or USUAL_WIDTH))
     shown.push_render_hook(cast(RenderHook, _Harmless))
     return shown
 
