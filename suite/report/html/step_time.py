@@ -9,7 +9,7 @@ from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.html.plot import Cell, Plot, bars, milliseconds
 from suite.report.html.plot import significant as short
-from suite.report.terminal.prediction import read
+from suite.report.terminal.quantities import read
 from suite.report.terminal.tables import percent
 
 WHOLE = "whole step"
