@@ -302,7 +302,7 @@ def _print_fastest(out: Console, fastest: Found, question: Question, machine: Ru
 
 
 def remedies(ranks: int | None, batch: int | None) -> Iterator[str]:
-    """What would fit in place of what does not: more accelerators, another batch."""
+    """Lines that name the number of accelerators or the batch that would fit."""
     if ranks is not None:
         yield f"{ranks:,} accelerators would do (--gpus {ranks})"
     if batch is not None:
