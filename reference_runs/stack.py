@@ -18,6 +18,7 @@ from reference_runs.sourced import Sourced
 
 STACKS = Path(__file__).parent / "stacks.toml"
 GENERIC = "generic"
+OWN_NAME = "by its own name"
 UNNAMED = "no framework is named"
 
 # Words of the layout grammar, without numbers, that not every stack executes; all have dp, 1f1b and recompute-none.
@@ -347,7 +348,7 @@ def reading(framework: str | None, *, later: bool = False, stages: bool = False,
     text = framework or ""
     entries = _file(STACKS)["stacks"]
     if text in entries:
-        return ReadStack(_recorded(text, STACKS), "by its own name")
+        return ReadStack(_recorded(text, STACKS), OWN_NAME)
     if not text:
         return ReadStack(_recorded(GENERIC, STACKS), UNNAMED)
     found = min(_found(text), default=None, key=lambda each: each[:3])

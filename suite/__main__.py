@@ -78,6 +78,8 @@ def application(arguments: list[str]) -> typer.Typer:
         rich_markup_mode=None,
         help="Predicts published LLM training runs, executes them in small, and explains the differences.",
     )
+    from suite.commands.grouped_help import GroupedCommand
+
     app.callback()(_no_options)
     asked = arguments[0] if arguments else ""
     for name in [asked] if asked in COMMANDS else list(COMMANDS):
@@ -88,7 +90,8 @@ def application(arguments: list[str]) -> typer.Typer:
         else:
             renamed = OLD_OPTIONS.get(name, {})
             current = partial(_current_name, renamed)
-            app.command(name, context_settings={"token_normalize_func": current} if renamed else {})(command)
+            settings = {"token_normalize_func": current} if renamed else {}
+            app.command(name, cls=GroupedCommand, context_settings=settings)(command)
     return app
 
 

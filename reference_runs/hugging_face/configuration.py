@@ -183,9 +183,7 @@ class Configuration:
         dtype = self.raw(key)
         if dtype not in TRAINED_IN:
             return
-        why = (
-            f"weights are stored in {dtype}, and trained so with fp32 master weights; bf16-pure has none (--precision)"
-        )
+        why = f"weights are stored in {dtype}; fp32 master weights beside them are assumed (--precision)"
         effect = "memory, traffic and time"
         fact = Sourced(kind=Kind.ASSUMED, source=f"config {key}", value=TRAINED_IN[dtype], why=why, effect=effect)
         self.put("precision", fact, section="recipe")
@@ -204,8 +202,9 @@ class Configuration:
             self.put("sequence", Sourced(kind=Kind.STATED, source="option --sequence", value=self.sequence))
         else:
             value = min(longest.value, USUAL_SEQUENCE)
-            which = "the longest" if value == longest.value else f"usual of pre-training; up to {longest.value:,}"
-            why = f"{which} that the configuration allows: it does not say that of training (--sequence does)"
+            longer = f"usual for pre-training; the configuration allows up to {longest.value:,}"
+            why = "the longest that the configuration allows" if value == longest.value else longer
+            why += ", and does not say what training used (--sequence)"
             effect = "flop and activations of attention"
             assumed = Sourced(kind=Kind.ASSUMED, source=longest.source, value=value, why=why, effect=effect)
             self.put("sequence", assumed)

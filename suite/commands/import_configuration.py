@@ -158,13 +158,15 @@ def _option_facts(asked: Asked) -> dict[str, Sourced]:
     on = asked.on
     if on is None and (asked.gpus is not None or asked.network is not None):
         on = USUAL_ACCELERATOR
+    if on is not None and not on.endswith(".toml"):  # a file of the user's own is named as it is
+        on = accelerator(on).name
     training = asked.training
     network = None if asked.network is None else (asked.network, "Gbit/s")
     stated: dict[str, tuple[str, Value | None, str | None]] = {
         "recipe.precision": ("--precision", training.precision, None),
         "recipe.global_batch": ("--batch", training.batch, "sample"),
         "recipe.tokens": ("--tokens", training.tokens, "token"),
-        "cluster.accelerator": ("--on", on and accelerator(on).name, None),
+        "cluster.accelerator": ("--on", on, None),
         "cluster.accelerators": ("--gpus", asked.gpus, "1"),
         "cluster.network_interfaces_per_node": ("--network", network and 1, "1"),
         "cluster.network_interface_bandwidth": ("--network", network and network[0], "Gbit/s"),

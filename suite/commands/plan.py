@@ -37,13 +37,21 @@ from suite.commands.training_options import (
     check_positive,
 )
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.fit import enough_ranks, fits_otherwise
+from suite.predict.plan.fit import enough_ranks, fits_otherwise, fitting_batch
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
 from suite.predict.plan.training import Failures, Goodput, goodput
 from suite.predict.recorded_run.figures import Prices
-from suite.report.terminal.plan import print_assumptions, print_goodput, print_numbers, print_plan, print_why, samples
+from suite.report.terminal.plan import (
+    print_assumptions,
+    print_goodput,
+    print_numbers,
+    print_plan,
+    print_question,
+    print_why,
+    remedies,
+)
 from suite.report.terminal.tables import console, print_folded
 
 FAILURE_PANEL = "Failures"
@@ -184,10 +192,10 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         goodput_entry = {"goodput": None if expected is None else expected._asdict()}
         print_json(_entry(run, found, planned, others if numbers else []) | goodput_entry)
     else:
-        _print_question(described, machine, planned)
+        print_question(console(), described.name, machine, question, tokens=amount)
         _print(planned, expected, others if numbers else [])
         if not planned.best:
-            _print_otherwise(run, question, asked)
+            _print_otherwise(run, question, asked, undivided=planned.result.smallest is None)
         _print_search(machine, planned, fix)
         print_assumptions(console(), found.assumed, found.notes)
         if planned.best:
@@ -215,14 +223,15 @@ def _print(planned: TrainingPlan, expected: Goodput | None, others: list[OtherNu
         print_numbers(out, planned.question, others)
 
 
-def _print_otherwise(run: str, question: Question, asked: Asked) -> None:
-    """Print what would fit: more accelerators, or what other software does."""
-    if enough := enough_ranks(question):
-        print_folded(console(), f"{enough:,} accelerators would do", "")
+def _print_otherwise(run: str, question: Question, asked: Asked, *, undivided: bool) -> None:
+    """Print what would fit: more accelerators, another batch, or what other software does."""
+    batch = fitting_batch(question) if undivided else None
+    for words in remedies(enough_ranks(question), batch):
+        print_folded(console(), words, "")
     if fits_otherwise(question):
         words = "fits with switches of other software"
         print_command(console(), words, f"fit {run}", asked.options, flags=("--any-software",))
-    else:
+    elif not undivided:
         print_folded(console(), "does not fit with any switch of any software", "")
 
 
@@ -244,15 +253,6 @@ def _check_limits(
         least = f"the least is {least_cost:,.0f}, with {cheapest.ranks:,} accelerators"
         got = f"{budget:,.0f}, and {ranks:,} accelerators cost {cost:,.0f}"
         raise InputError("more money is needed", got=got, allowed=least, where="--budget")
-
-
-def _print_question(run: ReferenceRun, machine: RunMachine, planned: TrainingPlan) -> None:
-    question = planned.question
-    batch, sequence = question.recipe.global_batch, question.architecture.sequence
-    node = f"{question.machine.accelerators_per_node} a node"
-    words = f"{run.name} on {question.ranks:,} {machine.accelerator.name}, {node}"
-    tokens = f"{samples(batch)} of {sequence:,} tokens a step, {planned.tokens:.4g} tokens"
-    print_folded(console(), f"{words}; {tokens}", "bold")
 
 
 def _print_search(machine: RunMachine, planned: TrainingPlan, fix: str) -> None:

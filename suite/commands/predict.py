@@ -18,6 +18,7 @@ from reference_runs.layout import AXES, Layout, layout_text
 from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, Workload
 from reference_runs.sourced import Kind
+from reference_runs.stack import OWN_NAME
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.training_options import (
@@ -58,7 +59,6 @@ from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.report.slice import print_sliced
 from suite.report.terminal.plan import print_assumptions
 from suite.report.terminal.prediction import (
-    SIGNS,
     print_choices,
     print_counts,
     print_figures,
@@ -161,6 +161,9 @@ def predict(  # noqa: PLR0913  # long: the command's options
             _print(console(), name, predicted, chosen, software, complete=every_figure)
     if any(predicted.exceeds_memory for _, predicted in predictions):
         raise typer.Exit(exit_codes.FAIL)
+
+
+_OF_LOSSES = ("first loss", "first_loss")
 
 
 class _StackEffects(NamedTuple):
@@ -273,15 +276,13 @@ def _print(
     if predicted.run is None:
         _print_miniature(out, name, predicted.rows)
         return
-    stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
-    base = predicted.run.recorded_layout or Layout(fused_attention=True)  # either attention is said
-    laid_out = f", {layout_text(predicted.layout, base=base)}" if predicted.layout else ""
-    executed = ""
-    if machine and predicted.layout:
-        executed = f"; stack {machine.stack.name} ({machine.read_as})"
-        if software.rival:
-            executed += f"; as {software.rival.choice}: {software.rival.words}"
-    print_folded(out, f"{name}{stands_on}{laid_out}{executed}", "bold")
+    laid_out = predicted.layout is not None and machine is not None
+    print_folded(out, _first_line(name, predicted), "bold")
+    if predicted.layout:
+        base = predicted.run.recorded_layout or Layout(fused_attention=True)  # either attention is said
+        print_folded(out, layout_text(predicted.layout, base=base), "")
+    if laid_out and software.rival:
+        print_folded(out, f"with {software.rival.choice} instead: {software.rival.words}", "")
     for each in software.changed:
         print_folded(out, f"{each.choice}: {each.words}", "")
     if machine and machine.machine and machine.accelerator.board.accelerators_per_host:
@@ -301,7 +302,8 @@ def _print(
         _print_all(out, predicted, rows)
     else:
         left_out = print_figures(out, rows, predicted.intervals)
-        more = f"; --all: {f'{left_out} more figures, ' if left_out else ''}stages"
+        figures = f"{left_out} more figure{'s' if left_out > 1 else ''}, " if left_out else ""
+        more = f"--all prints {figures}stages, messages and notes"
         if arithmetic and arithmetic.step:
             print_largest_times(out, arithmetic.step)
         if arithmetic and arithmetic.memory:
@@ -309,13 +311,26 @@ def _print(
     print_choices(out, chosen)
     print_assumptions(out, predicted.assumed, predicted.notes)
     for reason in predicted.missing:
-        print_folded(out, f"not predicted: {reason}")
+        if complete or not reason.startswith(_OF_LOSSES):
+            print_folded(out, f"not predicted: {reason}")
     if predicted.remark:
         print_folded(out, f"implausible: {predicted.remark}", "yellow")
-    if not predicted.is_of_record and (where := measured_where(predicted.run)):
+    is_published = any(row.right is not None for row in predicted.rows)
+    if is_published and not predicted.is_of_record and (where := measured_where(predicted.run)):
         where = where if complete else f"{where.partition(',')[0]} in the recorded layout"
         print_folded(out, f"published figures are {where}: not compared")
-    print_folded(out, f"{SIGNS}{more}")
+    if more:
+        print_folded(out, more)
+
+
+def _first_line(name: str, predicted: Predicted) -> str:
+    """The run, its accelerators and its software."""
+    machine, layout = predicted.machine, predicted.layout
+    if machine is None:
+        return name
+    ranks = f"{layout.ranks:,} " if layout else ""
+    read = "" if machine.read_as == OWN_NAME else f" ({machine.read_as})"
+    return f"{name} on {ranks}{machine.accelerator.name} with {machine.stack.name}{read}"
 
 
 def _print_miniature(out: Console, name: str, rows: list[Row]) -> None:

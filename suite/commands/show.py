@@ -28,10 +28,10 @@ def show(
         str, typer.Argument(help="A recorded run, a miniature, an accelerator, or a run file ending in .toml.")
     ],
     mini: Annotated[
-        bool, typer.Option("--mini", help="What the miniature of a run or run file keeps and scales.")
+        bool, typer.Option("--mini", help="Print what the miniature of a run or run file keeps and scales.")
     ] = False,
-    scale: Annotated[str, typer.Option(help="For a miniature: cpu or cuda.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    scale: Annotated[str, typer.Option(help="Size of the miniature: cpu or cuda.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the facts of a run or an accelerator with their sources, or what a miniature keeps and scales.
 
@@ -59,7 +59,8 @@ def show(
         _print_facts(title, record.facts, record.sources)
         if missing := missing_keys(record.recipe):
             keys = ", ".join(f"recipe.{key}" for key in missing)
-            print_folded(console(), f"left out: {keys}; `predict` and `reproduce` say which of them they need")
+            needs = "`reproduce` needs them; `predict`, `fit` and `plan` assume precision, batch and tokens"
+            print_folded(console(), f"left out: {keys}; {needs}")
 
 
 def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reference_runs.accelerator import ACCELERATORS
 from reference_runs.catalog import load, reference_run
 from reference_runs.incomplete import missing_keys
 from reference_runs.sourced import Kind
@@ -103,7 +104,7 @@ MODELS = {name: PUBLISHED[name][0] for name in (*DENSE, "qwen3-30b-a3b", "mixtra
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_configuration_is_two_commands_from_an_answer(model, tmp_path, monkeypatch, said):
-    """What `import` prints last runs as it is printed."""
+    """The last line that `import` prints is a command that runs."""
     monkeypatch.chdir(tmp_path)
     said("import", written(tmp_path / f"{model}.json", MODELS[model]).name)
     said("import", f"{model}.json")  # a second time too: the file says the same
@@ -123,6 +124,16 @@ def test_options_are_written_into_the_file_and_mean_the_same_to_other_commands(c
     own = answered("plan", "own.toml")
     assert own.pop("run") == "own.toml"
     assert own == plain
+
+
+def test_an_accelerator_is_written_by_its_name_and_a_file_of_ones_own_by_its_path(configuration, said):
+    sheet = (ACCELERATORS / "h100_sxm.toml").read_text(encoding="utf-8")
+    Path("board.toml").write_text(sheet, encoding="utf-8")
+    for on, written_as in (("h100", "h100-sxm"), ("board.toml", "board.toml")):
+        output = f"on-{on.partition('.')[0]}.toml"
+        said("import", configuration, "--output", output, "--on", on, "--gpus", "64")
+        assert load(Path(output)).cluster.accelerator == written_as
+        assert " with generic" in said("predict", output, "--layout", "dp8,tp8")
 
 
 def test_a_micro_batch_goes_into_the_printed_command(configuration, said):

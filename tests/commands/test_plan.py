@@ -9,6 +9,7 @@ import pytest
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, parse_layout
 from reference_runs.run import FlopConvention
+from suite.__main__ import main
 
 
 @pytest.fixture
@@ -23,8 +24,8 @@ def test_a_plan_says_what_fits_what_binds_and_what_would_help(said):
         "bloom-176b on 384 a100-sxm-80gb",
         "searched, as deepspeed-pipeline executes it",
         "fits: ",
-        "what binds the first: ",
-        "what would help it  ",
+        "largest parts of the first one's step: ",
+        "what would shorten it  ",
         "accelerators",
         "cost",
         "more of the first: python -m suite predict bloom-176b --layout",
@@ -71,7 +72,7 @@ def test_what_does_not_fit_is_the_first_result(said, entry):
     assert planned["smallest"]["peak_bytes"] > planned["memory_bytes"]
     out = said("plan", "bloom-176b", "--gpus", "8", code=1)
     assert "does not fit: the least is " in out
-    assert "\n64 accelerators would do\n" in out
+    assert "\n64 accelerators would do (--gpus 64)\n" in out
 
 
 def test_failures_lengthen_the_training(said, entry):
@@ -150,4 +151,55 @@ def test_a_plan_that_does_not_fit_says_whether_other_software_would_do(fix, code
     out = said("plan", *arguments, code=1).splitlines()
     assert words.format(" ".join(arguments)) in out
     fitted = said("fit", *arguments, "--any-software", code=code)
-    assert fitted.startswith("fits: " if code == 0 else "does not fit: ")
+    assert fitted.startswith("probably fits: " if code == 0 else "does not fit: ")
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_a_number_that_divides_nothing_is_said_with_the_next_one_and_a_batch_that_do(command, said, answered):
+    """63 accelerators: 128 samples and 32 layers are not dealt to them; 64, and 126 samples, are."""
+    on = ("llama3.1-8b", "--on", "h100-sxm", "--gpus")
+    lines = " ".join(said(command, *on, "63", code=1).split())
+    assert "no layout deals the batch of 128 samples and the model to 63 accelerators" in lines
+    assert "64 accelerators would do (--gpus 64) a batch of 126 samples would do (--batch 126)" in lines
+    assert "nor would" not in lines
+    assert answered("fit", *on, "64")["fits"]
+    assert answered("fit", *on, "63", "--batch", "126")["fits"]
+
+
+WIDTHS = ("80", "120")
+ASKED = [
+    ("plan", "llama3.1-8b", "--on", "h100-sxm", "--gpus", "256", "--numbers", "--price", "2", "--energy-price", "0.1"),
+    ("plan", "gpt2-124m", "--on", "rtx-4090", "--gpus", "1"),
+    ("fit", "llama3.1-405b", "--gpus", "1024"),
+    ("predict", "deepseek-v3"),
+    ("predict", "bloom-176b", "--on", "h100-sxm"),
+    ("predict", "llama2-7b", "--gpus", "64", "--on", "h100-sxm"),
+]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("arguments", ASKED, ids=" ".join)
+def test_lines_are_as_wide_as_the_terminal_and_words_are_whole(arguments, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    main([*arguments])
+    narrow = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "1000")
+    main([*arguments])
+    whole = set(capsys.readouterr().out.replace(",", " ").split())
+    for line in narrow.splitlines():
+        if "python -m suite" not in line:  # a command is one line, to be pasted
+            assert len(line) <= int(columns), line
+        assert set(line.replace(",", " ").split()) - {"(not", "shown"} <= whole, line
+
+
+def test_a_column_has_one_unit_and_one_number_of_decimals(said):
+    lines = said("plan", "llama3.1-8b", "--on", "h100-sxm", "--gpus", "64", "--price", "2").splitlines()
+    head = next(number for number, line in enumerate(lines) if "step s" in line)
+    assert lines[head].split() == ["step", "s", "GiB", "MFU", "%", "days", "GPU-hours", "MWh", "cost", "memory"]
+    rows = [line.split()[1:8] for line in lines[head + 1 : head + 10 : 2]]
+    assert len(rows) == 5
+    for cells in zip(*rows, strict=True):
+        assert len({len(cell.partition(".")[2]) for cell in cells}) == 1, cells
+    assert not any(
+        "a node" in line for line in said("plan", "gpt2-124m", "--on", "rtx-4090", "--gpus", "1").splitlines()
+    )

@@ -292,6 +292,24 @@ def test_proxies_print_each_pair_and_the_plain_prediction(capsys: pytest.Capture
     assert pairs[0]["error_percent"] == pytest.approx(100 * (pairs[0]["predicted_seconds"] / 20.73 - 1))
 
 
+def test_a_table_without_a_framework_is_told_the_stack_that_comes_closest(capsys, tmp_path) -> None:
+    """Measured as PyTorch is predicted: that stack is proposed, and the generic one it was read as is far off."""
+    layout = OWN | {"framework": "", "dp": "4", "pp": "2"}
+    (row,) = load_table(Path(written(tmp_path / "blank.csv", [layout | {STEP: "1"}]))).rows
+    seconds = row_prediction(msgspec.structs.replace(row, stack="pytorch")).step_seconds
+    path = written(tmp_path / "own.csv", [layout | {STEP: repr(seconds)}])
+    ((reading,),) = (score["frameworks"] for score in scores(capsys, path))
+    own = row_prediction(row).step_seconds
+    assert reading["stack"] == "generic"
+    assert row_prediction(msgspec.structs.replace(row, stack=reading["closest"])).step_seconds == seconds
+    assert reading["closest_percent"] == pytest.approx(0, abs=1e-9)
+    assert reading["own_percent"] == pytest.approx(100 * abs(own / seconds - 1))
+    assert main(["validate", path, "--all"]) == 0
+    assert f"{reading['closest']} comes closest: 0 % from what was measured" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_a_table_without_proxies_says_so_and_a_plot_of_proxies_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--proxies", "--plot", "errors.svg"]) == 2
     assert "--plot: excludes --proxies" in capsys.readouterr().err

@@ -7,9 +7,6 @@ from typing import NamedTuple
 from reference_runs.accelerator import Board
 from suite.predict.analytic.cuda_temporaries import CONTEXT_BYTES
 
-# Of the usable memory, from where on the allocator's fragmentation, workspaces and collectives' buffers, which a
-# predicted peak leaves out, decide whether a run fits
-TIGHT_SHARE = 0.93
 GIB = 2**30
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 
@@ -52,6 +53,35 @@ def peak_interval(peak: float) -> tuple[float, float]:
     They are 527 rows of one sweep of nanotron, a model of 1B on H100, and one of BLOOM.
     """
     return peak, peak * math.exp(fit_scores().peak_excess)
+
+
+class MemoryVerdict(enum.StrEnum):
+    """Whether a predicted peak fits, in words.
+
+    fits: even the most of its 80 % interval is within the usable memory.
+    probably fits: it is, with the error to expect; the interval reaches beyond.
+    may not fit: the tensors alone are, and the error to expect is not.
+    does not fit: the tensors alone are not.
+    """
+
+    FITS = "fits"
+    PROBABLY = "probably fits"
+    DOUBTFUL = "may not fit"
+    NOT = "does not fit"
+
+
+def memory_verdict(peak: float, usable: float) -> MemoryVerdict:
+    """The verdict on a peak of so many bytes, where so many are usable."""
+    if peak > usable:
+        return MemoryVerdict.NOT
+    if peak > safe_share() * usable:
+        return MemoryVerdict.DOUBTFUL
+    return MemoryVerdict.PROBABLY if peak_interval(peak)[1] > usable else MemoryVerdict.FITS
+
+
+def safe_share() -> float:
+    """The share of the usable memory that a search fills with tensors: the rest is the error to expect."""
+    return 1 - expected_peak_error()
 
 
 def expected_peak_error() -> float:

@@ -158,9 +158,6 @@ class RunMachine(NamedTuple):
         )
 
 
-_NETWORK = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
-
-
 def run_machine(  # long: what is not recorded is noted on the way
     cluster: Cluster | None,
     precision: Precision,
@@ -198,7 +195,7 @@ def run_machine(  # long: what is not recorded is noted on the way
     notes: list[str] = []
     counted = cluster.accelerators_per_node if cluster and accelerator_name is None else None
     per_node = device.board.joined(counted or device.board.accelerators_per_node)
-    if counted is None:
+    if counted is None and ranks > 1:
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
     crosses_nodes = ranks > per_node
     network = network_bytes_per_second or recorded_network_bytes_per_second(cluster, accelerators=per_node)
@@ -213,7 +210,7 @@ def run_machine(  # long: what is not recorded is noted on the way
     beyond = math.hypot(_accelerator_error(model, device.name), of_products, of_stack)
     uncertainty = expected_error([beyond])
     if network is None and crosses_nodes:
-        words = f"{_NETWORK} are needed for the step time, but not recorded"
+        words = f"step time: no network out of a node is recorded, and {device.name} has no usual one"
         return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond, how)
     if network is not None and usual_network is None and accelerator_name is not None and crosses_nodes:
         of_run = "for each accelerator as much as recorded for the run"
@@ -231,12 +228,12 @@ def run_machine(  # long: what is not recorded is noted on the way
     )
     notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
     like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
-    notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {uncertainty:.0%}")
+    notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {100 * uncertainty:.0f} %")
     if unfitted:
         words = f"products in {product_format.value} at the share of their peak that those in fp8-delayed reach"
-        notes.append(f"{words}: that adds {of_products:.0%}")
+        notes.append(f"{words}: that adds {100 * of_products:.0f} %")
     if not recorded.measured:
-        notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
+        notes.append(f"no published step times tell of {recorded.name}: that adds {100 * model.unmeasured_stack:.0f} %")
     return RunMachine(
         device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond, how, usual_network
     )

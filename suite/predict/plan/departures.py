@@ -45,13 +45,16 @@ class Departure(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Both changes in percent; what does not change is left out."""
+        """Both changes in words, such as "17.1 % more time"; what does not change is left out."""
+        known = [(name, change) for name, change in (("time", self.time), ("memory", self.peak)) if change is not None]
         parts = [
-            f"{name} {change:+.1%}"
-            for name, change in (("step time", self.time), ("peak memory", self.peak))
-            if change is not None and abs(change) >= LEAST_CHANGE
+            f"{100 * abs(change):.1f} % {'more' if change > 0 else 'less'} {name}"
+            for name, change in known
+            if abs(change) >= LEAST_CHANGE
         ]
-        return ", ".join(parts) or "no change"
+        if parts or self.time is not None:
+            return ", ".join(parts) or "no change"
+        return f"no step time is predicted to compare{', the same memory' if known else ''}"
 
 
 class _TimeAndPeak(NamedTuple):

@@ -13,11 +13,13 @@ from reference_runs.run import Architecture, Workload
 from reference_runs.stack import SEARCHED
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
+from suite.predict.plan.asked import with_batch
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import SearchResult, any_fits, search
 
 LARGEST_MICRO_BATCH = 2**12
 LARGEST_FACTOR = 2**10  # of layers, and of accelerators
+MOST_NODES = 8  # that are tried one after the other
 
 
 class Larger(NamedTuple):
@@ -34,8 +36,8 @@ class Fit(NamedTuple):
         result: of all layouts; the first one is the fastest.
         micro_batch: the largest that fits in any layout; None: none does.
         largest: the deepest model of the same width that fits; None where none does.
-        ranks: the least number of accelerators that would do, among twice the question's, four times, and so on;
-            None: it fits as it is, or no such number does.
+        ranks: the fewest accelerators that would do, see `enough_ranks`; None: it fits as it is, or no number does.
+        batch: samples of a step that would do on the question's own accelerators, see `fitting_batch`.
     """
 
     question: Question
@@ -43,13 +45,15 @@ class Fit(NamedTuple):
     micro_batch: int | None
     largest: Larger | None
     ranks: int | None
+    batch: int | None = None
 
 
 def fit(question: Question) -> Fit:
     """All that the question of whether a model fits is asked for."""
     result = search(question, top=1)
     if not result.best:
-        return Fit(question, result, None, _largest(question), enough_ranks(question))
+        batch = fitting_batch(question) if result.smallest is None else None
+        return Fit(question, result, None, _largest(question), enough_ranks(question), batch)
     return Fit(question, result, _largest_micro_batch(question), _largest(question), None)
 
 
@@ -64,9 +68,24 @@ def fits_otherwise(question: Question) -> bool:
 
 
 def enough_ranks(question: Question) -> int | None:
-    """The least of twice the question's accelerators, four times, and so on, that fit; None: no such number does."""
-    doubled = (question.ranks * 2**power for power in range(1, LARGEST_FACTOR.bit_length()))
-    return next((ranks for ranks in doubled if _fits(question._replace(ranks=ranks))), None)
+    """The fewest accelerators, more than the question's, that fit: whole nodes up to twice as many, then powers of two.
+
+    None: no such number does.
+    """
+    own, node = question.ranks, question.machine.accelerators_per_node
+    nodes = range(own // node * node + node, 2 * own + 1, node)
+    powers = (2**power for power in range(own.bit_length(), own.bit_length() + LARGEST_FACTOR.bit_length()))
+    doubled = (own * 2**power for power in range(1, LARGEST_FACTOR.bit_length()))
+    numbers = sorted({*nodes[:MOST_NODES], *powers, *doubled})
+    return next((ranks for ranks in numbers if _fits(question._replace(ranks=ranks))), None)
+
+
+def fitting_batch(question: Question) -> int | None:
+    """The batch nearest to the question's, a multiple of its accelerators, that fits on them; None: it does not."""
+    ranks = question.ranks
+    batch = ranks * max(1, round(question.recipe.global_batch / ranks))
+    recipe = with_batch(question.recipe, batch)
+    return batch if _fits(question._replace(recipe=recipe)) else None
 
 
 def host_bytes(question: Question, layout: Layout) -> float:

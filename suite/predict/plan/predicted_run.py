@@ -181,9 +181,9 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     run, layout, request, assumed, notes = _settled(run, request)
     is_recorded_layout = layout == recorded
     absent = NotPredicted()
-    missing = (
-        [] if layout else [f"{key} is recorded as not published: give --layout or --gpus" for key in run.unpublished]
-    )
+    missing = []
+    if run.unpublished and not layout:
+        missing.append(f"{', '.join(run.unpublished)}: recorded as not published: give --layout or --gpus")
     if layout is None and not run.unpublished:
         missing.append("memory, traffic, step time: no layout divides model, batch and accelerators")
     machine = None
@@ -261,7 +261,8 @@ def _settled(run: ReferenceRun, request: PredictionRequest) -> _AskedLayout:
         check_layout(Workload(run.architecture, run.recipe, asked_layout), "--layout" if request.layout else run.where)
         return _AskedLayout(run, asked_layout, request, assumed, asked.notes)
     if run.unpublished and request.gpus is None:
-        return _AskedLayout(run, None, request, assumed, asked.notes)
+        used = tuple(each for each in assumed if each.option != "--gpus")
+        return _AskedLayout(run, None, request, used, asked.notes)
     layout = _fastest_layout(run, request, asked.ranks)
     if layout is None:
         return _AskedLayout(run, None, request, assumed, asked.notes)

@@ -20,7 +20,7 @@ from suite.report.html.setups import JudgedSetup, Setup
 from suite.report.html.step_time import traffic, waterfall
 from suite.report.launch_lines import packing_lines, routing_lines, staleness_lines
 from suite.report.slice import part_rows, slice_words
-from suite.report.terminal.prediction import read
+from suite.report.terminal.quantities import read
 from suite.report.terminal.tables import difference
 from suite.reproduce.repeat import repeating_command
 

@@ -10,7 +10,7 @@ from suite.metrics.difference_words import Scale, direction
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.html.plot import Cell, Plot, bars, milliseconds
 from suite.report.html.plot import significant as short
-from suite.report.terminal.prediction import read
+from suite.report.terminal.quantities import read
 
 WHOLE = "whole step"
 LAYOUT = {"barmode": "group", "yaxis": {"autorange": "reversed", "automargin": True}}

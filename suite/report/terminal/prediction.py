@@ -9,12 +9,15 @@ from rich.console import Console
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.stage_memory import StageMemory, exceeds, fullest_instant
+from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
-from suite.predict.analytic.usable_memory import TIGHT_SHARE, UsableMemory
+from suite.predict.analytic.usable_memory import UsableMemory
+from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
-from suite.report.terminal.tables import bar, percent, print_folded, print_table, row_name
+from suite.report.terminal.columns import fixed, percent
+from suite.report.terminal.quantities import name_of, read, within
+from suite.report.terminal.tables import bar, print_folded, print_table, row_name
 
 GIB = 2**30
 LARGEST_TERMS = 2  # that have a line of their own
@@ -33,44 +36,14 @@ _MAIN = (
     Quantity.COST,
 )
 _IF_PUBLISHED = (Quantity.MODEL_FLOP_PER_SECOND, Quantity.HARDWARE_FLOP_PER_SECOND)
-SIGNS = "differences: predicted over published, less 1"
+_COLOURS = {
+    MemoryVerdict.FITS: "green",
+    MemoryVerdict.PROBABLY: "yellow",
+    MemoryVerdict.DOUBTFUL: "bold yellow",
+    MemoryVerdict.NOT: "bold red",
+}
 _STAGE_CELLS = 12  # of a stage's bar
 STAGE_ROWS = 16  # of a pipeline; of a longer one the first 12 and the last 3 stages are printed
-
-
-# Units that people read instead of a base unit, the largest first.
-_FLOP = tuple((10.0**power, f"{prefix}flop") for power, prefix in zip(range(21, 0, -3), "ZEPTGMk", strict=True))
-_READ_IN: dict[str, tuple[tuple[float, str], ...]] = {
-    "s": ((86400, "day"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")),
-    "accelerator s": ((3600, "h"),),
-    "J": ((3.6e9, "MWh"), (3.6e6, "kWh"), (1, "J")),
-    "byte": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "byte")),
-    "flop": (*_FLOP, (1, "flop")),
-    "flop/s": (*((factor, f"{unit}/s") for factor, unit in _FLOP), (1, "flop/s")),
-    "token/s": ((1, "token/s"),),
-}
-
-
-def read(value: float | None, quantity: str) -> str:
-    """`value`, in base units, as people read it: in a unit of its size, with four digits; counts in full.
-
-    Step times stay in seconds, as they are published.
-    """
-    if value is None:
-        return "-"
-    factor, unit = _read_in(value, quantity)
-    if not unit:
-        return printed(value, "1")
-    scaled = value / factor
-    return f"{scaled:,.4g} {unit}" if scaled < 1e4 else f"{scaled:,.0f} {unit}"
-
-
-def _read_in(value: float, quantity: str) -> tuple[float, str]:
-    """The unit in which people read such a value, and how many base units it is; no name: in full."""
-    units = _READ_IN.get(Quantity(quantity).unit, ((1, ""),))
-    if quantity == Quantity.STEP_SECONDS:
-        units = ((1, "s"),)
-    return next((each for each in units if abs(value) >= each[0]), units[-1])
 
 
 def print_counts(out: Console, rows: Iterable[Row]) -> None:
@@ -122,11 +95,20 @@ def print_rows(out: Console, rows: Iterable[tuple[Row, str]], *, marks: str = ""
     for row, mark in rows:
         apart = "" if row.right is None else "not predicted"
         if row.difference is not None:
-            apart = percent(-row.difference, row.right) if row.right and row.difference else "0"
+            apart = _apart(-row.difference / row.right) if row.right and row.difference else "equal"
         right = "" if row.right is None else read(row.right, row.quantity)
-        cells.append([row.quantity, read(row.left, row.quantity), right, apart, mark])
-    titles = ["quantity", "predicted", "published", "difference", marks]
+        cells.append([name_of(row.quantity), read(row.left, row.quantity), right, apart, mark])
+    titles = ["quantity", "predicted", "published", "predicted is", marks]
+    if not any(row[2] for row in cells):
+        cells = [[*row[:2], row[4]] for row in cells]
+        titles = [*titles[:2], marks]
     print_table(out, cells, titles, right=[*titles[1:-1], *filter(None, [marks])], optional=["published"])
+
+
+def _apart(share: float) -> str:
+    """How far a prediction is from what was published, in words."""
+    text = percent(abs(share))
+    return "equal" if text == percent(0.0) else f"{text} {'above' if share > 0 else 'below'}"
 
 
 def print_predicted(out: Console, rows: list[Row]) -> None:
@@ -147,7 +129,7 @@ def print_predicted(out: Console, rows: list[Row]) -> None:
     ]
     shares = (f"{(row.left or 0) / (flop[0].left or 1):.4f}" for row in flop)
     cells = [
-        [row.quantity, read(row.left, row.quantity), share, row.term or row.convention or ""]
+        [name_of(row.quantity), read(row.left, row.quantity), share, row.term or row.convention or ""]
         for row, share in zip(flop, shares, strict=True)
     ]
     out.print()
@@ -156,7 +138,7 @@ def print_predicted(out: Console, rows: list[Row]) -> None:
     for row in whole:
         if row.quantity in _SHOWN and row.right is None and (row.term is None or _tells(row)):
             reason = "; ".join(part for part in (row.term, row.convention, _why(row)) if part)
-            cells.append([row.quantity, read(row.left, row.quantity), reason])
+            cells.append([name_of(row.quantity), read(row.left, row.quantity), reason])
     out.print()
     print_table(out, cells, ["not published", "predicted", ""], right=_NUMBERS)
 
@@ -194,7 +176,7 @@ def _tells(row: Row) -> bool:
 def _print_parts(out: Console, title: str, rows: Sequence[Row]) -> None:
     total = sum(row.left or 0 for row in rows)
     shares = [(row, (row.left or 0) / total) for row in rows]
-    cells = [[row.term or "", read(row.left, row.quantity), f"{share:.1%}", bar(share)] for row, share in shares]
+    cells = [[row.term or "", read(row.left, row.quantity), percent(share), bar(share)] for row, share in shares]
     out.print()
     print_table(out, cells, [title, "predicted", "share", ""], right=_NUMBERS)
 
@@ -214,7 +196,7 @@ def print_traffic(out: Console, rows: list[Row], leaving: dict[str, float]) -> N
     counted = (Quantity.PAYLOAD_BYTES, Quantity.SENT_BYTES, Quantity.MESSAGES)
     cells = []
     for (axis, operation), values in kinds.items():
-        share = f"{leaving[axis]:.0%}" if axis in leaving else "-"
+        share = f"{100 * leaving[axis]:.0f} %" if axis in leaving else "-"
         cells.append([axis, operation, *(read(values.get(quantity), quantity) for quantity in counted), share])
     titles = ["traffic of a rank and step", "collective", "payload", "sent", "messages", "links between nodes"]
     out.print()
@@ -238,7 +220,7 @@ def _amount(value: float | str | None, unit: str) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
     if unit == "byte":
-        return f"{value / 1e9:,.4g} GB"
+        return f"{value / GIB:,.4g} GiB"
     if unit == "byte/s":
         return f"{value / 1e9:,.4g} GB/s"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
@@ -250,14 +232,17 @@ def print_bars(
 ) -> None:
     """Print parts of a total as numbers, in units of `factor`, shares and bars; parts of nothing are left out."""
     shares = [(name, value, value / total) for name, value in parts if value]
-    cells = [[name, f"{value / factor:,.4g}", f"{share:.1%}", bar(share)] for name, value, share in shares]
+    numbers = fixed([value / factor for _, value, _ in shares])
+    cells = [
+        [name, number, percent(share), bar(share)] for (name, _, share), number in zip(shares, numbers, strict=True)
+    ]
     print_table(out, cells, [*titles, "share", ""], right=[titles[1], "share"])
 
 
 def print_time(out: Console, step: StepTime, interval: tuple[float, float] | None) -> None:
     """Print the terms of a step as bars over the whole step."""
     parts = [(name.removesuffix("_seconds").replace("_", " "), seconds) for name, seconds in step._asdict().items()]
-    lies = "" if interval is None else f", 80 % in {within(interval, Quantity.STEP_SECONDS)}"
+    lies = "" if interval is None else f", 80 % between {within(interval, Quantity.STEP_SECONDS)}"
     out.print(f"\n[bold]where the time goes[/]: {printed(step.total_seconds, 's')} s a step{lies}, slowest stage")
     unit, factor = ("ms", 1e-3) if step.total_seconds < 1 else ("s", 1.0)
     print_bars(out, ("term", unit), parts, step.total_seconds, factor)
@@ -268,9 +253,9 @@ def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes:
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     full = stages[fullest]
     instant, parts = fullest_instant(full)
-    of = f" of {memory_bytes / GIB:,.4g}" if memory_bytes else ""
+    of = f" of {memory_bytes / GIB:,.1f}" if memory_bytes else ""
     out.print(
-        f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.4g}{of} GiB on a rank of stage {fullest}, {instant}"
+        f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.1f}{of} GiB on a rank of stage {fullest}, {instant}"
     )
     print_bars(out, ("part", "GiB"), parts.items(), full.peak, GIB)
     if len(stages) == 1:
@@ -309,29 +294,14 @@ def print_fit(out: Console, stages: Sequence[StageMemory], memory: UsableMemory 
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     peak = stages[fullest].peak
     instant, _ = fullest_instant(stages[fullest])
-    where = f"on a rank of stage {fullest}, {instant}"
+    where = f"fullest {f'on stage {fullest} ' if len(stages) > 1 else ''}{instant}"
+    need = f"{peak / GIB:,.1f} GiB"
     if memory is None:
-        print_folded(out, f"memory: {peak / GIB:,.4g} GiB {where}", "")
+        print_folded(out, f"peak memory: {need}, {where}", "")
         return
-    usable, kept = memory.usable, f" ({memory.words})" if memory.words else ""
-    of = f"{peak / GIB:,.4g} of {usable / GIB:,.4g} GiB{kept} {where}"
-    if exceeds(stages, usable):
-        missing = f"{(peak - usable) / GIB:,.4g} GiB more than an accelerator has"
-        print_folded(out, f"does not fit: {missing}; {of}", "bold red")
-    elif peak >= TIGHT_SHARE * usable:
-        left = f"{1 - peak / usable:.1%} is left to fragmentation, workspaces and buffers of collectives"
-        print_folded(out, f"may not fit: {of}; {left}", "bold yellow")
-    else:
-        filled = f"{peak / GIB:,.4g} of {usable / GIB:,.4g} GiB"
-        kept = f" ({(memory.printed - usable) / GIB:.3g} reserved)" if memory.words else ""
-        print_folded(out, f"fits: {filled}{kept} on stage {fullest}, {instant}", "green")
-
-
-def within(interval: tuple[float, float], quantity: str) -> str:
-    """An interval in the unit of its most, to two digits or whole numbers."""
-    factor, unit = _read_in(interval[1], quantity)
-    ends = (f"{end:,.0f}" if end >= 10 else f"{end:.2g}" for end in (end / factor for end in interval))
-    return f"{'-'.join(ends)} {unit}"
+    usable = memory.usable
+    verdict = memory_verdict(peak, usable)
+    print_folded(out, f"{verdict}: {need} of {usable / GIB:,.1f} usable, {where}", _COLOURS[verdict])
 
 
 def print_figures(out: Console, rows: Sequence[Row], intervals: Mapping[str, tuple[float, float]]) -> int:
@@ -343,7 +313,7 @@ def print_figures(out: Console, rows: Sequence[Row], intervals: Mapping[str, tup
     whole = [row for row in rows if row.rank is None and row.stage is None and row.axis is None]
     main = [row for quantity in _MAIN if (row := _main_row(whole, quantity)) is not None]
     marked = [(row, within(intervals[row.quantity], row.quantity) if row.quantity in intervals else "") for row in main]
-    print_rows(out, marked, marks="80 % in" if intervals else "")
+    print_rows(out, marked, marks="80 % between" if intervals else "")
     return sum(row.right is not None for row in whole) - sum(row.right is not None for row in main)
 
 

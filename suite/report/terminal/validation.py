@@ -180,6 +180,9 @@ def _read_as(reading: FrameworkReading) -> str:
     named = f"framework {reading.framework!r}" if reading.framework else "no framework"
     words = f"{named} in {reading.rows} row{'s' if reading.rows != 1 else ''}: stack {reading.stack}"
     words += f" ({reading.read_as})" if reading.framework else ""
+    if reading.closest is not None:
+        errors = f"{reading.closest_percent:.0f} % from what was measured, in place of {reading.own_percent:.0f} %"
+        return f"{words}; {reading.closest} comes closest: {errors} (column framework)"
     if reading.rival is None or reading.rival_percent is None:
         return words
     return f"{words}; as {reading.rival}: step time {_signed(reading.rival_percent)}"

@@ -1,4 +1,4 @@
-"""What options ask for takes the place of the run's own; what nobody says is assumed, each with its option."""
+"""Options take the place of a run's own values; what nobody says is assumed, each with the option for it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_the_picture_is_drawn_by_cost_or_by_hours(tmp_path: Path, capsys: pytest
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 10_000
     assert hours.read_bytes() != cost.read_bytes()
-    assert "what binds the first" in capsys.readouterr().out
+    assert "largest parts of the first one's step" in capsys.readouterr().out
 
 
 def test_a_picture_without_numbers_is_refused(tmp_path: Path) -> None:
