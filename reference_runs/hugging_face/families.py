@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,8 @@ from reference_runs.architecture import Architecture
 from reference_runs.hugging_face import experts, gpt, llama
 from reference_runs.hugging_face.configuration import Configuration, read_configuration
 from reference_runs.hugging_face.refused import refused_type
-from reference_runs.recorded_file import section_of, unit_of
+from reference_runs.incomplete import incomplete_recipe
+from reference_runs.recorded_file import Omitted, section_of, unit_of
 from reference_runs.run import Recipe
 from reference_runs.sourced import Sourced
 
@@ -91,12 +92,12 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     }
     used = {fact.source.split()[0] for fact in facts.values()}
     sources = {key: text for key, text in texts.items() if key in used}
-    table = {
-        key.partition(".")[2]: msgspec.to_builtins(fact)
-        for key, fact in facts.items()
-        if key.startswith("architecture.")
-    }
-    architecture, _ = section_of(table, Architecture, "architecture", sources, str(path))
+    tables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for key, fact in facts.items():
+        section, _, field = key.partition(".")
+        tables[section][field] = msgspec.to_builtins(fact)
+    architecture, _ = section_of(tables["architecture"], Architecture, "architecture", sources, str(path))
+    section_of(tables["recipe"], Recipe, "recipe", sources, str(path), Omitted(incomplete=incomplete_recipe))
     architecture.check(str(path))
     name = str(values.get("_name_or_path") or (path.absolute().parent.name if path.stem == "config" else path.stem))
     return Imported(name, f"{name} ({kind})", architecture, facts, sources, tuple(c.notes), tuple(not_used))

@@ -87,12 +87,12 @@ def _print_commands(run: str, asked: Asked, found: AskedQuestion, answer: Fit, *
     """Print what to ask next: more of the fastest layout, or what other software would do."""
     out, best = console(), answer.result.best
     if best and any_software:
-        print_command(out, f"what {found.machine.stack.name} alone executes", f"fit {run}", asked.options)
+        print_command(out, f"what {found.machine.stack.name} alone executes", ["fit", run], asked.options)
     elif best:
-        print_command(out, "other layouts, days and cost", f"plan {run}", asked.options)
+        print_command(out, "other layouts, days and cost", ["plan", run], asked.options)
     elif not any_software and fits_otherwise(answer.question):
         fits = "fits with switches of other software"
-        print_command(out, fits, f"fit {run}", asked.options, flags=("--any-software",))
+        print_command(out, fits, ["fit", run], asked.options, flags=("--any-software",))
     if best:
         print_next(out, run, best[0].layout, asked, batch=answer.question.recipe.global_batch)
 

@@ -144,7 +144,7 @@ def _print(path: Path, run: Imported, asked: Asked) -> None:
     question = asked_run(written, asked.training, on=None, ranks=None)
     machine = {"--on": asked.on or USUAL_ACCELERATOR, "--gpus": str(question.ranks)}
     typed = machine | {"--micro-batch": asked.options["--micro-batch"]}
-    print_command(out, "next", f"fit {path}", typed)
+    print_command(out, "next", ["fit", str(path)], typed)
 
 
 def _option_facts(asked: Asked) -> dict[str, Sourced]:

@@ -230,7 +230,7 @@ def _print_otherwise(run: str, question: Question, asked: Asked, *, undivided: b
         print_folded(console(), words, "")
     if fits_otherwise(question):
         words = "fits with switches of other software"
-        print_command(console(), words, f"fit {run}", asked.options, flags=("--any-software",))
+        print_command(console(), words, ["fit", run], asked.options, flags=("--any-software",))
     elif not undivided:
         print_folded(console(), "does not fit with any switch of any software", "")
 

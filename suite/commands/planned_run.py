@@ -116,13 +116,13 @@ def print_next(out: Console, run: str, layout: Layout, asked: Asked, *, batch: i
     typed = asked.options | {"--gpus": None, "--micro-batch": None, "--fix": None}
     if batch is not None:
         typed["--batch"] = str(batch)
-    print_command(out, "more of the first", f"predict {run}", {"--layout": layout_text(layout, complete=True)} | typed)
+    print_command(out, "more of the first", ["predict", run], {"--layout": layout_text(layout, complete=True)} | typed)
 
 
 def print_command(
-    out: Console, words: str, command: str, options: Mapping[str, str | None], *, flags: Iterable[str] = ()
+    out: Console, words: str, command: Iterable[str], options: Mapping[str, str | None], *, flags: Iterable[str] = ()
 ) -> None:
     """Print a command of the suite, in one line to be pasted; options without a value are left out."""
     given = "".join(f" {option} {shlex.quote(value)}" for option, value in options.items() if value)
     given += "".join(f" {flag}" for flag in flags)
-    out.print(Text(f"{words}: python -m suite {command}{given}", "dim"), soft_wrap=True)
+    out.print(Text(f"{words}: python -m suite {shlex.join(command)}{given}", "dim"), soft_wrap=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
 
 from reference_runs.errors import InputError
+from reference_runs.quantities import LARGEST, MOST, SMALLEST
 from reference_runs.run import precision_of
 from suite.predict.plan.asked import AskedTraining
 
@@ -98,11 +98,13 @@ def asked_training(
 
 
 def check_positive(given: dict[str, float | None]) -> None:
-    """Refuse options whose numbers are not finite and above 0.
+    """Refuse options whose numbers are not above 0, or larger than the numbers of a run file may be.
 
     Raises:
         InputError: one is.
     """
     for option, value in given.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
+        least, most, words = (1, MOST, f"{MOST:,}") if isinstance(value, int) else (SMALLEST, LARGEST, f"{LARGEST:g}")
+        if value is not None and not least <= value <= most:  # nor NaN
+            allowed = f"a finite one above 0, up to {words}"
+            raise InputError("not a usable number", got=value, allowed=allowed, where=option)

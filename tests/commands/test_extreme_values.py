@@ -114,6 +114,22 @@ def test_the_largest_values_are_answered(file: Path, section: str, key: str, raw
         assert main(command) in (0, 1, 2)
 
 
+OPTIONS = [
+    "fit gpt2-124m --sequence 99999999999999999999",
+    "fit gpt2-124m --batch 99999999999999999999",
+    "plan gpt2-124m --gpus 9223372036854775807",
+    "plan gpt2-124m --batch 1000000001",
+    "plan gpt2-124m --tokens 1e308",
+    "plan gpt2-124m --network 1e-320",
+]
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_an_option_beyond_its_range_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert "not a usable number; got " in only_line(capsys.readouterr().err)
+
+
 def test_a_batch_with_a_large_prime_factor_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2-124m", "--batch", "100000007", "--gpus", "8"]) in (0, 1)
     assert capsys.readouterr().out
@@ -130,7 +146,9 @@ def test_more_launches_than_anybody_waits_for_are_one_line(command: str, capsys:
     assert "got 999999999999999999999, allowed: 1 to 1,000" in only_line(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("key", "value"), [("hidden_size", 2**63 - 64), ("rms_norm_eps", 1e308)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", 2**63 - 64), ("rms_norm_eps", 1e308), ("initializer_range", 1e-320)]
+)
 def test_a_configuration_beyond_the_range_is_not_imported(
     key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
