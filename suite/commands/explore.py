@@ -9,6 +9,7 @@ import typer
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.machine.packages import require
 from suite.report.explore.view import state_of_run
 from suite.report.terminal.progress import states_progress
 from suite.report.terminal.tables import console
@@ -24,8 +25,8 @@ def explore_command(
 ) -> None:
     """Serve a page with controls: run, machine and layout; memory, time, passes, messages and formulas at once.
 
-    Examples: nox -s explore; nox -s explore -- gpt-neox-20b --port 8051;
-    nox -s explore -- bloom-176b --static bloom.html
+    Examples: python -m suite explore; python -m suite explore gpt-neox-20b --port 8051;
+    python -m suite explore bloom-176b --static bloom.html
 
     Exit codes: 0 the file is written; 2 bad input, or a port that is in use; 130 ended by Ctrl-C.
     """
@@ -35,10 +36,9 @@ def explore_command(
     if static is not None:
         _write(run, static)
         return
-    try:
-        from suite.report.explore.page import application
-    except ImportError as error:
-        raise InputError(f"the page needs {error.name}", allowed="nox -s explore, which installs it") from error
+    require("dash", "plotly")
+    from suite.report.explore.page import application
+
     _check_free(port)
     console().print(f"http://127.0.0.1:{port}/ (Ctrl-C ends it)", soft_wrap=True)
     application(first).run(host="127.0.0.1", port=port, debug=False)
@@ -50,12 +50,9 @@ def _write(run: str, path: Path) -> None:
         raise InputError("expected a file ending in .html", got=str(path), where="--static")
     if not path.parent.is_dir():
         raise InputError("no such directory", got=str(path.parent), where="--static")
-    try:
-        import jinja2  # noqa: F401
+    require("jinja2", "plotly")
+    from suite.report.explore.offline import MOST_BYTES, write_offline_page
 
-        from suite.report.explore.offline import MOST_BYTES, write_offline_page
-    except ImportError as error:
-        raise InputError(f"the file needs {error.name}", allowed="nox -s explore, which installs it") from error
     with states_progress(console(stderr=True)) as progress:
         size, states = write_offline_page(run, path, progress)
     words = f"{states:,} states, {size / 1e6:,.1f} MB of at most {MOST_BYTES / 1e6:,.0f}"

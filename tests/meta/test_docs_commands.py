@@ -38,7 +38,7 @@ WRITTEN += ("results/kernels/MACHINE", "results/index.html")
 def command_lines(text: str) -> set[str]:
     """Every command that a page quotes: indented or fenced lines, inline code, a container's command."""
     text = text.replace("\\\n", " ")
-    lines = re.findall(r"((?:python -m suite|nox -s) [^`\n]*)", text)
+    lines = re.findall(r"((?:python -m suite|refruns|nox -s) [^`\n]*)", text)
     lines += [code for code in re.findall(r"`([^`\n]+)`", text) if code.split()[0] in COMMANDS and " -" in code]
     lines += [re.sub(r'[,"]', "", words) for words in re.findall(r"command: \[(.*)\]", text)]
     return {re.split(r"\s#|\s\|\||;|&&", line)[0].strip(" ).") for line in lines}
@@ -57,7 +57,7 @@ def refusal(line: str) -> str:
             return f"no session {', '.join(unknown)}" if unknown else ""
         words = [words[2], *words[rest + 1 :]]
     elif words[0] not in COMMANDS:
-        words = words[words.index("suite") + 1 :]
+        words = words[words.index("refruns" if words[0] == "refruns" else "suite") + 1 :]
     try:
         command: Any = typer.main.get_command(application(words))
         while words and hasattr(command, "commands"):
@@ -72,7 +72,12 @@ def refusal(line: str) -> str:
 def test_every_quoted_command_has_a_known_name_and_known_options() -> None:
     assert len(QUOTED) > 60
     assert [f"{page}: {line}: {why}" for page, line in QUOTED if (why := refusal(line))] == []
-    wrong = ["python -m suite reprodoce bloom-mini", "nox -s reproduce -- bloom-mini --rank 2", "nox -s test"]
+    wrong = [
+        "python -m suite reprodoce bloom-mini",
+        "refruns reproduce --rank 2",
+        "nox -s reproduce -- bloom-mini --rank 2",
+        "nox -s test",
+    ]
     assert all(map(refusal, wrong))
 
 
