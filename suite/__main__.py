@@ -65,6 +65,7 @@ COMMANDS = {
     "ladder": ("suite.commands.ladder", "ladder_command"),
     "report": ("suite.commands.report", "report_command"),
     "first-hour": ("suite.commands.first_hour", "first_hour_command"),
+    "schema": ("suite.commands.schema", "schema_command"),
 }
 GROUPS = ("results", "fleet")  # whose function makes commands of their own
 # Command -> options as they were called before -> as they are called

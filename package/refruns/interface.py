@@ -24,7 +24,7 @@ _Refused: Any = typer.BadParameter.__mro__[2]  # click's exception, of typer's o
 
 
 def answers(command: str, *words: str | Path, **options: Any) -> list[dict[str, Any]]:
-    """The objects that a command prints with --json: docs/json.md has their schemas.
+    """The objects that a command prints with --json: docs/python.md says where their schemas are.
 
     Args:
         command: for instance "predict", or "results list".
@@ -58,7 +58,7 @@ def show(name: str | Path) -> dict[str, Any]:
 def predict(run: str | Path, **options: Any) -> dict[str, Any]:
     """Prediction of a run: `predict("gpt-neox-20b", on="h100-sxm", layout="dp8,tp8,zero1", network=3200)`.
 
-    A run that does not fit into memory is an answer like another: "fits" is false.
+    A run that does not fit into memory is an answer like another.
 
     Raises:
         InputError: as `answers`.

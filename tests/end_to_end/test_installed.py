@@ -59,15 +59,15 @@ class Installed:
         return kept | {"XDG_DATA_HOME": str(self.data), "SUITE_CALIBRATE": "0"}
 
     def refruns(self, line: str, codes: tuple[int, ...] = (0,)) -> str:
-        """What the console command prints."""
+        """Output of the console command."""
         return self.run([str(self.python.with_name("refruns")), *line.split()], codes)
 
     def code(self, text: str) -> str:
-        """What a program of the user's prints."""
+        """Output of a program of the user's."""
         return self.run([str(self.python), "-P", "-c", text])
 
     def run(self, command: list[str], codes: tuple[int, ...] = (0,)) -> str:
-        """What a command prints, in the user's directory."""
+        """Output of a command in the user's directory."""
         done = subprocess.run(
             command, cwd=self.here, env=self.environment(), capture_output=True, text=True, check=False
         )
