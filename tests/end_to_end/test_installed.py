@@ -142,7 +142,7 @@ def test_commands_work_outside_of_a_checkout(installed: Installed) -> None:
     assert "layout" in installed.refruns("plan gpt2-124m --on h100-sxm --gpus 2")
     (installed.here / "config.json").write_text(json.dumps(QWEN3_30B), encoding="utf-8")
     installed.refruns("import config.json --output imported.toml")
-    assert "imported" in installed.refruns("show imported.toml")
+    assert "30,532,122,624 parameters" in installed.refruns("show imported.toml")
     assert "Usage: refruns predict" in installed.refruns("predict --help")
     assert "refruns results list" in installed.refruns("results list --help")
     command = [str(installed.python.with_name("refruns")), "refit", "--write"]
