@@ -11,6 +11,7 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from reference_runs.run import ReferenceRun
+from suite.paths import program
 
 
 def check_positive(given: dict[str, float | None]) -> None:
@@ -49,7 +50,7 @@ def print_next(out: Console, run: str, layout: Layout, options: dict[str, str | 
 def print_command(out: Console, words: str, command: str, options: dict[str, str | None]) -> None:
     """Print a command of the suite, in one line to be pasted; options without a value are left out."""
     given = "".join(f" {option} {value}" for option, value in options.items() if value)
-    out.print(Text(f"{words}: python -m suite {command}{given}", "dim"), soft_wrap=True)
+    out.print(Text(f"{words}: {program()} {command}{given}", "dim"), soft_wrap=True)
 
 
 def own_ranks(run: ReferenceRun) -> int:

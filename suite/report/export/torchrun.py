@@ -6,7 +6,7 @@ import shlex
 
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
-from suite.paths import ROOT
+from suite.paths import ROOT, program
 from suite.report.export.job import ExportedJob
 from suite.reproduce.plan import plan
 from suite.reproduce.request import Request
@@ -30,6 +30,6 @@ def torchrun(job: ExportedJob) -> str:
         plan(request)
     except InputError as error:
         raise InputError("; ".join(error.lines), where="--export") from None
-    words = ["python", "-m", "suite", "reproduce", job.name, *(["--mini"] if mini else [])]
+    words = [*program().split(), "reproduce", job.name, *(["--mini"] if mini else [])]
     words += ["--ranks", str(layout.ranks), "--layout", text]
     return shlex.join([*words, *([] if batch is None else ["--global-batch", str(batch)])]) + "\n"

@@ -14,6 +14,7 @@ import msgspec
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.metrics.figures import Quantity
+from suite.paths import program
 from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
@@ -225,6 +226,7 @@ def _rendered(plots: list[Plot], **context: Any) -> str:
         script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),  # noqa: S704
         mark=mark,
         tone=tone,
+        program=program(),
         **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704
         **context,
     )
