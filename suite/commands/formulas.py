@@ -78,7 +78,7 @@ def _lines(results: list[FormulaResult]) -> tuple[list[tuple[str, ...]], list[st
     """Lines of the table, and the reasons that it numbers."""
     named = [f"{result.id}{' (found here)' if result.found_here else ''}: {result.why}" for result in results]
     reasons = list(dict.fromkeys(name for name, result in zip(named, results, strict=True) if result.why))
-    lines = [
+    lines: list[tuple[str, ...]] = [
         (
             f"{result.id}: {result.what}",
             _figure(result.claimed, result.recorded_unit),
