@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -35,9 +36,7 @@ def install(session: nox.Session, *groups: str) -> None:
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.env["PYTHONPYCACHEPREFIX"] = str(Path(session.virtualenv.location or "", "bytecode").resolve())
-    wanted = list(PROJECT["project"]["dependencies"])
-    for group in groups:
-        wanted += PROJECT["dependency-groups"][group]
+    wanted = requirements(*groups)
     stamp = session.virtualenv.location + "/installed.txt" if session.virtualenv.location else ""
     with open(CONSTRAINTS, encoding="utf-8") as file:
         text = "\n".join([*wanted, file.read()])
@@ -50,6 +49,20 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("--no-compile", "--constraint", CONSTRAINTS, *wanted)
     with open(stamp, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def requirements(*names: str) -> list[str]:
+    """What pip is given for the project's own dependencies and the named extras and groups, in pyproject.toml.
+
+    Extras that a list names, as llm-reference-runs[report], are replaced by their own requirements.
+    """
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = list(PROJECT["project"]["dependencies"])
+    for name in names:
+        for requirement in (extras | PROJECT["dependency-groups"])[name]:
+            named = re.fullmatch(rf"{PROJECT['project']['name']}\[(.*)\]", requirement)
+            wanted += requirements(*named[1].split(",")) if named else [requirement]
+    return list(dict.fromkeys(wanted))
 
 
 def suite(session: nox.Session, *arguments: str) -> None:
@@ -93,13 +106,6 @@ def regress(session: nox.Session) -> None:
 
 
 @nox.session
-def ladder(session: nox.Session) -> None:
-    """Make a naive GPT-2 script fast and small, one rung at a time: nox -s ladder -- gpt2-mini"""
-    install(session, "execute", "fit")
-    suite(session, "ladder", *session.posargs)
-
-
-@nox.session
 def accept(session: nox.Session) -> None:
     """Judge this node, in about 5 minutes: nox -s accept -- --profile accept --fleet DIR"""
     install(session, "execute")
@@ -111,20 +117,6 @@ def accept_selftest(session: nox.Session) -> None:
     """See faults caught that are put into the battery (some need root): nox -s accept_selftest -- --only nan"""
     install(session, "execute")
     python(session, "benchmarks.accept_selftest", *session.posargs)
-
-
-@nox.session
-def report(session: nox.Session) -> None:
-    """Write the tables and the page of everything that is recorded: nox -s report"""
-    install(session, "report", "regress")
-    suite(session, "report", *session.posargs)
-
-
-@nox.session
-def results(session: nox.Session) -> None:
-    """List, show, compare, check, export, merge or remove records: nox -s results -- list --since 7d"""
-    install(session, *(["tables"] if "parquet" in session.posargs else []))
-    suite(session, "results", *session.posargs)
 
 
 @nox.session
@@ -197,34 +189,6 @@ def predict(session: nox.Session) -> None:
     suite(session, "predict", *session.posargs)
 
 
-@nox.session(name="import")
-def import_(session: nox.Session) -> None:
-    """Write a run file from a Hugging Face model's configuration: nox -s import -- config.json"""
-    install(session)
-    suite(session, "import", *session.posargs)
-
-
-@nox.session
-def validate(session: nox.Session) -> None:
-    """Say how far predictions are from published measurements: nox -s validate -- my_table.csv"""
-    install(session)
-    suite(session, "validate", *session.posargs)
-
-
-@nox.session
-def refit(session: nox.Session) -> None:
-    """Fit the machine model to the published step times: nox -s refit -- --write --leave-out"""
-    install(session, "fit")
-    suite(session, "refit", *session.posargs)
-
-
-@nox.session
-def formulas(session: nox.Session) -> None:
-    """Check the arithmetic of the textbooks, and of their mistakes: nox -s formulas"""
-    install(session)
-    suite(session, "formulas", *session.posargs)
-
-
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the quick tests; or others: nox -s tests -- --choice others, nox -s tests -- -k traffic"""
@@ -272,9 +236,8 @@ def install_simulated(session: nox.Session, torch: str, triton: str) -> None:
     place = Path(str(session.virtualenv.location))
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.env["PYTHONPYCACHEPREFIX"] = str((place / "bytecode").resolve())
-    wanted = list(PROJECT["project"]["dependencies"])
-    for group in ("execute", "test", "fit", "regress", "tables", "report"):
-        wanted += [name for name in PROJECT["dependency-groups"][group] if not name.startswith("torch")]
+    every = requirements("execute", "test", "fit", "regress", "tables", "report")
+    wanted = [name for name in every if not name.startswith("torch")]
     wanted += ["filelock", "typing-extensions", "setuptools<82", "sympy", "networkx", "jinja2", "fsspec", "numpy"]
     headers = [f"nvidia-cuda-{part}>=13,<13.1" for part in ("runtime", "crt")]
     stamp = place / "installed.txt"
@@ -299,13 +262,6 @@ def simulated(session: nox.Session, place: str, *arguments: str) -> None:
 
 
 @nox.session
-def explore(session: nox.Session) -> None:
-    """Serve the page with controls on this machine: nox -s explore -- gpt-neox-20b"""
-    install(session, "report", "explore")
-    suite(session, "explore", *session.posargs)
-
-
-@nox.session
 def explore_times(session: nox.Session) -> None:
     """Measure how long the page with controls takes to answer a change, at the server and in Debian's Chromium."""
     install(session, "test", "report", "explore", "page")
@@ -323,7 +279,9 @@ def page(session: nox.Session) -> None:
             *fetch, external=True, success_codes=range(256)
         )  # the test that needs it says so where it is missing
     env = {"AXE_CORE": str(axe)} if axe.exists() else {}
-    session.run("python", "-m", "pytest", "tests/end_to_end/page", "tests/report/explore", *session.posargs, env=env)
+    served = "tests/end_to_end/test_installed.py::test_explore_answers_a_request"  # it needs dash, as the others
+    places = ("tests/end_to_end/page", "tests/report/explore", served)
+    session.run("python", "-m", "pytest", *places, *session.posargs, env=env)
 
 
 @nox.session
@@ -481,13 +439,6 @@ def netlab(session: nox.Session) -> None:
     """Compare ways of averaging over slow links between network namespaces; needs root: nox -s netlab -- --hosts 2"""
     install(session, "execute")
     python(session, "benchmarks.netlab", *session.posargs)
-
-
-@nox.session
-def fleet(session: nox.Session) -> None:
-    """Judge many nodes, which Slurm gives: nox -s fleet -- accept --partition main --results /shared/results"""
-    install(session, "execute", "fleet")
-    suite(session, "fleet", *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Gathers the commands: python -m suite NAME ARGS."""
+"""Gathers the commands: `refruns NAME ARGS` where it is installed, `python -m suite NAME ARGS` in a checkout."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from suite.machine.packages import described, lacking, of_every_command
+from suite.machine.packages import OWN, BrokenPackageError, broken, lacking, lacking_line, of_every_command
 
-BAD_INPUT = 2  # as `suite.commands.exit_codes`, which may not be importable yet
+BAD_INPUT, INCONCLUSIVE = 2, 3  # as `suite.commands.exit_codes`, which may not be importable yet
 
 
-def _missing(error: ModuleNotFoundError) -> int:
-    """Say which package this Python lacks, and how to get it; anything of our own is a mistake of ours."""
+def _unusable(error: ImportError) -> int:
+    """Say which package this Python lacks, and how to get it, or which does not import.
+
+    Anything of our own is a mistake of ours.
+    """
+    if words := broken(error):
+        sys.stderr.write(f"error: {words}\n")
+        return INCONCLUSIVE
     package = (error.name or "").partition(".")[0]
-    if package in ("suite", "reference_runs", "kernels", "") or not lacking([package]):
+    if package in OWN or not package:
         raise error
     wanted = [package, *(other for other in of_every_command() if other != package)]
-    sys.stderr.write(
-        f"error: {sys.executable} lacks {described(lacking(wanted))}; or `.venv/bin/nox -s reproduce` (README.md)\n"
-    )
+    sys.stderr.write(f"error: {lacking_line(lacking(wanted))}\n")
     return BAD_INPUT
 
 
@@ -36,8 +40,9 @@ try:
     from reference_runs.printable import printable
     from suite.commands import exit_codes
     from suite.launch.interruption import end_as_interrupted, interrupted_by
-except ModuleNotFoundError as not_found:
-    sys.exit(_missing(not_found))
+    from suite.paths import program
+except ImportError as not_imported:
+    sys.exit(_unusable(not_imported))
 
 # Command -> its module and function. Only the module of the command that is asked for is imported.
 COMMANDS = {
@@ -61,6 +66,7 @@ COMMANDS = {
     "ladder": ("suite.commands.ladder", "ladder_command"),
     "report": ("suite.commands.report", "report_command"),
     "first-hour": ("suite.commands.first_hour", "first_hour_command"),
+    "schema": ("suite.commands.schema", "schema_command"),
 }
 GROUPS = ("results", "fleet")  # whose function makes commands of their own
 # Command -> options as they were called before -> as they are called
@@ -80,8 +86,10 @@ def application(arguments: list[str]) -> typer.Typer:
     )
     from suite.commands.grouped_help import GroupedCommand
 
-    app.callback()(_no_options)
+    app.callback()(_options)
     asked = arguments[0] if arguments else ""
+    from suite.commands.options import help_of  # with rich, which `--version` needs not
+
     for name in [asked] if asked in COMMANDS else list(COMMANDS):
         module, function = COMMANDS[name]
         command = getattr(importlib.import_module(module), function)
@@ -90,8 +98,8 @@ def application(arguments: list[str]) -> typer.Typer:
         else:
             renamed = OLD_OPTIONS.get(name, {})
             current = partial(_current_name, renamed)
-            settings = {"token_normalize_func": current} if renamed else {}
-            app.command(name, cls=GroupedCommand, context_settings=settings)(command)
+            settings: dict[str, Any] = {"token_normalize_func": current} if renamed else {}
+            app.command(name, cls=GroupedCommand, help=help_of(command), context_settings=settings)(command)
     return app
 
 
@@ -99,8 +107,8 @@ def _current_name(renamed: dict[str, str], option: str) -> str:
     return renamed.get(option, option)
 
 
-def _no_options() -> None:
-    """Options belong to the commands; this keeps a single command a command."""
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Predicts published LLM training runs, executes them at small scale, and explains the differences."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,8 +126,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _refused(error.lines)
     except _ClickException as error:
         return _refused([" ".join(str(cast(Any, error).format_message()).split())])
-    except ModuleNotFoundError as error:
-        return _missing(error)
+    except ImportError as error:
+        return _unusable(error)
+    except BrokenPackageError as error:
+        _say(f"error: {error}")
+        return exit_codes.INCONCLUSIVE
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return exit_codes.INTERRUPTED
@@ -139,10 +150,15 @@ def _run(given: list[str]) -> int:
     for argument in given:
         if not argument.isascii() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise InputError("not UTF-8", got=argument, allowed="names of files in UTF-8", where="command line")
+    if given[0] == "--version":
+        from suite.machine.fingerprint import suite_version
+
+        sys.stdout.write(f"llm-reference-runs {suite_version()}\n")
+        return exit_codes.PASS
     if not given[0].startswith("-") and given[0] not in COMMANDS:
         meant = nearest(given[0], COMMANDS)
         raise InputError("unknown command", got=repr(given[0]), meant=meant, allowed=", ".join(COMMANDS))
-    outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
+    outcome = application(given)(args=given, prog_name=program(), standalone_mode=False)
     return outcome if isinstance(outcome, int) else exit_codes.PASS
 
 

@@ -10,16 +10,42 @@ from pathlib import Path
 
 from reference_runs.errors import InputError
 
-ROOT = Path(__file__).resolve().parent.parent  # of the checkout
-CACHE = "llm-reference-runs"
-RESULTS = ROOT / "results"  # what a user's commands write: git ignores it
-RECORDED = RESULTS / "recorded"  # the project's own results, committed: commands read them, none writes there unasked
-RECORDED_H100 = RESULTS / "recorded_h100"  # the same, of an H100
+ROOT = Path(__file__).resolve().parent.parent  # of the checkout, or of what the wheel brings
+INSTALLED = (ROOT.parent.name, ROOT.name) == ("refruns", "_home")  # from a wheel: there is no checkout
+DISTRIBUTION = "llm-reference-runs"
+
+
+def _results() -> Path:
+    """The directory of a user's results: results/ in a checkout, where git ignores it; else with the user's data.
+
+    One place for all commands, wherever they are called: baselines and machine profiles are looked up in it.
+    """
+    if not INSTALLED:
+        return ROOT / "results"
+    asked = os.environ.get("XDG_DATA_HOME")
+    if asked or sys.platform == "linux":
+        data = Path(asked or Path.home() / ".local" / "share").absolute() / DISTRIBUTION
+    else:
+        from platformdirs import user_data_path
+
+        data = user_data_path(DISTRIBUTION, appauthor=False)
+    return data / "results"
+
+
+RESULTS = _results()  # what a user's commands write
+RECORDED = ROOT / "results" / "recorded"  # the project's own, committed: commands read them, none writes there unasked
+RECORDED_H100 = ROOT / "results" / "recorded_h100"  # the same, of an H100
+
+
+def program() -> str:
+    """The command line's first words, as this process was started or could be: `refruns`, or `python -m suite`."""
+    return "refruns" if INSTALLED or Path(sys.argv[0]).name == "refruns" else "python -m suite"
 
 
 def stores(results: Path) -> list[Path]:
-    """Where results are read from: the directory itself, and with the default one the project's own results."""
-    return [results, RECORDED, RECORDED_H100] if Path(os.path.realpath(results)) == RESULTS else [results]
+    """Where results are read from: the directory itself, and with a checkout's default one the project's own too."""
+    own = [] if INSTALLED else [RECORDED, RECORDED_H100]
+    return [results, *own] if Path(os.path.realpath(results)) == RESULTS else [results]
 
 
 def cache_directory() -> Path:
@@ -30,11 +56,11 @@ def cache_directory() -> Path:
     """
     asked = os.environ.get("XDG_CACHE_HOME")
     if asked or sys.platform == "linux":  # without a package that images for GPUs lack
-        root = Path(asked or Path.home() / ".cache") / CACHE
+        root = Path(asked or Path.home() / ".cache") / DISTRIBUTION
     else:
         from platformdirs import user_cache_path
 
-        root = user_cache_path(CACHE, appauthor=False)
+        root = user_cache_path(DISTRIBUTION, appauthor=False)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

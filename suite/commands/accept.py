@@ -24,6 +24,7 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonWithProgress, check_writable, command_of, print_json
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
+from suite.machine.packages import require
 from suite.paths import RESULTS
 from suite.records.battery import Decision
 from suite.records.record import shared_fields
@@ -106,6 +107,7 @@ def accept_command(asked: AcceptOptions) -> None:
     if asked.checks:
         print_checks(console())
         return
+    require("torch")
     chosen = effort(asked.profile)
     if asked.minutes is not None:
         if not 0 < asked.minutes < math.inf:

@@ -14,10 +14,10 @@ from suite.commands.options import JsonWithProgress, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
-from suite.machine.packages import compilation_missing
+from suite.machine.packages import compilation_missing, require
 from suite.machine.profile import UNSEEN
 from suite.machine.timings import median
-from suite.paths import ROOT
+from suite.paths import RESULTS
 from suite.report.terminal.machine_profile import print_profile, step_corrections
 from suite.report.terminal.progress import calibration_progress
 from suite.report.terminal.tables import console, print_refusal
@@ -29,7 +29,7 @@ def calibrate_command(
         int | None, typer.Option(help="Most processes that measure at once; default 2 on the CPU, else all GPUs.")
     ] = None,
     device: Device = "auto",
-    results: Annotated[Path, typer.Option(help="Where the profile is stored, in machines/.")] = ROOT / "results",
+    results: Annotated[Path, typer.Option(help="Where the profile is stored, in machines/.")] = RESULTS,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, fewer times: predictions are rougher.")] = False,
     json: JsonWithProgress = False,
 ) -> None:
@@ -44,6 +44,7 @@ def calibrate_command(
     Exit codes: 0 measured and stored, 2 bad input, 4 the execution failed (nothing is stored),
     128 + n ended by signal n.
     """
+    require("torch")
     end_as_interrupted()
     messages = console(stderr=True)
     planned = planned_calibration(results, device=device, ranks=ranks, quick=quick)

@@ -18,8 +18,9 @@ from suite.commands.options import Results, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined
 from suite.job.dry_run_job import CountedRank
 from suite.launch.interruption import end_as_interrupted
+from suite.machine.packages import require
 from suite.metrics.comparison import Verdict
-from suite.paths import ROOT
+from suite.paths import RESULTS
 from suite.report.schedule import predicted_panel
 from suite.report.terminal.dry_run import print_dry_run, print_side_by_side
 from suite.report.terminal.tables import console
@@ -51,7 +52,7 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
         Path | None, typer.Option(readable=False, help="FILE.png: the passes of every pipeline stage over a step.")
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Store the fullest rank's memory, for the page.")] = False,
-    results: Results = ROOT / "results",
+    results: Results = RESULTS,
     every_figure: Annotated[bool, typer.Option("--all", help="Print every figure with its reason.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a layout; progress goes to stderr.")] = False,
 ) -> None:
@@ -69,6 +70,7 @@ def dry_run_command(  # noqa: PLR0913  # the command's options
     Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 a rank could not be executed, 128 + n ended by
     signal n.
     """
+    require("torch")
     end_as_interrupted()
     for option, picture in (("--plot", plot), (SCHEDULE, schedule)):
         check_picture(picture, option)

@@ -9,6 +9,7 @@ import typer
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.machine.packages import require
 from suite.report.explore.serving import LOCAL, bracketed, for_hosts, listening_socket, serve
 from suite.report.explore.view import state_of_run
 from suite.report.terminal.progress import states_progress
@@ -42,9 +43,9 @@ def explore_command(
 ) -> None:
     """Serve a page with controls: run, machine and layout; memory, time, passes, messages and formulas at once.
 
-    Examples: nox -s explore; nox -s explore -- gpt-neox-20b --port 8051;
-    nox -s explore -- bloom-176b --static bloom.html;
-    nox -s explore -- --host 0.0.0.0 --allow-host node7.example
+    Examples: python -m suite explore; python -m suite explore gpt-neox-20b --port 8051;
+    python -m suite explore bloom-176b --static bloom.html;
+    python -m suite explore --host 0.0.0.0 --allow-host node7.example
 
     Exit codes: 0 the file is written; 2 bad input, or a port that is in use; 130 ended by Ctrl-C.
     """
@@ -58,10 +59,9 @@ def explore_command(
             raise InputError("is of one run", got=", ".join(named), allowed="one", where="--static")
         _write(named[0], static)
         return
-    try:
-        from suite.report.explore.page import Served, application
-    except ImportError as error:
-        raise InputError(f"the page needs {error.name}", allowed="nox -s explore, which installs it") from error
+    require("dash", "plotly")
+    from suite.report.explore.page import Served, application
+
     with listening_socket(host, port) as listening:
         files = tuple(run for run in named if run.endswith(".toml"))
         page = application(Served(states[0], files))
@@ -76,12 +76,9 @@ def _write(run: str, path: Path) -> None:
         raise InputError("expected a file ending in .html", got=str(path), where="--static")
     if not path.parent.is_dir():
         raise InputError("no such directory", got=str(path.parent), where="--static")
-    try:
-        import jinja2  # noqa: F401
+    require("jinja2", "plotly")
+    from suite.report.explore.offline import MOST_BYTES, write_offline_page
 
-        from suite.report.explore.offline import MOST_BYTES, write_offline_page
-    except ImportError as error:
-        raise InputError(f"the file needs {error.name}", allowed="nox -s explore, which installs it") from error
     with states_progress(console(stderr=True)) as progress:
         size, states = write_offline_page(run, path, progress)
     words = f"{states:,} states, {size / 1e6:,.1f} MB of at most {MOST_BYTES / 1e6:,.0f}"

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from suite.commands import exit_codes
+from suite.commands.options import help_of
 
 # Command -> its module and function. Only the module of the command that is asked for is imported.
 NAMES = {
@@ -27,7 +28,7 @@ def fleet_commands(asked: str = "") -> typer.Typer:
         module, function = NAMES[name]
         settings: dict[str, Any] = {"allow_extra_args": True} if name == "accept" else {}
         command = getattr(importlib.import_module(f"suite.commands.{module}"), function)
-        app.command(name, context_settings=settings)(command)
+        app.command(name, help=help_of(command), context_settings=settings)(command)
     return app
 
 

@@ -24,7 +24,8 @@ from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
 from suite.launch import slurm
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device
-from suite.paths import ROOT
+from suite.machine.packages import require
+from suite.paths import RESULTS
 from suite.report.terminal.fleet import print_fleet
 from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.request import Device
@@ -56,7 +57,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     drain: Annotated[
         bool, typer.Option("--drain", help="Drain what is bad in Slurm, with the part as reason.")
     ] = False,
-    results: Results = ROOT / "results",
+    results: Results = RESULTS,
     json: JsonWithProgress = False,
 ) -> None:
     """Judge many nodes: a battery on each, pairs of them, groups of them, and one table.
@@ -73,6 +74,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     nothing ran, 4 an execution failed or a node gave no answer, 128 + n ended by signal n.
     """
     effort(profile)
+    require("torch")  # the nodes run this Python too
     if at_once < 1:
         raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
     if groups not in ("none", *miniatures(), *run_names()) and not groups.endswith(".toml"):
@@ -99,7 +101,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
 
 def show_command(
     fleet: Annotated[str | None, typer.Argument(help="The beginning of its id; default: the newest.")] = None,
-    results: Results = ROOT / "results",
+    results: Results = RESULTS,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """The table of a fleet that was judged.

@@ -10,13 +10,13 @@ import typer
 from suite.commands.options import print_json
 from suite.fleet.fleet_record import latest
 from suite.fleet.references import references
-from suite.paths import ROOT
+from suite.paths import RESULTS
 
 
 def references_command(
     fleet: Annotated[str | None, typer.Argument(help="The beginning of its id; default: the newest.")] = None,
     nodes: Annotated[str | None, typer.Option(help="These accepted nodes alone: a,b,c.")] = None,
-    results: Annotated[Path, typer.Option(help="The directory that all nodes share.")] = ROOT / "results",
+    results: Annotated[Path, typer.Option(help="The directory that all nodes share.")] = RESULTS,
 ) -> None:
     """Medians of a fleet's accepted nodes, and how far a good node is from them at most, as one JSON object.
 

@@ -13,6 +13,7 @@ from suite.commands.options import exit_code, name_left_out, print_json
 from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict, Outlier
 from suite.fleet.battery_store import STORE
 from suite.fleet.distinctions import Distinction, distinctions
+from suite.machine.packages import require
 from suite.report.terminal.fleet import print_common, print_history, print_nodes, print_outliers
 from suite.report.terminal.tables import console
 
@@ -47,6 +48,7 @@ def report_command(  # the command's options
 
     Exit codes: 0 shown, 2 bad input or a damaged record (the others are shown), 3 nothing to show.
     """
+    require("duckdb")
     if not results.is_dir():
         raise InputError("no such directory", got=str(results), allowed="a directory of records", where="DIR")
     node = _this_node() if node == THIS else node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,7 @@ from suite.predict.validation.computations import Value
 from suite.predict.validation.worked_examples import ExampleVerdict, FormulaResult, formula_results
 from suite.report.terminal.tables import console, print_folded, print_table
 
-if TYPE_CHECKING:
-    import pandas
-
+TITLES = ("example", "claimed", "computed", "verdict", "why")
 WORDS = {
     ExampleVerdict.AGREES: "agrees",
     ExampleVerdict.SLIPS: "text is wrong",
@@ -65,8 +63,8 @@ def _print(examples: list[WorkedExample], results: list[FormulaResult], *, expla
         for title, text in (("formula", example.formula), ("inputs", inputs), ("note", example.note)):
             if text:
                 print_folded(out, f"  {title:8} {text}", "")
-    frame, reasons = _frame(results)
-    print_table(out, frame, right=("claimed", "computed"))
+    lines, reasons = _lines(results)
+    print_table(out, lines, TITLES, right=("claimed", "computed"))
     for number, reason in enumerate(reasons, start=1):
         print_folded(out, f"({number}) {reason}")
     wrong = {result.id for result in results if result.verdict is ExampleVerdict.BROKEN}
@@ -76,22 +74,21 @@ def _print(examples: list[WorkedExample], results: list[FormulaResult], *, expla
     print_folded(out, f"examples: {counts}; results in all: {len(results)}", "")
 
 
-def _frame(results: list[FormulaResult]) -> tuple[pandas.DataFrame, list[str]]:
-    """The table, and the reasons that it numbers."""
-    import pandas
-
+def _lines(results: list[FormulaResult]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Lines of the table, and the reasons that it numbers."""
     named = [f"{result.id}{' (found here)' if result.found_here else ''}: {result.why}" for result in results]
     reasons = list(dict.fromkeys(name for name, result in zip(named, results, strict=True) if result.why))
-    frame = pandas.DataFrame(
-        {
-            "example": [f"{result.id}: {result.what}" for result in results],
-            "claimed": [_figure(result.claimed, result.recorded_unit) for result in results],
-            "computed": [_with_unit(result) for result in results],
-            "verdict": [WORDS[result.verdict] for result in results],
-            "why": [f"({reasons.index(n) + 1})" if r.why else "" for n, r in zip(named, results, strict=True)],
-        }
-    )
-    return frame, reasons
+    lines: list[tuple[str, ...]] = [
+        (
+            f"{result.id}: {result.what}",
+            _figure(result.claimed, result.recorded_unit),
+            _with_unit(result),
+            WORDS[result.verdict],
+            f"({reasons.index(name) + 1})" if result.why else "",
+        )
+        for name, result in zip(named, results, strict=True)
+    ]
+    return lines, reasons
 
 
 def _with_unit(result: FormulaResult) -> str:

@@ -28,7 +28,7 @@ from suite.ladder.rung import RUNGS, STEPS, RungSetting, Track
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.multi_host import check_reachable
 from suite.machine.devices import cuda_memory_bytes, resolved_device
-from suite.machine.packages import described, lacking
+from suite.machine.packages import described, lacking, require
 from suite.paths import RESULTS
 from suite.records.record import shared_fields
 from suite.records.store import new_identity, records_directory, writable, write_new
@@ -106,6 +106,7 @@ def ladder_command(asked: LadderOptions) -> None:
     if asked.name is None:
         print_rungs(console())
         return
+    require("torch")
     chosen = _chosen_rungs(rungs=asked.rungs, track=asked.track, start=asked.start)
     ablated = _ablated_rungs(asked.ablated, chosen)
     if not 1 <= asked.repeat <= MOST_LAUNCHES:
@@ -266,7 +267,7 @@ def _stored(ladder: LadderResult, results: Path) -> str:
     path = writable(results / DIRECTORY, results) / f"{ladder.run}__{new_identity()}.json"
     write_new(path, msgspec.json.encode(ladder))
     if missing := lacking([PLOT_NEEDS]):
-        return f"none for want of {described(missing)}; or nox -s ladder"
+        return f"none for want of {described(missing)}"
     from suite.report.plots.ladder import write_plot
 
     picture = path.with_suffix(".png")

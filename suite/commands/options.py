@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
+from suite.paths import program
 from suite.report.terminal.tables import console, write_line
 
 Run = Annotated[str | None, typer.Option(help="This run alone, for instance bloom-mini.")]
@@ -59,6 +60,11 @@ def command_of(options: type[_Options]) -> Callable[[Callable[[_Options], None]]
         return called
 
     return decorate
+
+
+def help_of(command: Callable[..., object]) -> str:
+    """A command's help, whose examples begin as this program was called."""
+    return (inspect.getdoc(command) or "").replace("python -m suite", program())
 
 
 def print_json(entry: object) -> None:

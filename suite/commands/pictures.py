@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from reference_runs.layout import Layout, layout_text
 from reference_runs.run import Workload
 from suite.commands.options import check_writable
 from suite.job.pipeline_passes import PipelineTimes
+from suite.machine.packages import require
 from suite.metrics.figures import Figure
 from suite.report.schedule import launch_panels
 
@@ -28,8 +28,7 @@ def check_picture(picture: Path | None, option: str) -> None:
         return
     if picture.suffix != ".png":
         raise InputError("not a picture's name", got=str(picture), allowed="a file ending in .png", where=option)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("a picture needs matplotlib", allowed="pip install matplotlib", where=option)
+    require("matplotlib")
 
 
 def check_pipelined(schedule: Path | None, layout: Layout) -> None:

@@ -14,6 +14,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
 from suite.commands.training_options import check_positive
+from suite.paths import program
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import AskedTraining, Assumed, asked_run, check_micro_batch, machine_assumptions
 from suite.predict.plan.plan import machine_of, question_of
@@ -125,4 +126,4 @@ def print_command(
     """Print a command of the suite, in one line to be pasted; options without a value are left out."""
     given = "".join(f" {option} {shlex.quote(value)}" for option, value in options.items() if value)
     given += "".join(f" {flag}" for flag in flags)
-    out.print(Text(f"{words}: python -m suite {shlex.join(command)}{given}", "dim"), soft_wrap=True)
+    out.print(Text(f"{words}: {program()} {shlex.join(command)}{given}", "dim"), soft_wrap=True)

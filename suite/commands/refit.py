@@ -14,22 +14,24 @@ from reference_runs.errors import InputError
 from reference_runs.machine_model import FIT_SCORES, MACHINE_MODEL, fit_scores, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
+from suite.machine.packages import require
+from suite.paths import INSTALLED, ROOT
 from suite.predict.machine_model.model import prepared_row
 from suite.predict.validation.measured_peaks import measured_peaks, most_excess, peak_coverage
 from suite.predict.validation.published_tables import peak_errors
 from suite.report.machine_model import fit_page, print_fit, print_left_out
 from suite.report.terminal.tables import console
 
-PAGE = Path(__file__).parents[2] / "docs" / "machine_model_numbers.md"
+PAGE = ROOT / "docs" / "machine_model_numbers.md"
 _MODEL_HEAD = """\
 # The machine model: parameters of the step time, and the families of accelerators that share them.
-# Written by `nox -s refit -- --write`: spreads and residual, and value, uncertainty, rows and tables of parameters. By
+# Written by `refruns refit --write`: spreads and residual, and value, uncertainty, rows and tables of parameters. By
 # hand: everything else.
 # A parameter whose spread is 1 is not fitted. `NAME.FAMILY` holds for that family alone.
 
 """
 _SCORES_HEAD = """\
-# Errors of the machine model's step times in percent, by table. Written by `nox -s refit -- --write --leave-out`.
+# Errors of the machine model's step times in percent, by table. Written by `refruns refit --write --leave-out`.
 
 """
 
@@ -51,17 +53,17 @@ def refit_command(
 ) -> None:
     """Fit the machine model's free parameters to the published step times.
 
-    Examples: nox -s refit; nox -s refit -- --write --leave-out; nox -s refit -- --keep --write --leave-out
+    Examples: python -m suite refit; python -m suite refit --write --leave-out;
+    python -m suite refit --keep --write --leave-out
 
     Exit codes: 0 fitted; 2 bad usage or input.
     """
-    try:
-        import tomli_w  # noqa: F401  # with which msgspec writes TOML
+    if write and INSTALLED:
+        raise InputError("stores into the facts of a checkout, and this is installed", where="--write")
+    require("tomli_w", "scipy")  # with the first msgspec writes TOML
+    from suite.predict.machine_model import fit, spreads
+    from suite.predict.machine_model.leave_out import left_out_scores
 
-        from suite.predict.machine_model import fit, spreads
-        from suite.predict.machine_model.leave_out import left_out_scores
-    except ImportError as error:
-        raise InputError(f"the fit needs {error.name}", allowed="nox -s refit, which installs it") from error
     model = machine_model()
     published = [row for path in shipped_tables() for row in load_table(path).rows]
     rows = [prepared_row(row) for row in published if row.step_seconds is not None]

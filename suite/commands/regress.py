@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -20,8 +19,8 @@ from suite.commands.options import check_writable, name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
-from suite.machine.packages import described, lacking
-from suite.paths import ROOT, stores
+from suite.machine.packages import require
+from suite.paths import RESULTS, ROOT, stores
 from suite.records.index import launches as all_launches
 from suite.records.kernel_runs import kernel_runs
 from suite.records.store import records_directory
@@ -69,7 +68,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     compiled: Compiled = None,
     kernels: Annotated[str, typer.Option(help="torch or triton, as of reproduce.")] = "torch",
     steps: Annotated[int, typer.Option(help="Steps of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
-    results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = ROOT / "results",
+    results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = RESULTS,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with every comparison, for machines.")] = False,
     junit_file: Annotated[
         Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit regress.xml.")
@@ -145,8 +144,7 @@ def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> 
         raise InputError("a run twice", got=" ".join(names), where="NAME")
     if KERNELS in names and (len(names) > 1 or accepts):
         raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
-    if missing := lacking(NEEDED):
-        raise InputError(f"{sys.executable} lacks {described(missing)}; or nox -s regress")
+    require(*NEEDED, *(() if KERNELS in names else ("torch",)))
     return names
 
 

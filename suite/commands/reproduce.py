@@ -18,6 +18,7 @@ from suite.job.events import Status
 from suite.job.options import Averaging
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
+from suite.machine.packages import require
 from suite.metrics.comparison import Verdict
 from suite.metrics.launch_statistics import summaries
 from suite.records.store import records_directory
@@ -64,6 +65,7 @@ def reproduce_command(request: Request) -> None:
         runs(json=False)
         return
     _check_launches(request)
+    require("torch")
     end_as_interrupted()
     messages, launches = console(stderr=True), request.launches
     planned = slice_plan(request) if asks_for_slice(request) else plan(request)

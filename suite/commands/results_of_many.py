@@ -16,6 +16,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.options import Json, Machine, Results, Run, Since, Statuses, exit_code, name_left_out, print_json
+from suite.machine.packages import require
 from suite.metrics.figures import Quantity
 from suite.paths import RESULTS
 from suite.records import frame
@@ -144,6 +145,7 @@ def export_command(
     """
     if format_ not in FORMATS:
         raise InputError("unknown format", got=repr(format_), allowed=", ".join(FORMATS), where="--format")
+    require("pandas", *(("pyarrow",) if format_ == "parquet" else ()))
     start = None if since is None else moment(since, where="--since")
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), since=start)
     known, bad = launches(results, run=run)

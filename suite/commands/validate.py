@@ -12,6 +12,7 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.machine.packages import require
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import draw
@@ -62,6 +63,7 @@ def validate(
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
     written = {"--write": write, "--as-read": as_read}
+    require("pandas", *(("matplotlib",) if plot is not None else ()))
     if layouts:
         given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables, **written}
         if ignored := [name for name, value in given.items() if value]:

@@ -63,7 +63,7 @@ def _environment(_part: HourPart, found: Any) -> PartReading:
     says = f"{len(names)} x {names[0]}; torch {software['torch']}, triton {software['triton']}"
     differences = [f"missing: {missing}" for missing in [found["compilation_missing"]] if missing]
     if found["lacking"]:
-        names = [f"{name} ({needed_by})" for _, name, needed_by in found["lacking"]]
+        names = [f"{name} ({needed_by})" for _, name, needed_by, *_ in found["lacking"]]
         differences.append(f"missing: {', '.join(names)}: {found['installing']}")
     return PartReading(says, differences)
 

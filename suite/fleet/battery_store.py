@@ -14,7 +14,7 @@ from typing import Any
 
 from reference_runs.errors import InputError
 from suite.machine.devices import usable_cores
-from suite.machine.packages import described, lacking
+from suite.machine.packages import require
 
 STORE = "fleet-store"
 BATTERIES, FLEETS = "batteries", "fleets"
@@ -57,8 +57,7 @@ def database() -> Any:
 
 
 def _duckdb() -> Any:
-    if lacking(["duckdb"]):
-        raise InputError(f"packages are missing: {described(lacking(['duckdb']))}")
+    require("duckdb")
     import duckdb
 
     return duckdb

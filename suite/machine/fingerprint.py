@@ -19,7 +19,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.machine import malloc
 from suite.machine.devices import cuda_device_list, usable_cores
-from suite.paths import ROOT
+from suite.paths import DISTRIBUTION, INSTALLED, ROOT
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +140,8 @@ def fingerprint(device: str) -> Fingerprint:
 
 def suite_version() -> str:
     """Version and commit of this suite, with "modified" where files other than results differ from the commit."""
+    if INSTALLED:
+        return f"{metadata.version(DISTRIBUTION)} (no checkout)"
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")

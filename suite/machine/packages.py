@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,17 +19,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-_PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-_LAUNCHES = "reproduce, calibrate, accept, regress, ladder"
+from reference_runs.errors import InputError
+from suite.paths import DISTRIBUTION, INSTALLED, ROOT, cache_directory
+
+OWN = ("suite", "reference_runs", "kernels", "refruns")
+_LAUNCHES = "reproduce, calibrate, accept, regress, ladder, dry-run"
 CHECK_SECONDS = 20.0  # of a compiler
+IMPORT_SECONDS = 120.0  # of PyTorch from a disk that others use
 
 
 class Package(NamedTuple):
-    """A package by its module, its name for pip, and what needs it."""
+    """A package by its module, its name for pip, what needs it, and the extra of this project that brings it."""
 
     module: str
     name: str
     needed_by: str
+    extra: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -36,28 +46,53 @@ PACKAGES = {
     package.module: package
     for package in (
         *(Package(name, name, "every command") for name in ("typer", "rich", "msgspec", "tabulate")),
-        Package("torch", "torch", _LAUNCHES),
+        Package("torch", "torch", _LAUNCHES, "execute"),
         Package("psutil", "psutil", _LAUNCHES),
         Package("tokenizers", "tokenizers", _LAUNCHES),
-        Package("pynvml", "nvidia-ml-py", "accept and calibrate on GPUs"),
-        Package("triton", "triton", "--kernels triton, kernel tests and benchmarks"),
-        Package("pandas", "pandas", "results, report, validate, formulas, regress"),
+        Package("pynvml", "nvidia-ml-py", "accept and calibrate on GPUs", "execute"),
+        Package("triton", "triton", "--kernels triton, kernel tests and benchmarks", "kernels"),
+        Package("pandas", "pandas", "results, report, validate, regress"),
         Package("numpy", "numpy", "regress, and the page of report"),
         Package("scipy", "scipy", "regress, fit, reproduce --launches, and the page of report"),
-        Package("ruptures", "ruptures", "regress, and the page of report"),
-        Package("plotly", "plotly", "the page of report"),
-        Package("jinja2", "jinja2", "the page of report"),
-        Package("matplotlib", "matplotlib", "pictures of ladder, fit and kernel benchmarks"),
-        Package("tomli_w", "tomli-w", "fit --write"),
-        Package("pyarrow", "pyarrow", "results export --format parquet"),
-        Package("duckdb", "duckdb", "fleet report"),
-        Package("pytest", "pytest", "kernel tests and benchmarks"),
-        Package("hypothesis", "hypothesis", "tests"),
-        Package("xdist", "pytest-xdist", "kernel tests, several at a time"),
-        Package("pytest_benchmark", "pytest-benchmark", "kernel benchmarks"),
+        Package("ruptures", "ruptures", "regress, and the page of report", "regress"),
+        Package("plotly", "plotly", "the page of report, and explore", "report"),
+        Package("jinja2", "jinja2", "the page of report, and explore", "report"),
+        Package("dash", "dash", "explore", "explore"),
+        Package("matplotlib", "matplotlib", "pictures", "fit"),
+        Package("tomli_w", "tomli-w", "refit", "fit"),
+        Package("pyarrow", "pyarrow", "results export --format parquet", "tables"),
+        Package("duckdb", "duckdb", "fleet report", "fleet"),
+        Package("pytest", "pytest", "kernel tests and benchmarks", "first-hour"),
+        Package("hypothesis", "hypothesis", "tests", "first-hour"),
+        Package("xdist", "pytest-xdist", "kernel tests, several at a time", "first-hour"),
+        Package("pytest_benchmark", "pytest-benchmark", "kernel benchmarks", "first-hour"),
         Package("liger_kernel", "liger-kernel", "kernel benchmarks, to compare with"),
     )
 }
+
+
+class BrokenPackageError(Exception):
+    """A package is installed and does not import."""
+
+
+def require(*modules: str) -> None:
+    """Check that packages are installed, before anything is launched or written; none is imported here.
+
+    PyTorch is also imported once, in another process: ranks that cannot import it would leave a crashed launch behind.
+
+    Raises:
+        InputError: one is not installed.
+        BrokenPackageError: PyTorch is installed and does not import.
+    """
+    if missing := lacking(modules):
+        raise InputError(lacking_line(missing))
+    if "torch" in modules:
+        _try_import("torch")
+
+
+def lacking_line(packages: Iterable[Package]) -> str:
+    """Which packages this Python lacks, and how to get them."""
+    return f"{sys.executable} lacks {described(packages)}"
 
 
 def lacking(modules: Iterable[str]) -> list[Package]:
@@ -72,11 +107,14 @@ def of_every_command() -> list[str]:
 
 
 def installing(packages: Iterable[Package]) -> str:
-    """The command that installs packages at versions that the project takes."""
-    names = [package.name for package in packages]
-    return " ".join(
-        [sys.executable, "-m", "pip", "install", *(f'"{_requirements().get(name, name)}"' for name in names)]
-    )
+    """The command that installs packages: by this project's extras, or else at versions that the project takes."""
+    listed = [*packages]
+    extras = ",".join(dict.fromkeys(package.extra for package in listed if package.extra))
+    words = [sys.executable, "-m", "pip", "install"]
+    if extras:
+        words += [f"{DISTRIBUTION}[{extras}]"] if INSTALLED else ["-e", f"{ROOT}[{extras}]"]
+    words += [_requirements().get(package.name, package.name) for package in listed if not package.extra]
+    return shlex.join(words)
 
 
 def described(packages: Iterable[Package]) -> str:
@@ -86,15 +124,54 @@ def described(packages: Iterable[Package]) -> str:
     return f"{names}: {installing(listed)}"
 
 
+def broken(error: ImportError) -> str:
+    """Error of a package that is installed and does not import; empty for a module that is not there, or is ours."""
+    name = (error.name or "").partition(".")[0]
+    if name in OWN or (isinstance(error, ModuleNotFoundError) and lacking([name])):
+        return ""
+    return f"{name or 'a package'} is installed, but does not import: {error}"
+
+
+@cache
+def _try_import(module: str) -> None:
+    """Import a module in another process, once for each installation: a file in the cache remembers that it worked.
+
+    Raises:
+        BrokenPackageError: it does not import.
+    """
+    origin = Path(getattr(find_spec(module), "origin", None) or module)
+    remembered: Path | None = None
+    told = f"{sys.executable} {origin} {origin.stat().st_mtime_ns if origin.exists() else 0}"
+    with contextlib.suppress(InputError):  # without a cache it is tried every time
+        remembered = cache_directory() / f"imports-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        if remembered.exists():
+            return
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise BrokenPackageError(f"{module} is installed, but its import took over {IMPORT_SECONDS:.0f} s") from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise BrokenPackageError(f"{module} is installed, but does not import: {said}")
+    if remembered is not None:
+        with contextlib.suppress(OSError):
+            remembered.write_text(f"{told}\n", encoding="utf-8")
+
+
 @cache
 def _requirements() -> dict[str, str]:
-    """Requirements of pyproject.toml by the package's name, without conditions."""
-    project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))
-    wanted = [*project["project"]["dependencies"]]
-    for group in project["dependency-groups"].values():
-        wanted += group
+    """Requirements of this project by the package's name, without conditions."""
+    if INSTALLED:
+        from importlib import metadata  # 20 ms, and not needed where nothing is missing
+
+        wanted = metadata.requires(DISTRIBUTION) or []
+    else:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        lists = [*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()]
+        wanted = [*project["project"]["dependencies"], *itertools.chain(*lists)]
     plain = [requirement.partition(";")[0].strip() for requirement in wanted]
-    return {requirement.partition(">")[0].partition("=")[0].strip(): requirement for requirement in plain}
+    return {re.split(r"[\s<>=!~\[]", requirement, maxsplit=1)[0]: requirement for requirement in plain}
 
 
 @cache

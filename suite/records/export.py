@@ -56,16 +56,11 @@ def written_parquet(table: dict[str, list[Cell]], path: Path) -> None:
     """Write `path`, whole or not at all; a figure is an integer where every value is one of 64 bits.
 
     Raises:
-        InputError: pyarrow is not installed, or the file cannot be written.
+        InputError: the file cannot be written.
     """
-    try:
-        # imported here: only this format needs it
-        from pyarrow import ArrowInvalid, Table, array, float64
-        from pyarrow.parquet import write_table
-    except ImportError as error:
-        raise InputError(
-            "Parquet needs pyarrow, which is not installed", got="parquet", allowed="csv", where="--format"
-        ) from error
+    from pyarrow import ArrowInvalid, Table, array, float64  # imported here: only this format needs it
+    from pyarrow.parquet import write_table
+
     arrays = {}
     for name, cells in table.items():
         try:

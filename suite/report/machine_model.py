@@ -72,7 +72,7 @@ def print_left_out(out: Console, scores: FitScores) -> None:
 
 PAGE = """# Numbers of the machine model
 
-Written by `nox -s refit -- --write --leave-out`, or with `--keep` too: then the parameters are those of an
+Written by `refruns refit --write --leave-out`, or with `--keep` too: then the parameters are those of an
 earlier fit. What they mean: [machine_model.md](machine_model.md).
 
 ## Errors of step time

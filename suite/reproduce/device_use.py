@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
-from suite.machine.packages import compilation_missing
+from suite.machine.packages import compilation_missing, require
 from suite.predict.analytic.pipeline_schedule import halves_backward
 
 
@@ -40,8 +38,8 @@ def checked_kernels(kernels: str, device: str) -> KernelChoice:
     """
     if kernels not in list(KernelChoice):
         raise InputError("unknown kernels", got=repr(kernels), allowed=", ".join(KernelChoice), where="--kernels")
-    if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
-        raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
+    if kernels == KernelChoice.TRITON:
+        require("triton")
     if kernels == KernelChoice.TRITON and device == "cuda" and (missing := compilation_missing(device)):
         raise InputError("Triton cannot compile here", got=missing, allowed="torch", where="--kernels")
     return KernelChoice(kernels)

@@ -10,6 +10,7 @@ from reference_runs.layout import layout_text
 from suite.job.corpus import STANDARD_LIBRARY
 from suite.job.options import Averaging, KernelChoice
 from suite.job.slice import Slice
+from suite.paths import program
 from suite.records.record import Begin
 
 
@@ -46,7 +47,7 @@ def repeating_command(begin: Begin) -> str | None:
         words.append("--renew-second-moment")
     if job.shares_devices:
         words.append("--share-devices")
-    return shlex.join(["python", "-m", "suite", "reproduce", begin.run, *words])
+    return shlex.join([*program().split(), "reproduce", begin.run, *words])
 
 
 def _repeating_slice(begin: Begin, of: Slice) -> str | None:
@@ -69,7 +70,7 @@ def _repeating_slice(begin: Begin, of: Slice) -> str | None:
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words.append("--compile" if job.compiled else "--no-compile")
-    return shlex.join(["python", "-m", "suite", "reproduce", begin.run, *words])
+    return shlex.join([*program().split(), "reproduce", begin.run, *words])
 
 
 def _averaging(averaging: Averaging) -> dict[str, str]:

@@ -18,7 +18,7 @@ def test_missing_packages_and_compilers_are_told_with_the_way_to_get_them(monkey
     monkeypatch.setattr(environment, "compilation_missing", lambda device: f"no compiler for {device}")
     found = node_environment("cpu")
     assert found.lacking == [missing]
-    assert found.installing.endswith('-m pip install "no-such-package"')
+    assert found.installing.endswith("-m pip install no-such-package")
     assert found.compilation_missing == "no compiler for cpu"
     assert (found.devices, found.driver) == ((), {})
 

@@ -25,7 +25,6 @@ from suite.fleet.battery_table import ingest
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow
 from suite.fleet.prometheus import metrics, write_metrics
 from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, NOT_RUN, REJECTED, UNDECIDED
-from suite.machine.packages import PACKAGES
 from suite.metrics.modified_z import LIMIT, modified_z_among
 from suite.paths import ROOT
 from suite.records.battery import BatteryEnd, Decision, good_until_and_bad_since, read_half, worst_of
@@ -359,6 +358,6 @@ def test_no_torch_is_imported():
 
 
 def test_without_duckdb_the_command_says_how_to_get_it(results, monkeypatch):
-    monkeypatch.setattr(battery_store, "lacking", lambda modules: [PACKAGES[module] for module in modules])
-    with pytest.raises(InputError, match=r"pip install.*duckdb"):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(InputError, match=r"lacks duckdb .*pip install.*\[fleet\]"):
         battery_store.database()

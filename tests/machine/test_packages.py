@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from suite.machine.packages import PACKAGES, compilation_missing, described, installing, lacking
+from suite.__main__ import COMMANDS, main
+from suite.machine import packages
+from suite.machine.packages import PACKAGES, BrokenPackageError, compilation_missing, described, installing, lacking
 from suite.paths import ROOT
 from tests.support.hidden_modules import environment_without
 
@@ -27,7 +34,7 @@ def suite(arguments: str, hidden: set[str], directory: Path, module: str = "suit
 
 def test_what_every_command_needs_is_named_with_its_version_in_a_line(tmp_path: Path) -> None:
     done = suite("runs", {"msgspec"}, tmp_path)
-    wanted = f'error: {sys.executable} lacks msgspec (every command): {sys.executable} -m pip install "msgspec>='
+    wanted = f"error: {sys.executable} lacks msgspec (every command): {sys.executable} -m pip install 'msgspec>="
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(wanted)
     assert done.stderr.count("\n") == 1
@@ -37,20 +44,155 @@ def test_what_every_command_needs_is_named_with_its_version_in_a_line(tmp_path: 
 
 @pytest.mark.parametrize(
     ("arguments", "module", "hidden"),
-    [
-        ("regress gpt2-mini", "suite", "ruptures"),
-        ("results list", "suite", "pandas"),
-        ("--help", "benchmarks.kernels", "pytest_benchmark"),
-    ],
+    [("results list", "suite", "pandas"), ("--help", "benchmarks.kernels", "pytest_benchmark")],
 )
-def test_a_command_names_the_package_that_it_lacks_before_it_launches_anything(
-    arguments: str, module: str, hidden: str, tmp_path: Path
-) -> None:
+def test_a_process_names_the_package_that_it_lacks(arguments: str, module: str, hidden: str, tmp_path: Path) -> None:
     done = suite(arguments, {hidden}, tmp_path, module)
     assert done.returncode == 2
     assert f"{sys.executable} lacks {PACKAGES[hidden].name} ({PACKAGES[hidden].needed_by})" in done.stderr
-    assert f'-m pip install "{PACKAGES[hidden].name}>=' in done.stderr
+    assert f"{sys.executable} -m pip install " in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# A command line -> the module without which it cannot do its work, and the extra that brings it
+NEEDED = {
+    "reproduce bloom-mini": ("torch", "execute"),
+    "reproduce bloom-176b-slice": ("torch", "execute"),
+    "reproduce bloom-mini --device cpu --kernels triton": ("triton", "kernels"),
+    "reproduce bloom-mini --schedule passes.png": ("matplotlib", "fit"),
+    "dry-run bloom-176b": ("torch", "execute"),
+    "calibrate": ("torch", "execute"),
+    "accept": ("torch", "execute"),
+    "ladder gpt2-mini": ("torch", "execute"),
+    "regress bloom-mini": ("torch", "execute"),
+    "regress kernels": ("ruptures", "regress"),
+    "fleet accept": ("torch", "execute"),
+    "fleet report records": ("duckdb", "fleet"),
+    "report": ("plotly", "report"),
+    "explore": ("dash", "explore"),
+    "explore --static page.html": ("jinja2", "report"),
+    "refit": ("tomli_w", "fit"),
+    "validate --plot plot.svg": ("matplotlib", "fit"),
+    "plan bloom-176b --picture plan.png": ("matplotlib", "fit"),
+    "results export --format parquet --out launches.parquet": ("pyarrow", "tables"),
+}
+# A command line that works without any extra -> its exit code in a directory without results
+WITHOUT_EXTRAS = {
+    "runs": 0,
+    "show bloom-176b": 0,
+    "import --help": 0,
+    "predict bloom-176b": 0,
+    "fit gpt2-124m --on h100-sxm --gpus 2": 0,
+    "plan gpt2-124m --on h100-sxm --gpus 2": 0,
+    f"validate {ROOT / 'reference_runs/published/megatron_sc21_table1.csv'}": 0,
+    "formulas": 0,
+    "ladder": 0,
+    "schema predict": 0,
+    "accept --checks": 0,
+    "results list": 3,
+    "report --no-page": 3,
+    "first-hour --list --device cpu": 0,
+}
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No module of an extra can be imported, no process started, and results are looked for in an empty directory."""
+    for package in PACKAGES.values():
+        if package.extra not in ("", "first-hour"):  # the latter runs this test
+            monkeypatch.setitem(sys.modules, package.module, None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suite.machine.devices.has_driver", lambda: False)
+    monkeypatch.setattr("suite.reproduce.device_use.compilation_missing", lambda _device: "")  # asks a compiler
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        pytest.fail("a process is started")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+
+
+@pytest.mark.usefixtures("bare")
+def test_every_command_that_needs_an_extra_says_in_one_line_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrong = {}
+    for line, (module, extra) in NEEDED.items():
+        with monkeypatch.context() as patch:
+            if module != "torch":  # present, so that it is the other one that is missed
+                patch.setitem(sys.modules, "torch", ModuleType("torch"))
+                sys.modules["torch"].__spec__ = ModuleSpec("torch", None)
+                patch.setattr(packages, "_try_import", lambda _module: None)
+            code = main(line.split())
+        printed = capsys.readouterr()
+        name = PACKAGES[module].name
+        said = printed.err
+        is_line = (code, printed.out, said.count("\n")) == (2, "", 1)
+        if not (is_line and f" {name} (" in said and re.search(rf"[\[,]{extra}[\],]", said)):
+            wrong[line] = (code, said)
+    assert wrong == {}
+    assert list(tmp_path.iterdir()) == []
+    assert {line.split()[0] for line in (*NEEDED, *WITHOUT_EXTRAS)} == set(COMMANDS)
+
+
+def test_every_other_command_works_without_any_extra(tmp_path: Path) -> None:
+    hidden = {package.module for package in PACKAGES.values() if package.extra}
+    code = (
+        "import sys\nfrom suite.__main__ import main\n"
+        "for line in sys.argv[1:]: print(f'<{main(line.split())}>', file=sys.stderr)\n"
+    )
+    results = {
+        line: "--results" if line.split()[0] in ("results", "report", "first-hour") else "" for line in WITHOUT_EXTRAS
+    }
+    lines = [f"{line} {option} {tmp_path / 'none'}" if option else line for line, option in results.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *lines],
+        cwd=ROOT,
+        env=environment_without(hidden, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    codes = [int(word) for word in re.findall(r"^<(.*)>$", done.stderr, re.MULTILINE)]
+    assert dict(zip(WITHOUT_EXTRAS, codes, strict=False)) == WITHOUT_EXTRAS, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("line", "module"),
+    [("accept", "torch"), ("reproduce bloom-mini", "torch"), ("results list", "pandas"), ("explore", "dash")],
+)
+def test_a_package_that_is_there_and_does_not_import_gives_its_own_error(
+    line: str, module: str, tmp_path: Path
+) -> None:
+    package = tmp_path / module
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libgone.so: cannot open', name=__name__)\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", *line.split()], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"error: {module} is installed, but does not import: ")
+    assert "libgone.so: cannot open" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_import_that_worked_is_not_tried_again_until_the_package_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "tried_once.py"
+    module.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    packages._try_import.__wrapped__("tried_once")
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", lambda *_arguments, **_options: pytest.fail("tried again"))
+        packages._try_import.__wrapped__("tried_once")
+    module.write_text("raise ImportError('now broken')\n")
+    os.utime(module, (1, 1))
+    with pytest.raises(BrokenPackageError, match="now broken"):
+        packages._try_import.__wrapped__("tried_once")
 
 
 @pytest.mark.parametrize("arguments", ["predict bloom-176b", "ladder", "accept --checks"])
@@ -69,11 +211,21 @@ def test_a_launch_needs_no_more_than_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_lacking_is_named_with_the_versions_that_the_project_takes() -> None:
-    assert lacking(["pytest", "no_such_module", "sys"]) == [("no_such_module", "no_such_module", "this command")]
-    assert installing([PACKAGES["pytest"]]) == f'{sys.executable} -m pip install "pytest>=8"'
+    assert lacking(["pytest", "no_such_module", "sys"]) == [("no_such_module", "no_such_module", "this command", "")]
+    assert installing([PACKAGES["pytest"]]) == f"{sys.executable} -m pip install -e '{ROOT}[first-hour]'"
     assert described([PACKAGES["liger_kernel"]]) == (
-        f'liger-kernel (kernel benchmarks, to compare with): {sys.executable} -m pip install "liger-kernel>=0.5"'
+        f"liger-kernel (kernel benchmarks, to compare with): {sys.executable} -m pip install 'liger-kernel>=0.5'"
     )
+
+
+def test_every_extra_has_what_its_packages_say_and_every_package_of_an_extra_is_known() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        extra: {re.split(r"[<>=;\[]", one)[0] for one in listed if not one.startswith(project["name"])}
+        for extra, listed in project["optional-dependencies"].items()
+    }
+    named = {package.name: package.extra for package in PACKAGES.values() if package.extra}
+    assert named == {name: extra for extra, names in extras.items() for name in names}
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ COMMANDS = (
     "predict bloom-mini --json",
     "predict bloom-176b --choices --on h200",
     "validate --help",
+    "formulas",
+    "schema predict",
     "reproduce",
     "reproduce --help",
     "accept --help",
@@ -38,7 +40,7 @@ COMMANDS = (
     "ladder --help",
     "--help",
 )
-WITH_FRAMES = ("validate", "formulas")  # whose tables are made by pandas
+WITH_FRAMES = ("validate",)  # whose tables are made by pandas
 MOST_MODULES = {"runs": 350, "predict bloom-176b": 500}  # 307 and 440 on 2026-11-28
 
 

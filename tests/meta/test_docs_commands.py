@@ -93,6 +93,13 @@ def test_the_code_on_the_page_of_predictions_runs() -> None:
     assert re.fullmatch(r"\[\d+\.\d+ \d+\.\d+\]\n", run.stdout)
 
 
+def test_the_code_on_the_page_of_python_runs_as_a_program_of_a_user_s() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "package")}
+    command = [sys.executable, "-P", "-c", code_on("docs/python.md")]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(run.stdout) > 0
+
+
 def test_the_code_on_the_page_of_records_reads_the_recorded_launches() -> None:
     code = code_on("docs/records.md").replace('"results"', repr(str(RECORDED)))
     *lines, last = code.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import tomllib
@@ -68,6 +69,17 @@ def test_the_accuracy_table_is_made_behind_a_calibration_on_the_processor_and_on
         for execution in ("--no-compile", "--compile")
     ]
     assert last == "report"
+
+
+def test_sessions_read_the_extras_and_what_an_extra_names_is_resolved(noxfile: dict[str, Any]) -> None:
+    wanted = noxfile["requirements"]("explore", "test")
+    names = [re.split(r"[<>=;\[]", requirement)[0] for requirement in wanted]
+    assert {"typer", "dash", "plotly", "ruptures", "pytest", "hatchling"} <= {*names}
+    assert not [requirement for requirement in wanted if requirement.startswith("llm-reference-runs")]
+    assert len({*names}) == len(names)
+    project = noxfile["PROJECT"]
+    listed = [*project["dependency-groups"], *project["project"]["optional-dependencies"]]
+    assert len({*listed}) == len(listed)
 
 
 def test_the_projects_own_results_are_measured_anew_where_they_lie_and_nothing_else_of_theirs_goes(

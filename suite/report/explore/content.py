@@ -7,6 +7,7 @@ from typing import Any
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import ReferenceRun, Workload
+from suite.paths import program
 from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.recorded_run.published import measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
@@ -34,7 +35,7 @@ def content(state: ExploreState) -> Content:
 def command(state: ExploreState) -> str:
     """The command that prints the same numbers."""
     if source_of(state.run) != RUNS:
-        return f"python -m suite validate reference_runs/published/{source_of(state.run)}.csv"
+        return f"{program()} validate reference_runs/published/{source_of(state.run)}.csv"
     options = {
         "--layout": state.layout or None,
         "--on": state.on,
@@ -43,7 +44,7 @@ def command(state: ExploreState) -> str:
         "--products": state.products,
         "--price": None if state.price is None else f"{state.price:g}",
     }
-    words = ["python", "-m", "suite", "predict", state.run]
+    words = [*program().split(), "predict", state.run]
     return shlex.join([*words, *(word for option, value in options.items() if value for word in (option, value))])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_runs.errors import InputError
-from suite.paths import whole_file
+from suite.paths import program, whole_file
 from suite.report.explore.controls import PARTS, SWITCHES, Control, controls
 from suite.report.explore.grid import StateGrid, computed_grid, packed
 from suite.report.explore.measured import measured
@@ -60,7 +60,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
         title=described.title,
         own=begin,
         accelerator=described.cluster.accelerator,
-        command=f"python -m suite predict {run}",
+        command=f"{program()} predict {run}",
         measured=measured(run),
         numbers=_numbers(run),
     )

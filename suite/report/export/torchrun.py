@@ -10,7 +10,7 @@ from reference_runs.layout import layout_text
 from reference_runs.miniature import miniature
 from reference_runs.printable import printable
 from suite.job.corpus import distinct_words
-from suite.paths import ROOT
+from suite.paths import ROOT, program
 from suite.report.export.job import ExportedJob
 from suite.reproduce.plan import plan
 from suite.reproduce.request import Request
@@ -39,7 +39,7 @@ def torchrun(job: ExportedJob) -> str:
         plan(request)
     except InputError as error:
         raise InputError("; ".join(error.lines), where="--export") from None
-    words = ["python", "-m", "suite", "reproduce", job.name, *(["--mini"] if mini else [])]
+    words = [*program().split(), "reproduce", job.name, *(["--mini"] if mini else [])]
     if job.nodes > 1:
         words += ["--engine", "slurm", "--nodes", str(job.nodes), "--ranks-per-node", str(job.ranks_of_node)]
     else:

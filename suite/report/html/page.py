@@ -13,8 +13,8 @@ import msgspec
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
-from suite.machine.packages import described, lacking
 from suite.metrics.figures import Quantity
+from suite.paths import program
 from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
@@ -43,7 +43,6 @@ from suite.report.html.validation import validation
 if TYPE_CHECKING:
     import jinja2
 
-NEEDED = ("plotly", "jinja2", "ruptures", "scipy")  # beyond the packages of every command
 TITLE = "Reference runs"
 MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
 MOST_ROWS = 2000  # setups that have a row
@@ -94,12 +93,6 @@ class SetupRow(NamedTuple):
     day: str
     text: str
     detail: Detail | None
-
-
-def missing() -> str:
-    """The packages that the page needs and that are not installed, and how to get them; empty where all are."""
-    packages = lacking(NEEDED)
-    return described(packages) if packages else ""
 
 
 def page(
@@ -233,6 +226,7 @@ def _rendered(plots: list[Plot], **context: Any) -> str:
         script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),  # noqa: S704
         mark=mark,
         tone=tone,
+        program=program(),
         **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704
         **context,
     )

@@ -10,6 +10,7 @@ from suite.job.events import Status
 from suite.job.slice import slowest
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
+from suite.paths import program
 from suite.records.record import Record
 from suite.regression.segments import Segment
 from suite.report.html.history import history
@@ -141,7 +142,7 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         ]
         stale = (each.partition(": ") for each in staleness_lines(rank.store_work for rank in end.ranks))
         about += [(name, words) for name, _, words in stale]
-    about.append(("see all of it", f"python -m suite results show {begin.id}"))
+    about.append(("see all of it", f"{program()} results show {begin.id}"))
     if command := repeating_command(begin):
         about.append(("launch it again", command))
     return about

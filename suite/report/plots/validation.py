@@ -16,16 +16,14 @@ def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
     """Write a picture to `path` in the format that its suffix names: log-log on the left, errors by table on the right.
 
     Raises:
-        InputError: matplotlib is missing, or cannot write this format or place.
+        InputError: matplotlib cannot write this format or place.
     """
-    try:
-        import matplotlib
+    import matplotlib
 
-        matplotlib.use("agg")
-        matplotlib.rcParams["svg.hashsalt"] = "step-times"  # the same file for the same numbers
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise InputError(f"a picture needs {error.name}", allowed="nox -s refit installs it", where="--plot") from error
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "step-times"  # the same file for the same numbers
+    from matplotlib import pyplot
+
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.2), width_ratios=(1.15, 1))
     colours = pyplot.get_cmap("tab10")
     every = [seconds for rows in tables.values() for row in rows for seconds in (row.measured, row.predicted)]

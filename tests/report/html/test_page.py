@@ -439,19 +439,16 @@ def test_report_writes_the_page_and_names_what_it_leaves_out(
     assert (tmp_path / "index.html").read_bytes() == written
 
 
-def test_without_the_page_s_packages_the_tables_are_written_and_one_line_says_what_is_missing(
+def test_without_the_page_s_packages_nothing_is_written_unless_the_tables_alone_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(tmp_path, job_of("small"), 1)
-    monkeypatch.setattr(page, "NEEDED", ("jinja2", "no_such_package"))
-    assert main(["report", "--results", str(tmp_path)]) == 0
-    reported = capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert main(["report", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("[report]'; or --no-page, for the tables alone\n")
+    assert not (tmp_path / "TABLES.md").exists()
+    assert main(["report", "--results", str(tmp_path), "--no-page"]) == 0
     assert (tmp_path / "TABLES.md").exists()
-    assert not (tmp_path / "index.html").exists()
-    assert reported.err == (
-        "index.html is left out for want of no_such_package (this command): "
-        f'{sys.executable} -m pip install "no_such_package"; or nox -s report\n'
-    )
 
 
 def test_launches_that_nobody_predicted_have_a_page_and_no_table(tmp_path: Path) -> None:
