@@ -8,13 +8,13 @@ from typing import Any
 from reference_runs.catalog import accumulation
 from reference_runs.run import ReferenceRun, Workload
 from suite.predict.analytic.stage_memory import fullest_instant
-from suite.predict.recorded_run.published import measured_where
+from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
 from suite.report.explore.passes import drawn_passes
 from suite.report.explore.presets import RUNS, described_run, row_of, source_of
 from suite.report.explore.state import ExploreState
 from suite.report.explore.view import View, memory_parts, view
-from suite.report.explore.why import why
+from suite.report.explore.why import why, worked_roofline, worked_traffic
 from suite.report.explore.words import in_controls
 
 Content = dict[str, Any]
@@ -81,6 +81,7 @@ def layout_content(shown: View) -> Content:
                 "value": row.left,
                 "published": row.right,
                 "source": row.why if row.right is not None else None,
+                "compares": predicted.is_of_record or row.quantity in OF_THE_MODEL,
                 "why": why(shown, row)._asdict(),
             }
             for row in rows
@@ -95,7 +96,7 @@ def layout_content(shown: View) -> Content:
 
 def _elsewhere(run: ReferenceRun) -> str | None:
     where = measured_where(run)
-    return where and f"published {where}"
+    return where and f"Published figures are those {where}."
 
 
 def _of_machine(shown: View) -> Content:
@@ -103,25 +104,26 @@ def _of_machine(shown: View) -> Content:
     predicted = shown.predicted
     assert predicted is not None
     if predicted.layout is None or predicted.run is None or predicted.prediction is None:
-        return {"passes": None, "traffic": None, "products": None, "micro_batches": None}
+        return {"passes": None, "traffic": None, "products": None, "micro_batches": None, "worked": {}}
     passes = drawn_passes(shown)
     machine = predicted.machine.machine if predicted.machine else None
     workload = Workload(predicted.run.architecture, predicted.run.recipe, predicted.layout)
-    known = machine is not None and predicted.prediction.step is not None
+    drawn = {"passes": passes._asdict() if passes else None}
+    if machine is None or predicted.prediction.step is None:
+        return {**drawn, "micro_batches": None, "traffic": None, "products": None, "worked": {}}
+    traffic = link_traffic(workload, machine, predicted.prediction.traffic)
+    points = roofline_points(workload, machine)
+    worked = {"traffic": worked_traffic(traffic), "roofline": worked_roofline(points, machine)}
     return {
-        "micro_batches": accumulation(workload.recipe, workload.layout) if known else None,
-        "passes": passes._asdict() if passes else None,
-        "traffic": [
-            entry._asdict() | {"leaves_node": entry.leaves_node}
-            for entry in link_traffic(workload, machine, predicted.prediction.traffic)
-        ]
-        if machine is not None and known
-        else None,
+        **drawn,
+        "micro_batches": accumulation(workload.recipe, workload.layout),
+        "traffic": [entry._asdict() | {"leaves_node": entry.leaves_node} for entry in traffic],
         "products": {
-            "points": [point._asdict() for point in roofline_points(workload, machine)],
+            "points": [point._asdict() for point in points],
             "peak": machine.product_peak_flop_per_second or machine.peak_flop_per_second,
             "memory_bytes_per_second": machine.memory_bytes_per_second,
-        }
-        if machine is not None and known
-        else None,
+        },
+        "worked": {
+            part: [each._asdict() | {"why": each.why._asdict()} for each in found] for part, found in worked.items()
+        },
     }

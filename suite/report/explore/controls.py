@@ -19,7 +19,7 @@ _COUNT_WORDS = {
     "pp": "pipeline (pp)",
     "cp": "context (cp)",
     "ep": "expert (ep)",
-    "interleave": "chunks a stage",
+    "interleave": "chunks per stage",
     "micro": "micro-batch",
 }
 
@@ -44,11 +44,11 @@ def controls() -> dict[str, list[Control]]:
     """The controls after the run's, in groups by their title."""
     return {
         "machine": [
-            Control("on", "accelerator, if another", tuple(accelerator_names()), clearable=True),
+            Control("on", "accelerator", tuple(accelerator_names()), clearable=True),
             Control("network", "Gbit/s out of a node", whole=False),
             Control("price", "price of an hour", whole=False),
-            Control("stack", "software, if another", tuple(stacks()), clearable=True),
-            Control("products", "format of products", tuple(map(str, ProductFormat)), clearable=True),
+            Control("stack", "software", tuple(stacks()), clearable=True),
+            Control("products", "GEMM format", tuple(map(str, ProductFormat)), clearable=True),
         ],
         "layout": [
             *(Control(word, _COUNT_WORDS[word]) for word in COUNTS),
@@ -78,12 +78,14 @@ class PagePart(NamedTuple):
 NUMBERS = "numbers"  # the part that is searched when it is asked for
 PARTS = (
     PagePart("time", "Where the time of a step goes", ("time",), "step_seconds"),
-    PagePart("memory", "Memory of each stage", ("memory-words", "memory-picture"), "peak_bytes"),
-    PagePart("figures", "Figures, and what was published", ("figures",)),
+    PagePart("memory", "Memory of each pipeline stage", ("memory-words", "memory-picture"), "peak_bytes"),
+    PagePart("figures", "Predicted and published figures", ("figures",)),
     PagePart("passes", "The pipeline's first passes", ("passes",), "schedule"),
-    PagePart("traffic", "Messages of a rank in a step", ("traffic",), "traffic"),
-    PagePart("roofline", "Matrix products under the roofline", ("roofline-picture", "roofline-table"), "roofline"),
+    PagePart("traffic", "Communication of one rank in a step", ("traffic",), "traffic"),
+    PagePart(
+        "roofline", "Matrix multiplications under the roofline", ("roofline-picture", "roofline-table"), "roofline"
+    ),
     PagePart(NUMBERS, "Other numbers of accelerators", ("numbers-words", "numbers-pictures", "numbers-table")),
     PagePart("measured", "Measured with this suite", ("measured",)),
-    PagePart("notes", "What is supposed", ("notes",)),
+    PagePart("notes", "Assumptions", ("notes",)),
 )

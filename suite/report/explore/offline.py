@@ -65,6 +65,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
         numbers=_numbers(run),
     )
     scripts = {
+        "amounts": (HERE / "assets" / "amounts.js").read_text(encoding="utf-8"),
         "charts": (HERE / "assets" / "charts.js").read_text(encoding="utf-8"),
         "script": (HERE / "assets" / "explore.js").read_text(encoding="utf-8"),
         "static_script": (HERE / "static" / "static.js").read_text(encoding="utf-8"),
@@ -100,7 +101,7 @@ def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:
         value = held.get(control.name)
         return {
             "name": control.name,
-            "label": control.label.removesuffix(", if another"),
+            "label": control.label,
             "varies": control.name in grid.axes,
             "value": "as recorded" if value is None else value,
         }

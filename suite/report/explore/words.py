@@ -14,7 +14,7 @@ _CONTROLS = {
     "on": "accelerator",
     "network": "Gbit/s out of a node",
     "stack": "software",
-    "products": "format of products",
+    "products": "GEMM format",
     "fix": "layout",
     "gpus": "number of accelerators",
 }

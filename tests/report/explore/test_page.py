@@ -21,14 +21,15 @@ from reference_runs.catalog import RUNS
 from suite.__main__ import main
 from suite.report.explore import page
 from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS
-from suite.report.explore.page import MISTAKE, Served, answer, application, export_text, numbers_of, records_of
+from suite.report.explore.page import MISTAKE, PageScope, answer, application, export_text, numbers_of, records_of
 from suite.report.explore.presets import names
 from suite.report.explore.state import COUNTS, ExploreState, controls_of
+from suite.report.explore.unsaid import EMPTY
 from suite.report.explore.view import recorded_layout, state_of_run
 
 NAMES = (*OTHERS, *LAYOUT_CONTROLS)
 ADDRESS, CONTENT, SOURCE, RUN_OPTIONS = range(len(NAMES), len(NAMES) + 4)
-SERVED = Served(state_of_run("bloom-176b"))
+SERVED = PageScope(state_of_run("bloom-176b"))
 
 
 def asked(given: dict[str, Any], triggered: str) -> list[Any]:
@@ -75,6 +76,11 @@ def test_what_did_not_change_is_not_sent_again() -> None:
     shown = asked(controls("bloom-176b", tp=8, pp=6), "tp")
     assert [value for value in shown[: len(NAMES)] if value is not no_update] == []
     assert shown[SOURCE] is shown[RUN_OPTIONS] is no_update
+
+
+def test_an_empty_control_says_what_it_stands_for() -> None:
+    shown = dict(zip(EMPTY, asked(controls("bloom-176b", network=1600), "network")[-len(EMPTY) :], strict=True))
+    assert (shown["on"], shown["network"], shown["price"]) == ("as recorded: a100-sxm-80gb", "1,600", "none")
 
 
 def test_what_is_shown_is_exported_or_refused_in_words() -> None:
@@ -224,7 +230,7 @@ def test_a_mistake_of_the_suite_is_a_line_on_the_page_and_a_traceback_in_the_ter
 def posted(query: str) -> dict[str, Any]:
     """A change of the address, as the browser sends it."""
     outputs = [*((name, "value") for name in NAMES), ("url", "search"), ("content", "data"), ("source", "value")]
-    outputs += [("run", "options"), ("export-text", "children")]
+    outputs += [("run", "options"), *((name, "placeholder") for name in EMPTY), ("export-text", "children")]
     inputs = {"url": ("search", query), "source": ("value", "runs"), "keep": ("n_clicks", 0), "export": ("value", None)}
     return {
         "output": f"..{'...'.join(f'{name}.{of}' for name, of in outputs)}..",
@@ -257,7 +263,7 @@ def test_run_files_are_read_where_the_command_line_named_them(tmp_path: Path) ->
     own, other = tmp_path / "own.toml", tmp_path / "other.toml"
     for path in (own, other):
         path.write_bytes((RUNS / "gpt_neox_20b.toml").read_bytes())
-    served = Served(state_of_run(str(own)), (str(own),))
+    served = PageScope(state_of_run(str(own)), (str(own),))
     for run, is_read in ((own, True), (other, False), (tmp_path / "absent.toml", False)):
         query = f"?run={run}&layout="
         content = answer(query, "runs", {}, "url", served)[CONTENT]
