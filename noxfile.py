@@ -514,6 +514,13 @@ def kubernetes(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build docs/ as a site that needs neither network nor server, into site/; a broken link fails: nox -s docs"""
+    install(session, "docs")
+    session.run("mkdocs", "build", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})  # Material is not for MkDocs 2
+
+
+@nox.session
 def convergence(session: nox.Session) -> None:
     """Train with exact and with 1-bit Adam, three seeds each, and compare: nox -s convergence -- gpt2-mini"""
     install(session, "execute", "fit")

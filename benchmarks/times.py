@@ -8,10 +8,13 @@ Stored by pytest-benchmark below results/times, a directory for each machine.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy
@@ -20,6 +23,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
+from reference_runs.published_tables import PUBLISHED
 from reference_runs.run import ReferenceRun, Workload
 from suite.paths import ROOT
 from suite.predict.analytic.machine import Machine
@@ -28,6 +32,7 @@ from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.sweep import layout_figures
 
 COMMANDS = ("runs", "show bloom-176b", "predict bloom-176b", "plan gpt-neox-20b --gpus 64", "validate", "formulas")
+QUIETLY = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "check": True}
 RUNS = ("bloom-176b", "mt-nlg-530b", "opt-175b", "gpt2-124m")
 
 
@@ -72,3 +77,30 @@ def test_layouts(benchmark: BenchmarkFixture) -> None:
     )
     workload = Workload(run.architecture, run.recipe, layouts)
     benchmark.pedantic(layout_figures, args=(workload, machine_of(run)), rounds=5, warmup_rounds=1)
+
+
+def test_validation_of_3000_rows(tmp_path: Path, benchmark: BenchmarkFixture) -> None:
+    """A table in which layouts, batches and models all differ, so that nothing can be looked up."""
+    with open(PUBLISHED / "megatron_sc21_table1.csv", newline="", encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    table = tmp_path / "own.csv"
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*first])
+        writer.writeheader()
+        for place in range(3000):
+            dp, tp, pp = 2 ** (place % 5), 2 ** (place // 5 % 4), 2 ** (place // 20 % 5)
+            hidden = 1024 * (1 + place // 100)
+            heads = hidden // 64
+            shape = {"layers": 32, "hidden": hidden, "heads": heads, "kv_heads": heads, "ffn_hidden": 4 * hidden}
+            axes = {"dp": dp, "tp": tp, "pp": pp, "gpus": dp * tp * pp}
+            batch = {"global_batch": 64 * dp, "micro_batch": 1 + place % 2}
+            writer.writerow(first | shape | axes | batch)
+    words = [sys.executable, "-m", "suite", "validate", str(table)]
+    benchmark.pedantic(subprocess.run, args=(words,), kwargs=QUIETLY, rounds=3)
+
+
+def test_tables_of_recorded_launches(tmp_path: Path, benchmark: BenchmarkFixture) -> None:
+    """What `report` makes of a copy of the project's own records, without the page."""
+    results = shutil.copytree(ROOT / "results" / "recorded", tmp_path / "results")
+    words = [sys.executable, "-m", "suite", "report", "--no-page", "--results", str(results)]
+    benchmark.pedantic(subprocess.run, args=(words,), kwargs=QUIETLY, rounds=3)

@@ -73,6 +73,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         watts: thermal design power.
         accelerators_per_node: how many the link joins in the usual machine.
         accelerators_per_host: of them, those of one host, where the link joins several; absent: all.
+        network_bytes_per_second: one accelerator's share of the network out of the usual node, sending; absent: there
+            is no usual one.
     """
 
     memory_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})]
@@ -86,6 +88,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None
     accelerators_per_node: Count
     accelerators_per_host: Count | None = None
+    network_bytes_per_second: BytesPerSecond | None = None
 
     def joined(self, counted: int) -> int:
         """Accelerators that the link joins, where so many are counted as a node's.
@@ -93,6 +96,10 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Those of one host of several that it joins are not all: 4 of a GB200's compute tray are 72 of 18 trays.
         """
         return self.accelerators_per_node if counted == self.accelerators_per_host else counted
+
+    def usual_network_bytes_per_second(self, accelerators: int) -> float | None:
+        """Bytes per second out of the usual node of so many accelerators; None: there is none."""
+        return None if self.network_bytes_per_second is None else accelerators * self.network_bytes_per_second
 
     @property
     def link_bytes_per_second(self) -> float:

@@ -284,11 +284,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         elif not given and (self.rotary_scaling_amplitude or self.rotary_scaling is not RotaryScaling.BANDS):
             what = "architecture.rotary_scaling, rotary_scaling_amplitude: only for scaled rotary positions"
             yield InputError(what, allowed=", ".join(_ROTARY_SCALING), where=where)
-        elif (
-            self.rotary_scaling_low and self.rotary_scaling_high and self.rotary_scaling_low >= self.rotary_scaling_high
-        ):
-            what, allowed = (
-                "architecture.rotary_scaling_low",
-                f"below rotary_scaling_high = {self.rotary_scaling_high:g}",
-            )
-            yield InputError(what, got=f"{self.rotary_scaling_low:g}", allowed=allowed, where=where)
+        elif self.rotary_scaling_low and self.rotary_scaling_high:
+            low, high = self.rotary_scaling_low, self.rotary_scaling_high
+            ramp = "at most" if self.rotary_scaling is RotaryScaling.YARN else "below"  # YaRN rounds its ends apart
+            if low > high or (low == high and ramp == "below"):
+                allowed = f"{ramp} rotary_scaling_high = {high:g}"
+                yield InputError("architecture.rotary_scaling_low", got=f"{low:g}", allowed=allowed, where=where)

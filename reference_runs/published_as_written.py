@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reference_runs.errors import InputError
+from reference_runs.printable import csv_cell
 from reference_runs.published_cells import NEEDED, OPTIONAL, UnusableError, is_column
 from reference_runs.published_readings import NamedColumns, absent, named_columns, read_cells
 from reference_runs.recorded_file import shown_path
@@ -92,14 +93,14 @@ def canonical_text(table: CanonicalTable, where: str) -> str:
         raise InputError("the table has such a column", got=READ_AS, allowed="none", where=where)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*table.columns, READ_AS])
+    writer.writerow(map(csv_cell, [*table.columns, READ_AS]))
     for row in table.rows:
         if row.unread:
             blank = [""] * (1 + max(0, len(table.columns) - len(row.texts)))
-            writer.writerow([*row.texts, *blank, row.unread])
+            writer.writerow(map(csv_cell, [*row.texts, *blank, row.unread]))
             continue
         cells = [row.cells.get(column, written) for column, written in zip(table.columns, row.texts, strict=True)]
-        writer.writerow([*cells, "; ".join(row.notes)])
+        writer.writerow(map(csv_cell, [*cells, "; ".join(row.notes)]))
     return text.getvalue()
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.regular_file import typed_text
+from reference_runs.run import Precision, meant_precision
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
 
@@ -167,7 +168,7 @@ def section_of(  # long: what is wrong with the keys, with the values, and with 
     lacking = tuple(key for key, field in fields.items() if field.required and key not in values)
     if omitted.incomplete and lacking and not mistakes.errors:
         return typing.cast(Record, omitted.incomplete(values, lacking, where)), facts
-    if missing := [key for key in lacking if key not in given]:
+    if missing := [key for key in lacking if key not in given and not omitted.incomplete]:
         names = ", ".join(repr(f"{section}.{key}") for key in missing)
         mistakes.errors.append(InputError(f"missing key{'s' if len(missing) > 1 else ''} {names}", where=where))
     for key in lacking:
@@ -225,8 +226,12 @@ def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
-        allowed = ", ".join(bare) if isinstance(bare, type) and issubclass(bare, enum.Enum) else None
-        raise InputError(f"{label}: {_reason(error)}", got=repr(fact.value), allowed=allowed, where=where) from error
+        if isinstance(bare, type) and issubclass(bare, enum.StrEnum):
+            name = str(value)
+            meant = meant_precision(name) if bare is Precision else nearest(name, bare)
+            what = f"{label}: unknown value"
+            raise InputError(what, got=repr(value), meant=meant, allowed=", ".join(bare), where=where) from error
+        raise InputError(f"{label}: {_reason(error)}", got=repr(fact.value), where=where) from error
 
 
 def _bare(annotation: Any) -> tuple[Any, msgspec.Meta | None]:

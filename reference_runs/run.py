@@ -17,7 +17,7 @@ from reference_runs.architecture import Position as Position
 from reference_runs.architecture import QueryKeyNorm as QueryKeyNorm
 from reference_runs.architecture import Residual as Residual
 from reference_runs.architecture import RotaryScaling as RotaryScaling
-from reference_runs.errors import MissingFactError, Mistakes, belonging_mistakes
+from reference_runs.errors import InputError, MissingFactError, Mistakes, belonging_mistakes, nearest
 from reference_runs.layout import Layout
 from reference_runs.quantities import (
     Bytes,
@@ -54,6 +54,8 @@ class Precision(enum.StrEnum):
     fp16 (16): weights and gradients in fp16, fp32 master weights and moments: 2 + 2 + 4 + 8.
     fp16-gradient-copy (20): as fp16, and the optimizer keeps a copy of the gradients in fp32: 2 + 2 + 4 + 4 + 8.
     fp16-no-master (12): as fp16, the update widens the fp16 weights in passing: 2 + 2 + 8.
+    bf16-pure (8): weights, gradients and both moments in bf16, without fp32 copies: 2 + 2 + 4. Others call it
+        bf16-true, or a model that was loaded in bfloat16.
     """
 
     FP32 = "fp32"
@@ -61,11 +63,47 @@ class Precision(enum.StrEnum):
     FP16 = "fp16"
     FP16_GRADIENT_COPY = "fp16-gradient-copy"
     FP16_NO_MASTER = "fp16-no-master"
+    BF16_PURE = "bf16-pure"
 
     @property
     def scaled(self) -> bool:
         """Whether gradients need a loss scale to stay within range."""
-        return self not in (Precision.FP32, Precision.BF16)
+        return self not in (Precision.FP32, Precision.BF16, Precision.BF16_PURE)
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether fp32 weights are kept from step to step."""
+        return self not in (Precision.FP16_NO_MASTER, Precision.BF16_PURE)
+
+
+# Names of other software for a precision, in small letters with hyphens
+_PRECISION_NAMES = {
+    **dict.fromkeys(("bf16-true", "pure-bf16", "bfloat16-pure", "full-bf16"), Precision.BF16_PURE),
+    **dict.fromkeys(("bfloat16", "bf16-mixed", "mixed-bf16"), Precision.BF16),
+    **dict.fromkeys(("float16", "half", "16-mixed", "fp16-mixed"), Precision.FP16),
+    **dict.fromkeys(("float32", "32", "32-true", "fp32-true"), Precision.FP32),
+}
+
+
+def precision_of(name: str, *, where: str) -> Precision:
+    """The precision of that name, as this suite calls it.
+
+    Raises:
+        InputError: none is; the line says which one the name of other software means.
+    """
+    try:
+        return Precision(name)
+    except ValueError:
+        raise InputError(
+            "unknown precision", got=repr(name), meant=meant_precision(name), allowed=", ".join(Precision), where=where
+        ) from None
+
+
+def meant_precision(name: str) -> str | None:
+    """The precision that other software calls so, or that is written nearly so; None: none is."""
+    folded = name.strip().casefold().replace("_", "-")
+    meant = _PRECISION_NAMES.get(folded) or nearest(folded, Precision)
+    return None if meant is None else str(meant)
 
 
 class ProductFormat(enum.StrEnum):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from reference_runs.sourced import Sourced, Value
+from reference_runs.printable import printable
+from reference_runs.sourced import Sourced
 
 OMITTED = {field.encode_name: field.default for field in msgspec.structs.fields(Sourced) if not field.required}
-DELETE = "\x7f"  # the one character that JSON writes as it is and TOML does not take
 
 
 def run_text(title: str, sources: Mapping[str, str], facts: Mapping[str, Sourced], *, comments: Iterable[str]) -> str:
     """The TOML text of a run with these `facts`, each under `section.key`, and `comments` before them."""
-    lines = [*(f"# {_line(comment)}" for comment in comments), f"title = {_text(title)}", "", "[sources]"]
-    lines += [f"{_key(key)} = {_text(document)}" for key, document in sources.items()]
+    lines = [*(f"# {_line(comment)}" for comment in comments), f"title = {toml_value(title)}", "", "[sources]"]
+    lines += [f"{_key(key)} = {toml_value(document)}" for key, document in sources.items()]
     for section in dict.fromkeys(key.rpartition(".")[0] for key in facts):
         lines += ["", f"[{section}]"]
         lines += [f"{key.rpartition('.')[2]} = {_entry(facts[key])}" for key in facts if key.startswith(f"{section}.")]
@@ -31,13 +32,13 @@ def _entry(fact: Sourced) -> str:
     """The inline table of a fact, `value` first; without readings, which no file that is written has."""
     order = ("value", "unit", "kind", "source", "note", "why", "effect")
     said = {name: getattr(fact, name) for name in order if name not in OMITTED or getattr(fact, name) != OMITTED[name]}
-    return "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in said.items()) + " }"
+    return "{ " + ", ".join(f"{name} = {toml_value(value)}" for name, value in said.items()) + " }"
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _text(name)
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else toml_value(name)
 
 
-def _text(value: Value) -> str:
-    """A number, text, true or false as TOML: JSON's but for one character."""
-    return json.dumps(value, ensure_ascii=False).replace(DELETE, "\\u007f")
+def toml_value(value: Any) -> str:
+    """A number, text, true, false, or a list of them as TOML: JSON's, without characters that a terminal would obey."""
+    return printable(json.dumps(value, ensure_ascii=False))

@@ -18,6 +18,7 @@ from reference_runs.sourced import Sourced
 
 STACKS = Path(__file__).parent / "stacks.toml"
 GENERIC = "generic"
+UNNAMED = "no framework is named"
 
 # Words of the layout grammar, without numbers, that not every stack executes; all have dp, 1f1b and recompute-none.
 # cp-fused: cp where attention is fused, and not only where it stores its scores.
@@ -348,7 +349,7 @@ def reading(framework: str | None, *, later: bool = False, stages: bool = False,
     if text in entries:
         return ReadStack(_recorded(text, STACKS), "by its own name")
     if not text:
-        return ReadStack(_recorded(GENERIC, STACKS), "no framework is named")
+        return ReadStack(_recorded(GENERIC, STACKS), UNNAMED)
     found = min(_found(text), default=None, key=lambda each: each[:3])
     if found is None:
         return ReadStack(_recorded(GENERIC, STACKS), f"no stack is called {text!r}")

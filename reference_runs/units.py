@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 # Every dimension has one base unit; a factor converts a recorded unit to it.
 # MB is 10**6 and MiB is 2**20; a bit is 1/8 byte.
@@ -29,6 +30,8 @@ UNITS: dict[str, tuple[str, float]] = {
     "bit/s": ("byte/s", 0.125),
     "flop/s": ("flop/s", 1),
     "W": ("W", 1),
+    "J": ("J", 1),
+    "MWh": ("J", 3.6e9),
 }
 for _prefix, _factor in (_PREFIXES | _BINARY).items():
     UNITS |= {f"{_prefix}B": ("byte", _factor), f"{_prefix}B/s": ("byte/s", _factor)}
@@ -76,3 +79,22 @@ def printed(value: float | str | bool | tuple[int, ...] | None, unit: str) -> st
         prefix = [*_PREFIXES][thousands - 1]
         return f"{value / _PREFIXES[prefix]:,.4g} {prefix}"
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def printed_alike(values: Sequence[float | None], unit: str) -> list[str]:
+    """`values` of one unit as a column or a line shows them: one prefix, and so many decimals that the largest has four
+    digits; counts in full, "-" for None.
+    """
+    known = [abs(value) for value in values if value is not None and math.isfinite(value)]
+    if all(value is None or isinstance(value, int) for value in values) or not known:
+        return [printed(value, unit) for value in values]
+    scale, prefix = 1.0, ""
+    if unit in ("byte/s", "flop/s", "flop") and max(known) >= 1e3:
+        prefix = [*_PREFIXES][min(5, int(math.log10(max(known))) // 3) - 1]
+        scale, prefix = _PREFIXES[prefix], f" {prefix}"
+    largest = max(known) / scale
+    decimals = max(0, 3 - math.floor(math.log10(largest))) if largest else 0
+    return [
+        "-" if value is None else f"{value / scale:,.{decimals}f}{prefix}" if math.isfinite(value) else str(value)
+        for value in values
+    ]

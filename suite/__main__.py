@@ -33,6 +33,7 @@ try:
     import typer
 
     from reference_runs.errors import InputError, nearest
+    from reference_runs.printable import printable
     from suite.commands import exit_codes
     from suite.launch.interruption import end_as_interrupted, interrupted_by
 except ModuleNotFoundError as not_found:
@@ -132,6 +133,9 @@ _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, 
 
 
 def _run(given: list[str]) -> int:
+    for argument in given:
+        if not argument.isascii() and any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise InputError("not UTF-8", got=argument, allowed="names of files in UTF-8", where="command line")
     if not given[0].startswith("-") and given[0] not in COMMANDS:
         meant = nearest(given[0], COMMANDS)
         raise InputError("unknown command", got=repr(given[0]), meant=meant, allowed=", ".join(COMMANDS))
@@ -197,7 +201,7 @@ def run() -> int:
 def _say(*lines: str) -> None:
     """Lines on stderr, or nowhere where it cannot be written: the exit code says enough."""
     with contextlib.suppress(OSError):
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
         sys.stderr.flush()
 
 

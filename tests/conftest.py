@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: while ranks start, wait for each other and end, theirs are idle."""
     return usable_cores() + 1
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a long test are not imported where the others are wanted."""
+    if config.getoption("choice") != choice.OTHERS or collection_path.suffix != ".py":
+        return None
+    tests = {test.partition("::")[0] for test in choice.read(choice.FILE)}
+    name = str(collection_path.relative_to(config.rootpath))
+    return True if collection_path.name.startswith("test_") and name not in tests else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -91,26 +99,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 class Durations:
-    """Notes the processor time of each phase of a test where it runs, and writes what all workers reported."""
+    """Notes the processor time of each test where it runs, and writes what all workers reported."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.seconds, self.clock = path, defaultdict[str, float](float), choice.Clock()
+        self.path, self.seconds, self.clock = path, dict[str, float](), choice.Clock()
 
     def pytest_collection_finish(self) -> None:
         self.clock.lap()  # what it took to import the files is no test's
 
-    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
-        item.user_properties.append((choice.PROPERTY, self.clock.lap()))
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.when == "teardown":  # what the test patched, perhaps what the clock needs, is as it was
+            item.user_properties.append((choice.PROPERTY, self.clock.lap()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown":  # the last report has those of all phases
-            phases = [float(str(value)) for name, value in report.user_properties if name == choice.PROPERTY]
-            self.seconds[report.nodeid] = sum(phases)
+        if report.when == "teardown":
+            self.seconds[report.nodeid] = float(str(dict(report.user_properties)[choice.PROPERTY]))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the file; for a part of the tests, or where one failed, it keeps what it had of the others."""
         if self.path:
-            is_whole = exitstatus == 0 and not session.config.getoption("keyword")
+            config = session.config
+            is_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("keyword")
+            is_whole = exitstatus == 0 and is_all
             choice.write(self.path, self.seconds, {} if is_whole else choice.read(self.path))
 
 

@@ -45,6 +45,9 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu-squared",
 }
+USUAL_SEQUENCE = 8192  # tokens of pre-training, as of Llama 3 and Qwen 3: longer ones come last and are few
+# Precision that a dtype of stored weights stands for: float32 ones are master weights of training in bf16
+TRAINED_IN = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16"}
 GATED_ACTIVATIONS = {
     "silu": "swiglu",
     "swish": "swiglu",
@@ -174,19 +177,37 @@ class Configuration:
         """A fact that follows from others."""
         return Sourced(kind=Kind.DERIVED, source=f"calculation {calculation}", value=value)
 
+    def precision(self) -> None:
+        """Record the precision that the dtype of the stored weights suggests, assumed; nothing where it is unknown."""
+        key = "dtype" if self.raw("dtype") is not None else "torch_dtype"
+        dtype = self.raw(key)
+        if dtype not in TRAINED_IN:
+            return
+        why = (
+            f"weights are stored in {dtype}, and trained so with fp32 master weights; bf16-pure has none (--precision)"
+        )
+        effect = "memory, traffic and time"
+        fact = Sourced(kind=Kind.ASSUMED, source=f"config {key}", value=TRAINED_IN[dtype], why=why, effect=effect)
+        self.put("precision", fact, section="recipe")
+
     def training_sequence(self, *keys: str, default: int | None = None) -> int:
-        """Record the sequence: what the user says, else the longest that the configuration allows, assumed.
+        """Record the sequence: what the user says, else what the configuration allows and is usual, assumed.
 
         Returns that longest one.
         """
         longest = self.count(*keys, default=default)
         assert isinstance(longest.value, int)
         if self.sequence is not None:
+            if self.sequence > longest.value:
+                beyond = f"{self.sequence:,} tokens, and the configuration allows {longest.value:,}"
+                self.notes.append(f"sequences of {beyond}")
             self.put("sequence", Sourced(kind=Kind.STATED, source="option --sequence", value=self.sequence))
         else:
-            why = "the longest that the configuration allows: it does not say that of training (--sequence does)"
+            value = min(longest.value, USUAL_SEQUENCE)
+            which = "the longest" if value == longest.value else f"usual of pre-training; up to {longest.value:,}"
+            why = f"{which} that the configuration allows: it does not say that of training (--sequence does)"
             effect = "flop and activations of attention"
-            assumed = Sourced(kind=Kind.ASSUMED, source=longest.source, value=longest.value, why=why, effect=effect)
+            assumed = Sourced(kind=Kind.ASSUMED, source=longest.source, value=value, why=why, effect=effect)
             self.put("sequence", assumed)
         return longest.value
 

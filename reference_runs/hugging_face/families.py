@@ -9,9 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.architecture import Architecture
-from reference_runs.errors import InputError, nearest
 from reference_runs.hugging_face import experts, gpt, llama
 from reference_runs.hugging_face.configuration import Configuration, read_configuration
+from reference_runs.hugging_face.refused import refused_type
 from reference_runs.recorded_file import section_of, unit_of
 from reference_runs.run import Recipe
 from reference_runs.sourced import Sourced
@@ -26,6 +26,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neox": gpt.gpt_neox,
     "gptj": gpt.gptj,
+    "kimi_k2": experts.deepseek_v3,
     "llama": llama.llama,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
@@ -35,12 +36,14 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "olmo2": llama.olmo2,
     "opt": gpt.opt,
     "phi": gpt.phi,
+    "phi3": llama.phi3,
     "qwen2": llama.qwen2,
     "qwen2_moe": experts.qwen2_moe,
     "qwen3": llama.qwen3,
     "qwen3_moe": experts.qwen3_moe,
     "starcoder2": gpt.starcoder2,
 }
+OF_OPTIONS = "what `import` was given"
 SECTIONS: dict[str, type[msgspec.Struct]] = {"architecture": Architecture, "recipe": Recipe}
 
 
@@ -48,12 +51,14 @@ class Imported(NamedTuple):
     """Model that a configuration describes.
 
     Args:
+        name: as the configuration has it, else of its directory or file.
         facts: under `section.key`, of the architecture whole, of the recipe in part.
         sources: what each source's first word means.
         notes: what the family's model does and no key describes, in words.
         not_used: keys of the configuration that no fact comes from.
     """
 
+    name: str
     title: str
     architecture: Architecture
     facts: dict[str, Sourced]
@@ -71,10 +76,10 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     values = read_configuration(path)
     kind = values["model_type"]
     if kind not in FAMILIES:
-        meant, where = nearest(kind, FAMILIES), str(path)
-        raise InputError("model_type", got=repr(kind), meant=meant, allowed=", ".join(FAMILIES), where=where)
+        raise refused_type(kind, values, FAMILIES, str(path))
     c = Configuration(values, where=str(path), sequence=sequence)
     FAMILIES[kind](c)
+    c.precision()
     not_used = c.leftovers()
     facts = {key: _with_unit(key, fact) for key, fact in c.facts.items()}
     texts = {
@@ -82,7 +87,7 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
         "transformers": "transformers 5 (Hugging Face): what the model class of that model_type computes, and the "
         "defaults of its configuration class",
         "calculation": "computed from values of this file",
-        "option": "what `import` was given",
+        "option": OF_OPTIONS,
     }
     used = {fact.source.split()[0] for fact in facts.values()}
     sources = {key: text for key, text in texts.items() if key in used}
@@ -93,8 +98,8 @@ def imported(path: Path, *, sequence: int | None = None) -> Imported:
     }
     architecture, _ = section_of(table, Architecture, "architecture", sources, str(path))
     architecture.check(str(path))
-    name = values.get("_name_or_path") or (path.absolute().parent.name if path.stem == "config" else path.stem)
-    return Imported(f"{name} ({kind})", architecture, facts, sources, tuple(c.notes), tuple(not_used))
+    name = str(values.get("_name_or_path") or (path.absolute().parent.name if path.stem == "config" else path.stem))
+    return Imported(name, f"{name} ({kind})", architecture, facts, sources, tuple(c.notes), tuple(not_used))
 
 
 def _with_unit(key: str, fact: Sourced) -> Sourced:

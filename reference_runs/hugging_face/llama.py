@@ -25,6 +25,22 @@ def llama(c: Configuration) -> None:
     biases(c, attention=attention, projection=attention, feed_forward=c.flag("mlp_bias", default=False))
 
 
+def phi3(c: Configuration) -> None:
+    """Phi 3 and 4: Llama with one matrix for query, key and value, one for both halves; dropout."""
+    shape(c)
+    attention_heads(c)
+    c.raw("original_max_position_embeddings")  # of what stretches positions, which `rotary` reads
+    c.training_sequence("max_position_embeddings", default=4096)
+    rotary(c)
+    pre_norm_block(c, "pre-rms-norm", c.number("rms_norm_eps", default=1e-5))
+    activation(c, "hidden_act", default="silu", gated=True)
+    c.only("attention_bias", None, False, default=None)
+    biases(c)
+    tied(c, default=False)
+    training(c, embedding=("embd_pdrop", 0.0), hidden=("resid_pdrop", 0.0))
+    sliding_window(c)
+
+
 def mistral(c: Configuration) -> None:
     """Mistral 7B: a sliding window of all layers."""
     llama_like(c, sequence=131072)

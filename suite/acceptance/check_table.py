@@ -112,7 +112,7 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
         "prediction from this node's own micro-measurements (of checks 1 and 3, and collectives); its bias "
         "from accepted batteries and from other nodes of the fleet",
     ),
-    ATTRIBUTION: ("attribution", "predicted - measured seconds by term; share of the step in no term", "0"),
+    ATTRIBUTION: ("attribution", "measured - predicted seconds by term; share of the step in no term", "0"),
     JITTER: (
         "jitter",
         "over 200 steps or more of one launch: standard deviation / mean; 99 % quantile / median",

@@ -28,7 +28,7 @@ from suite.paths import RESULTS
 from suite.records.battery import Decision
 from suite.records.record import shared_fields
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
-from suite.report.terminal.tables import console, print_refusal
+from suite.report.terminal.tables import console, print_refusal, write_line
 from suite.reproduce.request import Device
 
 ANSWER_SECONDS = 15.0  # for the answer whether to stop
@@ -129,7 +129,7 @@ def accept_command(asked: AcceptOptions) -> None:
     if asked.json:
         print_json(_entry(report))
     elif asked.summary_only:
-        print(summary(report))
+        write_line(summary(report))
     else:
         (print_findings if asked.all_findings else print_verdict)(console(), report)
     if asked.junit_file is not None:

@@ -12,6 +12,7 @@ import typer
 from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
+from reference_runs.printable import printable
 from suite.commands import exit_codes
 from suite.commands.options import Results, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined
@@ -140,7 +141,7 @@ def _executed(plan: DryPlan, ranks: list[int], *, whole_step: bool, every_rank: 
             messages.print(f"[dim]rank {answer.rank} counted{of_layers}, {time.monotonic() - start:.0f} s[/]")
         status.update(f"{layout_text(plan.workload.layout)}: {done} ranks counted, {time.monotonic() - start:.0f} s")
 
-    with messages.status(f"{plan.name}: {plan.workload.layout.ranks} ranks") as status:
+    with messages.status(f"{printable(plan.name)}: {plan.workload.layout.ranks} ranks") as status:
         return dry_run(plan, counted, every_rank=every_rank, ranks=ranks, every_micro_batch=whole_step)
 
 

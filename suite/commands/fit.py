@@ -4,72 +4,108 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from reference_runs.layout import layout_text, named_fields
+from reference_runs.layout import layout_text
 from suite.commands import exit_codes
-from suite.commands.options import JsonLines, print_json
-from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_command, print_next
-from suite.predict.plan.fit import Fit, every_switch, fit
-from suite.predict.plan.plan import machine_of, question_of
-from suite.report.terminal.plan import print_fit_answer
+from suite.commands.options import print_json
+from suite.commands.planned_run import Asked, AskedQuestion, asked_question, print_command, print_next
+from suite.commands.training_options import (
+    LAYOUT_PANEL,
+    Batch,
+    Gpus,
+    JsonOutput,
+    MicroBatch,
+    Network,
+    On,
+    PrecisionName,
+    Sequence,
+    StackName,
+    Tokens,
+    asked_training,
+)
+from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
+from suite.report.terminal.plan import print_assumptions, print_fit_answer
 from suite.report.terminal.tables import console
 
 
-def fit_command(
+def fit_command(  # noqa: PLR0913  # the command's options
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
-    on: Annotated[str | None, typer.Option(help="Accelerator; default: the run's own.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Accelerators; default: as many as the run had.")] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens of a sample; default: as the run has.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of a step; default: as the run has.")] = None,
+    on: On = None,
+    gpus: Gpus = None,
+    network: Network = None,
+    stack: StackName = None,
+    precision: PrecisionName = None,
+    batch: Batch = None,
+    micro_batch: MicroBatch = None,
+    sequence: Sequence = None,
+    tokens: Tokens = None,
     fix: Annotated[
-        str, typer.Option(help="Words of a layout that stay, such as zero3,recompute-none; all else is searched.")
+        str,
+        typer.Option(
+            help="Words of a layout that stay, such as zero3,recompute-none; all else is searched.",
+            rich_help_panel=LAYOUT_PANEL,
+        ),
     ] = "",
-    network: Annotated[float | None, typer.Option(help="Gbit/s out of a node over all its interfaces.")] = None,
-    json: JsonLines = False,
+    any_software: Annotated[
+        bool,
+        typer.Option(
+            "--any-software",
+            help="Search every switch, whatever software has it (default: those of --stack).",
+            rich_help_panel=LAYOUT_PANEL,
+        ),
+    ] = False,
+    json: JsonOutput = False,
 ) -> None:
     """Say whether a model fits, in which layout, how long its step takes, and what the largest is that would fit.
 
-    Every switch is searched, whatever software has it: `plan` keeps to what one stack executes.
+    Layouts are searched as the run's software or --stack executes them, as `plan` does.
 
-    Examples: python -m suite fit llama2-70b --on h100-sxm --gpus 32 --network 3200;
-    python -m suite fit gpt2-1558m --on rtx-4090 --gpus 1 --sequence 2048 --batch 8
+    Examples: python -m suite fit llama2-70b --on h100-sxm --gpus 32 --stack megatron-core;
+    python -m suite fit gpt2-1558m --on rtx-4090 --gpus 1 --sequence 2048 --batch 8;
+    python -m suite fit llama2-70b --on h100-sxm --gpus 8 --any-software
 
     Exit codes: 0 fits; 1 does not; 2 bad input.
     """
-    check_positive({"--gpus": gpus, "--sequence": sequence, "--batch": batch, "--network": network})
-    described = planned_run(run)
-    if sequence is not None:
-        architecture = msgspec.structs.replace(described.architecture, sequence=sequence)
-        described = msgspec.structs.replace(described, architecture=architecture)
-    ranks = gpus if gpus is not None else own_ranks(described)
-    machine = machine_of(described, on, ranks, network, None)
-    fixed = named_fields(fix, where="--fix") if fix else {}
-    question = question_of(described, machine, ranks=ranks, fixed=fixed, global_batch=batch)
-    answer = fit(every_switch(question))
+    training = asked_training(
+        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
+    )
+    asked = Asked(on, gpus, network, stack, training, fix)
+    found = asked_question(run, asked)
+    answer = fit(every_switch(found.question) if any_software else found.question)
     if json:
-        print_json(_entry(run, machine.accelerator.name, answer))
+        print_json(_entry(run, found, answer))
     else:
-        print_fit_answer(console(), described.name, machine, answer, fix)
-        if sequence is None:
-            asked = {"--on": on, "--gpus": str(ranks), "--batch": None if batch is None else str(batch), "--fix": fix}
-            asked["--network"] = f"{network:g}" if network else None
-            print_command(console(), f"what {machine.stack.name} alone executes", f"plan {run}", asked)
-        if answer.result.best and sequence is None and batch is None:  # `predict` has the run's own samples
-            options = {"--on": on, "--network": f"{network:g}" if network else None}
-            print_next(console(), run, answer.result.best[0].layout, options)
+        print_fit_answer(console(), found.run.name, found.machine, answer, fix, any_software=any_software)
+        print_assumptions(console(), found.assumed, found.notes)
+        _print_commands(run, asked, found, answer, any_software=any_software)
     if not answer.result.best:
         raise typer.Exit(exit_codes.FAIL)
 
 
-def _entry(run: str, accelerator: str, answer: Fit) -> dict[str, Any]:
+def _print_commands(run: str, asked: Asked, found: AskedQuestion, answer: Fit, *, any_software: bool) -> None:
+    """Print what to ask next: more of the fastest layout, or what other software would do."""
+    out, best = console(), answer.result.best
+    if best and any_software:
+        print_command(out, f"what {found.machine.stack.name} alone executes", f"fit {run}", asked.options)
+    elif best:
+        print_command(out, "other layouts, days and cost", f"plan {run}", asked.options)
+    elif not any_software and fits_otherwise(answer.question):
+        fits = "fits with switches of other software"
+        print_command(out, fits, f"fit {run}", asked.options, flags=("--any-software",))
+    if best:
+        print_next(out, run, best[0].layout, asked, batch=answer.question.recipe.global_batch)
+
+
+def _entry(run: str, found: AskedQuestion, answer: Fit) -> dict[str, Any]:
     result = answer.result
     shown = {"fastest": result.best[0] if result.best else None, "smallest": result.smallest}
     return {
         "run": run,
-        "accelerator": accelerator,
+        "accelerator": found.machine.accelerator.name,
         "accelerators": answer.question.ranks,
+        "stack": found.machine.stack.name,
+        "assumed": found.assumed,
         "fits": bool(result.best),
         "memory_bytes": answer.question.memory_bytes,
         "layouts": {"considered": result.considered, "fitting": result.fitting},

@@ -1,4 +1,4 @@
-"""Textbook arithmetic: what published texts compute in passing, checked by the formulas of the prediction."""
+"""Textbook arithmetic: claims of published texts, and examples of the pages for students, by the same formulas."""
 
 from __future__ import annotations
 
@@ -104,10 +104,12 @@ def _input(value: object) -> str:
 
 
 def _figure(value: Value | None, unit: str | None) -> str:
-    """A value in base units as the text prints it: in the recorded unit, to six digits; small counts whole."""
+    """A value in base units as the text prints it: in the recorded unit, to six digits; counts below 1e12 whole."""
     if value is None:
         return "-"
     if isinstance(value, str):
         return value
     scaled = value / UNITS[unit][1] if unit in UNITS else value
-    return f"{value:,}" if isinstance(value, int) and scaled == value < 10**9 else f"{scaled:,.6g}"
+    if isinstance(value, int) and scaled == value < 10**12:
+        return f"{value:,}"
+    return f"{scaled:,.0f}" if 10**6 <= scaled < 10**12 else f"{scaled:,.6g}"

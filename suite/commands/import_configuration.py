@@ -2,99 +2,205 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from reference_runs.accelerator import accelerator
 from reference_runs.borrowed_recipe import borrowed_facts, borrowed_source
-from reference_runs.catalog import reference_run
+from reference_runs.catalog import load, reference_run
 from reference_runs.errors import InputError
-from reference_runs.hugging_face.families import Imported, imported
+from reference_runs.hugging_face.families import OF_OPTIONS, Imported, imported
 from reference_runs.run_text import run_text
+from reference_runs.sourced import Kind, Sourced, Value
+from reference_runs.stack import stack as known_stack
 from suite.commands.options import print_json
+from suite.commands.planned_run import Asked, print_command
+from suite.commands.training_options import (
+    OUTPUT_PANEL,
+    TRAINING_PANEL,
+    Batch,
+    Gpus,
+    MicroBatch,
+    Network,
+    On,
+    PrecisionName,
+    Sequence,
+    StackName,
+    Tokens,
+    asked_training,
+    check_positive,
+)
 from suite.predict.analytic.parameters import parameter_count
+from suite.predict.plan.asked import USUAL_ACCELERATOR, asked_run
 from suite.report.terminal.tables import console, print_folded
 
+STDOUT = "-"
 
-def import_command(
+
+def import_command(  # noqa: PLR0913  # long: the command's options
     configuration: Annotated[
         Path, typer.Argument(help="A config.json of Hugging Face's transformers.", show_default=False, readable=False)
     ],
     output: Annotated[
-        Path | None, typer.Option(help="The run file to write, a new one; without it, stdout.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Run file to write, a new one ending in .toml; - for stdout (default: the model's name).",
+            show_default=False,
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None,
-    sequence: Annotated[
-        int | None, typer.Option(help="Tokens of a training sequence, where it is not the longest allowed.", min=1)
-    ] = None,
+    on: On = None,
+    gpus: Gpus = None,
+    network: Network = None,
+    stack: StackName = None,
+    precision: PrecisionName = None,
+    batch: Batch = None,
+    micro_batch: MicroBatch = None,
+    sequence: Sequence = None,
+    tokens: Tokens = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Recorded run whose recipe is assumed where the configuration has none.", show_default=False),
+        typer.Option(
+            help="Recorded run whose recipe is assumed where the configuration has none.",
+            show_default=False,
+            rich_help_panel=TRAINING_PANEL,
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="What was imported as one JSON object; needs --output.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print what was imported as one JSON object.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
 ) -> None:
-    """Write a run file from the configuration of a Hugging Face model: its architecture, and what it says of training.
+    """Write a run file from the configuration of a Hugging Face model, and print the command that asks about it.
 
-    The file answers for parameters at once (`show`), for memory with a layout and a precision. What the configuration
-    does not say is not invented; with --recipe it is assumed as in a recorded run, for `reproduce --mini`. A key that
-    changes the arithmetic in a way that no key of a run file describes is refused by name; the others that nothing
-    comes from are listed.
+    The file has the architecture, the precision that the dtype of its weights suggests, and what options say. What
+    nobody says is assumed when a command needs it, and printed. With --recipe it is assumed as in a recorded run, for
+    `reproduce --mini`. A key that changes the arithmetic in a way that no key of a run file describes is refused by
+    name; the others that nothing comes from are listed.
 
     Examples: python -m suite import config.json;
-    python -m suite import config.json --sequence 4096 --recipe llama2-70b --output my_run.toml
+    python -m suite import config.json --sequence 4096 --on h200 --gpus 64 --stack megatron-core;
+    python -m suite import config.json --recipe llama2-70b --output my_run.toml
 
     Exit codes: 0 written; 2 bad input, or a configuration that is not described.
     """
-    if json and output is None:
-        raise InputError("the run file itself goes to stdout", allowed="with --output", where="--json")
-    if output is not None and output.suffix != ".toml":
-        raise InputError("not a run file's name", got=str(output), allowed="one ending in .toml", where="--output")
+    if json and output == STDOUT:
+        raise InputError("the run file itself goes to stdout", allowed="a file", where="--output")
+    training = asked_training(
+        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
+    )
+    check_positive({"--gpus": gpus, "--network": network})
+    asked = Asked(on, gpus, network, stack, training)
     run = imported(configuration, sequence=sequence)
+    run = run._replace(facts=run.facts | _option_facts(asked))
+    if any(fact.source.startswith("option ") for fact in run.facts.values()):
+        run = run._replace(sources=run.sources | {"option": OF_OPTIONS})
     if recipe is not None:
         lender = reference_run(recipe)
         borrowed = borrowed_facts(lender, run.facts)
         run = run._replace(facts=run.facts | borrowed, sources=run.sources | borrowed_source(lender))
     text = run_text(run.title, run.sources, run.facts, comments=_comments(configuration, run))
-    if output is None:
+    if output == STDOUT:
         sys.stdout.write(text)
-    else:
-        _write(output, text)
-    if json:
-        print_json(
-            {
-                "run": str(output),
-                "title": run.title,
-                "parameters": parameter_count(run.architecture),
-                "notes": run.notes,
-                "not_used": run.not_used,
-            }
-        )
         return
-    words = console(stderr=True)
-    written = f"{output}: " if output else ""
-    print_folded(words, f"{written}{run.title}, {parameter_count(run.architecture):,} parameters", "bold")
+    path = Path(_file_name(run.name) if output is None else output)
+    if path.suffix != ".toml":
+        raise InputError("not a run file's name", got=str(path), allowed="one ending in .toml", where="--output")
+    _write(path, text)
+    if json:
+        _print_json(path, run)
+    else:
+        _print(path, run, asked)
+
+
+def _print_json(path: Path, run: Imported) -> None:
+    print_json(
+        {
+            "run": str(path),
+            "title": run.title,
+            "parameters": parameter_count(run.architecture),
+            "notes": run.notes,
+            "not_used": run.not_used,
+        }
+    )
+
+
+def _print(path: Path, run: Imported, asked: Asked) -> None:
+    """Print what was written, and the command that asks whether it fits."""
+    out = console()
+    print_folded(out, f"{path}: {run.title}, {parameter_count(run.architecture):,} parameters", "bold")
     for note in run.notes:
-        print_folded(words, f"not described: {note}", "yellow")
+        print_folded(out, f"note: {note}", "yellow")
+    for key, fact in run.facts.items():
+        if fact.kind is Kind.ASSUMED and key in ("recipe.precision", "architecture.sequence"):
+            print_folded(out, f"assumed: {key.partition('.')[2]} {fact.value}: {fact.why}")
     if run.not_used:
-        print_folded(words, f"not used: {', '.join(run.not_used)}")
+        print_folded(out, f"not used: {', '.join(run.not_used)}")
+    written = load(path)
+    question = asked_run(written, asked.training, on=None, ranks=None)
+    machine = {"--on": asked.on or USUAL_ACCELERATOR, "--gpus": str(question.ranks)}
+    typed = machine | {"--micro-batch": asked.options["--micro-batch"]}
+    print_command(out, "next", f"fit {path}", typed)
+
+
+def _option_facts(asked: Asked) -> dict[str, Sourced]:
+    """Facts that options state; a micro-batch is a layout's, which a file has whole or not at all.
+
+    Raises:
+        InputError: no accelerator or stack of that name.
+    """
+    if asked.stack is not None:
+        known_stack(asked.stack)
+    on = asked.on
+    if on is None and (asked.gpus is not None or asked.network is not None):
+        on = USUAL_ACCELERATOR
+    training = asked.training
+    network = None if asked.network is None else (asked.network, "Gbit/s")
+    stated: dict[str, tuple[str, Value | None, str | None]] = {
+        "recipe.precision": ("--precision", training.precision, None),
+        "recipe.global_batch": ("--batch", training.batch, "sample"),
+        "recipe.tokens": ("--tokens", training.tokens, "token"),
+        "cluster.accelerator": ("--on", on and accelerator(on).name, None),
+        "cluster.accelerators": ("--gpus", asked.gpus, "1"),
+        "cluster.network_interfaces_per_node": ("--network", network and 1, "1"),
+        "cluster.network_interface_bandwidth": ("--network", network and network[0], "Gbit/s"),
+        "software.stack": ("--stack", asked.stack, None),
+    }
+    return {
+        key: Sourced(kind=Kind.STATED, source=f"option {option}", value=value, unit=unit)
+        for key, (option, value, unit) in stated.items()
+        if value is not None
+    }
+
+
+def _file_name(model: str) -> str:
+    """The file for a model of that name: "meta-llama/Llama-3.1-8B" is written to Llama-3.1-8B.toml."""
+    words = re.sub(r"[^\w.-]+", "-", Path(model).name).strip("-.")
+    return f"{words or 'model'}.toml"
 
 
 def _comments(configuration: Path, run: Imported) -> list[str]:
     made = f"Imported from {configuration.name} by `python -m suite import`."
-    return [made, *(f"Not described: {note}." for note in run.notes)]
+    return [made, *(f"Note: {note}." for note in run.notes)]
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a new file.
+    """Write a new file, or leave one that says the same.
 
     Raises:
-        InputError: it exists, or cannot be written.
+        InputError: it exists and says something else, or cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
+        with contextlib.suppress(OSError, ValueError):
+            if path.read_text(encoding="utf-8") == text:
+                return
         what = "the file exists, and is not overwritten"
         raise InputError(what, got=str(path), allowed="a new name", where="--output") from error
     except OSError as error:

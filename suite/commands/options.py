@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,7 +13,7 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, write_line
 
 Run = Annotated[str | None, typer.Option(help="This run alone, for instance bloom-mini.")]
 Machine = Annotated[
@@ -64,7 +63,7 @@ def command_of(options: type[_Options]) -> Callable[[Callable[[_Options], None]]
 
 def print_json(entry: object) -> None:
     """Print one object on a line."""
-    sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+    write_line(msgspec.json.encode(entry).decode())
 
 
 def name_left_out(errors: Sequence[InputError | str]) -> None:

@@ -9,31 +9,44 @@ from typing import Annotated, Any
 import typer
 
 from reference_runs.errors import InputError
-from reference_runs.layout import layout_text, named_fields
+from reference_runs.layout import layout_text
 from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
-from suite.commands.options import JsonLines, print_json
+from suite.commands.options import print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
-from suite.commands.planned_run import check_positive, own_ranks, planned_run, print_command, print_next
+from suite.commands.planned_run import Asked, AskedQuestion, asked_question, print_command, print_next
+from suite.commands.training_options import (
+    COST_PANEL,
+    LAYOUT_PANEL,
+    OUTPUT_PANEL,
+    Batch,
+    EnergyPrice,
+    Gpus,
+    JsonOutput,
+    MicroBatch,
+    Network,
+    On,
+    PrecisionName,
+    Price,
+    Pue,
+    Sequence,
+    StackName,
+    Tokens,
+    asked_training,
+    check_positive,
+)
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.fit import enough_ranks, fits_otherwise
-from suite.predict.plan.plan import (
-    OtherNumber,
-    PlannedLayout,
-    TrainingPlan,
-    machine_of,
-    other_numbers,
-    plan,
-    question_of,
-)
+from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import PROMISING
 from suite.predict.plan.training import Failures, Goodput, goodput
 from suite.predict.recorded_run.figures import Prices
-from suite.report.terminal.plan import print_goodput, print_numbers, print_plan, print_why, samples
+from suite.report.terminal.plan import print_assumptions, print_goodput, print_numbers, print_plan, print_why, samples
 from suite.report.terminal.tables import console, print_folded
 
+FAILURE_PANEL = "Failures"
 GUIDED = (
     f"those of sizes of dp, tp, pp, cp and ep that are not among the {PROMISING} fastest with 1f1b and the first order "
     "of ranks"
@@ -42,44 +55,74 @@ GUIDED = (
 
 def plan_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
-    on: Annotated[str | None, typer.Option(help="Accelerator; default: the run's own.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Accelerators; default: as many as the run had.")] = None,
+    on: On = None,
+    gpus: Gpus = None,
+    network: Network = None,
+    stack: StackName = None,
+    precision: PrecisionName = None,
+    batch: Batch = None,
+    micro_batch: MicroBatch = None,
+    sequence: Sequence = None,
+    tokens: Tokens = None,
     fix: Annotated[
-        str, typer.Option(help="Words of a layout that stay, such as tp8,1f1b,recompute-full; all else is searched.")
+        str,
+        typer.Option(
+            help="Words of a layout that stay, such as tp8,1f1b,recompute-full; all else is searched.",
+            rich_help_panel=LAYOUT_PANEL,
+        ),
     ] = "",
-    tokens: Annotated[float | None, typer.Option(help="Tokens to train on, such as 3e11; default: the run's.")] = None,
-    days: Annotated[float | None, typer.Option(help="Days in which the training has to end.")] = None,
-    budget: Annotated[float | None, typer.Option(help="What the training may cost at most; needs --price.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of a step; default: as the run had.")] = None,
-    network: Annotated[float | None, typer.Option(help="Gbit/s out of a node over all its interfaces.")] = None,
-    stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
-    price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.")] = None,
-    energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.")] = None,
-    pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
+    days: Annotated[
+        float | None, typer.Option(help="Days in which the training has to end.", rich_help_panel=COST_PANEL)
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="What the training may cost at most; needs --price.", rich_help_panel=COST_PANEL),
+    ] = None,
+    price: Price = None,
+    energy_price: EnergyPrice = None,
+    pue: Pue = 1.0,
     failures: Annotated[
-        float | None, typer.Option(help="Failures that stop the job, per accelerator-hour; default: Llama 3's.")
+        float | None,
+        typer.Option(
+            help="Failures that stop the job, per accelerator-hour (default: Llama 3's).", rich_help_panel=FAILURE_PANEL
+        ),
     ] = None,
     checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Seconds that a checkpoint takes from training.")
+        float | None, typer.Option(help="Seconds that a checkpoint takes from training.", rich_help_panel=FAILURE_PANEL)
     ] = None,
     restart_seconds: Annotated[
-        float | None, typer.Option(help="Seconds from a failure until training goes on.")
+        float | None, typer.Option(help="Seconds from a failure until training goes on.", rich_help_panel=FAILURE_PANEL)
     ] = None,
-    top: Annotated[int, typer.Option(help="Number of layouts to print.", min=1, max=1000)] = 5,
-    numbers: Annotated[bool, typer.Option("--numbers", help="Print other numbers of accelerators too.")] = False,
     with_failures: Annotated[
-        bool, typer.Option("--goodput", help="Print the expected days with failures, checkpoints and restarts too.")
+        bool,
+        typer.Option(
+            "--goodput",
+            help="Print the expected days with failures, checkpoints and restarts too.",
+            rich_help_panel=FAILURE_PANEL,
+        ),
+    ] = False,
+    top: Annotated[
+        int, typer.Option(help="Number of layouts to print.", min=1, max=1000, rich_help_panel=OUTPUT_PANEL)
+    ] = 5,
+    numbers: Annotated[
+        bool, typer.Option("--numbers", help="Print other numbers of accelerators too.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
     export: Annotated[
         str | None,
         typer.Option(
-            help="Print the first layout for other software: torchrun, slurm, megatron, nemo, torchtitan or deepspeed."
+            help="Print the first layout for other software: torchrun, slurm, megatron, nemo, torchtitan or deepspeed.",
+            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(readable=False, help="FILE.png: time against number of accelerators and cost.")
+        Path | None,
+        typer.Option(
+            readable=False,
+            help="Draw time against number of accelerators and cost into this file, FILE.png.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None,
-    json: JsonLines = False,
+    json: JsonOutput = False,
 ) -> None:
     """Search the layouts of a training: the fastest that fit, what they cost, what binds them and what would help.
 
@@ -93,12 +136,8 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     """
     check_positive(
         {
-            "--gpus": gpus,
-            "--tokens": tokens,
             "--days": days,
             "--budget": budget,
-            "--batch": batch,
-            "--network": network,
             "--price": price,
             "--energy-price": energy_price,
             "--pue": pue,
@@ -116,43 +155,43 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         from suite.report.export.formats import export_format
 
         chosen = export_format(export)
-    described = planned_run(run)
-    fixed = named_fields(fix, where="--fix") if fix else {}
-    ranks = gpus if gpus is not None else own_ranks(described)
-    machine = machine_of(described, on, ranks, network, stack or (chosen.stack if chosen else None))
-    question = question_of(described, machine, ranks=ranks, fixed=fixed, global_batch=batch)
+    training = asked_training(
+        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
+    )
+    asked = Asked(on, gpus, network, stack, training, fix)
+    found = asked_question(run, asked, usual_stack=chosen.stack if chosen else None)
+    described, machine, question = found.run, found.machine, found.question
     prices = Prices(price, energy_price, pue)
-    amount = described.recipe.tokens if tokens is None else int(tokens)
+    amount = described.recipe.tokens
     assert machine.uncertainty is not None
     shown = top if chosen is None else TRIED
     planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=shown)
     limited = days is not None or budget is not None
     others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
     if planned.best:
-        _check_limits(planned.best[0], others, ranks, days=days, budget=budget)
+        _check_limits(planned.best[0], others, question.ranks, days=days, budget=budget)
     if chosen is not None:
         print_export(run, chosen, planned, stack=machine.stack.name, batch=batch)
         raise typer.Exit(exit_codes.PASS if planned.best else exit_codes.FAIL)
     if picture is not None:
         from suite.report.plots.plan import draw_numbers
 
-        draw_numbers(picture, f"{run} on {machine.accelerator.name}", others, asked=ranks)
+        draw_numbers(picture, f"{run} on {machine.accelerator.name}", others, asked=question.ranks)
     stated = Failures(failures, checkpoint_seconds, restart_seconds)
-    asked = with_failures or any(value is not None for value in stated)
-    expected = _goodput(stated, described, planned) if planned.best and asked else None
+    fails = with_failures or any(value is not None for value in stated)
+    expected = _goodput(stated, described, planned) if planned.best and fails else None
     if json:
         goodput_entry = {"goodput": None if expected is None else expected._asdict()}
-        print_json(_entry(run, machine, planned, others if numbers else []) | goodput_entry)
+        print_json(_entry(run, found, planned, others if numbers else []) | goodput_entry)
     else:
         _print_question(described, machine, planned)
         _print(planned, expected, others if numbers else [])
         if not planned.best:
-            again = {"--on": on, "--gpus": str(ranks), "--batch": None if batch is None else str(batch), "--fix": fix}
-            _print_otherwise(run, question, again | {"--network": f"{network:g}" if network else None})
+            _print_otherwise(run, question, asked)
         _print_search(machine, planned, fix)
-        options = {"--on": on, "--network": f"{network:g}" if network else None, "--stack": stack}
-        if planned.best and batch is None:  # `predict` has the run's own batch
-            print_next(console(), run, planned.best[0].found.layout, options)
+        print_assumptions(console(), found.assumed, found.notes)
+        if planned.best:
+            print_next(console(), run, planned.best[0].found.layout, asked, batch=question.recipe.global_batch)
     if not planned.best:
         raise typer.Exit(exit_codes.FAIL)
 
@@ -176,12 +215,15 @@ def _print(planned: TrainingPlan, expected: Goodput | None, others: list[OtherNu
         print_numbers(out, planned.question, others)
 
 
-def _print_otherwise(run: str, question: Question, options: dict[str, str | None]) -> None:
+def _print_otherwise(run: str, question: Question, asked: Asked) -> None:
     """Print what would fit: more accelerators, or what other software does."""
     if enough := enough_ranks(question):
         print_folded(console(), f"{enough:,} accelerators would do", "")
-    fits = "fits with switches of other software" if fits_otherwise(question) else "does not fit with any switch"
-    print_command(console(), f"{fits}, which `fit` searches", f"fit {run}", options)
+    if fits_otherwise(question):
+        words = "fits with switches of other software"
+        print_command(console(), words, f"fit {run}", asked.options, flags=("--any-software",))
+    else:
+        print_folded(console(), "does not fit with any switch of any software", "")
 
 
 def _check_limits(
@@ -237,14 +279,15 @@ def _print_search(machine: RunMachine, planned: TrainingPlan, fix: str) -> None:
         print_folded(out, note)
 
 
-def _entry(run: str, machine: RunMachine, planned: TrainingPlan, others: list[OtherNumber]) -> dict[str, Any]:
+def _entry(run: str, found: AskedQuestion, planned: TrainingPlan, others: list[OtherNumber]) -> dict[str, Any]:
     question, result = planned.question, planned.result
     return {
         "run": run,
         "status": "ok" if planned.best else "does not fit",
-        "accelerator": machine.accelerator.name,
+        "accelerator": found.machine.accelerator.name,
         "accelerators": question.ranks,
-        "stack": machine.stack.name,
+        "stack": found.machine.stack.name,
+        "assumed": found.assumed,
         "tokens": planned.tokens,
         "memory_bytes": question.memory_bytes,
         "step_seconds_uncertainty": planned.uncertainty,

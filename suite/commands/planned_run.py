@@ -2,26 +2,96 @@
 
 from __future__ import annotations
 
-import math
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, layout_text
+from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
+from suite.commands.training_options import check_positive
+from suite.predict.machine_model.model import RunMachine
+from suite.predict.plan.asked import AskedTraining, Assumed, asked_run, check_micro_batch, machine_assumptions
+from suite.predict.plan.plan import machine_of, question_of
+from suite.predict.plan.question import Question
 
 
-def check_positive(given: dict[str, float | None]) -> None:
-    """Refuse options whose numbers are not finite and above 0.
+class Asked(NamedTuple):
+    """Options that `fit` and `plan` share; None where one is absent.
+
+    Args:
+        network: Gbit/s out of a node.
+        fix: words of a layout that stay.
+    """
+
+    on: str | None
+    gpus: int | None
+    network: float | None
+    stack: str | None
+    training: AskedTraining
+    fix: str = ""
+
+    @property
+    def options(self) -> dict[str, str | None]:
+        """The options as they are typed."""
+        training = self.training
+        return {
+            "--on": self.on,
+            "--gpus": _typed(self.gpus),
+            "--network": _typed(self.network),
+            "--stack": self.stack,
+            "--precision": training.precision,
+            "--batch": _typed(training.batch),
+            "--micro-batch": _typed(training.micro_batch),
+            "--sequence": _typed(training.sequence),
+            "--tokens": _typed(training.tokens),
+            "--fix": self.fix,
+        }
+
+
+def _typed(value: float | None) -> str | None:
+    return None if value is None else f"{value:.12g}"
+
+
+class AskedQuestion(NamedTuple):
+    """A search's question about a run, and what it rests on.
+
+    Args:
+        assumed: what neither run nor options say.
+        notes: what a reader may not expect of the answers.
+    """
+
+    run: ReferenceRun
+    machine: RunMachine
+    question: Question
+    assumed: tuple[Assumed, ...]
+    notes: tuple[str, ...]
+
+
+def asked_question(name: str, asked: Asked, *, usual_stack: str | None = None) -> AskedQuestion:
+    """The question about the run or run file of that name.
+
+    Args:
+        usual_stack: software where no --stack is given, in place of the run's own.
 
     Raises:
-        InputError: one is.
+        InputError: no such run, accelerator or stack; an option that does not go with the run.
     """
-    for option, value in given.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
+    check_positive({"--gpus": asked.gpus, "--network": asked.network})
+    found = asked_run(planned_run(name), asked.training, on=asked.on, ranks=asked.gpus)
+    machine = machine_of(found.run, found.on, found.ranks, asked.network, asked.stack or usual_stack)
+    fixed = named_fields(asked.fix, where="--fix") if asked.fix else {}
+    if (micro_batch := asked.training.micro_batch) is not None:
+        check_micro_batch(found.run.recipe.global_batch, micro_batch)
+        if fixed.setdefault("micro_batch", micro_batch) != micro_batch:
+            raise InputError("another size than --micro-batch", got=asked.fix, where="--fix")
+    question = question_of(found.run, machine, ranks=found.ranks, fixed=fixed, global_batch=None)
+    assumed = (*found.assumed, *machine_assumptions(machine, ranks=found.ranks))
+    return AskedQuestion(found.run, machine, question, assumed, found.notes)
 
 
 def planned_run(name: str) -> ReferenceRun:
@@ -36,30 +106,23 @@ def planned_run(name: str) -> ReferenceRun:
     return reference_run(name, also=minis)
 
 
-def print_next(out: Console, run: str, layout: Layout, options: dict[str, str | None]) -> None:
+def print_next(out: Console, run: str, layout: Layout, asked: Asked, *, batch: int | None) -> None:
     """Print the command that says more of the first layout.
 
     Args:
-        options: of the command, with their values; those without one are left out.
+        asked: of the command that found the layout.
+        batch: samples of a step, if they were assumed: by `predict` they might be so otherwise.
     """
-    words: dict[str, str | None] = {"--layout": layout_text(layout, complete=True)}
-    print_command(out, "more of the first", f"predict {run}", words | options)
+    typed = asked.options | {"--gpus": None, "--micro-batch": None, "--fix": None}
+    if batch is not None:
+        typed["--batch"] = str(batch)
+    print_command(out, "more of the first", f"predict {run}", {"--layout": layout_text(layout, complete=True)} | typed)
 
 
-def print_command(out: Console, words: str, command: str, options: dict[str, str | None]) -> None:
+def print_command(
+    out: Console, words: str, command: str, options: Mapping[str, str | None], *, flags: Iterable[str] = ()
+) -> None:
     """Print a command of the suite, in one line to be pasted; options without a value are left out."""
-    given = "".join(f" {option} {value}" for option, value in options.items() if value)
+    given = "".join(f" {option} {shlex.quote(value)}" for option, value in options.items() if value)
+    given += "".join(f" {flag}" for flag in flags)
     out.print(Text(f"{words}: python -m suite {command}{given}", "dim"), soft_wrap=True)
-
-
-def own_ranks(run: ReferenceRun) -> int:
-    """Accelerators that the run had.
-
-    Raises:
-        InputError: it does not say.
-    """
-    if run.cluster is not None and run.cluster.accelerators is not None:
-        return run.cluster.accelerators
-    if run.recorded_layout is not None:
-        return run.recorded_layout.ranks
-    raise InputError("the run does not say on how many accelerators", allowed="--gpus N", where=run.where)

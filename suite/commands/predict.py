@@ -19,7 +19,28 @@ from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
-from suite.commands.options import JsonLines, print_json
+from suite.commands.options import print_json
+from suite.commands.training_options import (
+    LAYOUT_PANEL,
+    MACHINE_PANEL,
+    OUTPUT_PANEL,
+    TRAINING_PANEL,
+    Batch,
+    EnergyPrice,
+    Gpus,
+    JsonOutput,
+    MicroBatch,
+    Network,
+    On,
+    PrecisionName,
+    Price,
+    Pue,
+    Sequence,
+    StackName,
+    Tokens,
+    asked_training,
+    check_positive,
+)
 from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.process_groups import key_value_copies, node_crossing_share
 from suite.predict.plan.departures import Departure, departures, most_changing_stack
@@ -35,6 +56,7 @@ from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.report.slice import print_sliced
+from suite.report.terminal.plan import print_assumptions
 from suite.report.terminal.prediction import (
     SIGNS,
     print_choices,
@@ -52,38 +74,64 @@ from suite.report.terminal.prediction import (
 from suite.report.terminal.tables import console, print_folded
 
 
-def predict(  # noqa: PLR0913  # the command's options
+def predict(  # noqa: PLR0913  # long: the command's options
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
-    on: Annotated[str | None, typer.Option(help="Accelerator to predict for; default: the run's own.")] = None,
+    on: On = None,
+    gpus: Gpus = None,
     machine: Annotated[
         Path | None,
-        typer.Option(help="Profile that `calibrate` stored, to predict for such machines.", show_default=False),
+        typer.Option(
+            help="Profile that `calibrate` stored, to predict for such machines.",
+            show_default=False,
+            rich_help_panel=MACHINE_PANEL,
+        ),
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="Layout, such as dp8,tp4,pp12; omitted axes are 1.")] = None,
-    network: Annotated[
-        float | None,
-        typer.Option(help="Gbit/s out of a node (a GB200's has 72) over all its interfaces, not the run's own.", min=0),
-    ] = None,
-    stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
+    network: Network = None,
+    stack: StackName = None,
+    precision: PrecisionName = None,
+    batch: Batch = None,
+    micro_batch: MicroBatch = None,
+    sequence: Sequence = None,
+    tokens: Tokens = None,
     products: Annotated[
-        ProductFormat | None, typer.Option(help="GEMM format of the layers; default: the run's own.")
+        ProductFormat | None,
+        typer.Option(help="GEMM format of the layers (default: the run's own).", rich_help_panel=TRAINING_PANEL),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Layout, such as dp8,tp4,pp12; omitted axes are 1 (default: the run's own, or the fastest that fits).",
+            rich_help_panel=LAYOUT_PANEL,
+        ),
     ] = None,
     records: Annotated[
         list[str] | None,
         typer.Option(
-            "--from", help="Record of a measured slice of RUN, whose times take the model's place; repeatable."
+            "--from",
+            help="Record of a measured slice of RUN, whose times take the model's place; repeatable.",
+            rich_help_panel=MACHINE_PANEL,
         ),
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
-    energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
-    pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
+    price: Price = None,
+    energy_price: EnergyPrice = None,
+    pue: Pue = 1.0,
     every_figure: Annotated[
-        bool, typer.Option("--all", help="Print every published figure, convention, message, stage and assumption too.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Print every published figure, convention, message, stage and assumption too.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False,
     show_choices: Annotated[
-        bool, typer.Option("--choices", help="Print limits too: what fits, and what pays. `plan` searches layouts.")
+        bool,
+        typer.Option(
+            "--choices",
+            help="Print limits too: what fits, and what pays. `plan` searches layouts.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False,
-    json: JsonLines = False,
+    json: JsonOutput = False,
 ) -> None:
     """Predict runs: whether they fit, figures next to the published ones, and where time and memory go.
 
@@ -94,12 +142,19 @@ def predict(  # noqa: PLR0913  # the command's options
 
     Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
+    training = asked_training(
+        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
+    )
+    check_positive({"--gpus": gpus})
     request = _request(on, machine, layout, network, Prices(price, energy_price, pue), stack)
-    request = request._replace(products=products, slices=_slices(records or [], runs, show_choices=show_choices))
+    request = request._replace(
+        products=products, slices=_slices(records or [], runs, show_choices=show_choices), gpus=gpus, training=training
+    )
     predictions = [(name, predicted_run(name, request)) for name in runs]
     for name, predicted in predictions:
         chosen = _choices(predicted) if show_choices else []
-        software = _StackEffects(most_changing_stack(predicted, request), departures(predicted, request))
+        settled = predicted.request or request
+        software = _StackEffects(most_changing_stack(predicted, settled), departures(predicted, settled))
         if json:
             print_json(_entry(name, predicted, chosen if show_choices else None, software))
         else:
@@ -157,6 +212,10 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None, softwar
     if predicted.machine:
         rival = software.rival and _departure(software.rival)
         entry["stack"] = {"name": predicted.machine.stack.name, "read_as": predicted.machine.read_as, "rival": rival}
+    if predicted.assumed:
+        entry["assumed"] = predicted.assumed
+    if predicted.notes:
+        entry["notes"] = predicted.notes
     if software.changed:
         entry["changed"] = [_departure(each) for each in software.changed]
     if predicted.machine and predicted.prediction and predicted.prediction.step:
@@ -248,6 +307,7 @@ def _print(
         if arithmetic and arithmetic.memory:
             print_largest_memory(out, arithmetic.memory)
     print_choices(out, chosen)
+    print_assumptions(out, predicted.assumed, predicted.notes)
     for reason in predicted.missing:
         print_folded(out, f"not predicted: {reason}")
     if predicted.remark:

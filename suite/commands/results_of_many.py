@@ -27,7 +27,7 @@ from suite.records.query import Selection, moment, statuses
 from suite.records.store import end_of, read
 from suite.records.summary import LaunchSummary
 from suite.report.tables import table
-from suite.report.terminal.tables import console, print_refusal
+from suite.report.terminal.tables import console, print_refusal, write_line
 
 _DIGITS = 8  # of an id, its last
 _ONE = frozenset({"dp1", "tp1", "pp1", "cp1", "ep1"})
@@ -61,7 +61,7 @@ def list_command(
     elif chosen:
         sys.stdout.write(_table(chosen) + "\n")
     else:
-        sys.stderr.write(f"none of {len(known)} launches in {results} is meant\n")
+        write_line(f"none of {len(known)} launches in {results} is meant", stderr=True)
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
 
 
@@ -117,7 +117,7 @@ def check_command(run: Run = None, results: Results = RESULTS, json: Json = Fals
         print_json({"whole": whole, "damaged": damaged})
     else:
         name_left_out(bad)
-        sys.stdout.write(f"{whole} records are whole, {len(bad)} damaged\n")
+        write_line(f"{whole} records are whole, {len(bad)} damaged")
     raise typer.Exit(exit_code(any_record=bool(known), damaged=bool(bad)))
 
 
@@ -156,9 +156,9 @@ def export_command(
             entry = {"file": str(out), "launches": len(chosen), "columns": list(table)}
             print_json(entry)
         else:
-            sys.stdout.write(f"wrote {out}: {len(chosen)} launches, {len(table)} columns\n")
+            write_line(f"wrote {out}: {len(chosen)} launches, {len(table)} columns")
     else:
-        sys.stderr.write(f"none of {len(known)} launches in {results} is meant: nothing is written\n")
+        write_line(f"none of {len(known)} launches in {results} is meant: nothing is written", stderr=True)
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
 
 
@@ -188,7 +188,7 @@ def merge_command(
         print_json(outcome)
     else:
         counts = f"{outcome.added} added, {outcome.ended} got their end, {outcome.same} were here"
-        sys.stdout.write(f"{counts}, {len(outcome.conflicts)} conflicts, {len(outcome.damaged)} damaged\n")
+        write_line(f"{counts}, {len(outcome.conflicts)} conflicts, {len(outcome.damaged)} damaged")
     if outcome.damaged:
         raise typer.Exit(exit_codes.BAD_INPUT)
     if outcome.conflicts:
@@ -240,7 +240,7 @@ def prune_command(
                 failed.append(error)
                 continue
         if not json:
-            sys.stdout.write(f"{'removed' if yes else 'would remove'} {' and '.join(halves)}\n")
+            write_line(f"{'removed' if yes else 'would remove'} {' and '.join(halves)}")
     if yes:
         remove_leftovers(results)
     name_left_out(failed)
@@ -248,7 +248,7 @@ def prune_command(
         entry = {"removed": yes, "records": [str(path) for path in paths], "failed": [str(e) for e in failed]}
         print_json(entry)
     elif not yes and paths:
-        sys.stderr.write(f"{len(paths)} record{'s' if len(paths) > 1 else ''}; nothing is removed without --yes\n")
+        write_line(f"{len(paths)} record{'s' if len(paths) > 1 else ''}; nothing is removed without --yes", stderr=True)
     if failed:
         raise typer.Exit(exit_codes.BAD_INPUT)
     raise typer.Exit(exit_codes.PASS if paths else exit_codes.INCONCLUSIVE)

@@ -159,7 +159,7 @@ def diff_command(
         shown = [row for row in rows if everything or row.difference != 0]
         shown = [_of_rank(row) if ranks else row for row in shown]
         if shown:
-            print_comparison(out, shown, left="left", right="right", relative_to="left")
+            print_comparison(out, shown, left="left", right="right")
         else:
             out.print("no figure differs" if rows else "no figures to compare")
     raise typer.Exit(exit_codes.INCONCLUSIVE if not rows else exit_codes.FAIL if failed else exit_codes.PASS)

@@ -76,7 +76,7 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
 def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str]) -> None:
     out = console()
     print_folded(out, title, "bold")
-    rows = []
+    rows: list[list[object]] = []
     for key, fact in facts.items():
         why, effect = (f"{name}: {text}" if text else "" for name, text in (("why", fact.why), ("effect", fact.effect)))
         origin = "; ".join(part for part in (fact.source, why, effect, fact.note) if part)

@@ -10,6 +10,7 @@ import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
 from suite.first_hour.parts import HourPart, PartKind
+from suite.metrics.difference_words import difference_in_words, scale_of
 from suite.metrics.figures import Quantity
 from suite.records.kernel_runs import OURS, kernel_run
 
@@ -51,9 +52,9 @@ def last_line(text: str) -> str:
     return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def apart(expected: float, measured: float) -> str:
-    """The difference as it is printed everywhere: expected over measured, less 1."""
-    return f"{expected / measured - 1:+.1%}" if measured else "measured 0"
+def _apart(row: Any) -> str:
+    """The difference of a row's measured value from the predicted one, in words."""
+    return difference_in_words(row["right"], row["left"], scale_of(row["quantity"]), than="predicted")
 
 
 def _environment(_part: HourPart, found: Any) -> PartReading:
@@ -107,7 +108,7 @@ def _reproduce(part: HourPart, found: Any) -> PartReading:
         return PartReading(f"{found['status']}: {found['message']}; record {found['record']}", [])
     figures = found["figures"]
     differences = [
-        f"{_figure(row)}: predicted {row['left']:,}, measured {row['right']:,} ({apart(row['left'], row['right'])})"
+        f"{_figure(row)}: measured {row['right']:,}, {_apart(row)} ({row['left']:,})"
         for row in figures
         if row["verdict"] == "fail" and row["left"] is not None and row["right"] is not None
     ]
@@ -119,10 +120,10 @@ def _reproduce(part: HourPart, found: Any) -> PartReading:
         says.append(f"step {step['right']:.4g} s")
         if step["left"] is not None:
             allowed = found["step_uncertainty"] or STEP_ERROR
-            words = f"predicted {step['left']:.4g} s ({apart(step['left'], step['right'])})"
+            words = f"{_apart(step)} ({step['left']:.4g} s)"
             says.append(words)
             if abs(step["left"] / step["right"] - 1) > allowed:
-                differences.append(f"step time: {words}, measured {step['right']:.4g} s, within {allowed:.0%} expected")
+                differences.append(f"step time: {step['right']:.4g} s, {words}, within {allowed:.0%} asked")
     reached = next((row["right"] for row in figures if row["quantity"] == Quantity.MFU and row["right"]), None)
     if reached is not None:
         says.append(f"mfu {reached:.1%}")

@@ -10,6 +10,7 @@ import msgspec
 
 from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.rung import Promise, Rung, Track
+from suite.metrics.difference_words import Scale, difference_in_words
 from suite.metrics.launch_statistics import moderated_deviation
 
 PEAK_TOLERANCE = 0.05
@@ -127,11 +128,12 @@ def peak_check(prediction: RungPrediction, measurement: RungMeasurement) -> Prom
         return PromiseCheck(name="peak", mark=Mark.SHOWN, says="the peak is not predicted")
     error = prediction.peak_bytes / measurement.peak_bytes - 1
     mark = Mark.PASS if abs(error) <= PEAK_TOLERANCE else Mark.FAIL
+    apart = difference_in_words(measurement.peak_bytes, prediction.peak_bytes, Scale.AMOUNT, than="predicted")
     others = ""
     if abs(prediction.peak_bytes / measurement.largest_peak_bytes - 1) > PEAK_TOLERANCE >= abs(error):
-        more = measurement.largest_peak_bytes / measurement.peak_bytes - 1
-        others = f" of the median rank; one has {more:+.1%}, gloo's messages perhaps: not judged"
-    return PromiseCheck(name="peak", mark=mark, says=f"predicted {error:+.1%}{others}")
+        more = difference_in_words(measurement.largest_peak_bytes, measurement.peak_bytes, Scale.AMOUNT, than="that")
+        others = f" on the median rank; one has {more}, gloo's messages perhaps: not judged"
+    return PromiseCheck(name="peak", mark=mark, says=f"{apart}{others}")
 
 
 def repeats_check(measurement: RungMeasurement, *, gpu: bool) -> PromiseCheck | None:

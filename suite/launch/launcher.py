@@ -28,6 +28,7 @@ from suite.launch.multi_host import Hosts
 from suite.launch.rank_events import RankEvents
 from suite.machine import malloc
 from suite.machine.gpu import cuda_errors
+from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all, is_stopped
 from suite.paths import ROOT
 
@@ -64,10 +65,18 @@ class LaunchOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return [event for events in self.events for event in events if isinstance(event, Finished)]
 
 
-def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> LaunchOutcome:
+def launch(
+    job: AnyJob,
+    identity: str,
+    on_event: Callable[[int, Event], None],
+    *,
+    hosts: Hosts = HERE,
+    interpreter: Interpreter = OWN,
+) -> LaunchOutcome:
     """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
     With `hosts`, one rank runs on each. Ranks on other machines cannot be asked for their stacks in a hang.
+    `interpreter` runs torchrun and ranks on this machine.
     `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
     hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
     launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.
@@ -79,11 +88,11 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
     try:
         with log_path.open("wb") as log, held():
             process = subprocess.Popen(
-                _command(job, hosts, identity),
+                _command(job, hosts, identity, interpreter),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(job, identity, hosts),
+                env=_environment(job, identity, hosts, interpreter),
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
                 preexec_fn=die_with_parent,
             )
@@ -109,7 +118,7 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
     return _outcome(_failure(ranks, log_path, process.returncode), ranks, log_path)
 
 
-def _command(job: AnyJob, hosts: Hosts, identity: str = "") -> list[str]:
+def _command(job: AnyJob, hosts: Hosts, identity: str = "", interpreter: Interpreter = OWN) -> list[str]:
     kind = ["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []
     path = f"{job.directory}/job.json"
     if hosts.scheduled:
@@ -118,7 +127,7 @@ def _command(job: AnyJob, hosts: Hosts, identity: str = "") -> list[str]:
         return [*start, *task, *kind, path]
     if hosts.names:
         return [sys.executable, "-m", "suite.launch.multi_host", hosts.access.value, *kind, path, *hosts.names]
-    torchrun = [sys.executable, "-m", "suite.execute.torchrun", LOOPBACK, ANY_PORT]
+    torchrun = [interpreter.executable, "-m", "suite.execute.torchrun", LOOPBACK, ANY_PORT]
     checkpoints = job.checkpoints if isinstance(job, Job) else None
     restarts = 0 if checkpoints is None else checkpoints.restarts
     options = [
@@ -175,20 +184,21 @@ def _scheduled_outcome(
     return msgspec.structs.replace(_outcome(ending, ranks, log_path), nodes=nodes)
 
 
-def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+def _environment(job: AnyJob, identity: str, hosts: Hosts, interpreter: Interpreter = OWN) -> dict[str, str]:
+    own = interpreter.environment()
+    paths = [str(ROOT), own.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" and not hosts.elsewhere else {}
     # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless asked to, and with an empty value
     # gloo of 2.13 never gets past its constructor
-    recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}
+    recorder = {"TORCH_FR_BUFFER_SIZE": own.get("TORCH_FR_BUFFER_SIZE") or "2000"}
     needed = {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "OMP_NUM_THREADS": str(job.threads),
         "PYTHONUNBUFFERED": "1",
         LAUNCH_VARIABLE: identity,
     }
-    return loopback | malloc.settings() | cuda_allocator(job.device) | os.environ | recorder | needed
+    return loopback | malloc.settings() | cuda_allocator(job.device) | own | recorder | needed
 
 
 def cuda_allocator(device: str) -> dict[str, str]:

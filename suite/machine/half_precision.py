@@ -15,6 +15,7 @@ WORK_DTYPES = {
     Precision.FP16: "fp16",
     Precision.FP16_GRADIENT_COPY: "fp16",
     Precision.FP16_NO_MASTER: "fp16",
+    Precision.BF16_PURE: "bf16",
 }
 
 _BF16 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
@@ -38,7 +39,7 @@ def has_half_instructions(precision: Precision, flags: frozenset[str]) -> bool:
     Source: ideep/utils.hpp, has_bf16_type_support and has_fp16_type_support (oneDNN's instruction sets avx512_core,
     avx512_core_fp16 and avx2_vnni_2).
     """
-    needed = _BF16 if precision is Precision.BF16 else _FP16
+    needed = _BF16 if WORK_DTYPES[precision] == "bf16" else _FP16
     return precision is Precision.FP32 or not flags or needed <= flags or flags >= _BOTH
 
 

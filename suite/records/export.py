@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reference_runs.errors import InputError
+from reference_runs.printable import csv_cell
 from suite.paths import whole_file
 from suite.records.summary import LaunchSummary
 
@@ -43,7 +44,12 @@ def written_csv(table: dict[str, list[Cell]], path: Path) -> None:
     import pandas
 
     with _for_out(path) as temporary:  # as objects: integers of any size stay exact, and next to gaps too
-        pandas.DataFrame(table, dtype=object).to_csv(temporary, index=False, lineterminator="\r\n")
+        cells = {csv_cell(name): list(map(_cell, column)) for name, column in table.items()}
+        pandas.DataFrame(cells, dtype=object).to_csv(temporary, index=False, lineterminator="\r\n")
+
+
+def _cell(value: Cell) -> Cell:
+    return csv_cell(value) if isinstance(value, str) else value
 
 
 def written_parquet(table: dict[str, list[Cell]], path: Path) -> None:

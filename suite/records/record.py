@@ -334,9 +334,12 @@ def status_without_end(node: str, launcher: Launcher) -> str:
     return "running" if alive else Status.CRASHED.value
 
 
-def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
-    """The first half for a launch that is about to start in this process."""
-    fingerprints = {"hardware": hardware(), "software": software(), "policy": policy(job)}
+def begin_record(job: Job, corpus: Corpus, identity: str, other_software: dict[str, str] | None = None) -> Begin:
+    """The first half for a launch that is about to start in this process.
+
+    `other_software` are facts of the Python of its ranks, where that is not this process's own.
+    """
+    fingerprints = {"hardware": hardware(), "software": software() | (other_software or {}), "policy": policy(job)}
     return Begin(
         schema=SCHEMA,
         id=identity,

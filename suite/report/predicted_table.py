@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from reference_runs.errors import InputError
+from reference_runs.printable import csv_cell
 from reference_runs.published import PublishedTable
 from reference_runs.published_as_written import canonical_table, canonical_text, read_table_file
 from suite.paths import whole_file
@@ -36,9 +37,10 @@ def write_predictions(table: PublishedTable, source: Path, target: Path) -> None
     def padded(cells: list[str]) -> list[str]:
         return [*cells, *[""] * (width - len(cells))]
 
-    writer.writerow([*padded(header), *COLUMNS])
+    writer.writerow(map(csv_cell, [*padded(header), *COLUMNS]))
     for line, cells in lines:
-        writer.writerow([*padded(cells), *_said(predicted.get(line), reasons.get(line, ""))])
+        said = _said(predicted.get(line), reasons.get(line, ""))
+        writer.writerow(map(csv_cell, [*padded(cells), *said]))
     _write(text.getvalue(), target, "--write")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -150,7 +151,7 @@ def _print_findings(out: Console, findings: Sequence[RegressionFinding]) -> None
     """Print the table of a run: quantity and what it is of in one column, the verdict in its colour."""
     rows = []
     for finding in findings:
-        texts = cells(finding)
+        texts: dict[str, Any] = {**cells(finding)}
         texts["quantity"] = f"{texts['quantity']} {texts.pop('of')}".strip()
         texts["verdict"] = coloured(texts["verdict"], _COLOURS.get(finding.change, "none"))
         rows.append([*texts.values()])

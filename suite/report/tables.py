@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reference_runs.printable import printable
 
 if TYPE_CHECKING:
     import pandas
@@ -16,9 +18,25 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LEAST = 16  # characters that a folded column keeps
 _GAP = 2
 _INDENT = " " * 4
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_BREAK = "\N{ZERO WIDTH SPACE}"  # where a long word may end a line
 _MOST_TABULATED = 5000  # rows
 
 TableCells = dict[str, list[str]]  # by the column's title
+
+
+class Coloured(NamedTuple):
+    """A cell in colours: texts, each with its style in the words of rich; empty for none."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        """The cell with escape sequences of its colours, and of nothing else."""
+        from rich.style import Style
+
+        shown = ((printable(text), style) for text, style in self.parts)
+        return "".join(Style.parse(style).render(text) if style else text for text, style in shown)
 
 
 def table(
@@ -41,7 +59,7 @@ def table(
         style: PLAIN for terminals, MARKDOWN for files.
         right: columns that stand right; by default those of numbers alone, with a unit or without.
     """
-    titles = [str(name) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]  # only frames come without
+    titles = [printable(str(name), lines=False) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]  # only frames come without
     lines = rows.itertuples(index=False, name=None) if hasattr(rows, "itertuples") else rows
     columns = list(zip(*([_text(cell, style) for cell in line] for line in lines), strict=True))
     cells: TableCells = {title: [*columns[index]] if columns else [] for index, title in enumerate(titles)}
@@ -93,7 +111,9 @@ def _compact(line: str) -> str:
 def _text(cell: Any, style: str) -> str:
     if cell is None or cell != cell:  # NaN
         return ""
-    text = " ".join(str(cell).split("\n"))
+    if isinstance(cell, Coloured):
+        return cell.text
+    text = printable(" ".join(str(cell).split("\n")))
     return text.replace("|", "\\|").replace("<", "&lt;") if style == MARKDOWN else text
 
 
@@ -145,8 +165,19 @@ def _blocks(cells: TableCells, width: int) -> str:
     lines = [first] if first else []
     for name, *values in zip(*cells.values(), strict=True):
         named = [f"{t} {_COLOUR.sub('', value)}".strip() for t, value in zip(titles, values, strict=True) if value]
-        lines += textwrap.wrap(name, width, subsequent_indent=_INDENT, break_on_hyphens=False)
-        lines += textwrap.wrap(
-            ", ".join(named), width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
-        )
+        lines.append(folded(name, width, indent=_INDENT))
+        if named:
+            lines.append(folded(f"{_INDENT}{', '.join(named)}", width, indent=_INDENT))
     return "\n".join(lines)
+
+
+def folded(line: str, width: int, *, indent: str) -> str:
+    """A line with line breaks between words, and after commas of words that are longer than a line.
+
+    A number and its "%" stay together. The lines without their indents, joined again, are the line.
+    """
+    room = width - len(indent)
+    words = (word if len(word) <= room else word.replace(",", f",{_BREAK} ") for word in line.split(" "))
+    text = " ".join(words).replace(" %", f"{_NO_BREAK}%")
+    text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace(f"{_BREAK} ", "").replace(_BREAK, "").replace(_NO_BREAK, " ")

@@ -24,6 +24,7 @@ from suite.machine.cpu_contention import others_shares
 from suite.machine.cpu_speed import over_ranks
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
+from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure, Quantity, last_loss
@@ -127,6 +128,7 @@ def reproduce(
     profile: Profile | None = None,
     profile_source: str = "",
     sample_seconds: float = 0.0,
+    interpreter: Interpreter = OWN,
 ) -> LaunchResult:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
 
@@ -136,6 +138,7 @@ def reproduce(
         profile: what this machine was measured to do; None where nothing valid is known.
         profile_source: its path, or why there is none.
         sample_seconds: to read and tokenise a sample's documents, where the plan's script does so.
+        interpreter: of the ranks; on this machine alone.
 
     Raises:
         InputError: the results directory cannot be written.
@@ -147,11 +150,11 @@ def reproduce(
     with scratch_directory(results, shared=plan.scheduled is not None) as scratch:
         job = job_for(plan, corpus, scratch)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        record = store.Opened(directory, begin_record(job, corpus, identity))
+        record = store.Opened(directory, begin_record(job, corpus, identity, interpreter.software))
         outcome: LaunchOutcome | None = None
         try:
             with hosts_of(plan) as hosts, sole_use(plan.checkpoints, results):
-                outcome = launch(job, identity, on_event, hosts=hosts)
+                outcome = launch(job, identity, on_event, hosts=hosts, interpreter=interpreter)
             figures = _figures(plan, job, outcome, predicted)
             end = _end(identity, outcome, figures, predicted.source, job=job)
         except BaseException as error:

@@ -97,7 +97,10 @@ def _of_the_products(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
     got = f"{product_format.value} recipe.product_format"
     with_experts = a.experts is not None and product_format is ProductFormat.FP8_CURRENT
     moments = f"{recipe.moments.value} recipe.moments"
+    pure = recipe.precision is Precision.BF16_PURE
+    others = ", ".join(each for each in Precision if each is not Precision.BF16_PURE)
     return (
+        _Limit(pure, "training without fp32 moments", recipe.precision.value, others),
         _Limit(recipe.moments is not Moments.FP32, "moments of the optimizer in that dtype", moments, "fp32"),
         _Limit(product_format not in executed, "products in that format", got, ", ".join(executed)),
         _Limit(with_experts, "experts with products in a format of their own", got, ProductFormat.NONE.value),

@@ -24,7 +24,7 @@ from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
 from suite.execute.measure import cpu_speed
 from suite.execute.measure.cpu_speed import MOST_SAMPLES_IN_A_ROW, SAMPLE_SECONDS
-from suite.execute.precision import prepare_arithmetic
+from suite.execute.precision import DTYPES, prepare_arithmetic
 from suite.job.training_job import Job
 from suite.reproduce.plan import corpus_for, job_for
 from tests.support.launches import TEXT, small_plan
@@ -34,7 +34,7 @@ RECIPES: dict[Precision, dict[str, Any]] = {
     precision: {"precision": precision, "initial_loss_scale": 4096.0, "loss_scale_window": 1000}
     if precision.scaled
     else {"precision": precision}
-    for precision in Precision
+    for precision in DTYPES
 }
 
 

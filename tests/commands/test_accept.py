@@ -138,7 +138,7 @@ def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path
     lines = out.splitlines()
     assert (code, asked) == (exit_codes.FAIL, [*QUICK, "glm-mini"])
     assert lines[0] == "rejected: software: another amount of work than predicted"
-    assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, glm-mini)"
+    assert lines[1] == "FAIL  check 7, exact figures, glm-mini"
     assert lines[2].strip() == "expected: arithmetic"
     assert "messages: 6 measured, 5 predicted" in lines[3]
     assert any(line.startswith("drain the node") for line in lines)
@@ -327,9 +327,9 @@ def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
     assert max(len(one), len(three)) <= _SUMMARY_CHARACTERS
 
 
-def short_form(*findings):
+def short_form(*findings, **console):
     """Lines of the short form of a battery with these findings."""
-    out = Console(file=io.StringIO(), width=150)
+    out = Console(file=io.StringIO(), **{"width": 150, **console})
     usual = {"id": "i", "profile": "quick", "notes": ["n" * 500] * 9, "seconds": 1.0, "record": "r"}
     print_verdict(out, BatteryReport(findings=list(findings), decision=decision(findings), **usual))
     return out.file.getvalue().splitlines()
@@ -345,25 +345,48 @@ def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are():
     for verdict in (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.INVALID):
         findings = [found(verdict, check, f"part {check}", unit="flop/s", **rate) for check in range(18)]
         lines = [line for line in short_form(*findings, found(CheckVerdict.WARN)) if line.strip("ens. ;")]
-        said = any("got 90 Gflop/s, expected 100 Gflop/s (+11.1%)" in line for line in lines)
+        said = any("90 Gflop/s, 10.0 % slower than expected (100 Gflop/s" in line for line in lines)
         if len(lines) > 15 or not said:
             wrong.append((verdict, lines))
     assert wrong == []
 
 
+def test_a_terminal_folds_between_words_and_a_file_has_whole_lines():
+    source = " ".join(["median of accepted batteries"] * 8)
+    rate = {"measured": 9e10, "expected": 1e11, "ratio": 0.9, "fail": 0.95, "unit": "flop/s", "source": source}
+    bad = msgspec.structs.replace(found(CheckVerdict.FAIL, part="rank 1", **rate), evidence="one by one " * 30)
+    usual = short_form(bad)
+    at_terminal = short_form(bad, width=80, force_terminal=True, color_system=None)
+    lines = [line for line in usual if "nnnn" not in line]
+    assert lines[0].startswith("rejected: rank 1")
+    assert lines[1] == "FAIL  check 1, matrix rate, x"
+    assert [line.strip() for line in lines[2:4]] == [comparison(bad), bad.evidence.strip()]
+    assert not any(line.endswith("...") for line in usual)
+    folded = [line for line in at_terminal if "nnnn" not in line]
+    assert max(map(len, folded)) <= 80
+    assert " ".join(" ".join(folded).split()) == " ".join(" ".join(lines).split())
+
+
 def test_a_threshold_is_printed_with_its_bad_side():
     table = {
-        "got 0.600, fails below 0.7": {"ratio": 0.6, "warn": 0.7, "fail": 0.7},
-        "got 0.120, fails above 0.1": {"ratio": 0.12, "warn": 0.05, "fail": 0.1},
-        "got 1.300, fails above 1.1": {"ratio": 1.3, "warn": 1.05, "fail": 1.1},
-        "got 0.900, warns below 0.965": {"ratio": 0.9, "warn": 0.965},
-        "got 9, expected 10 (+11.1%), fails above +25.0%": {
+        "0.600; fails below 0.7": {"check": 15, "ratio": 0.6, "warn": 0.7, "fail": 0.7},
+        "0.120; fails above 0.1": {"check": 9, "ratio": 0.12, "warn": 0.05, "fail": 0.1},
+        "1.300; fails above 1.1": {"check": 10, "ratio": 1.3, "warn": 1.05, "fail": 1.1},
+        "0.900; warns below 0.965": {"check": 15, "ratio": 0.9, "warn": 0.965},
+        "10.0 % slower than expected (the others); fails at 7.0 % slower": {
+            **{"check": 2, "ratio": 0.9, "warn": 0.97, "fail": 0.93, "source": "the others"}
+        },
+        "9, 10.0 % slower than expected (10); fails at 20.0 % slower": {
             **{"measured": 9, "expected": 10, "ratio": 0.9, "warn": 0.95, "fail": 0.8}
         },
-        "got 11, expected 10 (-9.1%), fails below -20.0%": {
-            **{"measured": 11, "expected": 10, "ratio": 1.1, "warn": 1.05, "fail": 1.25}
+        "11, 10.0 % slower than expected (10); fails at 25.0 % slower": {
+            **{"check": 8, "measured": 11, "expected": 10, "ratio": 1.1, "warn": 1.05, "fail": 1.25}
         },
-        "got 0.37, expected 0, fails above 0.05": {"measured": 0.37, "expected": 0.0, "fail": 0.05},
+        "1.1 of the speed before, 10.0 % faster than expected (1); fails at 7.0 % slower": {
+            **{"check": 8, "measured": 1.1, "expected": 1.0, "ratio": 1.1, "warn": 0.97, "fail": 0.93},
+            "unit": "of the speed before",
+        },
+        "0.37, expected 0; fails above 0.05": {"check": 0, "measured": 0.37, "expected": 0.0, "fail": 0.05},
     }
     assert [comparison(found(CheckVerdict.FAIL, **limits)) for limits in table.values()] == list(table)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ from suite.__main__ import main
 from suite.predict.analytic.parameters import parameter_count
 from suite.reproduce.plan import plan
 from suite.reproduce.request import Request
-from tests.support.configurations import PUBLISHED, written
+from tests.support.configurations import KIMI_K2, PUBLISHED, written
 
 LLAMA, PARAMETERS = PUBLISHED["llama3.1-8b"]
-CONFIGURATION = LLAMA | {"architectures": ["LlamaForCausalLM"], "_name_or_path": "meta-llama/Llama-3.1-8B"}
+CONFIGURATION = LLAMA | {
+    "architectures": ["LlamaForCausalLM"],
+    "_name_or_path": "meta-llama/Llama-3.1-8B",
+    "torch_dtype": "bfloat16",
+}
 
 
 @pytest.fixture
@@ -27,9 +32,7 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_file_is_a_run_of_the_published_size(configuration, capsys, said):
     assert main(["import", configuration, "--sequence", "8192", "--output", "my_run.toml"]) == 0
-    out, err = capsys.readouterr()
-    assert out == ""
-    words = " ".join(err.split())
+    words = " ".join(capsys.readouterr().out.split())
     assert "my_run.toml: meta-llama/Llama-3.1-8B (llama), 8,030,261,248 parameters" in words
     assert "not used: _name_or_path, architectures" in words
     run = load(Path("my_run.toml"))
@@ -37,12 +40,15 @@ def test_the_file_is_a_run_of_the_published_size(configuration, capsys, said):
     assert (run.architecture.sequence, run.recipe.init_std) == (8192, 0.02)
     assert "8,030,261,248 parameters" in said("show", "my_run.toml")
     predicted = said("predict", "my_run.toml", "--layout", "dp8,zero3")
-    assert "memory: recipe.precision is needed" in " ".join(predicted.split())
+    assert "assumed: " in predicted
+    assert "not predicted: memory" not in predicted
 
 
-def test_without_an_output_the_file_is_printed_alone(configuration, said):
-    Path("printed.toml").write_text(said("import", configuration), encoding="utf-8")
-    assert load(Path("printed.toml")).architecture.sequence == 131072
+def test_to_stdout_the_file_is_printed_alone(configuration, said):
+    Path("printed.toml").write_text(said("import", configuration, "--output", "-"), encoding="utf-8")
+    run = load(Path("printed.toml"))
+    assert (run.architecture.sequence, run.recipe.precision) == (8192, "bf16")
+    assert "up to 131,072" in run.facts["architecture.sequence"].why
 
 
 def test_a_recipe_is_borrowed_as_an_assumption_and_makes_a_miniature(configuration):
@@ -72,7 +78,7 @@ REFUSED = [
     ("--output run.txt", "--output: not a run file's name; got run.txt, allowed: one ending in .toml\n"),
     ("--output here.toml", "--output: the file exists, and is not overwritten; got here.toml, allowed: a new name\n"),
     ("--output none/a.toml", "--output: cannot write there: No such file or directory; got none/a.toml\n"),
-    ("--json", "--json: the run file itself goes to stdout; allowed: with --output\n"),
+    ("--json --output -", "--output: the run file itself goes to stdout; allowed: a file\n"),
 ]
 
 
@@ -87,3 +93,68 @@ def test_a_configuration_that_is_not_described_writes_nothing(tmp_path, refused)
     line = refused("import", str(path), "--output", str(tmp_path / "my_run.toml"))
     assert line.startswith(f'{path}: hidden_act; got "snake", allowed: silu, ')
     assert not (tmp_path / "my_run.toml").exists()
+
+
+DENSE = ("llama3.1-8b", "llama3.1-70b", "tinyllama", "mistral-7b", "qwen3-8b", "phi-4", "gemma-7b", "gpt2-xl")
+MODELS = {name: PUBLISHED[name][0] for name in (*DENSE, "qwen3-30b-a3b", "mixtral-8x7b")} | {"kimi-k2": KIMI_K2}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_configuration_is_two_commands_from_an_answer(model, tmp_path, monkeypatch, said):
+    """What `import` prints last runs as it is printed."""
+    monkeypatch.chdir(tmp_path)
+    said("import", written(tmp_path / f"{model}.json", MODELS[model]).name)
+    said("import", f"{model}.json")  # a second time too: the file says the same
+    (printed,) = (line for line in said("import", f"{model}.json").splitlines() if line.startswith("next: "))
+    assert printed.startswith(f"next: python -m suite fit {Path(model).name}.toml --on h100-sxm --gpus ")
+    answer = said(*shlex.split(printed.partition(" suite ")[2]))
+    assert answer.startswith(("fits: ", "probably fits: "))
+
+
+def test_options_are_written_into_the_file_and_mean_the_same_to_other_commands(configuration, said, answered):
+    options = ("--precision", "bf16-pure", "--batch", "512", "--tokens", "1e12", "--network", "1600", "--gpus", "64")
+    options += ("--on", "h200", "--stack", "megatron-core", "--sequence", "4096")
+    said("import", configuration, "--output", "own.toml", *options)
+    said("import", configuration, "--output", "plain.toml")
+    plain = answered("plan", "plain.toml", *options)
+    assert (plain.pop("run"), plain["assumed"]) == ("plain.toml", [])
+    own = answered("plan", "own.toml")
+    assert own.pop("run") == "own.toml"
+    assert own == plain
+
+
+def test_a_micro_batch_goes_into_the_printed_command(configuration, said):
+    out = said("import", configuration, "--micro-batch", "2")
+    assert out.splitlines()[-1].endswith(" --micro-batch 2")
+
+
+def test_a_sequence_beyond_the_longest_is_said(configuration, said):
+    out = " ".join(said("import", configuration, "--sequence", "262144").split())
+    assert "note: sequences of 262,144 tokens, and the configuration allows 131,072" in out
+
+
+UNDESCRIBED = {
+    "qwen2_5_vl": ({"vision_config": {"depth": 32}}, "a vision part"),
+    "whisper": ({"num_mel_bins": 80}, "an audio part"),
+    "t5": ({"is_encoder_decoder": True}, "an encoder"),
+    "mamba2": ({"state_size": 128}, "linear attention or state-space layers"),
+    "unheard_of": ({"layer_types": ["linear_attention", "full_attention"]}, "linear attention or state-space layers"),
+    "gemma2": ({}, "soft caps of logits and scores"),
+    "granite": ({}, "factors on embeddings, residuals and logits"),
+    "gpt_oss": ({}, "attention sinks"),
+}
+
+
+@pytest.mark.parametrize("kind", UNDESCRIBED)
+def test_a_model_that_is_not_described_is_refused_with_its_reason(kind, tmp_path, refused):
+    values, reason = UNDESCRIBED[kind]
+    path = written(tmp_path / "config.json", {"model_type": kind} | values)
+    line = refused("import", str(path))
+    assert line.startswith(f"{path}: model_type '{kind}' is not described: it has {reason}")
+    assert "allowed" not in line
+    assert "did you mean" not in line
+
+
+def test_a_misspelt_model_type_is_told(tmp_path, refused):
+    line = refused("import", str(written(tmp_path / "config.json", {"model_type": "lama"})))
+    assert line.endswith("no model of that type was read; did you mean llama?")

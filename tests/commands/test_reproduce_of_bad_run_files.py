@@ -133,7 +133,7 @@ def test_all_mistakes_of_a_run_file_are_reported_at_once(tmp_path, capsys):
     assert all(line.startswith(f"error: {path}: ") for line in lines)
     for fragment in (
         "architecture.layers: Expected `object`",
-        "architecture.position: Invalid enum value 'rope'",
+        "architecture.position: unknown value; got 'rope'",
         "unknown key 'recipe.globl_batch'; did you mean global_batch?",
         "layout.bucket_bytes: unit '1' is a unit of counts and ratios; allowed: byte",
         "cluster.network_interface_bandwidth: unit 'Gbps' is an unknown unit",

@@ -110,7 +110,7 @@ def test_diff_shows_times_and_judges_them_not(tmp_path, run):
     seconds = [[Figure(quantity=Quantity.STEP_SECONDS, value=value)] for value in (1.0, 2.0)]
     left, right = two_records(tmp_path, *seconds)
     code, out, _ = run("diff", left, right, "--results", tmp_path)
-    assert (code, "+100.00%" in out) == (0, True)
+    assert (code, "100.0 % slower" in out) == (0, True)
     assert run("diff", left, right, "--quantity", "messages", "--results", tmp_path)[0] == 3
     assert run("diff", left, right, "--quantity", "speed", "--results", tmp_path)[0] == 2
 

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import re
-import time
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,6 @@ from reference_runs.published_tables import PUBLISHED, shipped_tables
 from reference_runs.stack import stacks
 from suite.__main__ import main
 from suite.predict.validation.published_tables import best_constant, row_prediction
-from tests.support.starts import slowness
 
 KEYS = ["table", "rows", "used", "skipped", "step_seconds_mape", "constant_mfu_mape", "peak_bytes_mape", "worst"]
 
@@ -281,23 +279,6 @@ def test_a_table_of_something_else_is_refused_with_the_columns(capsys) -> None:
     assert err.startswith("error: published/collectives_measured.csv: missing column layers, hidden, ")
     assert "allowed: layers, hidden, heads, vocab, seq_len, gpu, gpus, dp, tp, pp, global_batch" in err
     assert err.count("\n") == 1
-
-
-def test_three_thousand_rows_take_ten_seconds_at_most(capsys, tmp_path) -> None:  # of this process alone
-    # layouts, batches and models all differ, so that nothing can be looked up; 10 s are what the command promises
-    first, rows = recorded("megatron_sc21_table1")[0], []
-    for place in range(3000):
-        dp, tp, pp = 2 ** (place % 5), 2 ** (place // 5 % 4), 2 ** (place // 20 % 5)
-        hidden = 1024 * (1 + place // 100)
-        shape = {"layers": 32, "hidden": hidden, "heads": hidden // 64, "kv_heads": hidden // 64}
-        axes = {"ffn_hidden": 4 * hidden, "dp": dp, "tp": tp, "pp": pp, "gpus": dp * tp * pp}
-        batch = {"global_batch": 64 * dp, "micro_batch": 1 + place % 2}
-        rows.append(first | {name: str(number) for name, number in (shape | axes | batch).items()})
-    path = written(tmp_path / "own.csv", rows)
-    start = time.process_time()
-    (score,) = scores(capsys, path)
-    assert time.process_time() - start <= 10 * max(1.0, slowness())
-    assert score["used"] == 3000
 
 
 def test_proxies_print_each_pair_and_the_plain_prediction(capsys: pytest.CaptureFixture[str]) -> None:

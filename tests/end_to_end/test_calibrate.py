@@ -71,6 +71,7 @@ def measured(reported: dict[str, Any]) -> Profile:
     return read(Path(reported["path"]))
 
 
+@pytest.mark.always
 @pytest.mark.ranks
 def test_the_stored_profile_is_the_printed_one_and_the_current_one_here(
     reported: dict[str, Any], measured: Profile

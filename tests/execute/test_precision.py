@@ -170,9 +170,8 @@ def test_stored_fp32_weights_have_the_gradients_of_the_plain_model() -> None:
 SAYS = """
 import os, torch
 from kernels import half_matmul
-from reference_runs.run import Precision
-from suite.execute.precision import prepare_arithmetic
-for precision in Precision:
+from suite.execute.precision import DTYPES, prepare_arithmetic
+for precision in DTYPES:
     if not os.fork():  # the choice holds for a process
         print(prepare_arithmetic(precision, torch.device("cpu")), half_matmul._through_fp32, sep="\\n", flush=True)
         os._exit(0)
@@ -185,7 +184,7 @@ def said() -> dict[Precision, tuple[str, str]]:
     """Words of each precision's process about itself, and the dtypes that it multiplies through fp32."""
     out = subprocess.run([sys.executable, "-c", SAYS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     lines = iter(out.stdout.splitlines())
-    return {precision: (next(lines), next(lines)) for precision in Precision}
+    return {precision: (next(lines), next(lines)) for precision in DTYPES}
 
 
 @pytest.mark.parametrize(

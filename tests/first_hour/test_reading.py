@@ -53,15 +53,15 @@ def test_figures_that_differ_are_named() -> None:
     late = row("step_seconds", 0.10, 0.13)
     for figure, uncertainty, differing in (
         (row("step_seconds", 0.10, 0.11), None, []),
-        (late, None, ["step time: predicted 0.1 s (-23.1%), measured 0.13 s, within 15% expected"]),
+        (late, None, ["step time: 0.13 s, 30.0 % slower than predicted (0.1 s), within 15% asked"]),
         (late, 0.30, []),
         (row("step_seconds", None, 0.13), None, []),
         (
             row("peak_bytes", 100, 110, "fail", rank=1),
             None,
-            ["peak_bytes of rank 1: predicted 100, measured 110 (-9.1%)"],
+            ["peak_bytes of rank 1: measured 110, 10.0 % more than predicted (100)"],
         ),
-        (row("messages", 3, 4, "fail", axis="dp"), None, ["messages dp: predicted 3, measured 4 (-25.0%)"]),
+        (row("messages", 3, 4, "fail", axis="dp"), None, ["messages dp: measured 4, 33.3 % more than predicted (3)"]),
     ):
         found = read(PartKind.REPRODUCE, launch(figure, step_uncertainty=uncertainty))
         assert found.differences == differing

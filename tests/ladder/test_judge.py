@@ -16,8 +16,8 @@ def peak_words(rung_result: RungResult) -> tuple[Mark, str]:
 def test_the_largest_peak_of_all_ranks_is_judged(machine: Machine) -> None:
     machine.rank_peaks = {"speed/ddp": [1.0, 1.06], "speed/compile": [1.04, 1.0]}
     outcome = ladder_of(["compile", "ddp"])
-    assert peak_words(results_of(outcome)["ddp"]) == (Mark.FAIL, "predicted -5.7%")
-    assert peak_words(results_of(outcome)["compile"]) == (Mark.PASS, "predicted -3.8%")
+    assert peak_words(results_of(outcome)["ddp"]) == (Mark.FAIL, "6.0 % more than predicted")
+    assert peak_words(results_of(outcome)["compile"]) == (Mark.PASS, "4.0 % more than predicted")
     measured = results_of(outcome)["ddp"].measured
     assert measured is not None
     assert measured.peak_bytes == measured.largest_peak_bytes
@@ -27,7 +27,7 @@ def test_of_state_sharded_over_a_processor_s_ranks_the_median_one_is_judged_and_
     machine: Machine,
 ) -> None:
     machine.rank_peaks = {"memory/fsdp-4": [1.0, 1.0, 1.23, 1.0]}
-    words = "predicted +0.0% of the median rank; one has +23.0%, gloo's messages perhaps: not judged"
+    words = "as predicted on the median rank; one has 23.0 % more than that, gloo's messages perhaps: not judged"
     mark, says = peak_words(results_of(ladder_of(["fsdp-4"]))["fsdp-4"])
     assert (mark, says.replace("-0.0%", "+0.0%")) == (Mark.PASS, words)
     machine.rank_peaks = {"memory/fsdp-4": [1.07, 1.07, 1.07, 1.0]}

@@ -13,9 +13,9 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
 
 
 def test_what_the_flags_tell_is_what_torch_says_of_this_cpu_and_a_gpu_widens_nothing() -> None:
-    halves = {precision: DTYPES[precision] is not torch.float32 for precision in Precision}
+    halves = {precision: DTYPES[precision] is not torch.float32 for precision in DTYPES}
     widened = {one: half and not has_instructions(DTYPES[one]) for one, half in halves.items()}
-    assert {one: kernels_for(one, "cpu").products_through_fp32 for one in Precision} == widened
+    assert {one: kernels_for(one, "cpu").products_through_fp32 for one in DTYPES} == widened
     on_gpu = kernels_for(Precision.FP16, "cuda")
     assert (on_gpu.cuda, on_gpu.products_through_fp32) == (True, False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.choice import QUICK_SECONDS, Duration, put_long_files_first, quick, read, write
+from tests.support.choice import FIXTURE_SECONDS, QUICK_SECONDS, Duration, put_long_files_first, quick, read, write
 from tests.support.turns import turn
 
 
@@ -20,8 +20,11 @@ class Item(SimpleNamespace):
         return name in self.marks
 
 
-def cases(test: str, count: int, marks: str = "") -> list[Any]:
-    return [Item(nodeid=f"{test}[{number}]", marks=marks.split()) for number in range(count)]
+def cases(test: str, count: int, marks: str = "", fixtures: str = "") -> list[Any]:
+    file = test.partition("::")[0]
+    known = {name: [SimpleNamespace(scope=name, baseid=file)] for name in fixtures.split()}
+    shared = SimpleNamespace(name2fixturedefs=known)
+    return [Item(nodeid=f"{test}[{number}]", marks=marks.split(), _fixtureinfo=shared) for number in range(count)]
 
 
 def test_a_test_is_quick_unless_its_cases_are_known_to_take_long() -> None:
@@ -43,6 +46,21 @@ def test_a_test_is_quick_unless_its_cases_are_known_to_take_long() -> None:
     assert quick(items, durations) == {*new, *short, *kept, many[0], many[5]}
     put_long_files_first(items, durations)
     assert [item.nodeid[:9] for item in items] == ["test_b.py"] * 2 + ["test_c.py"] * 10 + ["test_a.py"] * 5
+
+
+def test_a_test_that_would_make_the_fixture_of_a_long_one_is_not_quick() -> None:
+    long, sharing, kept = (
+        cases("test_a.py::test_long", 1, fixtures="module"),
+        cases("test_a.py::test_sharing", 2, fixtures="module"),
+        cases("test_c.py::test_kept", 1, "always", fixtures="module"),
+    )
+    others = [
+        *cases("test_c.py::test_sharing", 1, fixtures="module"),
+        *cases("test_a.py::test_own", 1, fixtures="function"),
+        *cases("test_b.py::test_b", 1, fixtures="module"),
+    ]
+    durations = dict.fromkeys(("test_a.py::test_long", "test_c.py::test_kept"), Duration(FIXTURE_SECONDS + 0.1, 1))
+    assert quick([*long, *sharing, *kept, *others], durations) == {*kept, *others}
 
 
 def test_durations_of_all_cases_are_summed_and_short_ones_are_not_listed(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_the_page_says_which_keys_of_a_recipe_figures_need(tmp_path: Path, capsy
     path, words = tmp_path / "my_run.toml", needed("| `[recipe]` |")
     for key in [field.name for field in msgspec.structs.fields(Recipe) if field.required]:
         path.write_text(re.sub(rf"^{key} = .*\n", "", EXAMPLE, flags=re.MULTILINE), encoding="utf-8")
-        assert main(["predict", str(path)]) == 0
+        assert main(["predict", str(path), "--all"]) == 0
         lacking = f"recipe.{key} is needed, and the file leaves it out" in " ".join(capsys.readouterr().out.split())
         assert lacking == words[key].startswith("for "), key
         if key not in DEFAULTS["recipe"]:

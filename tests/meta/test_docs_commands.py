@@ -19,7 +19,7 @@ from suite.__main__ import COMMANDS, application, main
 from suite.machine import profile as machine_profile
 from suite.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECORDED = ROOT / "results" / "recorded"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 NOXFILE = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ WRITTEN += ("results/kernels/MACHINE", "results/index.html")
 def command_lines(text: str) -> set[str]:
     """Every command that a page quotes: indented or fenced lines, inline code, a container's command."""
     text = text.replace("\\\n", " ")
-    lines = re.findall(r"((?:python -m suite|nox -s) [^`\n]*)", text)
+    lines = re.findall(r"((?:python -m suite|\brefruns|nox -s) [^`\n]*)", text)
     lines += [code for code in re.findall(r"`([^`\n]+)`", text) if code.split()[0] in COMMANDS and " -" in code]
     lines += [re.sub(r'[,"]', "", words) for words in re.findall(r"command: \[(.*)\]", text)]
     return {re.split(r"\s#|\s\|\||;|&&", line)[0].strip(" ).") for line in lines}
@@ -57,7 +57,7 @@ def refusal(line: str) -> str:
             return f"no session {', '.join(unknown)}" if unknown else ""
         words = [words[2], *words[rest + 1 :]]
     elif words[0] not in COMMANDS:
-        words = words[words.index("suite") + 1 :]
+        words = words[1 if words[0] == "refruns" else words.index("suite") + 1 :]
     try:
         command: Any = typer.main.get_command(application(words))
         while words and hasattr(command, "commands"):
@@ -73,7 +73,12 @@ def test_every_quoted_command_has_a_known_name_and_known_options() -> None:
     assert len(QUOTED) > 60
     assert [f"{page}: {line}: {why}" for page, line in QUOTED if (why := refusal(line))] == []
     wrong = ["python -m suite reprodoce bloom-mini", "nox -s reproduce -- bloom-mini --rank 2", "nox -s test"]
+    wrong += ["refruns predikt bloom-176b", "refruns predict bloom-176b --om h200"]
     assert all(map(refusal, wrong))
+    assert command_lines("Try `refruns predict bloom-176b --on h200`, or\n\n    refruns runs  # all of them\n") == {
+        "refruns predict bloom-176b --on h200",
+        "refruns runs",
+    }
 
 
 def code_on(page: str) -> str:

@@ -10,6 +10,7 @@ ROOMS_OF_TESTS = {"end_to_end", "meta", "simulated_cuda", "support"}  # several 
 BESIDE_SUITE = {"benchmarks", "kernels", "reference_runs"}
 OF_SEVERAL_MODULES = {
     "commands/test_bad_input.py": "what every command refuses",
+    "commands/test_hostile_text.py": "that no command passes on what a terminal or a spreadsheet would obey",
     "commands/test_output_errors.py": "what every command does where it cannot print",
     "kernels/test_compilation.py": "that every kernel compiles for a GPU",
     "kernels/test_memory.py": "that no kernel writes beside its results",

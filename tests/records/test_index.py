@@ -9,10 +9,8 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -26,9 +24,8 @@ from suite.records import index as reading
 from suite.records import store
 from suite.records.index import launches
 from suite.records.record import RankOutcome
-from suite.records.summary import LaunchSummary, loss_curve
+from suite.records.summary import loss_curve
 from tests.support.record_halves import begin, end
-from tests.support.starts import slowness
 from tests.support.synthetic_records import write_records
 from tests.support.timed_records import MEASURED, PREDICTED, record, scaled
 
@@ -203,36 +200,34 @@ def test_reading_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
         gc.enable()
 
 
-def cost(results: Path, repeats: int) -> float:
-    """Processor seconds of reading everything, the least of several times."""
+def calls(results: Path) -> int:
+    """Calls of functions, Python's and C's, while everything is read."""
+    count = 0
 
-    def once() -> float:
-        started = time.process_time()
-        read: list[LaunchSummary] = launches(results)[0]
-        assert read
-        return time.process_time() - started
+    def counted(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
 
-    return min(once() for _ in range(repeats))
+    sys.setprofile(counted)
+    try:
+        read, _ = launches(results)
+    finally:
+        sys.setprofile(None)
+    assert read
+    return count
 
 
 def test_the_cost_of_a_record_does_not_grow_with_their_number(many: Path, tmp_path: Path) -> None:
-    """Three times as many cost 3 times as much, 9 if every record looked at all others; between them, 5 is claimed."""
+    """Three times as many records take 3 times as many calls, and 9 times if every record looked at all others."""
     write_records(tmp_path / "few", 100, runs=1)
-    assert cost(many, 5) / cost(tmp_path / "few", 5) < 5
+    assert calls(many) / calls(tmp_path / "few") < 3.3
 
 
 @pytest.mark.rare
 @pytest.mark.timeout(1800)
-def test_tables_of_100_000_records_take_10_s_of_each_processor_and_1_gib(tmp_path: Path) -> None:
-    """Two processes or more read: their time, at the speed at which times are stated, is divided by their number."""
+def test_tables_of_100_000_records_take_1_gib(tmp_path: Path) -> None:
     write_records(tmp_path, 100_000)
     command = [sys.executable, "-m", "suite", "report", "--no-page", "--results", str(tmp_path)]
-    slow = [slowness()]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    slow.append(slowness())
-    seconds = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / fmean(slow)
-    print(f"{seconds:.1f} s, taken {fmean(slow):.2f} times here; {after.ru_maxrss / 2**20:.2f} GiB")
-    assert seconds / min(8, len(os.sched_getaffinity(0))) <= 10
-    assert after.ru_maxrss <= 2**20  # KiB, of the largest process
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert largest <= 2**20  # KiB, of the largest process

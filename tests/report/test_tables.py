@@ -7,7 +7,7 @@ import math
 import pandas
 import pytest
 
-from suite.report.tables import MARKDOWN, table
+from suite.report.tables import MARKDOWN, Coloured, table
 
 TITLES = ["quantity", "predicted", "measured", "why"]
 ROWS = [
@@ -65,7 +65,7 @@ def test_optional_columns_go_first_and_are_named() -> None:
 
 def test_colours_take_no_room() -> None:
     plain = table([["pass", "1"], ["fail", "22"]], ["verdict", "n"])
-    coloured = table([["\x1b[32mpass\x1b[0m", "1"], ["\x1b[31mfail\x1b[0m", "22"]], ["verdict", "n"])
+    coloured = table([[Coloured((("pass", "green"),)), "1"], [Coloured((("fail", "red"),)), "22"]], ["verdict", "n"])
     assert coloured.replace("\x1b[32m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") == plain
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import pytest
 
 FILE = Path(__file__).resolve().parents[1] / "durations.tsv"
 QUICK_SECONDS = 0.5  # of a processor, which a test function may take by default; the file lists those that take longer
+FIXTURE_SECONDS = 5.0  # of a processor, of a test which may have made a fixture for others of its file
 ALWAYS = "always"
 QUICK, OTHERS, ALL = "quick", "others", "all"
 PROPERTY = "processor_seconds"
@@ -46,7 +47,7 @@ def write(path: Path, measured: Mapping[str, float], before: Mapping[str, Durati
     for item, spent in measured.items():
         seconds[function(item)] += spent
         cases[function(item)] += 1
-    durations = {**before, **{test: Duration(seconds[test], cases[test]) for test in seconds}}
+    durations = {**before, **{test: Duration(round(seconds[test], 1), cases[test]) for test in seconds}}
     listed = [(test, known) for test, known in sorted(durations.items()) if known.seconds > QUICK_SECONDS]
     lines = [f"{test}\t{known.seconds:.1f}\t{known.cases}" for test, known in listed]
     path.write_text("\n".join(["test\tprocessor seconds\tcases", *lines, ""]), encoding="utf-8")
@@ -61,18 +62,31 @@ def quick(items: Iterable[pytest.Item], durations: Mapping[str, Duration]) -> se
     """Items that run by default.
 
     Of a function whose cases take longer together than QUICK_SECONDS: as many as fit, spread over all, and those with
-    the marker `always`.
+    the marker `always`. A test that shares its file's fixture with a function that takes longer than FIXTURE_SECONDS
+    is not quick, unless one that is kept makes it anyway: the first that runs pays for the fixture, and the file of
+    durations has it there.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         cases[function(item.nodeid)].append(item)
-    chosen = set[pytest.Item]()
+    chosen, long = set[pytest.Item](), set[tuple[str, str]]()
     for test, own in cases.items():
         known = durations.get(test, Duration(0.0, 1))
         fit = min(len(own), int(QUICK_SECONDS * known.cases / known.seconds)) if known.seconds else len(own)
         chosen.update(own[number * len(own) // fit] for number in range(fit))
-        chosen.update(item for item in own if item.get_closest_marker(ALWAYS))
-    return chosen
+        if known.seconds > FIXTURE_SECONDS * known.cases:
+            long.update(*(file_fixtures(item) for item in own))
+    kept = {item for own in cases.values() for item in own if item.get_closest_marker(ALWAYS)}
+    long.difference_update(*(file_fixtures(item) for item in kept))
+    return {item for item in chosen if not file_fixtures(item) & long} | kept
+
+
+def file_fixtures(item: pytest.Item) -> set[tuple[str, str]]:
+    """The item's file with each fixture of that file that is made once for it."""
+    file = item.nodeid.partition("::")[0]
+    known: Mapping[str, Sequence[pytest.FixtureDef[object]]] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+    own = {name: definitions[-1] for name, definitions in known.items() if definitions[-1].baseid == file}
+    return {(file, name) for name, definition in own.items() if definition.scope != "function"}
 
 
 def processor_seconds() -> float:

@@ -35,6 +35,8 @@ BANDS = {
     "original_max_position_embeddings": 8192,
 }
 LLAMA3 = {"rope_theta": 500000.0, "rope_scaling": BANDS, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
+PHI_4 = {"rope_theta": 250000, "rope_scaling": None, "max_position_embeddings": 16384, "embd_pdrop": 0.0}
+PHI_4 |= {"resid_pdrop": 0.0, "original_max_position_embeddings": 16384, "sliding_window": None}
 GPT_J = {"n_layer": 28, "n_embd": 4096, "n_head": 16, "n_inner": None, "rotary_dim": 64, "vocab_size": 50400}
 STARCODER = {"n_layer": 40, "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_positions": 8192, "vocab_size": 49152}
 BLOOM_7B1 = {"n_layer": 30, "num_attention_heads": 32, "n_embed": 4096, "vocab_size": 250880, "seq_length": 2048}
@@ -60,6 +62,13 @@ V3 |= {
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 
+KIMI_YARN = {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+KIMI = {"max_position_embeddings": 131072, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1}
+KIMI |= {"topk_group": 1, "routed_scaling_factor": 2.827, "num_nextn_predict_layers": 0, "rope_theta": 50000.0}
+KIMI |= {"rope_scaling": KIMI_YARN | {"original_max_position_embeddings": 4096}}
+KIMI_K2 = _llama("kimi_k2", 61, 7168, 64, 163840, ffn=18432, **V3 | KIMI)  # transformers has it as remote code
+KIMI_K2_PARAMETERS = 1_026_408_209_408 + 60 * 384  # and the routers' biases, which are buffers there
+
 # Name -> configuration, and the parameters of the released model
 PUBLISHED: dict[str, tuple[Values, int]] = {
     "llama-65b": (_llama("llama", 80, 8192, 64, 32000, ffn=22016), 65_285_660_672),
@@ -79,6 +88,7 @@ PUBLISHED: dict[str, tuple[Values, int]] = {
     "olmo2-7b": (_llama("olmo2", 32, 4096, 32, 100352, ffn=11008), 7_298_617_344),
     "starcoder2-3b": (_llama("starcoder2", 30, 3072, 24, 49152, kv=2, ffn=12288), 3_030_371_328),
     "phi-2": (_llama("phi", 32, 2560, 32, 51200, ffn=10240, partial_rotary_factor=0.4), 2_779_683_840),
+    "phi-4": (_llama("phi3", 40, 5120, 40, 100352, kv=10, ffn=17920, **PHI_4), 14_659_507_200),
     "pythia-1b": (_llama("gpt_neox", 16, 2048, 8, 50304, ffn=8192), 1_011_781_632),
     "pythia-12b": (_llama("gpt_neox", 36, 5120, 40, 50688, ffn=20480), 11_846_072_320),
     "gpt-neox-20b": (_llama("gpt_neox", 44, 6144, 64, 50432, ffn=24576), 20_554_567_680),

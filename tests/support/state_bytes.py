@@ -16,12 +16,13 @@ def state_of(architecture: Architecture, recipe: Recipe, layout: Layout) -> Stag
 
 
 class Precise(NamedTuple):
-    """Storage of a parameter in each precision: dtypes of weights and gradients, fp32 copies of them."""
+    """Storage of a parameter in each precision: dtypes of weights, gradients and moments, fp32 copies."""
 
     weights: torch.dtype
     gradients: torch.dtype
     master: bool
     gradient_copy: bool
+    moments: torch.dtype = torch.float32
 
 
 PRECISE = {
@@ -30,4 +31,5 @@ PRECISE = {
     Precision.FP16: Precise(torch.float16, torch.float16, True, False),
     Precision.FP16_GRADIENT_COPY: Precise(torch.float16, torch.float16, True, True),
     Precision.FP16_NO_MASTER: Precise(torch.float16, torch.float16, False, False),
+    Precision.BF16_PURE: Precise(torch.bfloat16, torch.bfloat16, False, False, torch.bfloat16),
 }

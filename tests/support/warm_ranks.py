@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # who asks has no packages: it is started without them
     import pytest
 
+    from suite.machine.interpreter import Interpreter
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SUITE_LAUNCH"
 OWN = {MARK, "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS"}  # what differs between launches of one server
@@ -57,9 +59,9 @@ def launch_warm_ranks(patch: pytest.MonkeyPatch) -> None:
 
     command, environment, dry = launcher._command, launcher._environment, workers._command
 
-    def warm_command(job: launcher.AnyJob, hosts: Hosts, identity: str) -> list[str]:
-        real = command(job, hosts, identity)
-        return warm(real, environment(job, "", hosts)) if job.device == "cpu" else real
+    def warm_command(job: launcher.AnyJob, hosts: Hosts, identity: str, interpreter: Interpreter) -> list[str]:
+        real = command(job, hosts, identity, interpreter)
+        return warm(real, environment(job, "", hosts, interpreter)) if job.device == "cpu" else real
 
     patch.setattr(launcher, "_command", warm_command)
     patch.setattr(workers, "_command", lambda job: warm(dry(job), workers._environment()))

@@ -17,6 +17,7 @@ from suite.acceptance.judge.noninferiority import FEWEST, LOOKS
 from suite.acceptance.judge.step_time import cpu_speed_findings, excess, step_time_finding
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
+from suite.metrics.difference_words import Scale, direction
 from suite.metrics.figures import StepTerm, last_loss
 from suite.metrics.launch_statistics import t_quantile
 from suite.records.battery import CheckFinding, CheckVerdict
@@ -98,14 +99,16 @@ def _attribution(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     if not shares:
         return not_run(ATTRIBUTION, "no step was profiled: a launch needs 8 steps", run)
     largest = sorted(excess(launches, as_shares=False).items(), key=lambda item: -abs(item[1]))[:4]
-    terms = ", ".join(f"{term.value} {-1e3 * seconds:+.1f} ms" for term, seconds in largest)
+    terms = ", ".join(
+        f"{term.value} {1e3 * abs(seconds):.1f} ms {direction(seconds, 0.0, Scale.TIME)}" for term, seconds in largest
+    )
     return limited(
         CHECKS[ATTRIBUTION],
         run,
         statistics.median(shares),
         part="in no term: ranks that wait for each other, or the host",
         source="share of the step in no term",
-        evidence=f"predicted - measured: {terms}" if terms else "no prediction to split",
+        evidence=f"{terms} than predicted" if terms else "no prediction to split",
     )
 
 

@@ -140,8 +140,10 @@ def scaled_turns(architecture: Architecture) -> list[float]:
     for pair in range(a.rotary_dim // 2):
         turn = a.rotary_base ** (-2 * pair / a.rotary_dim)
         rotations = a.rotary_scaling_sequence * turn / (2 * math.pi)
-        share = (rotations - a.rotary_scaling_low) / (a.rotary_scaling_high - a.rotary_scaling_low)
-        share = (last - pair) / (last - first) if yarn else share
+        if yarn:
+            share = (last - pair) / (last - first)
+        else:
+            share = (rotations - a.rotary_scaling_low) / (a.rotary_scaling_high - a.rotary_scaling_low)
         share = min(1.0, max(0.0, share))
         turns.append((1 - share) * turn / a.rotary_scaling_factor + share * turn)
     return turns

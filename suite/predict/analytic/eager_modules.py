@@ -8,7 +8,7 @@ whose embedding and sums are in fp32, else e. Checked byte for byte by saved-ten
 from __future__ import annotations
 
 from reference_runs.layout import Layout
-from reference_runs.run import Residual, Workload
+from reference_runs.run import Precision, Residual, Workload
 from reference_runs.stack import Keeping, Weights32
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, StateBytes
 
@@ -26,14 +26,18 @@ def is_script(layout: Layout) -> int:
 
 def under_autocast(keeping: Keeping, workload: Workload) -> bool:
     """Whether weights are fp32 and cast for each product: autocast over whole weights."""
-    narrow = WEIGHT_ELEMENT_BYTES[workload.recipe.precision] < FP32
-    return keeping.weights_32 is Weights32.AUTOCAST and narrow and workload.layout.zero_stage < 2
+    return keeping.weights_32 is Weights32.AUTOCAST and _widens(workload) and workload.layout.zero_stage < 2
 
 
 def shard_is_master(keeping: Keeping, workload: Workload) -> bool:
     """Whether ZeRO-2 and 3 keep their shard of the weights in fp32 alone, and gather it in 16 bit: FSDP's."""
-    narrow = WEIGHT_ELEMENT_BYTES[workload.recipe.precision] < FP32
-    return keeping.weights_32 is not Weights32.NEVER and narrow and workload.layout.zero_stage >= 2
+    return keeping.weights_32 is not Weights32.NEVER and _widens(workload) and workload.layout.zero_stage >= 2
+
+
+def _widens(workload: Workload) -> bool:
+    """Whether 16-bit weights may have fp32 ones behind them: bf16-pure says that it has none anywhere."""
+    precision = workload.recipe.precision
+    return WEIGHT_ELEMENT_BYTES[precision] < FP32 and precision is not Precision.BF16_PURE
 
 
 def kept_by_modules(

@@ -40,9 +40,15 @@ BYTES_PER_PARAMETER = {
     Precision.FP16: StateBytes(2, 2, 0, 4, 8),
     Precision.FP16_GRADIENT_COPY: StateBytes(2, 2, 4, 4, 8),
     Precision.FP16_NO_MASTER: StateBytes(2, 2, 0, 0, 8),
+    Precision.BF16_PURE: StateBytes(2, 2, 0, 0, 4),
 }
 MOMENT_BYTES = {Moments.FP32: 8, Moments.BF16: 4}  # a parameter, both moments
 WEIGHT_ELEMENT_BYTES = {precision: int(each.weights) for precision, each in BYTES_PER_PARAMETER.items()}
+
+
+def moment_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
+    """Bytes of both moments of a parameter: 8, or 4 in bf16, as bf16-pure has them whatever `moments` says."""
+    return min(MOMENT_BYTES[moments], BYTES_PER_PARAMETER[precision].moments)
 
 
 def state_bytes(
@@ -60,21 +66,21 @@ def state_bytes(
     Args:
         gradients: parameters whose gradients this rank keeps; None: all of them.
         optimizer: parameters whose moments, master weights and gradient copy it keeps; None: all of them.
-        moments: their dtype; 4 bytes a parameter for both in bf16.
+        moments: their dtype; 4 bytes a parameter for both in bf16, as `BF16_PURE` has them whatever this says.
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 (16 = 2 + 2 + 12); the docstring of `Precision` for
     the others; BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (fp32 gradients, unsharded).
     Differs from the often quoted 16 by 2 in bf16, whose gradients are accumulated in fp32.
     """
     weight, gradient, copy, master, _ = BYTES_PER_PARAMETER[precision]
-    moment = MOMENT_BYTES[moments]
+    moment = moment_bytes(precision, moments)
     own = parameters if optimizer is None else optimizer
     kept = parameters if gradients is None else gradients
     return StateBytes(weight * parameters, gradient * kept, copy * own, master * own, moment * own)
 
 
 def bytes_per_parameter(precision: Precision) -> float:
-    """Bytes of state a parameter on one rank without sharding: 16 (fp32, fp16), 18 (bf16), 20, 12."""
+    """Bytes of state a parameter on one rank without sharding: 16 (fp32, fp16), 18 (bf16), 20, 12, 8."""
     return state_bytes(1, precision).all
 
 

@@ -12,7 +12,7 @@ from reference_runs.run import Moments, Position, Precision, QueryKeyNorm, Resid
 from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.experts import chosen_experts, expert_operator_bytes
 from suite.predict.analytic.latent_attention import compressed_width
-from suite.predict.analytic.memory import BYTES_PER_PARAMETER, MOMENT_BYTES, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, moment_bytes
 from suite.predict.analytic.process_groups import key_width
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
@@ -161,11 +161,11 @@ def update_element_bytes(precision: Precision, moments: Moments = Moments.FP32) 
     w          writing the 16-bit weight next to a master weight
     2 * 8      reading and writing both moments; 2 * 4 in bf16
 
-    32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights.
+    32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights, 16 in bf16-pure.
     Source: counted here from the bytes a parameter of each precision.
     """
     state = BYTES_PER_PARAMETER[precision]
     gradient = state.gradient_copy if state.gradient_copy else state.gradients
     copied = state.gradients + state.gradient_copy if state.gradient_copy else 0
     weight = 2 * state.master_weights + state.weights if state.master_weights else 2 * state.weights
-    return copied + 2 * gradient + weight + 2 * MOMENT_BYTES[moments]
+    return copied + 2 * gradient + weight + 2 * moment_bytes(precision, moments)

@@ -251,7 +251,7 @@ def _before_passes(
         stream=shared.stream,
         narrow_gradients=shard_is_master(shared.keeping, workload),
     )
-    passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
+    passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision.has_masters
     scattered = layout.zero_stage == 1 and layout.reduce_scatter
     in_place = scattered and BYTES_PER_PARAMETER[recipe.precision].gradients == FP32
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop_conventions import six_n_flop
 
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_YEAR = 365.25 * 24 * SECONDS_PER_HOUR  # the Julian year
 JOULES_PER_KILOWATT_HOUR = 1000 * SECONDS_PER_HOUR
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: 1.5 trillion tokens for 67 billion parameters are 22
 
 
 def tokens_per_second(*, samples: int, sequence: int, step_seconds: float) -> float:
@@ -77,6 +80,25 @@ def energy_cost(*, energy_joules: float, price_per_kilowatt_hour: float) -> floa
 def six_n_seconds(*, parameters: float, tokens: float, flop_per_second: float) -> float:
     """Seconds of 6 N D flop (see `suite.predict.analytic.flop_conventions.six_n_flop`) at a flop rate."""
     return six_n_flop(parameters=parameters, tokens=tokens) / flop_per_second
+
+
+def compute_optimal_tokens(parameters: float) -> float:
+    """Tokens with which a model of N parameters has the least loss for its training's flop: D = 20 N.
+
+    Source: Hoffmann et al. 2022 (Chinchilla), arXiv 2203.15556, table 3, whose ratios are 20 to 22.
+    Differs from what is trained today: a model that answers many questions is made smaller and trained for longer,
+    15 trillion tokens for Llama 3.1 8B, 1,868 a parameter.
+    """
+    return TOKENS_PER_PARAMETER * parameters
+
+
+def compute_optimal_parameters(flop: float) -> float:
+    """Parameters with which a training of C flop ends at the least loss: N = sqrt(C / 120).
+
+    C = 6 N D with D = 20 N (`compute_optimal_tokens`). Hoffmann's first approach gives 67 billion for the 5.76e23 flop
+    of Gopher, this one 69.
+    """
+    return math.sqrt(flop / six_n_flop(parameters=1, tokens=TOKENS_PER_PARAMETER))
 
 
 def training_years(*, parameters: float, tokens: float, flop_per_second: float) -> float:

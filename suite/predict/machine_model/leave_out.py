@@ -15,7 +15,8 @@ from reference_runs.published import PublishedRow
 from reference_runs.published_tables import load_tables
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.machine_model.fit import errors, linearised, solved
-from suite.predict.machine_model.model import PreparedRow, regime, row_step_time
+from suite.predict.machine_model.intervals import regime
+from suite.predict.machine_model.model import PreparedRow, row_step_time
 from suite.predict.machine_model.spreads import RECORDED_RUNS, laboratory_of, size_of
 
 INTERVAL = 0.8  # share of step times that shall lie inside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +16,9 @@ from reference_runs.accelerator import (
     product_peak_flop_per_second,
 )
 from reference_runs.catalog import accumulation
-from reference_runs.machine_model import MachineModel, fit_scores, machine_model
+from reference_runs.machine_model import MachineModel, machine_model
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
-from reference_runs.stack import AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
+from reference_runs.stack import UNNAMED, AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
@@ -26,11 +26,10 @@ from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.usable_memory import usable_memory
+from suite.predict.machine_model.intervals import expected_error
 
 if TYPE_CHECKING:  # `reproduce` and `predict` read no published table
     from reference_runs.published import PublishedRow
-
-NORMAL_80 = 1.2816  # standard deviations that the middle 80 % of a normal distribution reach
 
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
@@ -122,6 +121,8 @@ class RunMachine(NamedTuple):
         product_peak: flop per second in the format of the layers' products; None: none of their own.
         beyond_tables: the part of `uncertainty` for what no published table measured.
         read_as: in words, how the stack was found.
+        usual_network: bytes per second out of a node, where neither run nor caller gives them; None: one does, or no
+            message leaves a node.
     """
 
     accelerator: Accelerator
@@ -134,6 +135,12 @@ class RunMachine(NamedTuple):
     product_peak: float | None = None
     beyond_tables: float = 0.0
     read_as: str = ""
+    usual_network: float | None = None
+
+    @property
+    def is_stack_assumed(self) -> bool:
+        """Whether neither run nor caller names the software."""
+        return self.read_as == UNNAMED
 
     @property
     def peak(self) -> AcceleratorPeak:
@@ -154,7 +161,7 @@ class RunMachine(NamedTuple):
 _NETWORK = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
 
 
-def run_machine(
+def run_machine(  # long: what is not recorded is noted on the way
     cluster: Cluster | None,
     precision: Precision,
     product_format: ProductFormat = ProductFormat.NONE,
@@ -169,8 +176,9 @@ def run_machine(
     """The machine of `cluster`, or the same cluster built of `accelerator_name`; None where neither is given.
 
     Nodes have the cluster's size, or the accelerator's usual one where another accelerator is asked for. The network
-    is the cluster's, or gives each node `network_bytes_per_second`. The stack is the one of this name, or the one that
-    `software` names; on another accelerator than the cluster's, with current libraries.
+    gives each node `network_bytes_per_second`, or is the cluster's, or the usual one of such nodes. The stack is the
+    one of this name, or the one that `software` names; on another accelerator than the cluster's, with current
+    libraries.
 
     Args:
         stages: pipeline stages split the layers.
@@ -192,7 +200,11 @@ def run_machine(
     per_node = device.board.joined(counted or device.board.accelerators_per_node)
     if counted is None:
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
+    crosses_nodes = ranks > per_node
     network = network_bytes_per_second or recorded_network_bytes_per_second(cluster, accelerators=per_node)
+    usual_network = None
+    if network is None and crosses_nodes:
+        network = usual_network = device.board.usual_network_bytes_per_second(per_node)
     model = machine_model()
     family_name, measured = family_of(model, device.name)
     unfitted = product_format.casts and product_format is not ProductFormat.FP8_DELAYED
@@ -200,10 +212,10 @@ def run_machine(
     of_stack = (not recorded.measured) * model.unmeasured_stack
     beyond = math.hypot(_accelerator_error(model, device.name), of_products, of_stack)
     uncertainty = expected_error([beyond])
-    if network is None and ranks > per_node:
+    if network is None and crosses_nodes:
         words = f"{_NETWORK} are needed for the step time, but not recorded"
         return RunMachine(device, dtype, recorded, None, uncertainty, words, (), product_peak, beyond, how)
-    if accelerator_name is not None and network is not None and ranks > per_node:
+    if network is not None and usual_network is None and accelerator_name is not None and crosses_nodes:
         of_run = "for each accelerator as much as recorded for the run"
         origin = of_run if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
@@ -225,7 +237,9 @@ def run_machine(
         notes.append(f"{words}: that adds {of_products:.0%}")
     if not recorded.measured:
         notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
-    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond, how)
+    return RunMachine(
+        device, dtype, recorded, machine, uncertainty, "", tuple(notes), product_peak, beyond, how, usual_network
+    )
 
 
 def _accelerator_error(model: MachineModel, name: str) -> float:
@@ -258,55 +272,6 @@ def asked_stack(name: str, *, later: bool = False, stages: bool) -> ReadStack:
     """
     stack(name)
     return reading(name, later=later, stages=stages)
-
-
-def expected_error(assumed: Sequence[float]) -> float:
-    """Relative error to expect of a step time: that of a published table which the fit has not seen.
-
-    The mean over the tables, each left out in turn, with the `assumed` errors of what no table measured (accelerator,
-    stack) added as independent ones.
-    """
-    tables = fit_scores().tables.values()
-    unseen = sum(score.table_left_out for score in tables) / len(tables) / 100
-    return math.hypot(unseen, *assumed)
-
-
-COMPUTING, WAITING = "computing", "waiting"  # regimes of a step
-_WAITING_SHARE = 0.25  # of the step, from where on it waits
-_WAITED_FOR = (
-    *("tensor_parallel_seconds", "context_parallel_seconds", "expert_parallel_seconds", "pipeline_seconds"),
-    *("bubble_seconds", "data_parallel_seconds", "tied_embedding_seconds", "launch_seconds", "overhead_seconds"),
-)
-
-
-def regime(step: StepTime) -> str:
-    """Whether accelerators compute, or wait a quarter of the step or longer: for messages, stages and launches."""
-    waited = sum(getattr(step, name) for name in _WAITED_FOR)
-    return WAITING if waited >= _WAITING_SHARE * step.total_seconds else COMPUTING
-
-
-def step_interval(step: StepTime, *, assumed: float) -> tuple[float, float]:
-    """Least and most seconds of the step: its 80 % interval.
-
-    From the errors of steps in the same regime whose table the fit had not seen: they hold what parameters, models and
-    laboratories contribute. The `assumed` standard error of what no table measured is independent of them.
-    """
-    half = math.hypot(fit_scores().half_width[regime(step)], NORMAL_80 * assumed)
-    return step.total_seconds * math.exp(-half), step.total_seconds * math.exp(half)
-
-
-def peak_interval(peak: float) -> tuple[float, float]:
-    """Least and most bytes of a peak: its 80 % interval, from what published peaks have beyond the tensors.
-
-    They are 527 rows of one sweep of nanotron, a model of 1B on H100, and one of BLOOM.
-    """
-    return peak, peak * math.exp(fit_scores().peak_excess)
-
-
-def expected_peak_error() -> float:
-    """Relative error to expect of a predicted peak: the mean over the published tables that have measured peaks."""
-    errors = fit_scores().peak_bytes.values()
-    return sum(errors) / len(errors) / 100
 
 
 def recorded_network_bytes_per_second(cluster: Cluster | None, *, accelerators: int | None = None) -> float | None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.incomplete import IncompleteRecipe
 from reference_runs.layout import Offload
-from reference_runs.run import ProductFormat, Recipe, ReferenceRun, Workload
+from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
-from suite.predict.machine_model.model import RunMachine, expected_peak_error, run_machine
+from suite.predict.machine_model.intervals import expected_peak_error
+from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import fuses_attention, usual_layout
+from suite.predict.plan.asked import with_batch
 from suite.predict.plan.changes import HelpfulChange, helpful_changes
 from suite.predict.plan.frontier import OfNumber, by_number
 from suite.predict.plan.question import Question
@@ -22,8 +23,6 @@ from suite.predict.plan.search import Found, SearchResult, search
 from suite.predict.plan.training import TrainingBill, training
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.prediction import run_prediction
-
-_RAMP_UP = ("batch_rampup_start", "batch_rampup_increment", "batch_rampup_samples")
 
 
 class PlannedLayout(NamedTuple):
@@ -102,7 +101,7 @@ def question_of(
     """
     recipe = run.recipe
     if global_batch is not None:
-        recipe = _with_batch(recipe, global_batch)
+        recipe = with_batch(recipe, global_batch)
     if on.machine is None:
         raise InputError(on.missing, allowed="--network GBITS of a node", where="--network")
     if fixed.get("offload") is Offload.STATE:
@@ -121,14 +120,6 @@ def question_of(
         fixed=fixed,
         convention=run.reported.flop_convention,
     )
-
-
-def _with_batch(recipe: Recipe, global_batch: int) -> Recipe:
-    """The recipe with whole batches of that size, which it may lack."""
-    changes: dict[str, Any] = {"global_batch": global_batch, **dict.fromkeys(_RAMP_UP)}
-    if isinstance(recipe, IncompleteRecipe):
-        changes["missing"] = tuple(key for key in recipe.missing if key not in changes)
-    return msgspec.structs.replace(recipe, **changes)
 
 
 def plan(question: Question, *, tokens: int, prices: Prices, uncertainty: float, top: int) -> TrainingPlan:

@@ -11,7 +11,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.incomplete import NotPredicted
-from reference_runs.layout import Layout, named_fields, parse_layout
+from reference_runs.layout import Layout, layout_text, named_fields, parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
@@ -22,8 +22,12 @@ from suite.predict.analytic.stage_memory import exceeds
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
-from suite.predict.machine_model.model import RunMachine, peak_interval, run_machine, step_interval
+from suite.predict.machine_model.intervals import peak_interval, step_interval
+from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import as_executed, usual_layout
+from suite.predict.plan.asked import USUAL_ACCELERATOR, AskedTraining, Assumed, asked_run, machine_assumptions
+from suite.predict.plan.plan import question_of
+from suite.predict.plan.search import search
 from suite.predict.recorded_run.figures import Prices, predicted_figures
 from suite.predict.recorded_run.from_slice import SlicedStep, sliced_step
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
@@ -36,6 +40,7 @@ from suite.predict.recorded_run.published import (
 )
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
 
+_REFUSED_OF_MINIATURES = ("on", "machine", "layout", "network", "stack", "products", "gpus")
 _OF_THE_ACCELERATOR = (Quantity.MFU, Quantity.HFU, Quantity.ENERGY_JOULES)  # by its data sheet
 
 
@@ -47,6 +52,9 @@ class Predicted(NamedTuple):
         is_of_record: of the recorded machine and layout, so that it compares with what was published.
         remark: what the published step time contradicts.
         sliced: the step, where parts of it were measured.
+        request: the request, with what was assumed of it and a layout that was searched.
+        assumed: what neither run nor request says.
+        notes: what a reader may not expect of the answers.
     """
 
     rows: list[Row]
@@ -58,6 +66,9 @@ class Predicted(NamedTuple):
     is_of_record: bool = True
     remark: str | None = None
     sliced: SlicedStep | None = None
+    request: PredictionRequest | None = None
+    assumed: tuple[Assumed, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def memory(self) -> UsableMemory | None:
@@ -110,6 +121,8 @@ class PredictionRequest(NamedTuple):
     Args:
         machine: profile of the machine to predict for.
         network: bytes per second out of a node.
+        gpus: accelerators; a run without a layout for as many gets the fastest that fits.
+        training: values in place of the run's own.
     """
 
     on: str | None
@@ -120,6 +133,14 @@ class PredictionRequest(NamedTuple):
     stack: str | None
     products: ProductFormat | None = None
     slices: tuple[MeasuredSlice, ...] = ()
+    gpus: int | None = None
+    training: AskedTraining = AskedTraining()
+
+    @property
+    def is_of_record(self) -> bool:
+        """Whether the run's own machine, software and training are asked about."""
+        changes = (self.on, self.machine, self.network, self.stack, self.products)
+        return not any(changes) and self.training == AskedTraining()
 
 
 def undisturbed_profile(path: Path) -> Profile:
@@ -156,11 +177,15 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     """
     if request.products is not None:
         run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, product_format=request.products))
-    layout = requested_layout(run, request)
+    recorded = run.recorded_layout
+    run, layout, request, assumed, notes = _settled(run, request)
+    is_recorded_layout = layout == recorded
     absent = NotPredicted()
-    missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
+    missing = (
+        [] if layout else [f"{key} is recorded as not published: give --layout or --gpus" for key in run.unpublished]
+    )
     if layout is None and not run.unpublished:
-        missing.append("memory, traffic, step time: no layout is recorded: give a --layout")
+        missing.append("memory, traffic, step time: no layout divides model, batch and accelerators")
     machine = None
     with absent.unless("machine"):
         machine = requested_machine(run, layout, request)
@@ -170,8 +195,8 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
             missing.append(f"{machine.missing}: give the --network of a node")
         elif layout and machine.machine and not has_time(layout, machine.machine):
             missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
-    is_recorded_layout = layout == run.recorded_layout
     if layout and machine:
+        assumed += machine_assumptions(machine, ranks=layout.ranks)
         layout = as_executed(run, layout, layout_words(run, request), machine.stack)
     able = machine.machine if machine else None
     keeping = machine.stack.switches.keeping if machine else None
@@ -189,9 +214,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     left = predicted_figures(run, layout, able, predicted, request.prices, absent, by_stage=by_stage)
     right = published_figures(run)
     remark = None
-    is_of_record = is_recorded_layout and not any(
-        (request.on, request.machine, request.network, request.stack, request.products)
-    )
+    is_of_record = is_recorded_layout and request.is_of_record
     if machine and sliced and not is_accelerator(sliced.device, machine.accelerator.name):
         is_of_record = False
         left = [figure for figure in left if figure.quantity not in _OF_THE_ACCELERATOR]
@@ -207,13 +230,85 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
         right = [measured_elsewhere(figure, run) for figure in right]
     rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
     reasons = (*missing, *absent.reasons)
-    return Predicted(rows, run, layout, machine, predicted, reasons, is_of_record, remark, sliced)
+    return Predicted(
+        rows, run, layout, machine, predicted, reasons, is_of_record, remark, sliced, request, assumed, notes
+    )
+
+
+class _AskedLayout(NamedTuple):
+    """The run with what was asked and assumed, its layout, and the request with both; see `Predicted`."""
+
+    run: ReferenceRun
+    layout: Layout | None
+    request: PredictionRequest
+    assumed: tuple[Assumed, ...]
+    notes: tuple[str, ...]
+
+
+def _settled(run: ReferenceRun, request: PredictionRequest) -> _AskedLayout:
+    """The run and its layout as asked for; a layout that neither gives is the fastest that fits.
+
+    Raises:
+        InputError: a layout that model, batch or accelerators are not divided by.
+    """
+    asked_layout = _asked_layout(run, request)
+    on = USUAL_ACCELERATOR if request.machine is not None else request.on  # a profile has its own, of any name
+    asked = asked_run(run, request.training, on=on, ranks=request.gpus, layout=asked_layout)
+    run, assumed = asked.run, asked.assumed
+    if request.machine is None:
+        request = request._replace(on=asked.on)
+    if asked_layout is not None:
+        check_layout(Workload(run.architecture, run.recipe, asked_layout), "--layout" if request.layout else run.where)
+        return _AskedLayout(run, asked_layout, request, assumed, asked.notes)
+    if run.unpublished and request.gpus is None:
+        return _AskedLayout(run, None, request, assumed, asked.notes)
+    layout = _fastest_layout(run, request, asked.ranks)
+    if layout is None:
+        return _AskedLayout(run, None, request, assumed, asked.notes)
+    request = request._replace(layout=layout_text(layout, complete=True))
+    if layout.ranks > 1:
+        assumed += (Assumed(f"layout {layout_text(layout)}: the fastest that fits", "--layout"),)
+    return _AskedLayout(run, layout, request, assumed, asked.notes)
+
+
+def _asked_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
+    """The layout that options or run give; None: none, or of another number of accelerators than is asked for.
+
+    Raises:
+        InputError: words that are no layout, or one of another number of accelerators than --gpus.
+    """
+    layout, training = parsed_layout(run, request), request.training
+    if layout is None:
+        return None
+    if request.gpus not in (None, layout.ranks):
+        if request.layout is None:
+            return None
+        got = f"{request.layout}, {layout.ranks:,} accelerators"
+        raise InputError("another number than --gpus", got=got, allowed=f"{request.gpus:,}", where="--layout")
+    if training.micro_batch is not None:
+        layout = msgspec.structs.replace(layout, micro_batch=training.micro_batch, accumulation=None)
+    if training.batch is not None:
+        layout = msgspec.structs.replace(layout, accumulation=None)
+    return layout
+
+
+def _fastest_layout(run: ReferenceRun, request: PredictionRequest, ranks: int) -> Layout | None:
+    """The fastest layout that fits on so many accelerators, else the one of least memory; None: none divides."""
+    machine = requested_machine(run, Layout(data_parallel=ranks), request)
+    if machine is None or machine.machine is None:
+        return Layout(fused_attention=usual_layout(run, request.stack).fused_attention) if ranks == 1 else None
+    micro_batch = request.training.micro_batch
+    fixed = {} if micro_batch is None else {"micro_batch": micro_batch}
+    found = search(question_of(run, machine, ranks=ranks, fixed=fixed, global_batch=None), top=1)
+    best = found.best[0] if found.best else found.smallest
+    return None if best is None else best.layout
 
 
 def _predicted_miniature(name: str, request: PredictionRequest) -> Predicted:
-    for option in ("on", "machine", "layout", "network", "stack", "products", "slices"):
-        if getattr(request, option) not in (None, ()):
-            given = f"--{'from' if option == 'slices' else option}"
+    of_training = {f"--{name.replace('_', '-')}": value for name, value in request.training._asdict().items()}
+    of_request = {f"--{name}": getattr(request, name) for name in _REFUSED_OF_MINIATURES}
+    for given, value in {**of_request, "--from": request.slices, **of_training}.items():
+        if value not in (None, ()):
             raise InputError(
                 "is for recorded runs and run files", got=f"{given} with the miniature {name}", where=given
             )
@@ -269,14 +364,19 @@ def layout_words(run: ReferenceRun, request: PredictionRequest) -> str | None:
     return f"{words},{'fused' if request.slices[0].job.layout.fused_attention else 'unfused'}"
 
 
-def requested_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
+def parsed_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
     """The recorded layout, or the one of the words that were given; None where neither is known."""
     words = layout_words(run, request)
-    if words is None:
-        return run.recorded_layout
-    layout = parse_layout(words, base=usual_layout(run, request.stack))
-    check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
-    return layout
+    return run.recorded_layout if words is None else parse_layout(words, base=usual_layout(run, request.stack))
+
+
+def requested_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
+    """As `parsed_layout`, with the micro-batch that is asked for.
+
+    Raises:
+        InputError: words that are no layout.
+    """
+    return _asked_layout(run, request)
 
 
 def is_accelerator(device: str, name: str) -> bool:

@@ -19,7 +19,8 @@ from reference_runs.published_tables import shipped_tables
 from reference_runs.run import Workload
 from reference_runs.stack import RecordedStack, stack
 from suite.predict.analytic.machine import Machine
-from suite.predict.machine_model.model import expected_peak_error, prepared_row, row_machine, run_machine
+from suite.predict.machine_model.intervals import expected_peak_error
+from suite.predict.machine_model.model import prepared_row, row_machine, run_machine
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import Found, search
 from suite.predict.recorded_run.prediction import run_prediction

@@ -21,6 +21,7 @@ from suite.predict.analytic.activations import (
 )
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import recomputation_from_input_ratio, recomputed_layers_from_input
+from suite.predict.analytic.flop_conventions import six_n_flop
 from suite.predict.analytic.gemm import arithmetic_intensity
 from suite.predict.analytic.gradient_buckets import fused_messages
 from suite.predict.analytic.layer_products import layer_products
@@ -33,14 +34,14 @@ from suite.predict.analytic.memory import (
     zero_saving,
 )
 from suite.predict.analytic.one_bit_compression import compression_ratio, error_feedback_bytes, training_saving
-from suite.predict.analytic.parameters import parameter_count, rank_parameters
+from suite.predict.analytic.parameters import active_parameter_count, parameter_count, rank_parameters
 from suite.predict.analytic.pipeline_partition import balanced_partition, pipedream_partition
 from suite.predict.analytic.pipeline_schedule import chunks_in_flight
 from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.stage_layers import stage_layers
 from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
-from suite.predict.analytic.training_cost import training_years
+from suite.predict.analytic.training_cost import compute_optimal_parameters, compute_optimal_tokens, training_years
 from suite.predict.recorded_run.prediction import RunPrediction
 
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
@@ -189,6 +190,11 @@ def _batch(workload: Workload, machine: Machine) -> Iterator[Choice]:
         parameters=parameter_count(architecture), tokens=recipe.tokens, flop_per_second=machine.peak_flop_per_second
     )
     yield Choice(topic, "years on one accelerator", years, "year", "6 N D at its peak")
+    active = active_parameter_count(architecture)
+    note = f"20 a parameter (Chinchilla); the recipe has {recipe.tokens / active:,.4g}"
+    yield Choice(topic, "compute-optimal tokens", compute_optimal_tokens(active), "token", note)
+    optimal = compute_optimal_parameters(six_n_flop(parameters=active, tokens=recipe.tokens))
+    yield Choice(topic, "compute-optimal parameters", optimal, "1", "for the flop of this training, 6 N D")
 
 
 def _recomputation(workload: Workload) -> Iterator[Choice]:

@@ -312,7 +312,7 @@ def rate_figures(
         needed_as = model_convention(convention).value
         needed = prediction.flop[needed_as]
         if executed is not None:
-            executed += needed - prediction.model_flop
+            executed = needed + (executed - prediction.model_flop)
             executed_as = f"{needed_as}{RECOMPUTED}"
     if convention is _RECOMPUTED and _recomputes(layout):
         executed, executed_as = prediction.flop[convention.value], convention.value

@@ -1,4 +1,7 @@
-"""Computes what worked examples claim, by the functions that predict runs: no formula stands here."""
+"""Computes what worked examples claim, by the functions that predict runs: no formula stands here.
+
+Those of the pages for students are in `suite.predict.validation.lessons`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from suite.predict.analytic.one_bit_compression import compression_ratio, traini
 from suite.predict.analytic.pipeline_schedule import chunks_in_flight, micro_batches_in_flight
 from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.training_cost import six_n_seconds, training_seconds, training_steps, training_years
+from suite.predict.validation.lessons import LESSONS, Computed
 
 Value = int | float | str
-Computed = dict[str, Value]
 
 
 def _tensor_parallel(*, heads: int, **bounding: Any) -> Computed:
@@ -242,4 +245,5 @@ COMPUTATIONS: dict[str, Callable[..., Value | Computed]] = {
     "opt_175b_training_tokens": _trained_tokens,
     "mt_nlg_measured_layout": _measured_replicas,
     "selective_recomputation_flop": _selective_recomputation,
+    **LESSONS,
 }

@@ -8,7 +8,8 @@ from decimal import Decimal
 import msgspec
 
 from reference_runs.worked_examples import Agreement, ExampleResult, WorkedExample
-from suite.predict.validation.computations import COMPUTATIONS, Computed, Value
+from suite.predict.validation.computations import COMPUTATIONS, Value
+from suite.predict.validation.lessons import Computed
 
 
 class ExampleVerdict(enum.StrEnum):

@@ -71,7 +71,7 @@ def _limits(architecture: Architecture, recipe: Recipe, layout: Layout) -> Itera
     order = [axis for axis in layout.axis_order if axis in ("tp", "dp")]
     alone = layout.tensor_parallel == 1 or layout.data_parallel == 1
     yield order != ["tp", "dp"] and not alone, f"the order {layout.rank_order}"
-    yield recipe.precision is Precision.FP16_NO_MASTER, "fp16 without master weights"
+    yield not recipe.precision.has_masters, f"{recipe.precision}: no master weights"
     yield recipe.product_format is not ProductFormat.NONE, f"products in {recipe.product_format}"
 
 

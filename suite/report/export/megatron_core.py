@@ -65,7 +65,7 @@ def core_limits(job: ExportedJob) -> Iterator[tuple[bool, str]]:
     yield width is QueryKeyNorm.PROJECTION, "query_key_norm projection"
     yield normed is architecture.norm.root_mean_square and architecture.norm_gain, "norms without their biases"
     yield objective not in (None, Objective.CAUSAL_LM), f"the objective {objective}"
-    yield recipe.precision is Precision.FP16_NO_MASTER, "fp16 without master weights"
+    yield not recipe.precision.has_masters, f"{recipe.precision}: no master weights"
     apart = job.recorded("embedding_dropout") != job.recorded("hidden_dropout")
     yield apart, "an embedding_dropout other than hidden_dropout"
 

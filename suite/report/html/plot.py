@@ -46,8 +46,8 @@ def utc(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds in milliseconds, with four digits."""
-    return f"{1e3 * seconds:,.4g}"
+    """Seconds in milliseconds, with one decimal."""
+    return f"{1e3 * seconds:,.1f}"
 
 
 def colour(index: int) -> str:

@@ -6,11 +6,11 @@ from itertools import accumulate
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
+from suite.metrics.difference_words import Scale, direction
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.html.plot import Cell, Plot, bars, milliseconds
 from suite.report.html.plot import significant as short
 from suite.report.terminal.prediction import read
-from suite.report.terminal.tables import percent
 
 WHOLE = "whole step"
 LAYOUT = {"barmode": "group", "yaxis": {"autorange": "reversed", "automargin": True}}
@@ -57,20 +57,21 @@ def waterfall(key: str, rows: list[Row]) -> Plot | None:
         f"Of {len(shown)} terms the largest is {slowest.term}. {_totals(whole)}",
         traces=traces,
         layout=LAYOUT | {"xaxis": {"title": {"text": "ms since the step began"}, "rangemode": "tozero"}},
-        columns=["term", "predicted ms", "measured ms", "difference ms", "of the step"],
+        columns=["term", "predicted ms", "measured ms", "measured is", "share of the step"],
         rows=[_cells(row, whole) for row in (*terms, whole)],
         height=90 + 44 * len(names),
     )
 
 
 def _cells(row: Row, whole: Row) -> list[Cell]:
-    """A term's or the whole step's row of the table; differences: predicted less measured."""
+    """A term's or the whole step's row of the table, its difference in words and as share of the measured step."""
     cells: list[Cell] = [row.term or WHOLE]
     cells += [None if seconds is None else milliseconds(seconds) for seconds in (row.left, row.right)]
     if row.difference is None:
         return [*cells, None, None]
-    more = -row.difference or 0.0
-    return [*cells, f"{1e3 * more:+,.4g}", percent(more, whole.right) if whole.right else None]
+    share = f"{abs(row.difference) / whole.right:.1%}" if whole.right else None
+    apart = f"{1e3 * abs(row.difference):,.1f} ms {direction(row.difference, 0.0, Scale.TIME)}"
+    return [*cells, apart if row.difference else "equal", share]
 
 
 def _totals(whole: Row) -> str:

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from reference_runs.units import printed
 from suite.acceptance.battery import BatteryReport
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, ENVIRONMENT, MATRIX, MEMORY, PEER, STEP_TIME
+from suite.acceptance.check_table import (
+    ALL_REDUCE,
+    BETWEEN_RANKS,
+    CHECKS,
+    CPU_SPEED,
+    ENVIRONMENT,
+    MATRIX,
+    MEMORY,
+    PEER,
+    STEP_TIME,
+    AcceptanceCheck,
+    Sense,
+)
 from suite.acceptance.findings import joined_evidence
+from suite.metrics.difference_words import Scale, difference_in_words
 from suite.records.battery import NOT_PASSED, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
+from suite.report.tables import folded
 from suite.report.terminal.tables import coloured, print_folded, print_table
 
 _COLOURS = {
@@ -37,38 +53,60 @@ _ADVICE = {
     CheckVerdict.INCONCLUSIVE: "run accept again with --profile accept, which launches more",
 }
 _FAILED_ADVICE = "run accept again; if it fails again, drain the node"
-SIGNS = "differences: expected over measured, less 1"
 _SUMMARY_CHARACTERS = 400  # of the one-line summary: schedulers store a line of about that
-_LINES = 15  # of the short form
-_LINE_CHARACTERS = 160  # of a line of the short form
+_LINES = 15  # of the short form, before narrow terminals fold them
 
 
 def print_verdict(out: Console, report: BatteryReport) -> None:
-    """The short form, at most 15 lines: verdict, parts at fault, what was measured and expected, and the evidence."""
-    lines = [f"[{_DECISION_COLOURS[report.decision]}]{escape(_headline(report))}[/]"]
-    tail = [_counts(report.findings), "; ".join(report.notes), _advice(report)]
-    tail = [escape(_shortened(line)) for line in tail if line]
-    tail.append(escape(f"{report.seconds:.0f} s; --all prints every finding; record {report.record}"))
-    blocks = [_explained(finding) for finding in _distinct(_shown_findings(report.findings))]
+    """The short form, at most 15 lines: verdict, parts at fault, what was measured and expected, and the evidence.
+
+    Lines are folded between words on a terminal, and whole elsewhere.
+    """
+    shown = _distinct(_shown_findings(report.findings))
+    headline, first_part = _headline(report)
+    blocks = [_explained(finding, first_part if number == 0 else "") for number, finding in enumerate(shown)]
     if report.decision is Decision.ACCEPTED:
-        blocks += [[f"PASS  {escape(_rate(finding))}"] for finding in report.findings if _is_passed_rate(finding)]
+        blocks += [[_Line("PASS  ", _rate(finding))] for finding in report.findings if _is_passed_rate(finding)]
+    end = f"{report.seconds:.0f} s; --all prints every finding; record {report.record}"
+    tail = [line for line in (_counts(report.findings), "; ".join(report.notes), _advice(report), end) if line]
+    lines = [_Line("", headline, _DECISION_COLOURS[report.decision])]
     for number, block in enumerate(blocks):
         last = number == len(blocks) - 1
         if len(lines) + len(block) + (not last) + len(tail) > _LINES:
-            lines.append(f"{len(blocks) - number} more")
+            lines.append(_Line("", f"{len(blocks) - number} more"))
             break
         lines += block
-    for line in [*lines, *tail]:
-        out.print(line, soft_wrap=True)
+    for line in [*lines, *(_Line("", text) for text in tail)]:
+        _print_line(out, line)
 
 
-def _explained(finding: CheckFinding) -> list[str]:
-    """The part at fault, what was measured and expected, the evidence, and since when."""
-    part = finding.part or finding.subject or CHECKS[finding.check].name
-    check = _comma(f"check {finding.check}", CHECKS[finding.check].name, finding.subject if finding.part else "")
-    title = f"[{_COLOURS[finding.verdict]}]{finding.verdict.value}[/]  {escape(f'{part}  ({check})')}"
+class _Line(NamedTuple):
+    """A line of the short form: a verdict or an indent, the text, and its colour."""
+
+    head: str
+    text: str
+    style: str = ""
+
+
+def _print_line(out: Console, line: _Line) -> None:
+    """Print a line; folded, its text stays right of its head."""
+    text = f"{line.head}{line.text}"
+    if out.is_terminal:
+        text = folded(text, out.width, indent=" " * max(4, len(line.head)))
+    shown = Text(text, line.style if not line.head.strip() else "")
+    if line.head.strip() and line.style:
+        shown.stylize(line.style, 0, len(line.head.rstrip()))
+    out.print(shown, soft_wrap=True)
+
+
+def _explained(finding: CheckFinding, said: str) -> list[_Line]:
+    """The check, the part at fault unless the first line `said` it, what was measured and expected, the evidence."""
+    part = finding.part or finding.subject
+    check = _comma(f"check {finding.check}", CHECKS[finding.check].name, finding.subject)
+    title = check if part in (said, finding.subject) else f"{check}: {part}"
+    head = f"{finding.verdict.value}  "
     details = (comparison(finding), finding.evidence, since(finding))
-    return [title, *(f"      {escape(_shortened(detail))}" for detail in details if detail)]
+    return [_Line(head, title, _COLOURS[finding.verdict]), *(_Line("      ", detail) for detail in details if detail)]
 
 
 def _shown_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
@@ -81,15 +119,18 @@ def _shown_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
     return [*bad, *(finding for finding in findings if finding.verdict is CheckVerdict.WARN)]
 
 
-def _headline(report: BatteryReport) -> str:
+def _headline(report: BatteryReport) -> tuple[str, str]:
+    """The first line, and the part at fault that it names; empty where it names none."""
+    decision = report.decision.value
     if report.decision is Decision.ACCEPTED:
         ran = {finding.check for finding in report.findings if finding.verdict is not CheckVerdict.NOT_RUN}
-        return f"{report.decision.value}: {len(ran)} checks ran, none failed"
+        return f"{decision}: {len(ran)} checks ran, none failed", ""
     bad = [finding for finding in _shown_findings(report.findings) if finding.verdict is not CheckVerdict.WARN]
     if not bad:
-        return f"{report.decision.value}: nothing was measured"
+        return f"{decision}: nothing was measured", ""
     parts = list(dict.fromkeys(finding.part or finding.subject or "unknown part" for finding in bad))
-    return f"{report.decision.value}: {parts[0]}" + (f", and {len(parts) - 1} more" if len(parts) > 1 else "")
+    more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
+    return f"{decision}: {parts[0]}{more}", parts[0]
 
 
 def _advice(report: BatteryReport) -> str:
@@ -112,37 +153,53 @@ def _distinct(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
 
 
 def comparison(finding: CheckFinding) -> str:
-    """Measured and expected value, their ratio, threshold and source in words; empty where nothing is compared."""
-    clauses = []
-    if finding.measured is not None:
-        unit = "" if finding.unit in _PRINTED_UNITS else finding.unit
-        clauses.append(f"got {number_text(finding.measured, finding.unit)} {unit}".rstrip())
-    if finding.expected is not None:
-        apart = f" ({compared(finding, finding.ratio)})" if finding.ratio is not None else ""
-        clauses.append(f"expected {number_text(finding.expected, finding.unit)}{apart}")
-    elif finding.ratio is not None:
-        clauses.append(f"got {finding.ratio:.3f}")
+    """Measured value, how it differs from the expected one, its source and threshold; empty where nothing is compared.
+
+    "90 Gflop/s, 10.0 % slower than expected (100 Gflop/s: data sheet); fails at 20.0 % slower"
+    """
+    measured = amount_text(finding.measured, finding.unit)
+    if finding.measured is None and finding.ratio is not None and not _is_compared(finding):
+        measured = f"{finding.ratio:.3f}"
+    apart = compared(finding, finding.ratio, than="expected") if _is_compared(finding) else ""
+    expected = "" if finding.expected is None else amount_text(finding.expected, _rate_unit(finding.unit))
+    if expected and not apart:
+        expected, apart = "", f"expected {expected}"
+    basis = ": ".join(part for part in (expected, finding.source) if part)
+    basis = f"({basis})" if basis and (measured or apart) else f"expected: {basis}" if basis else ""
+    return joined_evidence(" ".join(part for part in (_comma(measured, apart), basis) if part), _limit(finding))
+
+
+def _limit(finding: CheckFinding) -> str:
+    """The threshold that a finding was held to; empty where it has none or nothing was measured."""
     warns = finding.fail is None or finding.verdict is CheckVerdict.WARN
     limit = finding.warn if warns else finding.fail
-    if limit is not None and clauses:
-        falling = finding.fail is None or (finding.warn is not None and finding.fail <= finding.warn)
-        below = (falling and limit < 1) != _is_compared(finding)
-        clauses.append(f"{'warns' if warns else 'fails'} {'below' if below else 'above'} {compared(finding, limit)}")
-    if finding.source:
-        clauses = [*clauses[:-1], f"{clauses[-1]} ({finding.source})"] if clauses else [f"expected: {finding.source}"]
-    return ", ".join(clauses)
+    if limit is None or (finding.measured is None and finding.ratio is None):
+        return ""
+    what = "warns" if warns else "fails"
+    if _is_compared(finding):
+        return f"{what} at {compared(finding, limit)}"
+    falling = finding.fail is None or (finding.warn is not None and finding.fail <= finding.warn)
+    return f"{what} {'below' if falling and limit < 1 else 'above'} {limit:.3g}"
 
 
 def _is_compared(finding: CheckFinding) -> bool:
     """Whether the ratio is of measured and expected, not a figure with limits of its own."""
-    return bool(finding.expected)
+    return bool(finding.expected) or finding.check in BETWEEN_RANKS
 
 
-def compared(finding: CheckFinding, ratio: float | None) -> str:
-    """A ratio of measured over expected as it is printed: how much more was expected; a figure of its own as it is."""
+def compared(finding: CheckFinding, ratio: float | None, *, than: str = "") -> str:
+    """A ratio of measured over expected in words; a figure of its own as it is; empty for None."""
     if ratio is None:
         return ""
-    return f"{1 / ratio - 1:+.1%}" if _is_compared(finding) and ratio else f"{ratio:.3g}"
+    if not _is_compared(finding):
+        return f"{ratio:.3g}"
+    check = CPU_SPEED if finding.unit == CPU_SPEED.unit else CHECKS[finding.check]
+    return difference_in_words(ratio, 1.0, _scale(check), than=than)
+
+
+def _scale(check: AcceptanceCheck) -> Scale:
+    """Scale of a check's ratio: of rates, or of seconds."""
+    return Scale.TIME if check.sense is Sense.LOWER_IS_BETTER else Scale.RATE
 
 
 def _is_passed_rate(finding: CheckFinding) -> bool:
@@ -154,7 +211,7 @@ def _rate(finding: CheckFinding) -> str:
     name = _comma(CHECKS[finding.check].name, finding.subject)
     least = finding.least_detectable
     detectable = "" if least is None else f"least detectable slowdown {least:.1%}"
-    return _shortened(joined_evidence(f"{name}: {comparison(finding)}", detectable))
+    return joined_evidence(f"{name}: {comparison(finding)}", detectable)
 
 
 def _counts(findings: Sequence[CheckFinding]) -> str:
@@ -162,7 +219,7 @@ def _counts(findings: Sequence[CheckFinding]) -> str:
     ran = {finding.check for finding in findings if finding.verdict is not CheckVerdict.NOT_RUN}
     missing = sorted({finding.check for finding in findings} - ran)
     not_run = f"did not run: {', '.join(CHECKS[check].name for check in missing)}" if missing else ""
-    return joined_evidence(f"{_verdict_counts(findings)} ({SIGNS})", not_run)
+    return joined_evidence(_verdict_counts(findings), not_run)
 
 
 def _verdict_counts(findings: Sequence[CheckFinding]) -> str:
@@ -172,10 +229,6 @@ def _verdict_counts(findings: Sequence[CheckFinding]) -> str:
 
 def _comma(*clauses: str) -> str:
     return ", ".join(clause for clause in clauses if clause)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LINE_CHARACTERS else f"{text[: _LINE_CHARACTERS - 4]} ..."
 
 
 def print_findings(out: Console, report: BatteryReport) -> None:
@@ -190,7 +243,7 @@ def print_findings(out: Console, report: BatteryReport) -> None:
     print_table(out, rows, titles, right=titles[1:4])
     for number, finding in enumerate(report.findings, start=1):
         print_folded(out, f"({number}) {finding_reason(finding)}")
-    for note in [*report.notes, SIGNS]:
+    for note in report.notes:
         print_folded(out, note)
     out.print(f"record {escape(report.record)}", soft_wrap=True)
     print_folded(out, summary(report), _DECISION_COLOURS[report.decision])
@@ -204,6 +257,16 @@ def number_text(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     return f"{printed(value, unit)}{unit}" if unit in _PRINTED_UNITS else f"{value:.4g}"
+
+
+def amount_text(value: float | None, unit: str) -> str:
+    """The same with the unit in words, such as "0.96 of the prediction"."""
+    return f"{number_text(value, unit)} {'' if unit in _PRINTED_UNITS else unit}".strip() if value is not None else ""
+
+
+def _rate_unit(unit: str) -> str:
+    """The unit of an expected value, which stands in words with the measured one alone."""
+    return unit if unit in _PRINTED_UNITS else ""
 
 
 def finding_reason(finding: CheckFinding) -> str:
@@ -234,9 +297,9 @@ def summary(report: BatteryReport | BatteryEnd) -> str:
     """
     dates: dict[str, str] = {}
     for finding in _bad_findings(report.findings):
-        ratio = "" if finding.ratio is None else f" {finding.ratio:.3f} of expected"
         part = finding.part or finding.subject or "unknown part"
-        dates.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {part}{ratio}", since(finding))
+        apart = compared(finding, finding.ratio, than="expected")
+        dates.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {_comma(part, apart)}", since(finding))
     line = f"{report.profile}: {report.decision.value}"
     tail = f" ({_verdict_counts(report.findings)}; {report.seconds:.0f} s)"
     room = _SUMMARY_CHARACTERS - len(tail) - len(f"{line}: {'; '.join(dates)}")
@@ -277,13 +340,15 @@ def print_checks(out: Console) -> None:
     """Print the table of all checks; none is run."""
     rows = []
     for check in CHECKS:
-        limits = (
-            "any" if limit is None else f"{1 / limit - 1:+.1%}" if check.unit else f"{limit:g}"
-            for limit in (check.warn, check.fail)
-        )
+        limits = ("any" if limit is None else _threshold_text(check, limit) for limit in (check.warn, check.fail))
         rows.append([f"{check.number} {check.name}", *limits, check.formula, check.expects])
     print_table(out, rows, ["check", "warn", "fail", "formula", "expected"])
-    print_folded(out, f"limits in percent: of differences, {SIGNS.removeprefix('differences: ')}")
+    print_folded(out, "warn, fail: the least difference from the expected value, or the least value, that does so")
+
+
+def _threshold_text(check: AcceptanceCheck, limit: float) -> str:
+    is_ratio = bool(check.unit) or check.number in BETWEEN_RANKS
+    return difference_in_words(limit, 1.0, _scale(check)) if is_ratio else f"{limit:g}"
 
 
 def rows(findings: Sequence[CheckFinding]) -> Iterable[dict[str, object]]:

@@ -14,7 +14,8 @@ from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.result import LadderResult, RungResult, failures, verdict
 from suite.ladder.rung import RUNGS, Track
 from suite.metrics.figures import StepTerm
-from suite.report.terminal.tables import NOT_JUDGED, coloured, print_folded, print_table
+from suite.report.tables import Coloured
+from suite.report.terminal.tables import NOT_JUDGED, print_folded, print_table
 
 MIB = 2.0**20
 COLOURS = {Mark.PASS: "green", Mark.FAIL: "bold red", Mark.SHOWN: "dim", Mark.INCONCLUSIVE: "magenta"}
@@ -107,7 +108,7 @@ def _measured(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[
     yield _number(measured.synchronisations, ",d")
 
 
-def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[str]]:
+def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[object]]:
     scale = _scale(track)
     for result in results:
         gain = result.gain
@@ -118,8 +119,14 @@ def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[str]]:
         if gain is not None:
             gains = [_number(value, "+,.1f", scale) for value in (gain.predicted, gain.measured)]
             gains.append(_number(gain.noise, ",.1f", scale))
-        promises = "; ".join(f"{c.name} {coloured(MARKS[c.mark], COLOURS[c.mark])}: {c.says}" for c in result.checks)
-        yield [result.title, *gains, _number(result.share, ".2f", missing=""), promises]
+        yield [result.title, *gains, _number(result.share, ".2f", missing=""), Coloured(tuple(_promises(result)))]
+
+
+def _promises(result: RungResult) -> Iterator[tuple[str, str]]:
+    """Texts and colours of what the rung promises, and whether it came true."""
+    for number, check in enumerate(result.checks):
+        yield from ((f"{'; ' if number else ''}{check.name} ", ""), (MARKS[check.mark], COLOURS[check.mark]))
+        yield f": {check.says}", ""
 
 
 def _terms(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[str]:

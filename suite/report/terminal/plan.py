@@ -12,6 +12,7 @@ from reference_runs.layout import Layout, Offload, layout_text
 from reference_runs.units import printed
 from suite.predict.analytic.offload import UPDATE_SECONDS, UPDATED_PARAMETERS
 from suite.predict.machine_model.model import RunMachine
+from suite.predict.plan.asked import Assumed
 from suite.predict.plan.changes import HelpfulChange
 from suite.predict.plan.fit import Fit, host_bytes
 from suite.predict.plan.frontier import frontier
@@ -123,6 +124,14 @@ def _change(change: HelpfulChange, plan: TrainingPlan) -> list[str]:
     return [change.words, f"{change.time:+.1%}", memory, " and ".join(against)]
 
 
+def print_assumptions(out: Console, assumed: Sequence[Assumed], notes: Sequence[str] = ()) -> None:
+    """Print what neither run nor options say, each with the option that changes it; and what is to be noted."""
+    for note in notes:
+        print_folded(out, f"note: {note}", "yellow")
+    for each in assumed:
+        print_folded(out, f"assumed: {each.words} ({each.option})")
+
+
 def print_goodput(out: Console, expected: Goodput) -> None:
     """Print the expected days of the first layout's training, and what they rest on."""
     days = printed(expected.seconds / SECONDS_PER_DAY, "d")
@@ -181,7 +190,9 @@ def print_ranked(out: Console, ranked: Sequence[RankedLayout]) -> None:
     print_folded(out, f"{near} of {len(ranked)} within {NEAR:.0%} of the best dp, tp, pp and micro-batch that fits")
 
 
-def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, fix: str) -> None:
+def print_fit_answer(
+    out: Console, name: str, machine: RunMachine, answer: Fit, fix: str, *, any_software: bool = False
+) -> None:
     """Print whether it fits, the fastest and the smallest layout, the largest that would fit, and what was held."""
     question, result = answer.question, answer.result
     limit, memory = question.memory_bytes / GIB, question.machine.memory_bytes / GIB
@@ -212,7 +223,8 @@ def print_fit_answer(out: Console, name: str, machine: RunMachine, answer: Fit, 
     print_folded(out, f"memory: {limit:,.1f} GiB, {memory:,.1f} less the error to expect of a predicted peak")
     batch = f"{samples(question.recipe.global_batch)} of {question.architecture.sequence:,} tokens a step"
     print_folded(out, f"held: {batch}, {question.recipe.precision}{f', {fix}' if fix else ''}")
-    print_folded(out, f"searched: every layout, ZeRO stage, schedule, recomputation, fusion; {_offloading(question)}")
+    switches = "every switch, whatever software has it" if any_software else f"what {machine.stack.name} executes"
+    print_folded(out, f"searched: {switches}; {_offloading(question)}")
     if result.best and result.best[0].layout.offload is not Offload.NONE:
         gibibytes = host_bytes(question, result.best[0].layout) / GIB
         print_folded(out, f"the fastest keeps {gibibytes:,.0f} GiB in the memory of each host, which is not checked")

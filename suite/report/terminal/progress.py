@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reference_runs.catalog import global_batch_at
 from suite.job.events import Event, Phase, Step
@@ -20,12 +20,22 @@ if TYPE_CHECKING:
 Listener = Callable[[int, Event], None]  # of a rank and what it reports
 TRAINING_LINE_SECONDS = 5.0
 CALIBRATION_LINE_SECONDS = 10.0
+BAR_CELLS = 20
 
 
 def _progress(messages: Console) -> Progress:
-    """A line with the current task, a bar, the amount done and the time taken; nothing where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Progress(*columns, TimeElapsedColumn(), console=messages, disable=not messages.is_terminal)
+    """The current task, a bar, the amount done, what else it says, the time taken; nothing where stderr is no terminal.
+
+    A task's field `says` is text after the amount.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=BAR_CELLS),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[says]}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=messages, disable=not messages.is_terminal)
 
 
 def _say(line: str) -> None:
@@ -35,10 +45,10 @@ def _say(line: str) -> None:
 
 @contextmanager
 def training_progress(planned: Plan, messages: Console) -> Iterator[Listener]:
-    """Show step, loss and tokens/s of a launch."""
+    """Show steps done, loss and tokens/s of a launch: a bar on a terminal, elsewhere a line every few seconds."""
     seen, last_line = 0, 0.0
     with _progress(messages) as progress:
-        task = progress.add_task("starting", total=planned.steps)
+        task = progress.add_task("starting", total=planned.steps, says="")
 
         def heard(rank: int, event: Event) -> None:
             nonlocal seen, last_line
@@ -50,13 +60,14 @@ def training_progress(planned: Plan, messages: Console) -> Iterator[Listener]:
                 batch = global_batch_at(planned.recipe, seen)
                 seen += batch
                 rate = batch * planned.architecture.sequence / event.seconds
-                text = f"step {event.step} loss {event.loss:.3f} {rate:,.0f} tokens/s"
+                text = f"loss {event.loss:.3f}, {rate:,.0f} tokens/s"
                 if event.skipped:
                     text += f", skipped: overflow at loss scale {event.loss_scale:,.0f}"
-                progress.update(task, description=text, completed=event.step + 1)
-                is_last = event.step + 1 == planned.steps
+                done = event.step + 1
+                progress.update(task, description="training", says=text, completed=done)
+                is_last = done == planned.steps
                 if progress.disable and (event.skipped or is_last or event.time - last_line >= TRAINING_LINE_SECONDS):
-                    _say(text)
+                    _say(f"{done} of {planned.steps} steps, {text}")
                     last_line = event.time
 
         yield heard
@@ -70,7 +81,7 @@ def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Li
     most = planned.rounds * (len(planned.planned) + REFERENCE_ROUNDS * len(planned.reference_steps))
     begun, last_line = 0, 0.0
     with _progress(messages) as progress:
-        task = progress.add_task("starting", total=most)
+        task = progress.add_task("starting", total=most, says="")
 
         def heard(rank: int, event: Event) -> None:
             nonlocal begun, last_line
@@ -89,7 +100,7 @@ def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Li
 def states_progress(messages: Console) -> Iterator[Callable[[int, int], None]]:
     """Show how many states of a page are computed, and how many there are at most."""
     with _progress(messages) as progress:
-        task = progress.add_task("computing states", total=None)
+        task = progress.add_task("computing states", total=None, says="")
 
         def computed(done: int, most: int) -> None:
             progress.update(task, completed=done, total=most)

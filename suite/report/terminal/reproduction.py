@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.layout import stages_word
-from reference_runs.units import printed
+from reference_runs.units import printed, printed_alike
 from suite.job.events import RoutedLayer, Status
 from suite.job.slice import SliceTimes, slowest
 from suite.metrics.comparison import Row, Verdict
-from suite.metrics.figures import MEASURED_PASSES, Quantity, StepTerm, last_loss
+from suite.metrics.figures import LAST_LOSSES, MEASURED_PASSES, Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.predict.executed_run.stage_plan import StagePlan
 from suite.report.launch_lines import goodput_lines, packing_lines, routing_lines, routing_summary, staleness_lines
@@ -22,7 +22,6 @@ from suite.report.terminal.tables import (
     VERDICT_COLOURS,
     bar,
     difference,
-    percent,
     print_comparison,
     print_folded,
     print_table,
@@ -34,7 +33,7 @@ from suite.reproduce.reproduce import LaunchResult
 
 LARGEST_TERMS = 3
 LISTED_FAILURES = 3
-_BAR_CELLS = 14
+_BAR_CELLS = 12
 _COUNTED: dict[str, str] = {
     Quantity.MODEL_FLOP: "flop",
     Quantity.HARDWARE_FLOP: "flop",
@@ -44,7 +43,6 @@ _COUNTED: dict[str, str] = {
     Quantity.WEIGHT_VERSIONS: "weight versions",
     Quantity.STALENESS: "staleness",
 }
-SIGNS = "differences: predicted over measured, less 1"
 _STATISTICS = ("quantity", "launches", "median", "minimum", "maximum", "variation", "interval", "detectable")
 DISTURBING_SHARE = 0.05  # of the processors, from which on others are named
 
@@ -92,7 +90,6 @@ def _print_all(out: Console, result: LaunchResult) -> None:
         print_folded(out, line, "")
     if is_predicted(result):
         out.print(f"[dim]machine profile {escape(result.profile)}[/]", soft_wrap=True)
-    print_folded(out, f"{SIGNS} (terms: of the step)")
 
 
 def _print_short(out: Console, result: LaunchResult) -> None:
@@ -101,7 +98,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     print_folded(out, _exact_line(result.rows), "")
     for row in failed[:LISTED_FAILURES]:
-        within = f", tolerance {row.tolerance:.0%}" if row.tolerance else ""
+        within = f"; tolerance {100 * row.tolerance:.0f} %" if row.tolerance else ""
         print_folded(out, f"fail {row_name(row)}: {_both_sides(row)}{within}", "bold red")
     if len(failed) > LISTED_FAILURES:
         print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --all", "bold red")
@@ -120,7 +117,7 @@ def _print_short(out: Console, result: LaunchResult) -> None:
             print_folded(out, line, "")
     for line in _reported_lines(result, routing_summary):
         print_folded(out, line, "")
-    print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
+    print_folded(out, "--all prints every figure")
 
 
 def slice_times_of(result: LaunchResult) -> SliceTimes | None:
@@ -136,20 +133,30 @@ def _exact_line(rows: Sequence[Row]) -> str:
 
 
 def _both_sides(row: Row) -> str:
-    """Both sides and their difference in words; with one side alone, the reason."""
-    named = [f"{name} {_amount(row, value)}" for name, value in (("predicted", row.left), ("measured", row.right))]
+    """The measured side and how it differs from the predicted one; with one side alone, the reason."""
+    predicted, measured = _amounts(row)
     if row.left is None or row.right is None:
-        return f"{named[row.left is None]}, {escape(row.why or '')}"
-    return f"{', '.join(named)} ({difference(row)})"
+        return f"{f'measured {measured}' if row.left is None else f'predicted {predicted}'}, {escape(row.why or '')}"
+    return f"{measured}, {difference(row, than='predicted')} ({predicted})"
 
 
-def _amount(row: Row, value: float | None) -> str:
-    if value is not None and row.tolerance != 0:
-        if row.unit == "byte":
-            return f"{value / 1e6:,.4g} MB"
-        if row.unit == "s":
-            return _seconds(value)
-    return f"{printed(value, row.unit)}{'' if row.unit in ('1', 'byte') else f' {row.unit}'}"
+def _amounts(row: Row) -> tuple[str, str]:
+    """Both sides with their unit: the same unit and decimals; exact ones in full."""
+    values = [row.left, row.right]
+    scale, unit = 1.0, "" if row.unit in ("1", "byte") else f" {row.unit}"
+    if row.tolerance != 0 and row.unit == "byte":
+        scale, unit = 1e-6, " MB"
+    elif row.unit == "s":
+        scale, unit = _time_unit(values)
+    scaled = values if scale == 1.0 else [None if value is None else scale * value for value in values]
+    left, right = printed_alike(scaled, row.unit)
+    return f"{left}{unit}", f"{right}{unit}"
+
+
+def _time_unit(seconds: Iterable[float | None]) -> tuple[float, str]:
+    """The factor and the unit in which times are printed that stand together."""
+    longest = max((value for value in seconds if value is not None), default=0.0)
+    return (1.0, " s") if longest >= 1 else (1e3, " ms")
 
 
 def _seconds(value: float) -> str:
@@ -166,30 +173,28 @@ def _print_time(out: Console, result: LaunchResult) -> None:
     step = _row(result.rows, Quantity.STEP_SECONDS)
     if step is None or step.left is None:
         if step is not None:
-            out.print(f"step time: measured {_amount(step, step.right)}")
+            out.print(f"step time: measured {_amounts(step)[1]}")
         out.print(f"step time is not predicted: {result.profile}", markup=False, soft_wrap=True)
         return
-    within = "" if result.step_uncertainty is None else f" ± {result.step_uncertainty:.0%}"
-    predicted, measured = (_amount(step, value) for value in (step.left, step.right))
-    apart = f"({difference(step)}), {NOT_JUDGED}"
-    print_folded(out, f"step time: predicted {predicted}{within}, measured {measured} {apart}", "")
+    predicted, measured = _amounts(step)
+    within = "" if result.step_uncertainty is None else f" ± {100 * result.step_uncertainty:.0f} %"
+    apart = difference(step, than="predicted")
+    print_folded(out, f"step time: {measured}, {apart} ({predicted}{within}); {NOT_JUDGED}", "")
 
 
 def _print_terms(out: Console, rows: Sequence[Row]) -> None:
-    """Print the largest measured terms of the step as bars."""
+    """Print the largest measured terms of the step, in one unit, with bars of their share of it."""
     step = _row(rows, Quantity.STEP_SECONDS)
     terms = [row for term in StepTerm if (row := _row(rows, Quantity.STEP_SECONDS, term.value)) and row.right]
     if step is None or not step.right or not terms:
         return
+    scale, unit = _time_unit([step.left, step.right])
+    decimals = 4 if scale == 1 else 1
     for row in sorted(terms, key=lambda row: -(row.right or 0))[:LARGEST_TERMS]:
-        took = row.right or 0
-        predicted, share = "", ""
-        if row.left is not None:
-            predicted, share = f"predicted {_seconds(row.left)},", percent(row.left - took, step.right)
-        line = f"  {row.term:24} {predicted:>19} {f'measured {_seconds(took)}':>17} {share:>8} "
-        if len(line) + _BAR_CELLS <= out.width:
-            line += bar(took / step.right, cells=_BAR_CELLS)
-        print_folded(out, line, "")
+        measured = f"{scale * (row.right or 0):,.{decimals}f}{unit}"
+        apart = "" if row.left is None else f", {difference(row, than='predicted')}"
+        line = f"  {row.term:24} {measured:>9}{apart:31} "
+        print_folded(out, f"{line}{bar((row.right or 0) / step.right, cells=_BAR_CELLS)}", "")
 
 
 def _waiting_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -221,7 +226,8 @@ def _speed_lines(result: LaunchResult) -> Iterator[str]:
     step = _row(result.rows, Quantity.STEP_SECONDS_AT_CPU_SPEED)
     if slower and step is not None and step.left is not None and step.right:
         between = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (min(slower), max(slower))))
-        yield f"CPU slowdown {between}: predicted at that speed {_amount(step, step.left)} ({difference(step)})"
+        apart = difference(step, than="predicted")
+        yield f"CPU slowdown {between}: {apart} at that speed ({_amounts(step)[0]})"
 
 
 def _others_lines(result: LaunchResult, *, least_share: float) -> Iterator[str]:
@@ -246,7 +252,7 @@ def _reported_lines(
 def _loss_line(result: LaunchResult) -> str:
     first = _row(result.rows, Quantity.FIRST_LOSS)
     began = f"{result.losses[0]:.3f}" if first is None or first.left is None else _both_sides(first)
-    return f"loss: first {began}; {last_loss(result.losses):.3f} after {len(result.losses)} steps"
+    return f"loss: first {began}; mean of last {min(LAST_LOSSES, len(result.losses))}: {last_loss(result.losses):.3f}"
 
 
 def _loss_scale_lines(result: LaunchResult) -> Iterator[str]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import textwrap
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from rich.console import Console
-from rich.style import Style
+from rich.console import Console, ConsoleOptions, RenderHook
+from rich.segment import Segment
 from rich.text import Text
 
-from reference_runs.units import printed
+from reference_runs.printable import printable
+from reference_runs.units import printed, printed_alike
 from suite.metrics.comparison import Row, Verdict
+from suite.metrics.difference_words import difference_in_words, direction, scale_of
 from suite.metrics.figures import Quantity, StepTerm
-from suite.report.tables import table
+from suite.report.tables import Coloured, folded, table
 
 if TYPE_CHECKING:
     import pandas
@@ -25,20 +27,46 @@ QUANTITY_NAMES = {
     Quantity.CPU_SLOWDOWN.value: "CPU slowdown",
     Quantity.STEP_SECONDS_AT_CPU_SPEED.value: "step_seconds at that CPU speed",
 }
+LEAST_WIDTH, MOST_WIDTH = 20, 10_000  # columns
 PIPE_WIDTH = 150  # columns where the output is no terminal and COLUMNS is not set
 BAR_CELLS = 20
-_NO_BREAK = "\N{NO-BREAK SPACE}"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SHORT = 16  # characters of a reason that fit into its column
 _TERMS = frozenset(term.value for term in StepTerm)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console for output (or messages), wide enough for most tables where it is no terminal."""
-    plain = Console(stderr=stderr, highlight=False)
-    if plain.is_terminal or "COLUMNS" in os.environ:
-        return plain
-    return Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+    """The console for output (or messages), wide enough for most tables where it is no terminal.
+
+    It shows characters that a terminal would obey, see `reference_runs.printable`; colours are those of styles alone.
+    """
+    shown = Console(stderr=stderr, highlight=False)
+    if not shown.is_terminal and "COLUMNS" not in os.environ:
+        shown.width = PIPE_WIDTH
+    if not LEAST_WIDTH <= shown.width <= MOST_WIDTH:  # COLUMNS=0, for instance
+        shown.width = max(LEAST_WIDTH, min(MOST_WIDTH, shown.width))
+    shown.push_render_hook(cast(RenderHook, _Harmless))
+    return shown
+
+
+class _Harmless(NamedTuple):
+    """Something to print, without the control characters of its texts."""
+
+    printed: Any
+
+    @classmethod
+    def process_renderables(cls, printed: Sequence[Any]) -> list[_Harmless]:
+        """Each thing to print as one of these; a console asks it of its hooks."""
+        return [cls(each) for each in printed]
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in out.render(self.printed, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def write_line(line: str, *, stderr: bool = False) -> None:
+    """Write a line without folding it, on stdout or stderr, with no character that a terminal would obey."""
+    (sys.stderr if stderr else sys.stdout).write(f"{printable(line)}\n")
 
 
 def refusal(error: OSError) -> str:
@@ -65,22 +93,15 @@ def print_table(
     out.print(text, soft_wrap=True)
 
 
-def coloured(text: str, style: str) -> str:
+def coloured(text: str, style: str) -> Coloured:
     """`text` for a cell of a table, in a colour that consoles without colours leave out."""
-    return Style.parse(style).render(text)
+    return Coloured(((text, style),))
 
 
 def print_folded(out: Console, line: str, style: str = "dim") -> None:
-    """Print a line folded between words; what is folded stands 4 characters further right than its beginning.
-
-    A number and its "%" stay together.
-    """
+    """Print a line folded between words; what is folded stands 4 characters further right than its beginning."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
-    room = out.width - len(indent)
-    line = " ".join(word if len(word) <= room else word.replace(",", ", ") for word in line.split(" "))
-    line = line.replace(" %", f"{_NO_BREAK}%")
-    folded = textwrap.fill(line, out.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    out.print(Text(folded.replace(_NO_BREAK, " "), style), soft_wrap=True)
+    out.print(Text(folded(line, out.width, indent=indent), style), soft_wrap=True)
 
 
 def whole_job(rows: Iterable[Row]) -> list[Row]:
@@ -95,34 +116,42 @@ def row_name(row: Row) -> str:
     return " ".join(part for part in (name, row.axis, row.operation, row.term, rank) if part)
 
 
-def print_comparison(
-    out: Console, rows: Sequence[Row], *, left: str, right: str, relative_to: Literal["left", "right"] = "right"
-) -> None:
-    """Print the rows of the whole job, every row that failed, and the reasons.
-
-    Args:
-        relative_to: the side that a difference is relative to, such as the measured one.
-    """
-    steps = {row.rank: row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.term is None}
+def print_comparison(out: Console, rows: Sequence[Row], *, left: str, right: str) -> None:
+    """Print the rows of the whole job, every row that failed, and the reasons; differences: right against left."""
     reasons: list[str] = []
-    titles = ("quantity", left, right, "difference", "tolerance", "verdict", "why")
+    titles = ("quantity", left, right, f"{right} is", "tolerance", "verdict", "why")
+    shown = whole_job(rows)
+    sides = _both_columns(shown)
     cells = [
         (
             row_name(row),
-            printed(row.left, row.unit),
-            printed(row.right, row.unit),
-            difference(row, relative_to=relative_to, step=steps.get(row.rank)),
+            *sides[number],
+            difference(row),
             f"{row.tolerance:.0%}" if row.tolerance else "",
             coloured(verdict_word(row.verdict), VERDICT_COLOURS[row.verdict]),
             _why(row, reasons),
         )
-        for row in whole_job(rows)
+        for number, row in enumerate(shown)
     ]
     print_table(out, cells, titles, right=titles[1:5])
     for number, reason in enumerate(reasons, start=1):
         print_folded(out, f"({number}) {reason}")
     if any(why == "exact" for *_, why in cells):
         print_folded(out, "exact: counted on both sides, and has to be equal to the last digit")
+
+
+def _both_columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Both sides of each row; those of one quantity with the same prefix and decimals."""
+    alike: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        alike.setdefault(row.quantity, []).append(number)
+    sides = [("", "")] * len(rows)
+    for numbers in alike.values():
+        values = [value for number in numbers for value in (rows[number].left, rows[number].right)]
+        texts = iter(printed_alike(values, rows[numbers[0]].unit))
+        for number in numbers:
+            sides[number] = next(texts), next(texts)
+    return sides
 
 
 def verdict_word(verdict: Verdict) -> str:
@@ -139,26 +168,24 @@ def _why(row: Row, reasons: list[str]) -> str:
     return f"({reasons.index(row.why) + 1})"
 
 
-def difference(row: Row, *, relative_to: Literal["left", "right"] = "right", step: Row | None = None) -> str:
-    """The signed difference of both sides in percent of the side named by `relative_to`.
+def difference(row: Row, *, than: str = "") -> str:
+    """How the right side of a row differs from the left one, in words.
 
-    In the figure's unit if it is exact, or that side is 0; for a term of a step, as a share of the whole step.
+    In the figure's unit where it is exact, a term of a step, or the left side is 0; otherwise in percent of the left
+    side.
 
     Args:
-        step: the whole step, of which the row may be a term.
+        than: see `difference_in_words`.
     """
-    if row.difference is None:
+    if row.difference is None or row.left is None or row.right is None:
         return "-"
-    if row.difference == 0:
-        return "0"
-    more = row.difference if relative_to == "left" else -row.difference
-    reference = getattr(row, relative_to)
-    if row.quantity == Quantity.STEP_SECONDS and row.term in _TERMS and step is not None:
-        whole = getattr(step, relative_to)
-        return f"{percent(more, whole)} of step" if whole else "-"
-    if row.tolerance == 0 or not reference:
-        return f"{'+' if more > 0 else '-'}{printed(abs(more), row.unit)}"
-    return percent(more, reference)
+    scale = scale_of(row.quantity)
+    in_unit = row.tolerance == 0 or not row.left or (row.quantity == Quantity.STEP_SECONDS and row.term in _TERMS)
+    if not in_unit or row.difference == 0:
+        return difference_in_words(row.right, row.left, scale, than=than)
+    apart = abs(row.difference)
+    amount = f"{1e3 * apart:,.1f} ms" if row.unit == "s" else printed(apart, row.unit)
+    return f"{amount} {direction(row.right, row.left, scale)}" + (f" than {than}" if than else "")
 
 
 def percent(difference: float, of: float) -> str:

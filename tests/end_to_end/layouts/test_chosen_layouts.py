@@ -49,37 +49,42 @@ EACH_AXIS = cases("""
 CHOSEN = cases("""
     opt-mini fp32 dp2,tp2,sp,zero1,reduce-scatter
     llama3-mini fp32 cp2,zero3
-    gpt2-mini 16bit dp2,pp2,pipedream dp1,fused
+    gpt2-mini 16bit dp2,pp2,pipedream
     llama3-mini 16bit dp2,zero1,reduce-scatter
     llama2-mini 16bit dp4,zero3,shard2,micro1
-    opt-mini 16bit pp2,1f1b,fused,recompute-selective
     glm-mini dropout dp2,zero3,recompute-full
-    glm-mini fp32 tp2,sp,recompute-full,every2
     mt-nlg-mini fp32 pp2,gpipe
-    codegeex-mini fp32 dp1,fused,recompute-selective
     mixtral-mini fp32 dp2
     qwen3-moe-mini fp32 pp2,1f1b
     deepseek-v3-mini fp32 dp2,zero1
-    gpt2-mini fp32 tp2,sp,fused
+    gpt2-mini fp32 tp2,sp,fused pp2,dualpipev
     llama2-mini fp8 pp2,1f1b,interleave2
 """)
 VARIED = cases("""
     mixtral fp32 dp1
     qwen3-moe fp32 dp1,recompute-selective
-    shared-experts fp32 dp2,zero3 tp2,sp,recompute-full,every3 ep2,dp2,zero3
-    deepseek fp32 dp1,fused,recompute-selective ep2,dp2,zero1 ep2,cp2,zero1
+    shared-experts fp32 tp2,sp,recompute-full,every3 ep2,dp2,zero3
+    deepseek fp32 dp1,fused,recompute-selective ep2,cp2,zero1
     deepseek 16bit pp2,1f1b,recompute-full
-    capacity fp32 dp1 tp2
+    capacity fp32 tp2
     few-places fp32 dp2,zero3
-    documents fp32 dp1 dp2,zero3
-    documents 16bit dp1,recompute-selective pp2,1f1b,interleave2
+    documents 16bit pp2,1f1b,interleave2
     documents-alibi fp32 dp1,recompute-full
-    documents-alibi 16bit tp2,sp
     starcoder fp32 tp2
-    gpt2-mini fp32 pp2,dualpipev
-    five-layers fp32 pp2,1f1b,interleave2 pp2,1f1b,interleave2,layers1-1-2-1
+    five-layers fp32 pp2,1f1b,interleave2,layers1-1-2-1
 """)
 RARE = cases("""
+    gpt2-mini 16bit dp1,fused
+    opt-mini 16bit pp2,1f1b,fused,recompute-selective
+    glm-mini fp32 tp2,sp,recompute-full,every2
+    codegeex-mini fp32 dp1,fused,recompute-selective
+    shared-experts fp32 dp2,zero3
+    deepseek fp32 ep2,dp2,zero1
+    capacity fp32 dp1
+    documents fp32 dp1 dp2,zero3
+    documents 16bit dp1,recompute-selective
+    documents-alibi 16bit tp2,sp
+    five-layers fp32 pp2,1f1b,interleave2
     llama3-mini fp32 cp2,dp2,zero3
     starcoder fp32 tp2,pp2,1f1b,recompute-selective
     shared-experts fp32 ep2,pp2,1f1b,interleave2

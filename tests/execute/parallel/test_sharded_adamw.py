@@ -24,7 +24,7 @@ from suite.execute.parallel.sharded_adamw import (
     whole_adamw,
     write_flat_gradient,
 )
-from suite.execute.precision import GRADIENT_DTYPES, WeightGroup, store_weights, stored_weights
+from suite.execute.precision import DTYPES, GRADIENT_DTYPES, WeightGroup, store_weights, stored_weights
 from suite.predict.simulation.state import executed_state
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
@@ -168,7 +168,7 @@ def test_shards_together_update_as_one_does(precision: Precision) -> None:
 
 
 def test_masters_carry_what_sixteen_bits_lose_and_without_them_it_is_lost() -> None:
-    for precision in Precision:
+    for precision in DTYPES:
         recipe = _recipe(precision=precision, weight_decay=0.0)
         weight = torch.ones(64).to(torch.float32 if precision is Precision.FP32 else torch.float16)
         if precision is Precision.BF16:

@@ -49,7 +49,7 @@ def test_state_equals_the_tensors_of_a_model_and_its_adamw_on_the_meta_device(
         model = Decoder(architecture, recipe).to(kept.weights)
     weights = list(model.parameters())
     gradients = [torch.empty_like(weight, dtype=kept.gradients) for weight in weights]
-    updated = [torch.nn.Parameter(torch.empty_like(weight, dtype=torch.float32)) for weight in weights]
+    updated = [torch.nn.Parameter(torch.empty_like(weight, dtype=kept.moments)) for weight in weights]
     for parameter in updated:
         parameter.grad = torch.empty_like(parameter)
     adamw = torch.optim.AdamW(updated, foreach=False)
@@ -64,7 +64,7 @@ def test_state_equals_the_tensors_of_a_model_and_its_adamw_on_the_meta_device(
 
 
 def test_bytes_a_parameter_by_precision() -> None:
-    expected = {"fp32": 16, "bf16": 18, "fp16": 16, "fp16-gradient-copy": 20, "fp16-no-master": 12}
+    expected = {"fp32": 16, "bf16": 18, "fp16": 16, "fp16-gradient-copy": 20, "fp16-no-master": 12, "bf16-pure": 8}
     assert {precision.value: bytes_per_parameter(precision) for precision in Precision} == expected
 
 

@@ -176,6 +176,8 @@ UPDATES: dict[Precision, tuple[Iterable[int], Iterable[int]]] = {
     Precision.FP16_GRADIENT_COPY: ((2, 4, 4, 4, 4, 4), (4, 4, 2, 4, 4)),
     # gradient (norm), gradient, weight, moments; weight, moments
     Precision.FP16_NO_MASTER: ((2, 2, 2, 4, 4), (2, 4, 4)),
+    # the same, with moments of 2 bytes
+    Precision.BF16_PURE: ((2, 2, 2, 2, 2), (2, 2, 2)),
 }
 
 

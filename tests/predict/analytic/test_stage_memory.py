@@ -104,7 +104,7 @@ def test_a_ranks_state_is_the_sum_over_its_tensors_padded_and_sharded(rank: Rank
     shards = n if layout.zero_stage else 1
     assert memory.weights * (n if layout.zero_stage == 3 else 1) == weights
     assert memory.gradients * (n if layout.zero_stage >= 2 else 1) == gradients
-    assert memory.moments * shards == 8 * sum(padded)
+    assert memory.moments * shards == 2 * each.moments.itemsize * sum(padded)
     assert memory.master_weights * shards == 4 * sum(padded) * each.master
     assert memory.gradient_copy * shards == 4 * sum(padded) * each.gradient_copy
 
@@ -295,7 +295,8 @@ def test_buffers_without_sharding_are_a_bucket_and_what_the_neighbours_send(rank
 def test_the_update_reads_fp32_gradients_of_its_shard_where_no_copy_is_kept(rank: Rank) -> None:
     memory = memory_of(with_layout(rank, offload=Offload.NONE))
     _, recipe, layout, _ = rank
-    widened = recipe.precision not in (Precision.FP16_GRADIENT_COPY, Precision.FP16_NO_MASTER)
+    unwidened = (Precision.FP16_GRADIENT_COPY, Precision.FP16_NO_MASTER, Precision.BF16_PURE)
+    widened = recipe.precision not in unwidened
     scattered = layout.zero_stage == 1 and layout.reduce_scatter and layout.data_parallel * layout.context_parallel > 1
     in_place = scattered and recipe.precision in (Precision.FP32, Precision.BF16)
     # 8 bytes of moments a parameter of the shard

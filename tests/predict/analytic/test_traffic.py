@@ -165,15 +165,15 @@ def by_key(traffic: list[Traffic]) -> dict[tuple[str, str], Traffic]:
     return {(entry.axis, entry.operation): entry for entry in traffic}
 
 
-def test_gradients_are_reduced_in_fp32_except_in_fp16() -> None:
+def test_gradients_are_reduced_in_fp32_except_in_fp16_and_pure_bf16() -> None:
     elements, found = parameter_count(BLOOM.architecture), {}
     for precision in Precision:
         recipe = msgspec.structs.replace(BLOOM.recipe, precision=precision)
         layout = Layout(data_parallel=8, zero_stage=1)
         reduced, gathered = step_traffic(Workload(BLOOM.architecture, recipe, layout), stage=0, micro_batches=1)
         found[precision.value] = (reduced.payload_bytes / elements, gathered.payload_bytes / elements)
-    of_fp16 = dict.fromkeys(("fp16", "fp16-gradient-copy", "fp16-no-master"), (2, 2))
-    assert found == {"fp32": (4, 4), "bf16": (4, 2), **of_fp16}
+    of_16_bit = dict.fromkeys(("fp16", "fp16-gradient-copy", "fp16-no-master", "bf16-pure"), (2, 2))
+    assert found == {"fp32": (4, 4), "bf16": (4, 2), **of_16_bit}
 
 
 @given(st.integers(2, 9), st.integers(1, 5))

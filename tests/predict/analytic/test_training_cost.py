@@ -11,6 +11,8 @@ from reference_runs.units import in_base_unit
 from suite.predict.analytic.training_cost import (
     accelerator_cost,
     accelerator_seconds,
+    compute_optimal_parameters,
+    compute_optimal_tokens,
     energy_cost,
     energy_joules,
     implausible_share,
@@ -28,6 +30,20 @@ COUNTS = st.integers(1, 10**6)
 def test_steps_are_the_least_that_see_all_tokens(tokens: int, global_batch: int, sequence: int) -> None:
     steps = training_steps(tokens=tokens, global_batch=global_batch, sequence=sequence)
     assert (steps - 1) * global_batch * sequence < tokens <= steps * global_batch * sequence
+
+
+@given(st.floats(1e15, 1e27))
+def test_the_compute_optimal_training_takes_its_flop_and_20_tokens_a_parameter(flop: float) -> None:
+    parameters = compute_optimal_parameters(flop)
+    tokens = compute_optimal_tokens(parameters)
+    assert 6 * parameters * tokens == pytest.approx(flop)
+    assert tokens == 20 * parameters
+
+
+def test_the_compute_optimum_is_chinchillas_within_4_percent() -> None:
+    # table 3 of the paper: 67 billion parameters for 5.76e23 flop, 10 billion for 1.23e22
+    for flop, parameters in ((5.76e23, 67e9), (1.23e22, 10e9)):
+        assert compute_optimal_parameters(flop) == pytest.approx(parameters, rel=0.04)
 
 
 def test_blooms_step_and_tokens_give_its_days_within_its_interruptions() -> None:

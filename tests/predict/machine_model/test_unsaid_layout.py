@@ -71,11 +71,12 @@ def test_a_recorded_layout_keeps_its_attention() -> None:
         assert taken(run, "dp2,tp8,micro1", stack_name="pytorch") == run.layout.fused_attention
 
 
-def test_memory_without_a_machine_is_of_fused_attention_too() -> None:
+def test_memory_on_an_assumed_machine_is_of_fused_attention_too() -> None:
     run = msgspec.structs.replace(reference_run("llama2-7b"), cluster=None)
     request = PredictionRequest(None, None, "dp1,tp8", None, NO_PRICES, None)
     predicted = prediction_of_run(run, request)
-    assert predicted.machine is None
+    assert predicted.machine is not None
+    assert [each.option for each in predicted.assumed] == ["--on", "--stack"]
     assert predicted.layout == Layout(tensor_parallel=8, fused_attention=True)
 
 

@@ -245,6 +245,26 @@ def test_published_rates_are_compared_under_their_own_convention() -> None:
     assert hfu / mfu == pytest.approx(flop["megatron-eq3-recomputed"] / flop["megatron-eq3-model"], rel=4 * 2**-53)
 
 
+def test_hfu_is_never_below_mfu_and_equal_to_it_where_nothing_is_recomputed() -> None:
+    wrong, compared = [], set()
+    for run in map(reference_run, run_names()):
+        for recomputation in Recomputation if run.recorded_layout is not None else ():
+            layout = msgspec.structs.replace(run.layout, recomputation=recomputation)
+            machine = machine_of(run)
+            if machine is None:
+                continue
+            prediction = run_prediction(Workload(run.architecture, run.recipe, layout), machine)
+            figures = predicted_figures(run, layout, machine, prediction)
+            shares = {quantity: named(figures, quantity) for quantity in (Quantity.MFU, Quantity.HFU)}
+            mfu, hfu = (figure.value for figure in shares.values())
+            is_less = recomputation is Recomputation.NONE
+            compared.add((run.reported.flop_convention, is_less))
+            if hfu < mfu or (is_less and hfu != mfu):
+                wrong.append((run.name, recomputation, mfu, hfu))
+    assert wrong == []
+    assert {(FlopConvention.PALM, True), (FlopConvention.MEGATRON_RECOMPUTED, False)} <= compared
+
+
 def test_hfu_is_the_mfu_and_what_is_recomputed_whatever_the_convention_counts() -> None:
     compared = 0
     for run in LAID_OUT:

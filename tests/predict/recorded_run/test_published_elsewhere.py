@@ -24,7 +24,8 @@ from suite.predict.analytic.stage_memory import StageMemory, stage_memory
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import implausible_share
 from suite.predict.analytic.usable_memory import TIGHT_SHARE, usable_memory
-from suite.predict.machine_model.model import prepared_row, row_step_time, step_interval
+from suite.predict.machine_model.intervals import step_interval
+from suite.predict.machine_model.model import prepared_row, row_step_time
 from suite.predict.machine_model.unsaid_layout import as_executed
 
 A100 = 312e12

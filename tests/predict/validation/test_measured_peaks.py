@@ -7,7 +7,7 @@ import pytest
 from reference_runs.machine_model import fit_scores
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
-from suite.predict.machine_model.model import peak_interval
+from suite.predict.machine_model.intervals import peak_interval
 from suite.predict.validation.measured_peaks import MeasuredPeak, measured_peaks, most_excess, peak_coverage
 
 

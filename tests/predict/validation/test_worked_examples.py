@@ -28,7 +28,7 @@ from suite.commands.formulas import WORDS
 from suite.paths import ROOT
 from suite.predict.analytic.flop_conventions import six_n_flop
 from suite.predict.analytic.limits import fp16_spacing
-from suite.predict.validation import computations
+from suite.predict.validation import computations, lessons
 from suite.predict.validation import worked_examples as examples
 from suite.predict.validation.computations import COMPUTATIONS
 from suite.predict.validation.worked_examples import ExampleVerdict, FormulaResult, computed_values, formula_results
@@ -83,7 +83,7 @@ def predict_functions(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def functions_of_predict() -> set[str]:
-    """Functions of suite.predict that run during `predict`: a run with every axis, and one with fp16."""
+    """Functions of suite.predict that run during `predict` and `plan`: every axis, fp16, experts, prices, failures."""
 
     def predict() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -91,6 +91,10 @@ def functions_of_predict() -> set[str]:
             assert (
                 main(["predict", "gpt3-175b", "--layout", "dp2,tp8,pp8,interleave2,recompute-selective"]) == 1
             )  # memory
+            layout = ["--layout", "dp4,ep4,tp2,cp2,sp", "--network", "3200"]
+            assert main(["predict", "mixtral-8x7b", "--on", "h100-sxm", *layout]) == 1  # memory
+            assert main(["predict", "gpt2-124m", "--price", "2", "--energy-price", "0.1"]) == 0
+            assert main(["plan", "gpt2-124m", "--gpus", "8", "--top", "1", "--goodput"]) == 0
 
     return predict_functions(predict)
 
@@ -138,7 +142,7 @@ def arithmetic(tree: ast.AST) -> list[str]:
 
 def test_the_computations_hold_no_arithmetic_of_their_own() -> None:
     checks = {"_checked", "_decimal", "_number"}  # compare what was computed with what is recorded
-    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (computations, examples)]
+    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (computations, lessons, examples)]
     tree = ast.Module([node for source in sources for node in ast.parse(source).body], type_ignores=[])
     assert checks <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
@@ -279,7 +283,7 @@ def test_all_examples_are_as_recorded_and_slips_stand_with_their_reasons(run: Ru
         assert any(line.startswith(example.id + ": ") for line in lines), example.id
         assert text.count(" ".join(example.why.split())) == 1 or not example.why
     assert "selective_recomputation_flop (found here): Scores" in text
-    assert lines[-1] == "examples: 41 agree, 7 with an error of the text, 0 not as recorded; results in all: 92"
+    assert lines[-1] == "examples: 60 agree, 7 with an error of the text, 0 not as recorded; results in all: 167"
     years = next(line for line in lines if line.startswith("gpt3_one_v100_years"))
     assert years.split()[1:7] == ["years", "355", "118.83", "year", "text", "is"]
 

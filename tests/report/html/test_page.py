@@ -207,7 +207,7 @@ def test_a_waterfall_s_terms_follow_each_other_to_the_whole_step(results: Path) 
         assert trace["base"][1:-1] == pytest.approx(ends[:-2], rel=1e-4)
         assert ends[-1] == pytest.approx(1e3 * seconds)
         assert ends[-2] == pytest.approx(1e3 * seconds, rel=1e-4)
-    assert plot.rows[-1] == [WHOLE, "550", "500", "+50", "+10.00%"]
+    assert plot.rows[-1] == [WHOLE, "550.0", "500.0", "50.0 ms faster", "10.0%"]
 
 
 def row(quantity: Quantity, **changes: Any) -> Row:

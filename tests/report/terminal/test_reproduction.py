@@ -1,4 +1,4 @@
-"""A launch for people: the verdict first, at most 15 lines, one sign, no number without its share of the step."""
+"""A launch for people: the verdict first, at most 15 lines, differences in words, terms in one unit."""
 
 from __future__ import annotations
 
@@ -121,27 +121,37 @@ def test_a_launch_begins_with_its_verdict() -> None:
     assert lines[:3] == [
         "gpt2-mini: pass",
         "4 exact figures agree: parameters, state bytes, payload bytes",
-        "memory at the peak: predicted 71 MB, measured 70 MB (+1.43%)",
+        "memory at the peak: 70.00 MB, 1.4 % less than predicted (71.00 MB)",
     ]
     assert lines[-1] == "record /results/records/gpt2-mini/1.begin.json"
 
 
-def test_one_sign_is_used_and_terms_are_shares_of_the_step() -> None:
+def test_differences_are_in_words_and_terms_in_the_unit_of_the_step() -> None:
     text = "\n".join(printed(result()))
-    assert "step time: predicted 440 ms, measured 400 ms (+10.00%), not judged" in text
-    assert "throughput: predicted 1,000 token/s, measured 1,100 token/s (-9.09%)" in text
+    assert "step time: 400.0 ms, 9.1 % faster than predicted (440.0 ms); not judged" in text
+    assert "throughput: 1,100 token/s, 10.0 % faster than predicted (1,000 token/s)" in text
     terms = [line for line in text.splitlines() if line.startswith("  ")]
-    assert [line.split("predicted")[0].strip() for line in terms] == ["backward", "forward", "launch and host overhead"]
-    assert [line.split()[-2] for line in terms] == ["+10.00%", "+5.00%", "-7.50%"]  # of 400 ms
-    assert [line.split()[-1][:5] for line in terms] == ["█████", "███▌", "██▏"]
-    assert text.count("differences: predicted over measured, less 1") == 1
+    assert [line.split()[:-1] for line in terms] == [
+        ["backward", "200.0", "ms,", "40.0", "ms", "faster", "than", "predicted"],
+        ["forward", "100.0", "ms,", "20.0", "ms", "faster", "than", "predicted"],
+        ["launch", "and", "host", "overhead", "60.0", "ms,", "30.0", "ms", "slower", "than", "predicted"],
+    ]
+    assert [line.split()[-1] for line in terms] == ["██████", "███", "█▊"]  # of 400 ms
+    at_a_terminal = printed(of_two_ranks(), width=80)
+    assert sum("██" in line for line in at_a_terminal) == 2
+
+
+def test_the_last_loss_is_said_to_be_a_mean() -> None:
+    first = "loss: first 9.000, as predicted (9.000)"
+    assert f"{first}; mean of last 3: 7.000" in printed(result())
+    assert f"{first}; mean of last 2: 8.500" in printed(result(losses=[9.0, 8.0]))
 
 
 def test_each_figure_that_differs_has_a_line_of_its_own() -> None:
     lines = printed(with_wrong_parameters(2))
     assert lines[0] == "gpt2-mini: fail"
-    assert "fail parameters rank 0: predicted 1,000, measured 900 (+100)" in lines
-    assert "fail parameters rank 1: predicted 1,001, measured 900 (+101)" in lines
+    assert "fail parameters rank 0: 900, 100 less than predicted (1,000)" in lines
+    assert "fail parameters rank 1: 900, 101 less than predicted (1,001)" in lines
     assert "fail 4 more: --all" in printed(with_wrong_parameters(7))
 
 
@@ -155,7 +165,7 @@ def test_no_word_is_cut_at_any_width(complete: bool) -> None:
         assert max(len(line) for line in {*lines} - record) <= width
         words = {word.rstrip(",") for word in " ".join(lines).split()}
         numbers = {"(1)", "(2)", "(3)"} if complete else set()
-        assert {"overhead", "parameters", "measured", "predicted", *numbers} <= words, width
+        assert {"overhead", "parameters", "predicted", *numbers} <= words, width
 
 
 def test_every_figure_is_printed_on_request() -> None:
@@ -164,13 +174,13 @@ def test_every_figure_is_printed_on_request() -> None:
         assert words in text
     assert "shown" not in text
     assert "pace" not in text
-    assert "-0.25% of step" in text  # data loading: 1 of 400 ms less
+    assert "1.0 ms slower" in text  # data loading: 2 in place of 1 ms
     assert text.count("exact: counted on both sides, and has to be equal to the last digit") == 1
 
 
 def test_without_a_prediction_the_reason_is_printed() -> None:
     lines = printed(not_calibrated())
-    assert "step time: measured 400 ms" in lines
+    assert "step time: measured 400.0 ms" in lines
     assert f"step time is not predicted: {not_calibrated().profile}" in lines
 
 
@@ -186,7 +196,7 @@ def test_one_of_several_launches_is_a_line() -> None:
     out = Console(width=150, highlight=False)
     with out.capture() as captured:
         print_launch_line(out, result(), number=2, launches=5)
-    assert captured.get() == "launch 2 of 5: pass, step time predicted 440 ms, measured 400 ms (+10.00%)\n"
+    assert captured.get() == "launch 2 of 5: pass, step time 400.0 ms, 9.1 % faster than predicted (440.0 ms)\n"
 
 
 def test_stages_and_their_fastest_split_are_printed_on_request() -> None:

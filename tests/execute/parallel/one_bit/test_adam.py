@@ -31,6 +31,7 @@ def simulated(elements: int, ranks: int, steps: int, settings: dict[str, Any], *
     return weights
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("renewal", [None, Renewal(steps=10)], ids=["frozen", "renewed"])
 @pytest.mark.parametrize("zeros", [0, 100])
 @pytest.mark.parametrize("ranks", [2, 3, 4])

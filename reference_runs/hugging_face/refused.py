@@ -1,0 +1,54 @@
+"""Why a model type is not described, in words that name the part of the model that no key of a run file means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reference_runs.errors import InputError, nearest
+
+# Parts of models by the model types that have them; those that a key of the configuration tells are in `_by_keys`.
+_PARTS = {
+    "soft caps of logits and scores, or norms on both sides of each part": ("gemma2", "gemma3_text", "vaultgemma"),
+    "attention sinks, windows on alternate layers, and biases of experts": ("gpt_oss",),
+    "windows or positions on some layers alone": ("cohere2", "smollm3", "llama4_text", "ministral3", "exaone4"),
+    "factors on embeddings, residuals and logits": ("granite", "granitemoe", "cohere", "minicpm", "minicpm3"),
+    "linear attention or state-space layers": (
+        *("mamba", "mamba2", "falcon_mamba", "falcon_h1", "jamba", "bamba", "zamba", "zamba2", "nemotron_h", "rwkv"),
+        *("granitemoehybrid", "qwen3_next", "qwen3_5_text", "lfm2", "recurrent_gemma", "minimax", "kimi_linear"),
+    ),
+    "sparse attention": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "doge"),
+    "queries and keys that are normed whole, beside experts": ("olmoe",),
+    "partly rotated heads beside experts": ("glm4_moe",),
+    "norms on both sides of each part": ("glm4",),
+}
+_OF_PICTURES = ("vision_config", "visual", "image_token_id", "image_token_index", "mm_vision_tower", "vision_tower")
+_OF_SOUND = ("audio_config", "audio_token_id", "num_mel_bins")
+_OF_STATES = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_d_conv", "linear_num_key_heads", "attn_layer_indices")
+
+
+def refused_type(kind: str, values: Mapping[str, Any], families: Mapping[str, object], where: str) -> InputError:
+    """The refusal of a model type that none of the `families` reads, with its reason."""
+    what = f"model_type {kind!r} is not described"
+    if (part := _part(kind, values)) is not None:
+        return InputError(f"{what}: it has {part}, and no key of a run file means that", where=where)
+    return InputError(f"{what}: no model of that type was read", meant=nearest(kind, families), where=where)
+
+
+def _part(kind: str, values: Mapping[str, Any]) -> str | None:
+    """The part of the model that is not described, in words; None where it is not known."""
+    if any(values.get(key) is not None for key in _OF_PICTURES):
+        return "a vision part"
+    if any(values.get(key) is not None for key in _OF_SOUND):
+        return "an audio part"
+    if values.get("is_encoder_decoder") or kind in ("bert", "roberta", "xlm-roberta", "modernbert", "deberta-v2"):
+        return "an encoder"
+    by_name = next((part for part, kinds in _PARTS.items() if kind in kinds), None)
+    if by_name is not None:
+        return by_name
+    kinds = values.get("layer_types") or ()
+    if "linear_attention" in kinds or any(values.get(key) is not None for key in _OF_STATES):
+        return "linear attention or state-space layers"
+    if any(values.get(key) for key in ("final_logit_softcapping", "attn_logit_softcapping")):
+        return "soft caps of logits or scores"
+    return None

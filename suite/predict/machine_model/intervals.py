@@ -1,0 +1,60 @@
+"""Errors to expect of predicted steps and peaks: relative ones, and 80 % intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from reference_runs.machine_model import fit_scores
+from suite.predict.analytic.step_time import StepTime
+
+NORMAL_80 = 1.2816  # standard deviations that the middle 80 % of a normal distribution reach
+
+
+def expected_error(assumed: Sequence[float]) -> float:
+    """Relative error to expect of a step time: that of a published table which the fit has not seen.
+
+    The mean over the tables, each left out in turn, with the `assumed` errors of what no table measured (accelerator,
+    stack) added as independent ones.
+    """
+    tables = fit_scores().tables.values()
+    unseen = sum(score.table_left_out for score in tables) / len(tables) / 100
+    return math.hypot(unseen, *assumed)
+
+
+COMPUTING, WAITING = "computing", "waiting"  # regimes of a step
+_WAITING_SHARE = 0.25  # of the step, from where on it waits
+_WAITED_FOR = (
+    *("tensor_parallel_seconds", "context_parallel_seconds", "expert_parallel_seconds", "pipeline_seconds"),
+    *("bubble_seconds", "data_parallel_seconds", "tied_embedding_seconds", "launch_seconds", "overhead_seconds"),
+)
+
+
+def regime(step: StepTime) -> str:
+    """Whether accelerators compute, or wait a quarter of the step or longer: for messages, stages and launches."""
+    waited = sum(getattr(step, name) for name in _WAITED_FOR)
+    return WAITING if waited >= _WAITING_SHARE * step.total_seconds else COMPUTING
+
+
+def step_interval(step: StepTime, *, assumed: float) -> tuple[float, float]:
+    """Least and most seconds of the step: its 80 % interval.
+
+    From the errors of steps in the same regime whose table the fit had not seen: they hold what parameters, models and
+    laboratories contribute. The `assumed` standard error of what no table measured is independent of them.
+    """
+    half = math.hypot(fit_scores().half_width[regime(step)], NORMAL_80 * assumed)
+    return step.total_seconds * math.exp(-half), step.total_seconds * math.exp(half)
+
+
+def peak_interval(peak: float) -> tuple[float, float]:
+    """Least and most bytes of a peak: its 80 % interval, from what published peaks have beyond the tensors.
+
+    They are 527 rows of one sweep of nanotron, a model of 1B on H100, and one of BLOOM.
+    """
+    return peak, peak * math.exp(fit_scores().peak_excess)
+
+
+def expected_peak_error() -> float:
+    """Relative error to expect of a predicted peak: the mean over the published tables that have measured peaks."""
+    errors = fit_scores().peak_bytes.values()
+    return sum(errors) / len(errors) / 100

@@ -1,0 +1,73 @@
+"""`--precision`: pure bf16 beside bf16 with fp32 master weights, and names of other software."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_runs.named_runs import RUNS
+from tests.support.short_run_files import SHAPE, short_run_file
+
+QWEN = SHAPE | {
+    **{"layers": 28, "hidden": 1536, "heads": 12, "kv_heads": 2, "ffn_hidden": 8960, "vocabulary": 151936},
+    **{"tied_embeddings": True, "attention_bias": True},
+}
+ALONE = {"data_parallel": 1, "micro_batch": 1, "recomputation": "full", "fused_attention": True}
+
+
+def peak(entry: dict[str, list[dict[str, object]]]) -> object:
+    rows = [row for row in entry["figures"] if row["quantity"] == "peak_bytes"]
+    return next(row["left"] for row in rows if row["stage"] is None and row["term"] is None)
+
+
+@pytest.fixture
+def tune(tmp_path):
+    """LLaMA-2 7B as torchtune's pull request 389 trains it: one sample of 512 tokens, recomputed."""
+    path = tmp_path / "tune.toml"
+    short_run_file(
+        path,
+        architecture=SHAPE | {"sequence": 512},
+        recipe={"global_batch": 1},
+        layout=ALONE,
+        software={"stack": "torchtune"},
+    )
+    return str(path)
+
+
+def test_pure_bf16_keeps_8_bytes_a_parameter_and_bf16_16_or_more(tune, answered):
+    on = (tune, "--on", "a100-sxm-80gb", "--precision")
+    # 54.4 GB: PyTorch's MemTracker on fake tensors, weights, gradients and AdamW's moments in bf16
+    assert peak(answered("predict", *on, "bf16-pure")) == pytest.approx(54.4e9, rel=0.01)
+    assert peak(answered("predict", *on, "bf16", code=1)) > 2 * 54.4e9
+
+
+def test_a_model_of_one_and_a_half_billion_fits_into_24_gb_in_pure_bf16(tmp_path, answered):
+    path = tmp_path / "qwen.toml"
+    short_run_file(path, architecture=QWEN, recipe={"global_batch": 1}, layout=ALONE, software={"stack": "TRL"})
+    on = (str(path), "--on", "rtx-4090", "--precision")
+    assert answered("predict", *on, "bf16-pure")["memory"]["usable"] > 8 * 1.54e9
+    answered("predict", *on, "bf16", code=1)  # 18 bytes a parameter do not
+
+
+@pytest.mark.parametrize("command", ["predict", "fit", "plan"])
+def test_names_of_other_software_are_told_from_each_other(command, refused):
+    for name, meant in (("bf16-true", "bf16-pure"), ("bf16-mixed", "bf16"), ("16-mixed", "fp16"), ("bf-16", "bf16")):
+        line = refused(command, "llama2-7b", "--precision", name)
+        assert line.startswith(f"--precision: unknown precision; got '{name}', did you mean {meant}? allowed: fp32, ")
+
+
+def test_a_run_file_with_such_a_name_gets_one_line(tmp_path, refused):
+    path = tmp_path / "short.toml"
+    short_run_file(path, recipe={"precision": "bf16-true"})
+    line = refused("predict", str(path))
+    assert line.startswith(
+        f"{path}: recipe.precision: unknown value; got 'bf16-true', did you mean bf16-pure? allowed:"
+    )
+
+
+def test_pure_bf16_is_predicted_and_not_executed(tmp_path, reasons):
+    path = tmp_path / "pure.toml"
+    text = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
+    text = text.replace('precision = { value = "bf16"', 'precision = { value = "bf16-pure"')
+    path.write_text(text.replace('miniature = "bloom-mini"', ""), encoding="utf-8")
+    (line,) = reasons(str(path), "--mini")
+    assert "does not execute training without fp32 moments; got bf16-pure, allowed: fp32, bf16, " in line
