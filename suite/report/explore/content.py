@@ -8,12 +8,13 @@ from typing import Any
 from reference_runs.catalog import accumulation
 from reference_runs.run import ReferenceRun, Workload
 from suite.predict.analytic.stage_memory import fullest_instant
+from suite.predict.plan.predicted_run import Predicted
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
 from suite.report.explore.passes import drawn_passes
 from suite.report.explore.presets import RUNS, described_run, row_of, source_of
 from suite.report.explore.state import ExploreState
-from suite.report.explore.view import View, memory_parts, view
+from suite.report.explore.view import View, is_of_record, memory_parts, view
 from suite.report.explore.why import why, worked_roofline, worked_traffic
 from suite.report.explore.words import in_controls
 
@@ -38,13 +39,21 @@ def command(state: ExploreState) -> str:
     options = {
         "--layout": state.layout or None,
         "--on": state.on,
-        "--network": None if state.network is None else f"{state.network:g}",
+        "--network": _typed(state.network),
         "--stack": state.stack,
         "--products": state.products,
-        "--price": None if state.price is None else f"{state.price:g}",
+        "--precision": state.precision,
+        "--batch": _typed(state.batch),
+        "--sequence": _typed(state.sequence),
+        "--tokens": _typed(state.tokens),
+        "--price": _typed(state.price),
     }
     words = ["python", "-m", "suite", "predict", state.run]
     return shlex.join([*words, *(word for option, value in options.items() if value for word in (option, value))])
+
+
+def _typed(value: float | None) -> str | None:
+    return None if value is None else f"{value:.12g}"
 
 
 def _remarks(state: ExploreState) -> list[str]:
@@ -62,7 +71,7 @@ def layout_content(shown: View) -> Content:
     predicted = shown.predicted
     if predicted is None or predicted.prediction is None or predicted.run is None:
         return {"layout": shown.layout, "wrong": list(shown.wrong)}
-    rows = shown.rows
+    rows, compares = shown.rows, is_of_record(predicted)
     machine = predicted.machine
     found: Content = {
         "layout": shown.layout,
@@ -73,7 +82,7 @@ def layout_content(shown: View) -> Content:
         "fits": not predicted.exceeds_memory,
         "uncertainty": predicted.uncertainty,
         "not_predicted": list(map(in_controls, predicted.missing)),
-        "notes": [in_controls(each) for each in (*(machine.notes if machine else ()), predicted.remark) if each],
+        "notes": _notes(predicted),
         "figures": [
             {
                 "quantity": row.quantity,
@@ -81,17 +90,24 @@ def layout_content(shown: View) -> Content:
                 "value": row.left,
                 "published": row.right,
                 "source": row.why if row.right is not None else None,
-                "compares": predicted.is_of_record or row.quantity in OF_THE_MODEL,
+                "compares": compares or row.quantity in OF_THE_MODEL,
                 "why": why(shown, row)._asdict(),
             }
             for row in rows
         ],
-        "published_elsewhere": None if predicted.is_of_record else _elsewhere(predicted.run),
+        "published_elsewhere": None if compares else _elsewhere(predicted.run),
         "terms": shown.terms,
         "memory": memory_parts(shown.stages),
         "instants": [fullest_instant(stage)[0] for stage in shown.stages],
     }
     return found | _of_machine(shown)
+
+
+def _notes(predicted: Predicted) -> list[str]:
+    """Assumptions with the controls that change them, and what the figures rest on."""
+    assumed = [f"assumed: {in_controls(words)} (control: {in_controls(option)})" for words, option in predicted.assumed]
+    machine = predicted.machine.notes if predicted.machine else ()
+    return [*assumed, *(in_controls(each) for each in (*predicted.notes, *machine, predicted.remark) if each)]
 
 
 def _elsewhere(run: ReferenceRun) -> str | None:

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from reference_runs.accelerator import accelerator_names
 from reference_runs.layout import Recomputation, Schedule
-from reference_runs.run import ProductFormat
+from reference_runs.run import Precision, ProductFormat
 from reference_runs.stack import stacks
 from suite.report.explore.state import COUNTS, ZERO_FORMS
 
-OTHERS = ("run", "on", "network", "stack", "products", "price", "other")
+TRAINING = ("precision", "batch", "sequence", "tokens")
+OTHERS = ("run", "on", "network", "stack", "products", *TRAINING, "price", "other")
+RANKS = "gpus"  # the layout's own number; another one asks for the fastest layout of so many
 LAYOUT_CONTROLS = (*COUNTS, "zero", "schedule", "recompute", "every", "switches")
 SWITCHES = {"sp": "sequence parallel", "fused": "fused attention", "noreshard": "keep gathered weights"}
 _COUNT_WORDS = {
@@ -50,7 +52,14 @@ def controls() -> dict[str, list[Control]]:
             Control("stack", "software", tuple(stacks()), clearable=True),
             Control("products", "GEMM format", tuple(map(str, ProductFormat)), clearable=True),
         ],
+        "training": [
+            Control("precision", "precision", tuple(map(str, Precision)), clearable=True),
+            Control("batch", "samples per step"),
+            Control("sequence", "tokens per sample"),
+            Control("tokens", "training tokens", whole=False),
+        ],
         "layout": [
+            Control(RANKS, "accelerators"),
             *(Control(word, _COUNT_WORDS[word]) for word in COUNTS),
             Control("zero", "ZeRO", ZERO_FORMS),
             Control("schedule", "schedule", tuple(map(str, Schedule))),

@@ -9,7 +9,7 @@ from typing import Any
 
 from reference_runs.errors import InputError
 from suite.paths import whole_file
-from suite.report.explore.controls import PARTS, SWITCHES, Control, controls
+from suite.report.explore.controls import PARTS, RANKS, SWITCHES, TRAINING, Control, controls
 from suite.report.explore.grid import StateGrid, computed_grid, packed
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers
@@ -95,7 +95,7 @@ def _numbers(run: str) -> Numbers:
 def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:
     """The controls of the served page, and whether each varies here or what it is held at."""
     first = state_of_run(run)
-    held = {**{name: getattr(first, name) for name in ("network", "stack", "products")}, **grid.held}
+    held = {**{name: getattr(first, name) for name in ("network", "stack", "products", *TRAINING)}, **grid.held}
 
     def field(control: Control) -> dict[str, Any]:
         value = held.get(control.name)
@@ -106,7 +106,7 @@ def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:
             "value": "as recorded" if value is None else value,
         }
 
-    groups = {title: [field(each) for each in group] for title, group in controls().items()}
+    groups = {title: [field(each) for each in group if each.name != RANKS] for title, group in controls().items()}
     for name, words in SWITCHES.items():
         varies = name in grid.axes
         value = "on" if name in grid.held["switches"] else "off"

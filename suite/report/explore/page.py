@@ -14,7 +14,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from reference_runs.run import Workload
 from suite.report.explore.content import content
-from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, SWITCHES, Control, controls
+from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, RANKS, SWITCHES, Control, controls
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers, searched_for
 from suite.report.explore.presets import RUNS, names, source_of, sources
@@ -28,13 +28,13 @@ from suite.report.explore.state import (
     state_of,
 )
 from suite.report.explore.unsaid import EMPTY, unsaid
-from suite.report.explore.view import recorded_layout, state_of_run, view
+from suite.report.explore.view import recorded_layout, settled, state_of_run, view
 from suite.report.explore.why import derivations
 from suite.report.explore.words import in_controls
 from suite.report.export.formats import FORMATS, export_format
 from suite.report.export.job import ExportedJob
 
-NAMES = (*OTHERS, *LAYOUT_CONTROLS)
+NAMES = (*OTHERS, RANKS, *LAYOUT_CONTROLS)
 EXPORTS = tuple(FORMATS)
 MISTAKE = "a mistake of the suite"
 _INDEX = """<!DOCTYPE html>
@@ -152,7 +152,7 @@ def _answer(query: str, source: str, given: dict[str, Any], triggered: str | Non
     state = _state(query, source, given, triggered, served)
     recorded = recorded_layout(state.run, state.stack)
     layout = parse_layout(state.layout, base=recorded) if state.layout else recorded
-    values = {**{name: getattr(state, name) for name in OTHERS}, **controls_of(layout)}
+    values = {**{name: getattr(state, name) for name in OTHERS}, RANKS: layout.ranks, **controls_of(layout)}
     own = source_of(state.run)
     moved = own != source or triggered in (None, "url", "source")
     offered = served.names(own)
@@ -178,6 +178,8 @@ def _state(query: str, source: str, given: dict[str, Any], triggered: str | None
     if triggered == "run":
         return state_of_run(run)
     others = {name: None if given[name] == "" else given[name] for name in OTHERS}
+    if triggered == RANKS:
+        return settled(checked_state({**others, "run": run, "layout": "", RANKS: given[RANKS] or 0}, where="controls"))
     layout = complete_text(layout_of(given, recorded_layout(run)))
     if triggered == "keep":
         others["other"] = layout
@@ -187,7 +189,7 @@ def _state(query: str, source: str, given: dict[str, Any], triggered: str | None
 def _addressed(query: str | None, served: PageScope) -> ExploreState:
     state = state_of(query or "", served.first)
     served.check(state.run)
-    return state
+    return settled(state)
 
 
 def records_of(run: str | None, served: PageScope) -> Any:
@@ -222,7 +224,7 @@ def export_text(query: str, name: str | None, served: PageScope) -> str:
 def _page(served: PageScope) -> Any:
     first = served.first
     layout = parse_layout(first.layout, base=recorded_layout(first.run, first.stack))
-    values = {**msgspec.structs.asdict(first), **controls_of(layout)}
+    values = {**msgspec.structs.asdict(first), **controls_of(layout), RANKS: layout.ranks}
     empty = unsaid(first)
     return html.Div(
         [

@@ -17,6 +17,9 @@ _CONTROLS = {
     "products": "GEMM format",
     "fix": "layout",
     "gpus": "number of accelerators",
+    "batch": "samples per step",
+    "sequence": "tokens per sample",
+    "tokens": "training tokens",
 }
 _OPTION = re.compile(r"`?--([a-z][a-z-]*)`?(?: [A-Z]{2,})?")
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import reference_run, run_names
-from reference_runs.run import ProductFormat
+from reference_runs.run import Precision, ProductFormat
 from suite.__main__ import main
 from suite.predict.analytic.collective_time import Group, collective_seconds
 from suite.predict.validation.published_tables import row_prediction
@@ -120,7 +120,11 @@ def test_what_an_empty_control_stands_for_is_known_of_every_run() -> None:
         "on": "as recorded: a100-sxm-80gb",
         "network": "400",
         "stack": "as recorded: deepspeed-pipeline",
-        "products": "as recorded: bf16",
+        "products": "as the precision: bf16",
+        "precision": "as recorded: bf16",
+        "batch": "2,048",
+        "sequence": "2,048",
+        "tokens": "3.66e11",
         "price": "none",
     }
 
@@ -194,6 +198,16 @@ def test_passes_are_drawn_of_a_pipeline_alone(bloom: dict) -> None:
     assert set(passes["stages"]) == set(range(12))
     assert len(passes["stages"]) == len(passes["starts"]) == len(passes["kinds"]) == 2 * 12 * passes["micro_batches"]
     assert content(ExploreState(run="bloom-176b", layout="dp32,tp8,pp1"))["views"][0]["passes"] is None
+
+
+def test_published_figures_compare_with_the_recorded_machine_and_layout_alone(bloom: dict) -> None:
+    def compared(shown: dict) -> set[str]:
+        return {each["quantity"] for each in shown["views"][0]["figures"] if each["compares"]}
+
+    own = state_of_run("bloom-176b")
+    assert {"step_seconds", "mfu", "training_seconds"} <= compared(bloom)
+    for changes in ({"on": "h100-sxm"}, {"batch": 1024}, {"precision": Precision.FP16}, {"layout": "dp8,tp8,pp6"}):
+        assert compared(content(msgspec.structs.replace(own, **changes))) == {"parameters"}, changes
 
 
 def test_the_command_prints_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
