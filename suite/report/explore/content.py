@@ -80,7 +80,7 @@ def layout_content(shown: View) -> Content:
         "accelerator": machine.accelerator.name if machine else None,
         "memory_limit": predicted.memory_bytes,
         "fits": not predicted.exceeds_memory,
-        "uncertainty": predicted.uncertainty,
+        "intervals": {str(quantity): list(ends) for quantity, ends in predicted.intervals.items()},
         "not_predicted": list(map(in_controls, predicted.missing)),
         "notes": _notes(predicted),
         "figures": [
@@ -107,7 +107,9 @@ def _notes(predicted: Predicted) -> list[str]:
     """Assumptions with the controls that change them, and what the figures rest on."""
     assumed = [f"assumed: {in_controls(words)} (control: {in_controls(option)})" for words, option in predicted.assumed]
     machine = predicted.machine.notes if predicted.machine else ()
-    return [*assumed, *(in_controls(each) for each in (*predicted.notes, *machine, predicted.remark) if each)]
+    intervals = "80%: four of five measured values lie within" if predicted.intervals else None
+    rest = (*predicted.notes, *machine, predicted.remark, intervals)
+    return [*assumed, *(in_controls(each) for each in rest if each)]
 
 
 def _elsewhere(run: ReferenceRun) -> str | None:

@@ -28,6 +28,7 @@ def in_controls(line: str) -> str:
     """The line with controls in place of options."""
     for said, shown in _PHRASES:
         line = line.replace(said, shown)
+    line = line.replace("--layout: layout", "layout")
     line = re.sub(r"\(`--stack`; ([^)]+)\)", r"(\1)", line)
     line = re.sub(r"\bgive (?:an? |the |one with )?(?=`?--)", "enter the ", line)
     return _OPTION.sub(lambda found: _CONTROLS.get(found[1], found[1].replace("-", " ")), line)

@@ -224,5 +224,5 @@ def test_the_command_prints_the_same_numbers(capsys: pytest.CaptureFixture[str])
 
 def test_what_is_wrong_with_a_layout_is_said_in_a_line() -> None:
     state = state_of_run("bloom-176b")
-    assert view(state, "dp8,tp5,pp12").wrong[0].startswith("layout: layout.tensor_parallel does not divide")
+    assert view(state, "dp8,tp5,pp12").wrong[0].startswith("layout.tensor_parallel does not divide")
     assert "not a layout" in view(state, "dp8,tpp").wrong[0]

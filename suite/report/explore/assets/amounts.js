@@ -22,11 +22,11 @@ window.amounts = (() => {
   const fixed = (value, decimals) => value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 
   // the unit of these values, and how each of them is written: four digits of the largest
-  function column(values, unit) {
+  function column(values, unit, digits = 4) {
     const known = values.filter((value) => Number.isFinite(value)).map(Math.abs), largest = Math.max(0, ...known);
     const units = UNITS[unit] || [[1, ""]], [factor, name] = units.find(([least]) => largest >= least) || units.at(-1);
     const scaled = largest / factor, isWhole = known.every((value) => Number.isInteger(value / factor));
-    const decimals = isWhole || scaled === 0 ? 0 : unit === "share" ? 1 : unit === "accelerator s" && scaled >= 100 ? 0 : Math.min(3, Math.max(0, 3 - Math.floor(Math.log10(scaled))));
+    const decimals = isWhole || scaled === 0 ? 0 : unit === "share" ? 1 : unit === "accelerator s" && scaled >= 100 ? 0 : Math.min(3, Math.max(0, digits - 1 - Math.floor(Math.log10(scaled))));
     const least = 0.5 * 10 ** -decimals;
     const text = (value) => {
       if (!Number.isFinite(value)) return "–";
@@ -37,6 +37,11 @@ window.amounts = (() => {
   function amount(value, unit) {
     const { unit: name, text } = column([value], unit);
     return [text(value), name].filter(Boolean).join(name === "%" ? "" : "\u00a0");
+  }
+  // the 80% interval of a figure
+  function interval(ends, quantity) {
+    const { unit, text } = column(ends, figureOf(quantity)[1], 3), [least, most] = ends.map(text);
+    return least === most ? `${least}\u00a0${unit}` : `${least} to\u00a0${most}\u00a0${unit}`;
   }
   const number = (value) => amount(value, "");
   const percent = (share) => `${(100 * share).toFixed(1)}%`;
@@ -51,5 +56,5 @@ window.amounts = (() => {
     const [, , more, less] = figureOf(quantity), share = percent(Math.abs(value / reference - 1));
     return share === "0.0%" ? "equal" : `${share} ${value > reference ? more : less}`;
   }
-  return { column, amount, number, percent, read, difference, figureOf };
+  return { column, interval, amount, number, percent, read, difference, figureOf };
 })();

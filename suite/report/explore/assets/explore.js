@@ -2,7 +2,7 @@
 "use strict";
 window.explore = (() => {
   const GIB = 2 ** 30;
-  const { column, amount, number, percent, read, difference, figureOf } = window.amounts;
+  const { column, interval, amount, number, percent, read, difference, figureOf } = window.amounts;
   const CARDS = ["step_seconds", "peak_bytes", "mfu", "tokens_per_second", "training_seconds", "accelerator_seconds", "cost"];
   const SENDING = ["tensor parallel", "context parallel", "pipeline", "data parallel", "tied embedding", "expert parallel"];
   const WAITING = ["bubble", "launch", "overhead"];
@@ -67,7 +67,7 @@ window.explore = (() => {
         words.push(view.fits ? `Fits: ${room}` : `Does not fit: ${room}`);
       }
       const seconds = whole(view);
-      if (seconds) words.push(`${read(seconds, "step_seconds")} a step${view.uncertainty ? `, ± ${Math.round(100 * view.uncertainty)}%` : ""}`);
+      if (seconds) words.push(`${read(seconds, "step_seconds")} a step${view.intervals.step_seconds ? ` (80%: ${interval(view.intervals.step_seconds, "step_seconds")})` : ""}`);
       const on = view.accelerators ? `${number(view.accelerators)} × ${view.accelerator || "accelerator"}` : "";
       more.push(el("p", { class: "muted" }, name ? el("b", { class: "letter" }, name) : null, pieces([on, view.layout].filter(Boolean).join(": "))));
       more.push(...view.not_predicted.map((reason) => el("p", { class: "muted" }, `not predicted: ${reason}`)));
@@ -89,8 +89,8 @@ window.explore = (() => {
       if (!found.some(Boolean)) return null;
       const values = found.map((figure, index) => el("span", { class: "value" }, views.length > 1 ? el("b", { class: "letter" }, "AB"[index]) : null, figure ? read(figure.value, quantity) : "–"));
       const notes = [];
-      if (views.length === 1 && quantity === "step_seconds" && views[0].uncertainty) notes.push(`± ${Math.round(100 * views[0].uncertainty)}%`);
-      if (views.length === 1 && quantity === "peak_bytes" && views[0].memory_limit) notes.push(`of ${amount(views[0].memory_limit, "byte")}`);
+      if (views.length === 1 && views[0].intervals[quantity]) notes.push(`80%: ${interval(views[0].intervals[quantity], quantity)}`);
+      if (views.length === 1 && quantity === "peak_bytes" && views[0].memory_limit) notes.push(`usable: ${amount(views[0].memory_limit, "byte")}`);
       if (views.length > 1 && found[0] && found[1]) notes.push(`B: ${difference(found[1].value, found[0].value, quantity)}`);
       const published = found.find((figure) => figure && figure.published !== null && figure.compares);
       if (published && views.length === 1) notes.push(`published ${read(published.published, quantity)}`);
