@@ -40,7 +40,7 @@ window.amounts = (() => {
   }
   // the 80% interval of a figure
   function interval(ends, quantity) {
-    const { unit, text } = column(ends, figureOf(quantity)[1], 3), [least, most] = ends.map(text);
+    const { unit, text } = column(ends, figureOf(quantity)[1], 2), [least, most] = ends.map(text);
     return least === most ? `${least}\u00a0${unit}` : `${least} to\u00a0${most}\u00a0${unit}`;
   }
   const number = (value) => amount(value, "");
