@@ -15,6 +15,7 @@ from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers
 from suite.report.explore.presets import described_run
 from suite.report.explore.state import controls_of
+from suite.report.explore.unsaid import unsaid
 from suite.report.explore.view import recorded_layout, state_of_run
 from suite.report.explore.why import derivations
 
@@ -95,6 +96,7 @@ def _numbers(run: str) -> Numbers:
 def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:
     """The controls of the served page, and whether each varies here or what it is held at."""
     first = state_of_run(run)
+    empty = unsaid(first)
     held = {**{name: getattr(first, name) for name in ("network", "stack", "products", *TRAINING)}, **grid.held}
 
     def field(control: Control) -> dict[str, Any]:
@@ -103,12 +105,13 @@ def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:
             "name": control.name,
             "label": control.label,
             "varies": control.name in grid.axes,
-            "value": "as recorded" if value is None else value,
+            "value": empty.get(control.name) if value is None else value,
+            "wide": control.options is not None,
         }
 
     groups = {title: [field(each) for each in group if each.name != RANKS] for title, group in controls().items()}
     for name, words in SWITCHES.items():
         varies = name in grid.axes
         value = "on" if name in grid.held["switches"] else "off"
-        groups["layout"].append({"name": name, "label": words, "varies": varies, "value": value})
+        groups["layout"].append({"name": name, "label": words, "varies": varies, "value": value, "wide": False})
     return groups
