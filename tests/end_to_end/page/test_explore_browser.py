@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -31,6 +32,7 @@ from suite.report.explore.offline import offline_page
 from suite.report.explore.state import ExploreState, complete_text
 from suite.report.explore.state import address as address_of
 from suite.report.explore.view import recorded_layout, state_of_run, view
+from suite.report.explore.words import in_controls
 
 AXE = os.environ.get("AXE_CORE", "")  # axe.min.js, where the session could fetch it
 START_SECONDS = 120
@@ -126,6 +128,31 @@ def test_why_opens_by_the_keyboard_and_stays_open_with_new_numbers(shown: Page) 
     assert shown.get_by_role("button", name="Why MFU?").get_attribute("aria-expanded") == "true"
 
 
+def test_accelerators_and_samples_change_layout_and_time(shown: Page) -> None:
+    shown.fill("#gpus", "192")
+    shown.wait_for_function("document.querySelector('#dp').value != '8'")
+    sizes = [int(shown.input_value(f"#{axis}")) for axis in ("dp", "tp", "pp")]
+    assert math.prod(sizes) == 192
+    assert f"dp{sizes[0]},tp{sizes[1]},pp{sizes[2]}," in shown.url
+    before = value(shown, "step_seconds")
+    shown.fill("#batch", "1024")
+    shown.wait_for_url("**batch=1024**")
+    shown.wait_for_function(f"document.querySelector('[data-quantity=step_seconds]').dataset.value != '{before!r}'")
+    assert 0.5 < value(shown, "step_seconds") / before < 0.6  # of 2,048 samples, and the pipeline's bubble stays
+
+
+def test_a_part_is_worked_through_with_the_numbers_of_the_state(shown: Page) -> None:
+    part = shown.locator("#traffic-part details.derived").first
+    part.locator("summary").first.click()
+    named, numbers = part.locator(".formula").all()
+    assert named.inner_text().startswith("pp send = messages")
+    before = numbers.inner_text()
+    assert before.startswith("= 256 ")
+    shown.fill("#micro", "4")
+    shown.wait_for_url("**micro4**")
+    shown.wait_for_function(f"document.querySelectorAll('#traffic-part .formula')[1].innerText != {before!r}")
+
+
 def test_values_of_200_random_states_are_those_of_predict(shown: Page) -> None:
     """To 1e-9, in the page that the browser shows; or the same refusal."""
     chooser = random.Random(38)
@@ -177,7 +204,7 @@ def predicted(run: str, request: PredictionRequest) -> tuple[str, list[Row]]:
     try:
         return "", predicted_run(run, request).rows
     except InputError as error:
-        return error.lines[0], []
+        return in_controls(error.lines[0]), []
 
 
 def is_whole(row: Row) -> bool:
