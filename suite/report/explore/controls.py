@@ -48,7 +48,7 @@ def controls() -> dict[str, list[Control]]:
         "machine": [
             Control("on", "accelerator", tuple(accelerator_names()), clearable=True),
             Control("network", "Gbit/s out of a node", whole=False),
-            Control("price", "price of an hour", whole=False),
+            Control("price", "price of a GPU-hour", whole=False),
             Control("stack", "software", tuple(stacks()), clearable=True),
             Control("products", "GEMM format", tuple(map(str, ProductFormat)), clearable=True),
         ],

@@ -259,7 +259,7 @@ def _energy(view: View, _: Row) -> Why:
     assert view.predicted.machine.machine is not None
     machine = view.predicted.machine.machine
     numbers = [
-        Number("accelerator-seconds", _left(view, Quantity.ACCELERATOR_SECONDS), "accelerator s"),
+        Number("GPU-hours", _left(view, Quantity.ACCELERATOR_SECONDS), "accelerator s"),
         Number("watts of an accelerator", machine.watts or 0.0, "W"),
         Number("share that it draws on average", machine.power_share, "1"),
     ]
@@ -267,10 +267,9 @@ def _energy(view: View, _: Row) -> Why:
 
 
 def _cost(view: View, row: Row) -> Why:
-    held = _left(view, Quantity.ACCELERATOR_SECONDS)
-    price = (row.left or 0.0) / held * 3600
-    numbers = [Number("accelerator-seconds", held, "accelerator s"), Number("price of an accelerator-hour", price, "1")]
-    return Why("{0} / 3600 * {1}", numbers)
+    hours = _left(view, Quantity.ACCELERATOR_SECONDS) / 3600
+    price = (row.left or 0.0) / hours
+    return Why("{0} * {1}", [Number("GPU-hours", hours, "1"), Number("price of a GPU-hour", price, "1")])
 
 
 _OF_STEP: dict[Quantity, Callable[[View, Row], Why]] = {

@@ -15,7 +15,7 @@ window.amounts = (() => {
   const FIGURES = {
     step_seconds: ["step time", "step s", "slower", "faster"], peak_bytes: ["peak memory", "byte", "more", "less"], mfu: ["MFU", "share", "higher", "lower"],
     hfu: ["HFU", "share", "higher", "lower"], tokens_per_second: ["tokens per second", "", "faster", "slower"], bubble_fraction: ["pipeline bubble", "share", "more", "less"],
-    training_seconds: ["training time", "s", "longer", "shorter"], accelerator_seconds: ["accelerator-hours", "accelerator s", "more", "less"],
+    training_seconds: ["training time", "s", "longer", "shorter"], accelerator_seconds: ["GPU-hours", "accelerator s", "more", "less"],
     energy_joules: ["energy of the accelerators", "J", "more", "less"], cost: ["cost", "", "more", "less"], parameters: ["parameters", "parameters", "more", "less"],
   };
   const figureOf = (quantity) => FIGURES[quantity] || [quantity.replaceAll("_", " "), "", "more", "less"];

@@ -306,7 +306,7 @@ window.explore = (() => {
       place("numbers-table");
       return;
     }
-    const priced = found.rows[0].cost !== null, what = priced ? "cost" : "accelerator-hours";
+    const priced = found.rows[0].cost !== null, what = priced ? "cost" : "GPU-hours";
     const spent = (row) => (priced ? row.cost : row.accelerator_seconds / 3600);
     place("numbers-words", el("p", { class: "muted" }, `${found.words}. Filled and starred: no other number is as fast for as little; a ring: as many as asked for.`));
     place("numbers-pictures", el("div"), el("div"));
@@ -318,7 +318,7 @@ window.explore = (() => {
       window.charts.frontier(places[index], { said: `Days of the training by ${below}; the table has the same numbers`, height: 250, points, below, beside: "days" });
     }
     const days = column(found.rows.map((row) => row.days), ""), hours = column(found.rows.map((row) => row.accelerator_seconds), "accelerator s"), cost = column(found.rows.map((row) => row.cost), "");
-    place("numbers-table", table(["accelerators", "days", "accelerator-hours", ...(priced ? ["cost"] : []), "MFU", "fastest layout"],
+    place("numbers-table", table(["accelerators", "days", "GPU-hours", ...(priced ? ["cost"] : []), "MFU", "fastest layout"],
       found.rows.map((row) => [`${number(row.accelerators)}${row.best ? " *" : ""}`, [{ "data-days": String(row.days) }, days.text(row.days)], hours.text(row.accelerator_seconds),
         ...(priced ? [cost.text(row.cost)] : []), percent(row.mfu), row.address ? el("a", { href: row.address }, pieces(row.layout)) : el("span", {}, pieces(row.layout))]), { class: "stacks", texts: ["fastest layout"] }));
     tidied();
