@@ -91,10 +91,15 @@ def checked_state(values: Mapping[str, Any], *, where: str) -> ExploreState:
         state = msgspec.convert(values, ExploreState, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(str(error), where=where) from error
-    for name in ("network", "batch", "sequence", "tokens", "gpus", "price"):
-        value, least = getattr(state, name), "of 0 or more" if name == "price" else "above 0"
-        if value is not None and not (math.isfinite(value) and value >= 0 and (value > 0 or name == "price")):
-            raise InputError(f"{name}: not a usable number", got=value, allowed=f"a finite one {least}", where=where)
+    for name, least in (("network", 0.0), ("batch", 1), ("sequence", 1), ("tokens", 1), ("gpus", 1)):
+        value = getattr(state, name)
+        if value is not None and not (math.isfinite(value) and value > 0 and value >= least):
+            allowed = f"a finite one {'above 0' if not least else 'of 1 or more'}"
+            raise InputError(f"{name}: not a usable number", got=value, allowed=allowed, where=where)
+    if state.price is not None and not (math.isfinite(state.price) and state.price >= 0):
+        raise InputError(
+            "price: not a usable number", got=state.price, allowed="a finite one of 0 or more", where=where
+        )
     return state
 
 

@@ -175,6 +175,7 @@ def said(query: str) -> list[str]:
         ("?run=bloom-176b&layout=&batch=2.5", "batch"),
         ("?run=bloom-176b&layout=&sequence=-1", "sequence: not a usable number; got -1"),
         ("?run=bloom-176b&layout=&tokens=nan", "tokens: not a usable number; got nan"),
+        ("?run=bloom-176b&layout=&tokens=0.5", "got 0.5, allowed: a finite one of 1 or more"),
         ("?run=bloom-176b&gpus=0", "gpus: not a usable number; got 0"),
         ("?run=bloom-176b&gpus=7919", "accelerators: no layout of so many divides model and batch; got 7,919"),
         ("?run=bloom-176b&layout=dp8,tp4,pp12&batch=7", "the global batch of 7"),
