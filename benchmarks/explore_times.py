@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from suite.report.explore.controls import OTHERS
-from suite.report.explore.page import Served, answer, application
+from suite.report.explore.page import PageScope, answer, application
 from suite.report.explore.state import address, controls_of
 from suite.report.explore.view import recorded_layout, state_of_run
 
@@ -54,7 +54,7 @@ def at_the_server(asked: list[tuple[str, str, int]]) -> tuple[list[float], list[
         given: dict[str, Any] = {**dict.fromkeys(OTHERS), "run": run, **controls_of(recorded_layout(run))}
         given |= {"on": "h100-sxm", "network": 3200, control: value}
         begun, spent = time.perf_counter(), time.process_time()
-        answer("", "runs", given, control, Served(state_of_run(run)))
+        answer("", "runs", given, control, PageScope(state_of_run(run)))
         wall.append(time.perf_counter() - begun)
         processor.append(time.process_time() - spent)
     return wall, processor
@@ -65,7 +65,7 @@ def in_the_browser(asked: list[tuple[str, str, int]], port: int) -> tuple[list[f
     from playwright.sync_api import sync_playwright
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-    server = application(Served(state_of_run(RUNS[0]))).run
+    server = application(PageScope(state_of_run(RUNS[0]))).run
     threading.Thread(target=server, kwargs={"port": port, "debug": False}, daemon=True).start()
     wall, processor = [], []
     with sync_playwright() as driver:

@@ -60,11 +60,11 @@ def explore_command(
         _write(named[0], static)
         return
     require("dash", "plotly")
-    from suite.report.explore.page import Served, application
+    from suite.report.explore.page import PageScope, application
 
     with listening_socket(host, port) as listening:
         files = tuple(run for run in named if run.endswith(".toml"))
-        page = application(Served(states[0], files))
+        page = application(PageScope(states[0], files))
         page.server.wsgi_app = for_hosts(page.server.wsgi_app, (*LOCAL, bracketed(host), *(allow_host or ())))
         console().print(f"http://{bracketed(host)}:{port}/ (Ctrl-C ends it)", soft_wrap=True, highlight=False)
         serve(page, listening)

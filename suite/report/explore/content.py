@@ -9,13 +9,14 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import ReferenceRun, Workload
 from suite.paths import program
 from suite.predict.analytic.stage_memory import fullest_instant
-from suite.predict.recorded_run.published import measured_where
+from suite.predict.plan.predicted_run import Predicted
+from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
 from suite.report.explore.passes import drawn_passes
 from suite.report.explore.presets import RUNS, described_run, row_of, source_of
 from suite.report.explore.state import ExploreState
-from suite.report.explore.view import View, memory_parts, view
-from suite.report.explore.why import why
+from suite.report.explore.view import View, is_of_record, memory_parts, view
+from suite.report.explore.why import why, worked_roofline, worked_traffic
 from suite.report.explore.words import in_controls
 
 Content = dict[str, Any]
@@ -39,13 +40,21 @@ def command(state: ExploreState) -> str:
     options = {
         "--layout": state.layout or None,
         "--on": state.on,
-        "--network": None if state.network is None else f"{state.network:g}",
+        "--network": _typed(state.network),
         "--stack": state.stack,
         "--products": state.products,
-        "--price": None if state.price is None else f"{state.price:g}",
+        "--precision": state.precision,
+        "--batch": _typed(state.batch),
+        "--sequence": _typed(state.sequence),
+        "--tokens": _typed(state.tokens),
+        "--price": _typed(state.price),
     }
     words = [*program().split(), "predict", state.run]
     return shlex.join([*words, *(word for option, value in options.items() if value for word in (option, value))])
+
+
+def _typed(value: float | None) -> str | None:
+    return None if value is None else f"{value:.12g}"
 
 
 def _remarks(state: ExploreState) -> list[str]:
@@ -63,7 +72,7 @@ def layout_content(shown: View) -> Content:
     predicted = shown.predicted
     if predicted is None or predicted.prediction is None or predicted.run is None:
         return {"layout": shown.layout, "wrong": list(shown.wrong)}
-    rows = shown.rows
+    rows, compares = shown.rows, is_of_record(predicted)
     machine = predicted.machine
     found: Content = {
         "layout": shown.layout,
@@ -72,9 +81,9 @@ def layout_content(shown: View) -> Content:
         "accelerator": machine.accelerator.name if machine else None,
         "memory_limit": predicted.memory_bytes,
         "fits": not predicted.exceeds_memory,
-        "uncertainty": predicted.uncertainty,
+        "intervals": {str(quantity): list(ends) for quantity, ends in predicted.intervals.items()},
         "not_predicted": list(map(in_controls, predicted.missing)),
-        "notes": [in_controls(each) for each in (*(machine.notes if machine else ()), predicted.remark) if each],
+        "notes": _notes(predicted),
         "figures": [
             {
                 "quantity": row.quantity,
@@ -82,11 +91,12 @@ def layout_content(shown: View) -> Content:
                 "value": row.left,
                 "published": row.right,
                 "source": row.why if row.right is not None else None,
+                "compares": compares or row.quantity in OF_THE_MODEL,
                 "why": why(shown, row)._asdict(),
             }
             for row in rows
         ],
-        "published_elsewhere": None if predicted.is_of_record else _elsewhere(predicted.run),
+        "published_elsewhere": None if compares else _elsewhere(predicted.run),
         "terms": shown.terms,
         "memory": memory_parts(shown.stages),
         "instants": [fullest_instant(stage)[0] for stage in shown.stages],
@@ -94,9 +104,18 @@ def layout_content(shown: View) -> Content:
     return found | _of_machine(shown)
 
 
+def _notes(predicted: Predicted) -> list[str]:
+    """Assumptions with the controls that change them, and what the figures rest on."""
+    assumed = [f"assumed: {in_controls(words)} (control: {in_controls(option)})" for words, option in predicted.assumed]
+    machine = predicted.machine.notes if predicted.machine else ()
+    intervals = "80%: four of five measured values lie within" if predicted.intervals else None
+    rest = (*predicted.notes, *machine, predicted.remark, intervals)
+    return [*assumed, *(in_controls(each) for each in rest if each)]
+
+
 def _elsewhere(run: ReferenceRun) -> str | None:
     where = measured_where(run)
-    return where and f"published {where}"
+    return where and f"Published figures are those {where}."
 
 
 def _of_machine(shown: View) -> Content:
@@ -104,25 +123,26 @@ def _of_machine(shown: View) -> Content:
     predicted = shown.predicted
     assert predicted is not None
     if predicted.layout is None or predicted.run is None or predicted.prediction is None:
-        return {"passes": None, "traffic": None, "products": None, "micro_batches": None}
+        return {"passes": None, "traffic": None, "products": None, "micro_batches": None, "worked": {}}
     passes = drawn_passes(shown)
     machine = predicted.machine.machine if predicted.machine else None
     workload = Workload(predicted.run.architecture, predicted.run.recipe, predicted.layout)
-    known = machine is not None and predicted.prediction.step is not None
+    drawn = {"passes": passes._asdict() if passes else None}
+    if machine is None or predicted.prediction.step is None:
+        return {**drawn, "micro_batches": None, "traffic": None, "products": None, "worked": {}}
+    traffic = link_traffic(workload, machine, predicted.prediction.traffic)
+    points = roofline_points(workload, machine)
+    worked = {"traffic": worked_traffic(traffic), "roofline": worked_roofline(points, machine)}
     return {
-        "micro_batches": accumulation(workload.recipe, workload.layout) if known else None,
-        "passes": passes._asdict() if passes else None,
-        "traffic": [
-            entry._asdict() | {"leaves_node": entry.leaves_node}
-            for entry in link_traffic(workload, machine, predicted.prediction.traffic)
-        ]
-        if machine is not None and known
-        else None,
+        **drawn,
+        "micro_batches": accumulation(workload.recipe, workload.layout),
+        "traffic": [entry._asdict() | {"leaves_node": entry.leaves_node} for entry in traffic],
         "products": {
-            "points": [point._asdict() for point in roofline_points(workload, machine)],
+            "points": [point._asdict() for point in points],
             "peak": machine.product_peak_flop_per_second or machine.peak_flop_per_second,
             "memory_bytes_per_second": machine.memory_bytes_per_second,
-        }
-        if machine is not None and known
-        else None,
+        },
+        "worked": {
+            part: [each._asdict() | {"why": each.why._asdict()} for each in found] for part, found in worked.items()
+        },
     }

@@ -30,13 +30,14 @@ def measured(run: str, results: Path = RESULTS) -> dict[str, Any]:
         alike[launch.machine, _words(launch)].append(launch)
     words = f"{name}, the miniature of this run" if described.miniature else name
     return {
-        "words": f"{words}: medians of its launches beside what was predicted of each; signs: predicted to measured.",
+        "words": f"{words}: medians of its launches beside what was predicted for each.",
         "launches": [_row(machine, layout, each) for (machine, layout), each in alike.items()][:MOST_ROWS],
     }
 
 
 def _words(launch: LaunchSummary) -> str:
-    return f"{launch.layout}{', compiled' if launch.compiled else ''}, {launch.ranks} ranks on {launch.device}"
+    ranks = f"{launch.ranks} {'rank' if launch.ranks == 1 else 'ranks'} on {launch.device}"
+    return f"{launch.layout}{', compiled' if launch.compiled else ''}, {ranks}"
 
 
 def _row(machine: str, layout: str, alike: Sequence[LaunchSummary]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, parse_layout
+from suite.predict.plan.asked import asked_run
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, machine_of, other_numbers, question_of
 from suite.predict.recorded_run.figures import Prices
 from suite.report.explore.presets import described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, address, complete_text
-from suite.report.explore.view import recorded_layout
+from suite.report.explore.view import recorded_layout, training_of
 from suite.report.explore.words import in_controls
 from suite.report.plots.plan import spent
 
@@ -50,13 +51,15 @@ def _kept_numbers(state: ExploreState, _version: int) -> Numbers:
 
 
 def _numbers(state: ExploreState) -> Numbers:
-    if not tokens_are_known(state.run):
+    if state.tokens is None and not tokens_are_known(state.run):
         raise InputError("it is not known how many tokens this row's model was trained on")
     run, asked = described_run(state.run), ranks_of(state)
     if state.products:
         recipe = msgspec.structs.replace(run.recipe, product_format=state.products)
         run = msgspec.structs.replace(run, recipe=recipe)
-    machine = machine_of(run, state.on, asked, state.network, state.stack)
+    found_run = asked_run(run, training_of(state), on=state.on, ranks=asked)
+    run = found_run.run
+    machine = machine_of(run, found_run.on, asked, state.network, state.stack)
     question = question_of(run, machine, ranks=asked, fixed={}, global_batch=None)
     found = other_numbers(question, tokens=run.recipe.tokens, prices=Prices(state.price))
     if not found:

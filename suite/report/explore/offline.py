@@ -9,12 +9,13 @@ from typing import Any
 
 from reference_runs.errors import InputError
 from suite.paths import program, whole_file
-from suite.report.explore.controls import PARTS, SWITCHES, Control, controls
+from suite.report.explore.controls import PARTS, RANKS, SWITCHES, TRAINING, Control, controls
 from suite.report.explore.grid import StateGrid, computed_grid, packed
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers
 from suite.report.explore.presets import described_run
 from suite.report.explore.state import controls_of
+from suite.report.explore.unsaid import unsaid
 from suite.report.explore.view import recorded_layout, state_of_run
 from suite.report.explore.why import derivations
 
@@ -65,6 +66,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
         numbers=_numbers(run),
     )
     scripts = {
+        "amounts": (HERE / "assets" / "amounts.js").read_text(encoding="utf-8"),
         "charts": (HERE / "assets" / "charts.js").read_text(encoding="utf-8"),
         "script": (HERE / "assets" / "explore.js").read_text(encoding="utf-8"),
         "static_script": (HERE / "static" / "static.js").read_text(encoding="utf-8"),
@@ -94,20 +96,22 @@ def _numbers(run: str) -> Numbers:
 def _groups(run: str, grid: StateGrid) -> dict[str, list[dict[str, Any]]]:
     """The controls of the served page, and whether each varies here or what it is held at."""
     first = state_of_run(run)
-    held = {**{name: getattr(first, name) for name in ("network", "stack", "products")}, **grid.held}
+    empty = unsaid(first)
+    held = {**{name: getattr(first, name) for name in ("network", "stack", "products", *TRAINING)}, **grid.held}
 
     def field(control: Control) -> dict[str, Any]:
         value = held.get(control.name)
         return {
             "name": control.name,
-            "label": control.label.removesuffix(", if another"),
+            "label": control.label,
             "varies": control.name in grid.axes,
-            "value": "as recorded" if value is None else value,
+            "value": empty.get(control.name) if value is None else value,
+            "wide": control.options is not None,
         }
 
-    groups = {title: [field(each) for each in group] for title, group in controls().items()}
+    groups = {title: [field(each) for each in group if each.name != RANKS] for title, group in controls().items()}
     for name, words in SWITCHES.items():
         varies = name in grid.axes
         value = "on" if name in grid.held["switches"] else "off"
-        groups["layout"].append({"name": name, "label": words, "varies": varies, "value": value})
+        groups["layout"].append({"name": name, "label": words, "varies": varies, "value": value, "wide": False})
     return groups

@@ -14,7 +14,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from reference_runs.run import Workload
 from suite.report.explore.content import content
-from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, SWITCHES, Control, controls
+from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, RANKS, SWITCHES, Control, controls
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers, searched_for
 from suite.report.explore.presets import RUNS, names, source_of, sources
@@ -27,13 +27,14 @@ from suite.report.explore.state import (
     layout_of,
     state_of,
 )
-from suite.report.explore.view import recorded_layout, state_of_run, view
+from suite.report.explore.unsaid import EMPTY, unsaid
+from suite.report.explore.view import recorded_layout, settled, state_of_run, view
 from suite.report.explore.why import derivations
 from suite.report.explore.words import in_controls
 from suite.report.export.formats import FORMATS, export_format
 from suite.report.export.job import ExportedJob
 
-NAMES = (*OTHERS, *LAYOUT_CONTROLS)
+NAMES = (*OTHERS, RANKS, *LAYOUT_CONTROLS)
 EXPORTS = tuple(FORMATS)
 MISTAKE = "a mistake of the suite"
 _INDEX = """<!DOCTYPE html>
@@ -51,7 +52,7 @@ _NUMBERS = "function(found) { if (found) { window.explore.numbers(JSON.parse(fou
 _MEASURED = "function(content) { if (content) { window.explore.measured(content); } return ''; }"
 
 
-class Served(NamedTuple):
+class PageScope(NamedTuple):
     """Everything that a page may show.
 
     Args:
@@ -73,7 +74,7 @@ class Served(NamedTuple):
         return {**({name: name for name in self.files} if source == RUNS else {}), **names(source)}
 
 
-def application(served: Served) -> Dash:
+def application(served: PageScope) -> Dash:
     """The application of the page."""
     app = Dash(__name__, title="explore", update_title=None, assets_folder="assets", serve_locally=True)
     page = _page(served)
@@ -88,13 +89,14 @@ def application(served: Served) -> Dash:
             Output("content", "data"),
             Output("source", "value"),
             Output("run", "options"),
+            *(Output(name, "placeholder") for name in EMPTY),
             Output("export-text", "children"),
         ],
         [Input("url", "search"), Input("source", "value"), Input("keep", "n_clicks"), Input("export", "value"), *asked],
     )
     def changed(query: str, source: str, _kept: int, export: str | None, *given: Any) -> list[Any]:
         if ctx.triggered_id == "export":
-            return [*[no_update] * (len(NAMES) + 4), export_text(query, export, served)]
+            return [*[no_update] * (len(NAMES) + 4 + len(EMPTY)), export_text(query, export, served)]
         found = answer(query, source, dict(zip(NAMES, given, strict=True)), ctx.triggered_id, served)
         shown, content_ = found[len(NAMES)], found[len(NAMES) + 1]
         # one text: of a tree, the browser's part of Dash would visit every node
@@ -124,16 +126,17 @@ def application(served: Served) -> Dash:
     return app
 
 
-def answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: Served) -> list[Any]:
+def answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: PageScope) -> list[Any]:
     """After a change of a control or of the address: values of controls, address, content, source and its runs.
 
-    Values that stay as they are are not sent again. A question without an answer changes no control.
+    The last are words for what each empty control stands for. Values that stay as they are are not sent again. A
+    question without an answer changes no control.
     """
     try:
         return _answer(query, source, given, triggered, served)
     except Exception as error:
         refused = {"title": "", "remarks": [], "command": "", "views": [{"layout": "", "wrong": _lines(error)}]}
-        return [*[no_update] * (len(NAMES) + 1), refused, no_update, no_update]
+        return [*[no_update] * (len(NAMES) + 1), refused, *[no_update] * (2 + len(EMPTY))]
 
 
 def _lines(error: Exception) -> list[str]:
@@ -145,11 +148,11 @@ def _lines(error: Exception) -> list[str]:
     return [f"{MISTAKE}, not of your input ({named}); the terminal that serves the page has the details"]
 
 
-def _answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: Served) -> list[Any]:
+def _answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: PageScope) -> list[Any]:
     state = _state(query, source, given, triggered, served)
     recorded = recorded_layout(state.run, state.stack)
     layout = parse_layout(state.layout, base=recorded) if state.layout else recorded
-    values = {**{name: getattr(state, name) for name in OTHERS}, **controls_of(layout)}
+    values = {**{name: getattr(state, name) for name in OTHERS}, RANKS: layout.ranks, **controls_of(layout)}
     own = source_of(state.run)
     moved = own != source or triggered in (None, "url", "source")
     offered = served.names(own)
@@ -160,10 +163,11 @@ def _answer(query: str, source: str, given: dict[str, Any], triggered: str | Non
         content(state) | {"search": searched_for(state)},
         own if moved else no_update,
         options,
+        *unsaid(state).values(),
     ]
 
 
-def _state(query: str, source: str, given: dict[str, Any], triggered: str | None, served: Served) -> ExploreState:
+def _state(query: str, source: str, given: dict[str, Any], triggered: str | None, served: PageScope) -> ExploreState:
     """The state to show: the address's, a run's as it was recorded, or the controls'."""
     if triggered in (None, "url"):
         return _addressed(query, served)
@@ -174,19 +178,21 @@ def _state(query: str, source: str, given: dict[str, Any], triggered: str | None
     if triggered == "run":
         return state_of_run(run)
     others = {name: None if given[name] == "" else given[name] for name in OTHERS}
+    if triggered == RANKS:
+        return settled(checked_state({**others, "run": run, "layout": "", RANKS: given[RANKS] or 0}, where="controls"))
     layout = complete_text(layout_of(given, recorded_layout(run)))
     if triggered == "keep":
         others["other"] = layout
     return checked_state({**others, "run": run, "layout": layout}, where="controls")
 
 
-def _addressed(query: str | None, served: Served) -> ExploreState:
+def _addressed(query: str | None, served: PageScope) -> ExploreState:
     state = state_of(query or "", served.first)
     served.check(state.run)
-    return state
+    return settled(state)
 
 
-def records_of(run: str | None, served: Served) -> Any:
+def records_of(run: str | None, served: PageScope) -> Any:
     """Launches of a run with this suite; none of a run that cannot be shown."""
     if not run:
         return no_update
@@ -197,7 +203,7 @@ def records_of(run: str | None, served: Served) -> Any:
         return {"words": "", "launches": []}
 
 
-def numbers_of(query: str, served: Served) -> Numbers:
+def numbers_of(query: str, served: PageScope) -> Numbers:
     """Other numbers of accelerators for the page's address, or why there are none."""
     try:
         return numbers(_addressed(query, served))
@@ -205,7 +211,7 @@ def numbers_of(query: str, served: Served) -> Numbers:
         return {"wrong": _lines(error)}
 
 
-def export_text(query: str, name: str | None, served: Served) -> str:
+def export_text(query: str, name: str | None, served: PageScope) -> str:
     """The page's layout in this format, or the reason why there is none."""
     if not name:
         return ""
@@ -215,10 +221,11 @@ def export_text(query: str, name: str | None, served: Served) -> str:
         return "\n".join(_lines(error))
 
 
-def _page(served: Served) -> Any:
+def _page(served: PageScope) -> Any:
     first = served.first
     layout = parse_layout(first.layout, base=recorded_layout(first.run, first.stack))
-    values = {**msgspec.structs.asdict(first), **controls_of(layout)}
+    values = {**msgspec.structs.asdict(first), **controls_of(layout), RANKS: layout.ranks}
+    empty = unsaid(first)
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
@@ -228,7 +235,10 @@ def _page(served: Served) -> Any:
             html.Main(
                 [
                     html.Details(
-                        [html.Summary("Controls"), html.Form(_controls(values, served), id="controls", **_LABELLED)],
+                        [
+                            html.Summary("Controls"),
+                            html.Form(_controls(values, empty, served), id="controls", **_LABELLED),
+                        ],
                         open=True,
                         id="controls-fold",
                     ),
@@ -266,17 +276,17 @@ def _export_part() -> Any:
     field = dcc.Dropdown(id="export", options=list(EXPORTS), placeholder="choose a format")
     return html.Section(
         [
-            html.H2("Take it along"),
+            html.H2("Export"),
             html.Div(id="remarks"),
             html.P(["The same numbers in a terminal:", html.Pre(html.Code(id="command"), tabIndex=0)]),
-            _labelled("As a launch script or configuration of other software", field),
+            _labelled("A launch script or configuration for other software", field),
             html.Pre(id="export-text", tabIndex=0, role="region", **{"aria-label": "the exported layout"}),
         ],
         id="export-part",
     )
 
 
-def _controls(values: dict[str, Any], served: Served) -> list[Any]:
+def _controls(values: dict[str, Any], empty: dict[str, str], served: PageScope) -> list[Any]:
     runs = [{"label": words, "value": name} for name, words in served.names(source_of(values["run"])).items()]
     origins = [{"label": title, "value": name} for name, title in sources().items()]
     groups = [
@@ -291,7 +301,7 @@ def _controls(values: dict[str, Any], served: Served) -> list[Any]:
         )
     ]
     for title, group in controls().items():
-        fields = [_control(each, values[each.name]) for each in group]
+        fields = [_control(each, values[each.name], empty.get(each.name)) for each in group]
         if title == "layout":
             fields.append(dcc.Checklist(id="switches", options=SWITCHES, value=values["switches"], className="wide"))
         groups.append(html.Fieldset([html.Legend(title), *fields]))
@@ -303,12 +313,12 @@ def _controls(values: dict[str, Any], served: Served) -> list[Any]:
     return groups
 
 
-def _control(control: Control, value: Any) -> Any:
+def _control(control: Control, value: Any, empty: str | None) -> Any:
+    about: dict[str, Any] = {"id": control.name, "value": value, "placeholder": empty}
     if control.options is None:
         least, step = (1, 1) if control.whole else (0, "any")
-        return _labelled(control.label, dcc.Input(id=control.name, type="number", value=value, min=least, step=step))
-    options = list(control.options)
-    field = dcc.Dropdown(id=control.name, options=options, value=value, clearable=control.clearable)
+        return _labelled(control.label, dcc.Input(type="number", min=least, step=step, **about))
+    field = dcc.Dropdown(options=list(control.options), clearable=control.clearable, **about)
     return _labelled(control.label, field)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, layout_text, parse_layout
-from reference_runs.run import ProductFormat
+from reference_runs.run import Precision, ProductFormat, precision_of
 
 COUNTS = {
     "dp": "data_parallel",
@@ -31,6 +31,10 @@ class ExploreState(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         layout: in the words of `--layout`, complete.
         network: Gbit/s out of a node.
+        batch: samples of a step.
+        sequence: tokens of a sample.
+        tokens: of the whole training.
+        gpus: accelerators, of which the fastest layout is asked for in place of `layout`.
         other: a second layout, to stand beside the first.
     """
 
@@ -40,6 +44,11 @@ class ExploreState(msgspec.Struct, frozen=True, kw_only=True):
     network: float | None = None
     stack: str | None = None
     products: ProductFormat | None = None
+    precision: Precision | None = None
+    batch: int | None = None
+    sequence: int | None = None
+    tokens: float | None = None
+    gpus: int | None = None
     price: float | None = None
     other: str | None = None
 
@@ -75,14 +84,22 @@ def checked_state(values: Mapping[str, Any], *, where: str) -> ExploreState:
     if "products" in values and values["products"] not in (None, *ProductFormat):
         allowed = ", ".join(ProductFormat)
         raise InputError("products: unknown format", got=repr(values["products"]), allowed=allowed, where=where)
+    values = dict(values)
+    if isinstance(precision := values.get("precision"), str):
+        values["precision"] = precision_of(precision, where=f"{where}: precision")
     try:
         state = msgspec.convert(values, ExploreState, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(str(error), where=where) from error
-    for name, least in (("network", "above 0"), ("price", "of 0 or more")):
+    for name, least in (("network", 0.0), ("batch", 1), ("sequence", 1), ("tokens", 1), ("gpus", 1)):
         value = getattr(state, name)
-        if value is not None and not (math.isfinite(value) and value >= 0 and (value > 0 or name == "price")):
-            raise InputError(f"{name}: not a usable number", got=value, allowed=f"a finite one {least}", where=where)
+        if value is not None and not (math.isfinite(value) and value > 0 and value >= least):
+            allowed = f"a finite one {'above 0' if not least else 'of 1 or more'}"
+            raise InputError(f"{name}: not a usable number", got=value, allowed=allowed, where=where)
+    if state.price is not None and not (math.isfinite(state.price) and state.price >= 0):
+        raise InputError(
+            "price: not a usable number", got=state.price, allowed="a finite one of 0 or more", where=where
+        )
     return state
 
 

@@ -14,6 +14,7 @@ from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.machine_model.unsaid_layout import usual_layout
+from suite.predict.plan.asked import AskedTraining
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
 from suite.report.explore.presets import described_run, tokens_are_known, version_of
@@ -85,17 +86,39 @@ def recorded_layout(run: str, stack: str | None = None) -> Layout:
     Raises:
         InputError: no such run.
     """
-    recorded = usual_layout(described_run(run), stack)
-    return msgspec.structs.replace(recorded, accumulation=None, stage_layer_counts=None)
+    return _without_counts(usual_layout(described_run(run), stack))
 
 
 def state_of_run(run: str) -> ExploreState:
-    """The run as it was recorded.
+    """The run as it was recorded; without a recorded layout, in the fastest one that fits.
 
     Raises:
         InputError: no such run.
     """
-    return ExploreState(run=run, layout=complete_text(recorded_layout(run)))
+    if described_run(run).recorded_layout is not None:
+        return ExploreState(run=run, layout=complete_text(recorded_layout(run)))
+    return settled(ExploreState(run=run, layout=""))
+
+
+def settled(state: ExploreState) -> ExploreState:
+    """The state with the layout that `predict` finds where a number of accelerators is given, or no layout is known.
+
+    Raises:
+        InputError: no such run, or no layout of so many accelerators.
+    """
+    if state.gpus is None and (state.layout or described_run(state.run).recorded_layout is not None):
+        return state
+    found = prediction_of_run(described_run(state.run), _request(state, None), by_stage=False).layout
+    if found is None and state.gpus is not None:
+        what = "no layout of so many divides model and batch"
+        raise InputError(what, got=f"{state.gpus:,}", allowed="another number", where="number of accelerators")
+    layout = complete_text(_without_counts(found)) if found else ""
+    return msgspec.structs.replace(state, layout=layout, gpus=None)
+
+
+def _without_counts(layout: Layout) -> Layout:
+    """The layout without what follows from batch and model."""
+    return msgspec.structs.replace(layout, accumulation=None, stage_layer_counts=None)
 
 
 def view(state: ExploreState, layout: str) -> View:
@@ -111,13 +134,41 @@ def _view(state: ExploreState, _version: int) -> View:
         predicted = prediction_of_run(described_run(state.run), _request(state, layout or None), by_stage=False)
     except InputError as error:
         return View(layout, None, tuple(map(in_controls, error.lines)))
-    return View(short, predicted, tokens_are_known=tokens_are_known(state.run))
+    return View(short, predicted, tokens_are_known=state.tokens is not None or tokens_are_known(state.run))
+
+
+def training_of(state: ExploreState) -> AskedTraining:
+    """The values that take the place of the run's own; the micro-batch is the layout's."""
+    tokens = None if state.tokens is None else int(state.tokens)
+    return AskedTraining(state.precision, state.batch, None, state.sequence, tokens)
 
 
 def _request(state: ExploreState, layout: str | None) -> PredictionRequest:
     """The request that `predict` makes of the same options."""
     network = None if state.network is None else state.network * 1e9 / 8
-    return PredictionRequest(state.on, None, layout, network, Prices(state.price), state.stack, products=state.products)
+    return PredictionRequest(
+        state.on,
+        None,
+        layout,
+        network,
+        Prices(state.price),
+        state.stack,
+        products=state.products,
+        gpus=state.gpus,
+        training=training_of(state),
+    )
+
+
+def is_of_record(predicted: Predicted) -> bool:
+    """Whether the recorded machine, training and layout are asked about, so that published figures compare.
+
+    Counts that follow from batch and model are none of the page's layout, and may be of the recorded one.
+    """
+    if predicted.request is None or predicted.run is None or predicted.layout is None:
+        return predicted.is_of_record
+    recorded = predicted.run.recorded_layout
+    is_recorded = recorded is not None and _without_counts(recorded) == _without_counts(predicted.layout)
+    return is_recorded and predicted.request.is_of_record
 
 
 def memory_parts(stages: Sequence[StageMemory]) -> dict[str, list[float]]:

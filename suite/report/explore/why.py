@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from reference_runs.catalog import accumulation
@@ -11,11 +13,12 @@ from reference_runs.layout import Layout
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
-from suite.predict.analytic.collective_time import all_reduce_seconds, group, ring_pass_seconds
+from suite.predict.analytic.collective_time import all_reduce_seconds, group, ring_pass_seconds, tree_depth
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.flop_conventions import conventional_flop
 from suite.predict.analytic.gemm import arithmetic_intensity, gemm_seconds
 from suite.predict.analytic.layer_products import layer_products
+from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import state_bytes
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction, micro_batches_in_flight, waits_of_a_pass
@@ -32,6 +35,7 @@ from suite.predict.analytic.training_cost import (
 )
 from suite.predict.recorded_run.figures import MEASURED_PEAK, RECOMPUTED
 from suite.predict.simulation.pipeline_schedule import flop_durations, timed_passes
+from suite.report.explore.machine_use import LinkTraffic, RooflinePoint
 from suite.report.explore.view import View
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any] | type, ...]] = {
@@ -81,14 +85,77 @@ class Why(NamedTuple):
 
 
 def derivations() -> dict[str, list[dict[str, str]]]:
-    """Functions that compute each figure or part of the page: name, and docstring with formula and source."""
-    return {
-        str(key): [
-            {"name": f"{function.__module__}.{function.__qualname__}", "text": inspect.getdoc(function) or ""}
-            for function in functions
-        ]
-        for key, functions in FUNCTIONS.items()
-    }
+    """Derivations of each figure or part of the page: title, source (empty: from other parts), and whole text."""
+    return {str(key): [_derivation(inspect.getdoc(each) or "") for each in of] for key, of in FUNCTIONS.items()}
+
+
+_SOURCE = re.compile(r"^Source(?: of that)?: (.+?)(?=\n\n|\n[A-Z]\w+:|\Z)", re.MULTILINE | re.DOTALL)
+
+_SENTENCE_END = re.compile(r"(?<!\bal)\. (?=[A-Z])")
+
+
+def _derivation(text: str) -> dict[str, str]:
+    """Parts of a docstring."""
+    sources = (_SENTENCE_END.split(" ".join(found.split()))[0].rstrip(".") for found in _SOURCE.findall(text))
+    title = text.partition("\n")[0].rstrip(".").replace("`", "").replace("_", " ")
+    return {"title": title, "source": "; ".join(sources), "text": text}
+
+
+class Worked(NamedTuple):
+    """A formula of a part of the page, worked through for one of its rows.
+
+    Args:
+        name: of the result.
+    """
+
+    name: str
+    value: float
+    unit: str
+    why: Why
+
+
+def worked_traffic(rows: Sequence[LinkTraffic]) -> list[Worked]:
+    """Seconds of the messages that take longest."""
+    longest = max(rows, key=lambda row: row.seconds, default=None)
+    if longest is None:
+        return []
+    numbers = [
+        Number("ranks", longest.ranks, "1"),
+        Number("messages", longest.messages, "1"),
+        Number("latency of a message", longest.latency_seconds, "s"),
+        Number("bytes of a step", longest.payload_bytes, "byte"),
+        Number("bytes a second of a rank", longest.bytes_per_second, "byte/s"),
+    ]
+    ring = "({0} - 1) * {1} * {2} + ({0} - 1) / {0} * {3} / {4}"
+    if longest.operation == "all_reduce":
+        formula, levels = f"2 * ({ring})", tree_depth(longest.ranks)
+        transfer = longest.payload_bytes / longest.bytes_per_second
+        tree = 2 * (levels * longest.messages * longest.latency_seconds + transfer)
+        if math.isclose(tree, longest.seconds, rel_tol=1e-12):
+            formula = "2 * ({5} * {1} * {2} + {3} / {4})"
+            numbers.append(Number("levels of the tree", levels, "1"))
+    elif longest.operation == "send":
+        formula = "{1} * {2} + {3} / {4}"
+    else:
+        formula = ring
+    name = f"{longest.axis} {longest.operation.replace('_', '-')}"
+    return [Worked(name, longest.seconds, "s", Why(formula, numbers))]
+
+
+def worked_roofline(points: Sequence[RooflinePoint], machine: Machine) -> list[Worked]:
+    """The first GEMM's flop a byte, and the ridge from which on arithmetic limits it."""
+    first = next((point for point in points if point.sizes), None)
+    if first is None or first.sizes is None:
+        return []
+    m, n, k = first.sizes
+    sizes = [Number("M", m, "1"), Number("N", n, "1"), Number("K", k, "1")]
+    read = Number("bytes read and written", 2 * m * n * k / first.intensity, "byte")
+    bandwidth = Number("memory bandwidth", machine.memory_bytes_per_second, "byte/s")
+    peak = Number("peak of an accelerator", first.ridge * machine.memory_bytes_per_second, "flop/s")
+    return [
+        Worked(f"{first.part}, flop a byte", first.intensity, "1", Why("2 * {0} * {1} * {2} / {3}", [*sizes, read])),
+        Worked("ridge, flop a byte", first.ridge, "1", Why("{0} / {1}", [peak, bandwidth])),
+    ]
 
 
 def why(view: View, row: Row) -> Why:
@@ -192,18 +259,17 @@ def _energy(view: View, _: Row) -> Why:
     assert view.predicted.machine.machine is not None
     machine = view.predicted.machine.machine
     numbers = [
-        Number("accelerator-seconds", _left(view, Quantity.ACCELERATOR_SECONDS), "accelerator s"),
-        Number("watts of an accelerator", machine.watts or 0.0, "1"),
+        Number("GPU-hours", _left(view, Quantity.ACCELERATOR_SECONDS), "accelerator s"),
+        Number("watts of an accelerator", machine.watts or 0.0, "W"),
         Number("share that it draws on average", machine.power_share, "1"),
     ]
     return Why("{0} * {1} * {2}", numbers)
 
 
 def _cost(view: View, row: Row) -> Why:
-    held = _left(view, Quantity.ACCELERATOR_SECONDS)
-    price = (row.left or 0.0) / held * 3600
-    numbers = [Number("accelerator-seconds", held, "accelerator s"), Number("price of an accelerator-hour", price, "1")]
-    return Why("{0} / 3600 * {1}", numbers)
+    hours = _left(view, Quantity.ACCELERATOR_SECONDS) / 3600
+    price = (row.left or 0.0) / hours
+    return Why("{0} * {1}", [Number("GPU-hours", hours, "1"), Number("price of a GPU-hour", price, "1")])
 
 
 _OF_STEP: dict[Quantity, Callable[[View, Row], Why]] = {

@@ -14,9 +14,12 @@ _CONTROLS = {
     "on": "accelerator",
     "network": "Gbit/s out of a node",
     "stack": "software",
-    "products": "format of products",
+    "products": "GEMM format",
     "fix": "layout",
     "gpus": "number of accelerators",
+    "batch": "samples per step",
+    "sequence": "tokens per sample",
+    "tokens": "training tokens",
 }
 _OPTION = re.compile(r"`?--([a-z][a-z-]*)`?(?: [A-Z]{2,})?")
 
@@ -25,6 +28,7 @@ def in_controls(line: str) -> str:
     """The line with controls in place of options."""
     for said, shown in _PHRASES:
         line = line.replace(said, shown)
+    line = line.replace("--layout: layout", "layout")
     line = re.sub(r"\(`--stack`; ([^)]+)\)", r"(\1)", line)
     line = re.sub(r"\bgive (?:an? |the |one with )?(?=`?--)", "enter the ", line)
     return _OPTION.sub(lambda found: _CONTROLS.get(found[1], found[1].replace("-", " ")), line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -31,6 +32,7 @@ from suite.report.explore.offline import offline_page
 from suite.report.explore.state import ExploreState, complete_text
 from suite.report.explore.state import address as address_of
 from suite.report.explore.view import recorded_layout, state_of_run, view
+from suite.report.explore.words import in_controls
 
 AXE = os.environ.get("AXE_CORE", "")  # axe.min.js, where the session could fetch it
 START_SECONDS = 120
@@ -110,16 +112,45 @@ def test_why_opens_by_the_keyboard_and_stays_open_with_new_numbers(shown: Page) 
     button = shown.get_by_role("button", name="Why MFU?")
     button.focus()
     shown.keyboard.press("Enter")
-    formula = shown.locator("#why-mfu .formula")
-    before = formula.inner_text()
-    assert "÷" in before
+    named, numbers = shown.locator("#why-mfu .formula").all()
+    assert "÷ (seconds of a step" in named.inner_text()
+    assert "÷ (108.7" in numbers.inner_text()
+    assert "arXiv 2204.02311" in shown.locator("#why-mfu .source").inner_text()
+    before = numbers.inner_text()
     shown.locator("#why-mfu summary").first.focus()
     shown.keyboard.press("Enter")
     assert "Source" in shown.locator("#why-mfu details[open] pre").first.inner_text()
+    assert "suite." not in shown.inner_text("#why-mfu")
     shown.fill("#micro", "4")
     shown.wait_for_url("**micro4**")
-    shown.wait_for_function("before => document.querySelector('#why-mfu .formula').innerText != before", arg=before)
+    now = "document.querySelectorAll('#why-mfu .formula')[1].innerText"
+    shown.wait_for_function(f"before => {now} != before", arg=before)
     assert shown.get_by_role("button", name="Why MFU?").get_attribute("aria-expanded") == "true"
+
+
+def test_accelerators_and_samples_change_layout_and_time(shown: Page) -> None:
+    shown.fill("#gpus", "192")
+    shown.wait_for_function("document.querySelector('#dp').value != '8'")
+    sizes = [int(shown.input_value(f"#{axis}")) for axis in ("dp", "tp", "pp")]
+    assert math.prod(sizes) == 192
+    assert f"dp{sizes[0]},tp{sizes[1]},pp{sizes[2]}," in shown.url
+    before = value(shown, "step_seconds")
+    shown.fill("#batch", "1024")
+    shown.wait_for_url("**batch=1024**")
+    shown.wait_for_function(f"document.querySelector('[data-quantity=step_seconds]').dataset.value != '{before!r}'")
+    assert 0.5 < value(shown, "step_seconds") / before < 0.6  # of 2,048 samples, and the pipeline's bubble stays
+
+
+def test_a_part_is_worked_through_with_the_numbers_of_the_state(shown: Page) -> None:
+    part = shown.locator("#traffic-part details.derived").first
+    part.locator("summary").first.click()
+    named, numbers = part.locator(".formula").all()
+    assert named.inner_text().startswith("pp send = messages")
+    before = numbers.inner_text()
+    assert before.startswith("= 256 ")
+    shown.fill("#micro", "4")
+    shown.wait_for_url("**micro4**")
+    shown.wait_for_function(f"document.querySelectorAll('#traffic-part .formula')[1].innerText != {before!r}")
 
 
 def test_values_of_200_random_states_are_those_of_predict(shown: Page) -> None:
@@ -173,7 +204,7 @@ def predicted(run: str, request: PredictionRequest) -> tuple[str, list[Row]]:
     try:
         return "", predicted_run(run, request).rows
     except InputError as error:
-        return error.lines[0], []
+        return in_controls(error.lines[0]), []
 
 
 def is_whole(row: Row) -> bool:
@@ -308,15 +339,41 @@ def test_axe_finds_nothing_in_the_file(browser: Browser, file: str) -> None:
     assert violations == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+# elements whose content is wider than they are: cut, or to be scrolled sideways
+WIDE = """() => [...document.querySelectorAll('section, .card, #controls-fold, #answer, #answer-more, td, th')]
+  .filter((each) => each.clientWidth && each.scrollWidth > each.clientWidth + 1)
+  .map((each) => [each.id, each.className, each.innerText])"""
+# boxes of the form without any text
+BLANK = """() => [...document.querySelectorAll('#controls button.dash-dropdown, #controls input[type][id]')]
+  .filter((each) => !(each.innerText || each.value || each.placeholder || '').trim()).map((each) => each.id)"""
+
+
 @pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    ("query", "scheme"),
+    [
+        ("", "light"),
+        ("", "dark"),
+        ("?run=deepseek-v3", "dark"),
+        ("?run=mixtral-8x7b", "light"),
+        ("?layout=dp8,tp4,pp12&other=dp8,tp8,pp6,zero1&price=2", "light"),
+    ],
+)
 def test_every_width_and_scheme_shows_all_without_sideways_scrolling(
-    browser: Browser, address: str, scheme: Any, width: int
+    browser: Browser, address: str, query: str, scheme: Any, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.goto(address)
-    page.wait_for_selector("#memory-picture rect")
+    page.goto(address + query)
+    page.wait_for_selector(SHOWN, state="attached")
+    page.wait_for_selector("#figures td")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
+    assert page.evaluate(WIDE) == []
+    page.evaluate("document.getElementById('controls-fold').open = true")
+    assert page.evaluate(BLANK) == []
+    page.evaluate("document.getElementById('controls-fold').open = window.innerWidth > 800")
+    if query:
+        page.close()
+        return
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(18, 19, 23)") == (scheme == "dark")
     for name in ("answer", "cards", "figures", "memory-picture", "time", "passes", "traffic", "roofline-picture"):

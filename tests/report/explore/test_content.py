@@ -8,14 +8,17 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import reference_run, run_names
-from reference_runs.run import ProductFormat
+from reference_runs.run import Precision, ProductFormat
 from suite.__main__ import main
+from suite.predict.analytic.collective_time import Group, collective_seconds
 from suite.predict.validation.published_tables import row_prediction
 from suite.report.explore.content import content, layout_content
+from suite.report.explore.machine_use import LinkTraffic
 from suite.report.explore.presets import RUNS, names, row_of, sources
 from suite.report.explore.state import ExploreState
+from suite.report.explore.unsaid import unsaid
 from suite.report.explore.view import memory_parts, state_of_run, view
-from suite.report.explore.why import FUNCTIONS, SUM, derivations
+from suite.report.explore.why import FUNCTIONS, SUM, derivations, worked_traffic
 
 FP8 = ProductFormat.FP8_CURRENT
 EACH_OF_A_TABLE = 9  # every so many rows of a published table
@@ -26,13 +29,18 @@ def bloom() -> dict:
     return content(state_of_run("bloom-176b"))
 
 
+def computed(why: dict) -> float:
+    """The result of a formula with its numbers."""
+    values = [value for _, value, _ in why["numbers"]]
+    if why["formula"] == SUM:
+        return sum(values)
+    return eval(why["formula"].format(*map(repr, values)), {"ceil": math.ceil})
+
+
 def check_formulas(shown: dict) -> int:
     """Every figure is what its formula gives with the numbers beside it."""
     for figure in shown["figures"]:
-        values = [value for _, value, _ in figure["why"]["numbers"]]
-        formula = figure["why"]["formula"]
-        computed = sum(values) if formula == SUM else eval(formula.format(*map(repr, values)), {"ceil": math.ceil})
-        assert computed == pytest.approx(figure["value"], rel=1e-9), figure["quantity"]
+        assert computed(figure["why"]) == pytest.approx(figure["value"], rel=1e-9), figure["quantity"]
         assert figure["quantity"] in FUNCTIONS
     return len(shown["figures"])
 
@@ -69,13 +77,56 @@ def test_why_gives_each_figure_of_other_machines_formats_and_schedules() -> None
         assert check_formulas(shown) >= 10
 
 
-def test_derivations_name_functions_and_say_where_they_are_from() -> None:
+def test_derivations_have_a_title_without_code_and_sources_of_one_sentence() -> None:
     found = derivations()
-    for key, functions in found.items():
-        assert functions, key
-        assert all(one["name"].startswith("suite.predict.") and len(one["text"]) > 40 for one in functions)
-    text = json.dumps(found)
-    assert text.count("Source") >= 12
+    assert set(found) == set(map(str, FUNCTIONS))
+    every = [one for functions in found.values() for one in functions]
+    assert all(len(one["title"]) > 20 and "`" not in one["title"] and "suite." not in one["title"] for one in every)
+    sources = [one["source"] for one in every if one["source"]]
+    assert len(sources) >= 20
+    assert sum("arXiv" in source for source in sources) >= 12
+    assert not [source for source in sources if "Differs" in source or "Raises" in source]
+
+
+def test_parts_of_the_page_are_worked_through_with_their_own_numbers(bloom: dict) -> None:
+    shown = bloom["views"][0]
+    longest = max(shown["traffic"], key=lambda row: row["seconds"])
+    (traffic,), (intensity, ridge) = shown["worked"]["traffic"], shown["worked"]["roofline"]
+    assert traffic["name"] == f"{longest['axis']} {longest['operation']}"
+    expected = (
+        longest["seconds"],
+        shown["products"]["points"][0]["intensity"],
+        shown["products"]["points"][0]["ridge"],
+    )
+    for worked, value in zip((traffic, intensity, ridge), expected, strict=True):
+        assert worked["value"] == value
+        assert computed(worked["why"]) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"])
+@pytest.mark.parametrize("payload", [10**3, 10**10])
+def test_seconds_of_every_collective_are_worked_through(operation: str, payload: int) -> None:
+    group = Group(16, 2e10, 1e-5)
+    seconds = collective_seconds(operation, group, payload_bytes=payload, messages=7)
+    row = LinkTraffic("dp", operation, payload, 7, 16, 8, group.bytes_per_second, group.latency_seconds, seconds)
+    (worked,) = worked_traffic([row])
+    assert computed(worked.why._asdict()) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_what_an_empty_control_stands_for_is_known_of_every_run() -> None:
+    for run in run_names():
+        assert all(unsaid(state_of_run(run)).values()), run
+    assert unsaid(state_of_run("bloom-176b")) == {
+        "on": "as recorded: a100-sxm-80gb",
+        "network": "400",
+        "stack": "as recorded: deepspeed-pipeline",
+        "products": "as the precision: bf16",
+        "precision": "as recorded: bf16",
+        "batch": "2,048",
+        "sequence": "2,048",
+        "tokens": "3.66e11",
+        "price": "none",
+    }
 
 
 def test_rows_of_published_tables_have_the_times_of_validate() -> None:
@@ -149,6 +200,16 @@ def test_passes_are_drawn_of_a_pipeline_alone(bloom: dict) -> None:
     assert content(ExploreState(run="bloom-176b", layout="dp32,tp8,pp1"))["views"][0]["passes"] is None
 
 
+def test_published_figures_compare_with_the_recorded_machine_and_layout_alone(bloom: dict) -> None:
+    def compared(shown: dict) -> set[str]:
+        return {each["quantity"] for each in shown["views"][0]["figures"] if each["compares"]}
+
+    own = state_of_run("bloom-176b")
+    assert {"step_seconds", "mfu", "training_seconds"} <= compared(bloom)
+    for changes in ({"on": "h100-sxm"}, {"batch": 1024}, {"precision": Precision.FP16}, {"layout": "dp8,tp8,pp6"}):
+        assert compared(content(msgspec.structs.replace(own, **changes))) == {"parameters"}, changes
+
+
 def test_the_command_prints_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     layout = "dp8,tp8,pp6,zero1"
     state = ExploreState(run="bloom-176b", layout=layout, on="h100-sxm", network=1600, price=2)
@@ -163,5 +224,5 @@ def test_the_command_prints_the_same_numbers(capsys: pytest.CaptureFixture[str])
 
 def test_what_is_wrong_with_a_layout_is_said_in_a_line() -> None:
     state = state_of_run("bloom-176b")
-    assert view(state, "dp8,tp5,pp12").wrong[0].startswith("layout: layout.tensor_parallel does not divide")
+    assert view(state, "dp8,tp5,pp12").wrong[0].startswith("layout.tensor_parallel does not divide")
     assert "not a layout" in view(state, "dp8,tpp").wrong[0]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,24 @@ from hypothesis import strategies as st
 from reference_runs.catalog import RUNS
 from suite.__main__ import main
 from suite.report.explore import page
-from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS
-from suite.report.explore.page import MISTAKE, Served, answer, application, export_text, numbers_of, records_of
+from suite.report.explore.controls import OTHERS, RANKS
+from suite.report.explore.page import (
+    MISTAKE,
+    NAMES,
+    PageScope,
+    answer,
+    application,
+    export_text,
+    numbers_of,
+    records_of,
+)
 from suite.report.explore.presets import names
 from suite.report.explore.state import COUNTS, ExploreState, controls_of
+from suite.report.explore.unsaid import EMPTY
 from suite.report.explore.view import recorded_layout, state_of_run
 
-NAMES = (*OTHERS, *LAYOUT_CONTROLS)
 ADDRESS, CONTENT, SOURCE, RUN_OPTIONS = range(len(NAMES), len(NAMES) + 4)
-SERVED = Served(state_of_run("bloom-176b"))
+SERVED = PageScope(state_of_run("bloom-176b"))
 
 
 def asked(given: dict[str, Any], triggered: str) -> list[Any]:
@@ -72,9 +84,14 @@ def test_another_source_shows_its_first_row_and_offers_the_others() -> None:
 
 
 def test_what_did_not_change_is_not_sent_again() -> None:
-    shown = asked(controls("bloom-176b", tp=8, pp=6), "tp")
+    shown = asked(controls("bloom-176b", tp=8, pp=6, gpus=384), "tp")
     assert [value for value in shown[: len(NAMES)] if value is not no_update] == []
     assert shown[SOURCE] is shown[RUN_OPTIONS] is no_update
+
+
+def test_an_empty_control_says_what_it_stands_for() -> None:
+    shown = dict(zip(EMPTY, asked(controls("bloom-176b", network=1600), "network")[-len(EMPTY) :], strict=True))
+    assert (shown["on"], shown["network"], shown["price"]) == ("as recorded: a100-sxm-80gb", "1,600", "none")
 
 
 def test_what_is_shown_is_exported_or_refused_in_words() -> None:
@@ -153,6 +170,15 @@ def said(query: str) -> list[str]:
         ("?run=bloom-176b&layout=&price=-1", "price: not a usable number; got -1.0"),
         ("?run=bloom-176b&layout=&products=fp4", "products: unknown format; got 'fp4'"),
         ("?run=bloom-176b&layout=&on=abacus", "abacus"),
+        ("?run=bloom-176b&layout=&precision=bf16-true", "did you mean bf16-pure?"),
+        ("?run=bloom-176b&layout=&batch=0", "batch: not a usable number; got 0"),
+        ("?run=bloom-176b&layout=&batch=2.5", "batch"),
+        ("?run=bloom-176b&layout=&sequence=-1", "sequence: not a usable number; got -1"),
+        ("?run=bloom-176b&layout=&tokens=nan", "tokens: not a usable number; got nan"),
+        ("?run=bloom-176b&layout=&tokens=0.5", "got 0.5, allowed: a finite one of 1 or more"),
+        ("?run=bloom-176b&gpus=0", "gpus: not a usable number; got 0"),
+        ("?run=bloom-176b&gpus=7919", "accelerators: no layout of so many divides model and batch; got 7,919"),
+        ("?run=bloom-176b&layout=dp8,tp4,pp12&batch=7", "the global batch of 7"),
         ("?run=bloom-176b&layout=&stack=abacus", "abacus"),
         ("?run=bloom-176b&layout=&other=dp8,dp8", "given twice"),
         ("?run=nothing:3&layout=", "unknown table; got 'nothing'"),
@@ -199,6 +225,10 @@ LAID_OUT = st.builds(
     on=st.sampled_from(["", "h100-sxm", "gb200", "rtx-4090", "v100-sxm-32gb"]),
     network=st.sampled_from(["", "1e-9", "3200", "1e300"]),
     stack=st.sampled_from(["", "pytorch", "megatron-core"]),
+    precision=st.sampled_from(["", "fp32", "bf16-pure"]),
+    batch=st.sampled_from(["", "1", "64", "4096", str(10**18)]),
+    sequence=st.sampled_from(["", "1", "8192", str(10**18)]),
+    tokens=st.sampled_from(["", "1", "0.5", "3e11", "1e300"]),
     products=st.sampled_from(["", "mxfp8"]),
     price=st.sampled_from(["", "0", "1e308"]),
 )
@@ -224,7 +254,7 @@ def test_a_mistake_of_the_suite_is_a_line_on_the_page_and_a_traceback_in_the_ter
 def posted(query: str) -> dict[str, Any]:
     """A change of the address, as the browser sends it."""
     outputs = [*((name, "value") for name in NAMES), ("url", "search"), ("content", "data"), ("source", "value")]
-    outputs += [("run", "options"), ("export-text", "children")]
+    outputs += [("run", "options"), *((name, "placeholder") for name in EMPTY), ("export-text", "children")]
     inputs = {"url": ("search", query), "source": ("value", "runs"), "keep": ("n_clicks", 0), "export": ("value", None)}
     return {
         "output": f"..{'...'.join(f'{name}.{of}' for name, of in outputs)}..",
@@ -257,7 +287,7 @@ def test_run_files_are_read_where_the_command_line_named_them(tmp_path: Path) ->
     own, other = tmp_path / "own.toml", tmp_path / "other.toml"
     for path in (own, other):
         path.write_bytes((RUNS / "gpt_neox_20b.toml").read_bytes())
-    served = Served(state_of_run(str(own)), (str(own),))
+    served = PageScope(state_of_run(str(own)), (str(own),))
     for run, is_read in ((own, True), (other, False), (tmp_path / "absent.toml", False)):
         query = f"?run={run}&layout="
         content = answer(query, "runs", {}, "url", served)[CONTENT]
@@ -275,3 +305,58 @@ def test_run_files_are_read_where_the_command_line_named_them(tmp_path: Path) ->
     )
     again = answer(f"?run={own}&layout=", "runs", {}, "url", served)[CONTENT]
     assert again["views"][0]["figures"] != content["views"][0].get("figures")
+
+
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [
+        ("llama2-7b", {"on": "h100-sxm", "gpus": "16", "batch": "512", "sequence": "2048", "stack": "megatron-core"}),
+        ("gpt2-124m", {"on": "rtx-4090", "gpus": "1", "precision": "bf16-pure", "tokens": "1e9", "batch": "64"}),
+        ("bloom-176b", {"layout": "dp8,tp4,pp12,micro1", "batch": "1024", "network": "800", "precision": "fp16"}),
+    ],
+)
+def test_controls_mean_what_the_options_of_predict_mean(
+    run: str, options: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def predicted(words: Sequence[str]) -> dict[str, float]:
+        assert main(["predict", *words, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["figures"]
+        return {row["quantity"]: row["left"] for row in rows if row["stage"] is row["term"] is row["axis"] is None}
+
+    shown = answer("?" + urlencode({"run": run, **options}, safe=","), "runs", {}, "url", SERVED)
+    figures = {each["quantity"]: each["value"] for each in shown[CONTENT]["views"][0]["figures"]}
+    compared = ("step_seconds", "peak_bytes", "mfu", "training_seconds", "energy_joules")
+    of_options = predicted([run, *(word for key, value in options.items() for word in (f"--{key}", value))])
+    command = shlex.split(shown[CONTENT]["command"])
+    of_command = predicted(command[command.index("predict") + 1 :])  # the command that the page shows
+    for found in (of_options, of_command):
+        assert [figures[name] for name in compared] == pytest.approx([found[name] for name in compared], rel=1e-9)
+    values = dict(zip(NAMES, shown, strict=False))
+    assert (
+        math.prod(values[axis] for axis in ("dp", "tp", "pp", "cp")) == values[RANKS] == int(options.get("gpus", 384))
+    )
+
+
+def test_another_number_of_accelerators_sets_the_fastest_layout_of_so_many() -> None:
+    before = controls("llama2-7b", on="h100-sxm", network=3200, gpus=16)
+    found = asked(before, "gpus")
+    shown = {name: before[name] if value is no_update else value for name, value in zip(NAMES, found, strict=False)}
+    assert shown["dp"] * shown["tp"] * shown["pp"] == shown[RANKS] == 16
+    assert "gpus" not in found[ADDRESS]
+
+
+def test_an_imported_model_is_shown_at_once_with_what_is_assumed(tmp_path: Path) -> None:
+    configuration, file = tmp_path / "config.json", tmp_path / "own.toml"
+    shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
+    more = {"vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    own = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    configuration.write_text(json.dumps({**own, **shape, **more}))
+    assert main(["import", str(configuration), "--output", str(file)]) == 0
+    shown = answer("", "runs", {}, None, PageScope(state_of_run(str(file)), (str(file),)))
+    view = shown[CONTENT]["views"][0]
+    assert view["wrong"] == []
+    assert {"step_seconds", "peak_bytes", "training_seconds"} <= {each["quantity"] for each in view["figures"]}
+    assumed = [line for line in view["notes"] if line.startswith("assumed: ")]
+    assert any("accelerator" in line for line in assumed)
+    assert not any("--" in line for line in view["notes"])
+    assert all(isinstance(words, str) and words for words in shown[-len(EMPTY) :])

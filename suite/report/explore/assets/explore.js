@@ -2,11 +2,7 @@
 "use strict";
 window.explore = (() => {
   const GIB = 2 ** 30;
-  const NAMES = {
-    step_seconds: "a step", peak_bytes: "memory, fullest instant", mfu: "MFU", hfu: "HFU", tokens_per_second: "tokens a second",
-    bubble_fraction: "pipeline bubble, stages alike", training_seconds: "the whole training", accelerator_seconds: "accelerator-hours",
-    energy_joules: "energy of accelerators", cost: "cost", parameters: "parameters",
-  };
+  const { column, interval, amount, number, percent, read, difference, figureOf } = window.amounts;
   const CARDS = ["step_seconds", "peak_bytes", "mfu", "tokens_per_second", "training_seconds", "accelerator_seconds", "cost"];
   const SENDING = ["tensor parallel", "context parallel", "pipeline", "data parallel", "tied embedding", "expert parallel"];
   const WAITING = ["bubble", "launch", "overhead"];
@@ -14,14 +10,6 @@ window.explore = (() => {
     "communication buffers and gathered weights", "layers still to do", "temporary", "activations of later micro-batches",
     "gradient copy", "copies of weights in the products' format"];
   const PASSES = { F: "forward", B: "backward", I: "gradients of inputs", W: "gradients of weights" };
-  const UNITS = {
-    "s": [[86400, "days"], [3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]],
-    "byte": [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "bytes"]],
-    "byte/s": [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]],
-    "flop": [[1e21, "Zflop"], [1e18, "Eflop"], [1e15, "Pflop"], [1e12, "Tflop"], [1e9, "Gflop"]],
-    "flop/s": [[1e15, "Pflop/s"], [1e12, "Tflop/s"], [1e9, "Gflop/s"]],
-    "accelerator s": [[3600, "h"]], "J": [[3.6e9, "MWh"], [3.6e6, "kWh"], [1, "J"]], "token/s": [[1, "token/s"]],
-  };
   const opened = new Set();
   let last = null;
   let searched = null;  // what the numbers of accelerators were searched for
@@ -36,31 +24,8 @@ window.explore = (() => {
     made.append(...children.flat().filter((child) => child !== null && child !== undefined));
     return made;
   }
-  const WHOLE = new Intl.NumberFormat("en-US"), FOUR_DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 4 });
-  function number(value) {
-    if (value === null || value === undefined) return "–";
-    const size = Math.abs(value);
-    if (Number.isInteger(value) || size >= 1e4) return WHOLE.format(Math.round(value));
-    if (size !== 0 && size < 1e-3) return value.toExponential(2);
-    return FOUR_DIGITS.format(Number(value.toPrecision(4)));
-  }
-  function amount(value, unit) {
-    if (value === null || value === undefined) return "–";
-    const units = UNITS[unit];
-    if (!units) return number(value);
-    const [factor, name] = units.find(([least]) => Math.abs(value) >= least) || units.at(-1);
-    return `${number(value / factor)} ${name}`;
-  }
-  function read(value, figure) {
-    if (value === null || value === undefined) return "–";
-    if (["mfu", "hfu", "bubble_fraction"].includes(figure.quantity)) return percent(value);
-    if (figure.quantity === "step_seconds") return value < 1 ? amount(value, "s") : `${number(value)} s`;
-    if (["tokens_per_second", "accelerator_seconds"].includes(figure.quantity)) return number(value / (figure.quantity === "tokens_per_second" ? 1 : 3600));
-    if (figure.quantity === "parameters" && value >= 1e6) return value >= 1e9 ? `${number(value / 1e9)} billion` : `${number(value / 1e6)} million`;
-    return amount(value, figure.unit);
-  }
-  const percent = (share) => `${(100 * share).toFixed(1)}%`;
-  const change = (of, to) => (of ? `${to >= of ? "+" : "−"}${Math.abs(100 * (to / of - 1)).toFixed(1)}%` : "–");
+  // a text with places to break after commas and spaces, and nowhere inside a word
+  const pieces = (text) => text.split(/(?<=,)|(?<= )/).flatMap((piece) => [el("span", { class: "word" }, piece.trimEnd()), piece.endsWith(" ") ? " " : el("wbr")]);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const letter = (views, index) => (views.length > 1 ? "AB"[index] : "");
   const whole = (view) => Object.values(view.terms).reduce((sum, seconds) => sum + seconds, 0);
@@ -77,9 +42,17 @@ window.explore = (() => {
     if (where) where.hidden = !isShown;
     return isShown;
   }
-  function heads(...names) {
-    return el("thead", {}, el("tr", {}, names.map((name) => (name ? el("th", { scope: "col" }, name) : el("td")))));
+  // a table of rows [name, ...cells]; a cell is a text, an element, or [attributes, content]; on a phone each row is a block
+  function table(heads, rows, { texts = [], caption, ...attributes } = {}) {
+    const aligned = (place) => (texts.includes(heads[place]) ? { class: "text" } : {});
+    const head = el("thead", {}, el("tr", {}, heads.map((name, place) => (name ? el("th", { scope: "col", ...aligned(place) }, name) : el("td", { class: "unnamed" })))));
+    const body = rows.map((row) => (row instanceof Node ? row : el("tr", {}, row.map((cell, place) => {
+      const [more, content] = Array.isArray(cell) && !(cell[0] instanceof Node) ? cell : [{}, cell];
+      return place === 0 ? el("th", { scope: "row", ...more }, content) : el("td", { "data-head": heads[place], ...aligned(place), ...more }, content);
+    }))));
+    return el("table", attributes, caption ? el("caption", {}, caption) : null, head, el("tbody", {}, body));
   }
+  const headed = (name, unit) => (unit ? `${name}, ${unit}` : name);
 
   // what is said first
   function answers(content) {
@@ -90,21 +63,21 @@ window.explore = (() => {
       const words = [];
       const needed = peak(view);
       if (needed && view.memory_limit) {
-        const room = `${amount(needed, "byte")} of ${amount(view.memory_limit, "byte")}`;
-        words.push(view.fits ? `fits: ${room}` : `does not fit: ${room}`);
+        const { unit, text } = column([needed, view.memory_limit], "byte"), room = `${text(needed)} of ${text(view.memory_limit)} ${unit}`;
+        words.push(view.fits ? `Fits: ${room}` : `Does not fit: ${room}`);
       }
       const seconds = whole(view);
-      if (seconds) words.push(`${read(seconds, { quantity: "step_seconds" })} a step${view.uncertainty ? ` ± ${Math.round(100 * view.uncertainty)}%` : ""}`);
+      if (seconds) words.push(`${read(seconds, "step_seconds")} a step${view.intervals.step_seconds ? ` (80%: ${interval(view.intervals.step_seconds, "step_seconds")})` : ""}`);
       const on = view.accelerators ? `${number(view.accelerators)} × ${view.accelerator || "accelerator"}` : "";
-      more.push(el("p", { class: "muted" }, name ? el("b", { class: "letter" }, name) : null, [on, view.layout].filter(Boolean).join(": ")));
+      more.push(el("p", { class: "muted" }, name ? el("b", { class: "letter" }, name) : null, pieces([on, view.layout].filter(Boolean).join(": "))));
       more.push(...view.not_predicted.map((reason) => el("p", { class: "muted" }, `not predicted: ${reason}`)));
-      return el("p", { class: view.fits ? "fits" : "refused", role: "status" }, name ? el("b", { class: "letter" }, name) : null, words.join(" · ") || "no layout: counts alone");
+      return el("p", { class: view.fits ? "fits" : "refused", role: "status" }, name ? el("b", { class: "letter" }, name) : null, words.join(" · ") || "No layout is known: counts alone");
     });
     place("answer", said.flat());
     place("answer-more", more);
     place("title", content.title);
     place("remarks", content.remarks.map((line) => el("p", { class: "muted" }, line)));
-    place("command", content.command);
+    place("command", pieces(content.command));
     if (searched && content.search && content.search !== searched) {  // they were another question's
       searched = null;
       for (const id of ["numbers-words", "numbers-pictures", "numbers-table"]) place(id);
@@ -114,66 +87,80 @@ window.explore = (() => {
     const made = CARDS.map((quantity) => {
       const found = views.map((view) => view.figures.find((figure) => figure.quantity === quantity));
       if (!found.some(Boolean)) return null;
-      const values = found.map((figure, index) => el("span", { class: "value" }, views.length > 1 ? el("b", { class: "letter" }, "AB"[index]) : null, figure ? read(figure.value, figure) : "–"));
+      const values = found.map((figure, index) => el("span", { class: "value" }, views.length > 1 ? el("b", { class: "letter" }, "AB"[index]) : null, figure ? read(figure.value, quantity) : "–"));
       const notes = [];
-      if (views.length === 1 && quantity === "step_seconds" && views[0].uncertainty) notes.push(`± ${Math.round(100 * views[0].uncertainty)}% to expect`);
-      if (views.length === 1 && quantity === "peak_bytes" && views[0].memory_limit) notes.push(`of ${amount(views[0].memory_limit, "byte")}`);
-      if (views.length > 1 && found[0] && found[1]) notes.push(`B ${change(found[0].value, found[1].value)}`);
-      const published = found.find((figure) => figure && figure.published !== null);
-      if (published && views.length === 1) notes.push(`published: ${read(published.published, published)}`);
-      return el("div", { class: "card" }, el("dt", {}, NAMES[quantity]), el("dd", {}, values, notes.map((note) => el("span", { class: "note" }, note))));
+      if (views.length === 1 && views[0].intervals[quantity]) notes.push(`80%: ${interval(views[0].intervals[quantity], quantity)}`);
+      if (views.length === 1 && quantity === "peak_bytes" && views[0].memory_limit) notes.push(`usable: ${amount(views[0].memory_limit, "byte")}`);
+      if (views.length > 1 && found[0] && found[1]) notes.push(`B: ${difference(found[1].value, found[0].value, quantity)}`);
+      const published = found.find((figure) => figure && figure.published !== null && figure.compares);
+      if (published && views.length === 1) notes.push(`published ${read(published.published, quantity)}`);
+      return el("div", { class: "card" }, el("dt", {}, figureOf(quantity)[0]), el("dd", {}, values, notes.map((note) => el("span", { class: "note" }, note))));
     });
-    place("cards", made.some(Boolean) ? el("dl", {}, made) : null);
+    place("cards", made.some(Boolean) ? el("dl", { class: views.length > 1 ? "two" : "" }, made) : null);
   }
 
-  // figures, and why they are what they are
-  function put(why) {
-    const values = why.numbers.map(([, value, unit]) => amount(value, unit));
+  // why a figure is what it is: its formula with names, with numbers, and where it is from
+  function put(why, told) {
+    const values = why.numbers.map(told);
     if (why.formula === "sum") return values.join(" + ");
-    return why.formula.replace(/\{(\d+)\}/g, (_, index) => values[index]).replaceAll(" * ", " × ").replaceAll(" / ", " ÷ ");
+    return why.formula.replace(/\{(\d+)\}/g, (_, index) => values[index]).replaceAll(" * ", " × ").replaceAll(" / ", " ÷ ").replaceAll(" - ", " − ");
   }
-  function reasons(key, explained) {
-    const numbers = explained.map(({ name, figure }) => [
-      el("p", { class: "formula" }, name ? el("b", { class: "letter" }, name) : null, `${put(figure.why)} = `, el("b", {}, read(figure.value, figure))),
-      el("table", { class: "numbers" }, el("tbody", {}, figure.why.numbers.map(([what, value, unit]) =>
-        el("tr", {}, el("th", { scope: "row" }, what), el("td", {}, amount(value, unit)))))),
-    ]);
-    return [...numbers.flat(), ...derivation(key)];
+  function worked(letter_, what, why, result) {
+    const named = why.formula === "sum" ? null : el("p", { class: "formula" }, pieces(`${what} = ${put(why, ([name]) => name)}`));
+    return [
+      letter_ ? el("b", { class: "letter" }, letter_) : null, named,
+      el("p", { class: "formula" }, pieces(`${named ? "" : `${what} `}= ${put(why, ([, value, unit]) => amount(value, unit))} = `), el("b", {}, result)),
+      el("table", { class: "numbers" }, el("tbody", {}, why.numbers.map(([name, value, unit]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, amount(value, unit)))))),
+    ];
+  }
+  const ofFigure = (quantity) => (view) => view.figures.filter((figure) => figure.quantity === quantity).map((figure) => [figureOf(quantity)[0], figure.why, read(figure.value, quantity)]);
+  const ofPart = (part) => (view) => (view.worked[part] || []).map(({ name, value, unit, why }) => [name, why, amount(value, unit)]);
+  const PARTS = { schedule: ofFigure("bubble_fraction"), traffic: ofPart("traffic"), roofline: ofPart("roofline") };
+  function reasons(key, views) {
+    const of = PARTS[key] || ofFigure(key);
+    return [...views.flatMap((view, index) => of(view).flatMap((each) => worked(letter(views, index), ...each))), ...derivation(key)];
   }
   function derivation(key) {
-    const known = (window.explore.derivations || {})[key] || [];
-    return known.map((one) => el("details", {}, el("summary", {}, el("code", {}, one.name)), el("pre", { tabindex: 0 }, one.text)));
+    const known = (window.explore.derivations || {})[key] || [], sources = [...new Set(known.map((one) => one.source).filter(Boolean))];
+    return [
+      sources.length ? el("p", { class: "source" }, el("b", {}, sources.length > 1 ? "Sources: " : "Source: "), sources.join("; ")) : null,
+      ...known.map((one) => el("details", {}, el("summary", {}, one.title), el("pre", { tabindex: 0 }, one.text))),
+    ].filter(Boolean);
+  }
+  // each part's own "Why?", which keeps open with new numbers
+  function explain(views) {
+    for (const where of document.querySelectorAll("[data-why]")) {
+      const body = where.lastElementChild;
+      if (!body || body.tagName !== "DIV") continue;
+      if (where.open) body.replaceChildren(...reasons(where.dataset.why, views).filter(Boolean)); else body.replaceChildren();
+    }
   }
   function figures(views) {
     if (!section("figures-part", views.some((view) => view.figures.length))) return;
-    const names = views.length > 1 ? ["A", "B", "B to A"] : ["predicted"];
+    const two = views.length > 1, heads = two ? ["figure", "A", "B", "B is", "published", "A is", ""] : ["figure", "predicted", "published", "predicted is", ""];
     const quantities = [...new Set(views.flatMap((view) => view.figures.map((figure) => figure.quantity)))];
     const rows = quantities.flatMap((quantity) => {
-      const found = views.map((view) => view.figures.find((figure) => figure.quantity === quantity));
-      const known = found.find(Boolean);
-      const id = `why-${quantity}`;
-      const cells = found.map((figure) => (figure ? el("td", { "data-quantity": quantity, "data-value": String(figure.value) }, read(figure.value, figure)) : el("td", {}, "–")));
-      if (views.length > 1) cells.push(el("td", {}, found[0] && found[1] ? change(found[0].value, found[1].value) : "–"));
-      const is = opened.has(quantity);
-      const explained = found.map((figure, index) => ({ name: letter(views, index), figure })).filter((each) => each.figure);
-      const detail = el("tr", { id, class: "why", hidden: !is }, el("td", { colspan: cells.length + 4 }));
-      if (is) detail.firstChild.append(...reasons(quantity, explained));
+      const found = views.map((view) => view.figures.find((figure) => figure.quantity === quantity)), known = found.find(Boolean);
+      const id = `why-${quantity}`, [name, unit_] = figureOf(quantity);
+      const { unit, text } = column([...found.map((figure) => figure?.value), known.published].filter((value) => value !== null && value !== undefined), unit_);
+      const cells = found.map((figure) => (figure ? [{ "data-quantity": quantity, "data-value": String(figure.value) }, text(figure.value)] : "–"));
+      if (two) cells.push(found[0] && found[1] ? difference(found[1].value, found[0].value, quantity) : "–");
+      cells.push(...(known.published === null ? ["–", "–"] : [[{ title: known.source }, text(known.published)], known.compares ? difference(known.value, known.published, quantity) : "not compared"]));
+      const detail = el("tr", { id, class: "why", hidden: !opened.has(quantity) }, el("td", { colspan: heads.length }));
+      const fill = () => detail.firstChild.replaceChildren(...(opened.has(quantity) ? reasons(quantity, views) : []).filter(Boolean));
+      fill();
       const button = el("button", {
-        type: "button", class: "whybutton", "aria-expanded": String(is), "aria-controls": id, "aria-label": `Why ${NAMES[quantity] || quantity}?`, "data-focus": id,
+        type: "button", class: "whybutton", "aria-expanded": String(opened.has(quantity)), "aria-controls": id, "aria-label": `Why ${name}?`, "data-focus": id,
         onclick: () => {
-          const open = detail.hidden;
-          if (open) opened.add(quantity); else opened.delete(quantity);
-          detail.hidden = !open;
-          button.setAttribute("aria-expanded", String(open));
-          detail.firstChild.replaceChildren(...(open ? reasons(quantity, explained) : []));
+          if (opened.has(quantity)) opened.delete(quantity); else opened.add(quantity);
+          detail.hidden = !opened.has(quantity);
+          button.setAttribute("aria-expanded", String(!detail.hidden));
+          fill();
         },
       }, "Why?");
-      const published = known.published === null ? [el("td", {}, "–"), el("td", {}, "–")]
-        : [el("td", { title: known.source }, read(known.published, known)), el("td", {}, change(known.published, known.value))];
-      return [el("tr", {}, el("th", { scope: "row" }, NAMES[quantity] || quantity), cells, published, el("td", {}, button)), detail];
+      return [[headed(name, quantity === "accelerator_seconds" ? "" : unit), ...cells, [{ class: "action" }, button]], detail];
     });
-    place("figures", el("table", {}, heads("figure", ...names, "published", views.length > 1 ? "A to it" : "predicted to it", ""), el("tbody", {}, rows)),
-      el("p", { class: "muted" }, views[0].published_elsewhere || ""));
+    place("figures", table(heads, rows, { class: "stacks" }), el("p", { class: "muted" }, pieces(views[0].published_elsewhere || "")));
   }
 
   // where the time goes: a bar for each term
@@ -192,12 +179,13 @@ window.explore = (() => {
       ];
     }).flat();
     const most = Math.max(...views.flatMap((view) => Object.values(view.terms)));
-    const rows = terms.map((term) => el("tr", {}, el("th", { scope: "row" }, term), views.flatMap((view, index) => {
+    const { unit, text } = column(views.flatMap((view) => Object.values(view.terms)), "step s");
+    const rows = terms.map((term) => [term, ...views.flatMap((view, index) => {
       const seconds = view.terms[term] || 0;
-      return [el("td", { class: "barcell" }, el("span", { class: `bar ${kind(term)}`, style: `width: ${(100 * seconds) / most}%` })), el("td", {}, amount(seconds, "s")), el("td", { class: "share" }, percent(seconds / totals[index]))];
-    })));
-    const names = views.flatMap((view, index) => [letter(views, index), "time", "share"]);
-    place("time", strips, el("table", { class: "bars" }, heads("term", ...names), el("tbody", {}, rows)));
+      return [[{ class: "barcell" }, el("span", { class: `bar ${kind(term)}`, style: `width: ${(100 * seconds) / most}%` })], text(seconds), [{ class: "share" }, percent(seconds / totals[index])]];
+    })]);
+    const heads = ["term", ...views.flatMap((view, index) => ["", `${views.length > 1 ? `${letter(views, index)}: ` : ""}time, ${unit}`, "share"])];
+    place("time", strips, table(heads, rows, { class: views.length > 1 ? "bars two" : "bars" }));
   }
 
   // memory of each stage: stacked bars
@@ -210,7 +198,7 @@ window.explore = (() => {
     const parts = names.map((name) => ({
       name, colour: `--m${(MEMORY.indexOf(name) + 13) % 13}`, values: views.flatMap((view, index) => view.memory[name] || Array(stages[index]).fill(0)).map((bytes) => bytes / GIB),
     }));
-    const limits = [...new Set(views.map((view) => view.memory_limit).filter(Boolean))].map((limit) => ({ value: limit / GIB, words: `${number(limit / GIB)} GiB of an accelerator` }));
+    const limits = [...new Set(views.map((view) => view.memory_limit).filter(Boolean))].map((limit) => ({ value: limit / GIB, words: `${amount(limit, "byte")} of an accelerator` }));
     const fullest = views.map((view, index) => {
       const sums = view.instants.map((_, stage) => Object.values(view.memory).reduce((sum, part) => sum + part[stage], 0));
       const stage = sums.indexOf(Math.max(...sums));
@@ -274,13 +262,14 @@ window.explore = (() => {
     const shown = views.filter((view) => view.traffic && view.traffic.length);
     if (!section("traffic-part", shown.length)) return;
     const most = Math.max(...shown.flatMap((view) => view.traffic.map((row) => row.seconds)));
-    place("traffic", views.map((view, index) => view.traffic && view.traffic.length ? el("table", { class: "bars" },
-      views.length > 1 ? el("caption", {}, "AB"[index]) : null,
-      heads("axis", "collective", "of ranks", "over", "GB/s of a rank", "a step", "messages", "", "time"),
-      el("tbody", {}, view.traffic.map((row) => el("tr", {}, el("th", { scope: "row" }, row.axis), el("td", {}, row.operation.replaceAll("_", "-")), el("td", {}, number(row.ranks)),
-        el("td", {}, row.leaves_node ? "network" : "node's links"), el("td", {}, number(row.bytes_per_second / 1e9)), el("td", {}, amount(row.payload_bytes, "byte")),
-        el("td", {}, number(row.messages)), el("td", { class: "barcell" }, el("span", { class: `bar ${row.leaves_node ? "network" : "sending"}`, style: `width: ${(100 * row.seconds) / most}%` })),
-        el("td", {}, amount(row.seconds, "s")))))) : null));
+    const of = (name, unit) => column(shown.flatMap((view) => view.traffic.map((row) => row[name])), unit);
+    const rate = of("bytes_per_second", "byte/s"), size = of("payload_bytes", "byte"), time_ = of("seconds", "step s");
+    place("traffic", views.map((view, index) => (view.traffic && view.traffic.length ? table(
+      ["collective", "ranks", "over", `rate, ${rate.unit}`, `a step, ${size.unit}`, "messages", "", `time, ${time_.unit}`],
+      view.traffic.map((row) => [`${row.axis} ${row.operation.replaceAll("_", "-")}`, number(row.ranks), row.leaves_node ? "network" : "node's links", rate.text(row.bytes_per_second), size.text(row.payload_bytes),
+        number(row.messages), [{ class: "barcell" }, el("span", { class: `bar ${row.leaves_node ? "network" : "sending"}`, style: `width: ${(100 * row.seconds) / most}%` })], time_.text(row.seconds)]),
+      { class: "bars stacks", caption: letter(views, index), texts: ["over"] },
+    ) : null)));
   }
 
   // products under the roofline
@@ -295,11 +284,12 @@ window.explore = (() => {
     window.charts.roofline(document.getElementById("roofline-picture"), {
       said: "Tflop/s of each product over its flop for each byte, below what arithmetic and memory allow; the table has the same numbers", height: 270, roofs, points, below: "flop for each byte", beside: "Tflop/s",
     });
-    place("roofline-table", shown.map(([each, index]) => el("table", {}, views.length > 1 ? el("caption", {}, "AB"[index]) : null,
-      heads("product, forward", "M × N × K", "flop/byte", "of the ridge", "Tflop/s", "of the peak", "limited by"),
-      el("tbody", {}, each.points.map((point, place) => el("tr", {}, el("th", { scope: "row" }, `${place + 1} ${point.part}${point.products > 1 ? ` (${number(point.products)} of them)` : ""}`),
-        el("td", {}, point.sizes ? point.sizes.map(number).join(" × ") : "one kernel"), el("td", {}, number(point.intensity)), el("td", {}, `${number(point.intensity / point.ridge)} ×`),
-        el("td", {}, number(point.rate / 1e12)), el("td", {}, percent(point.rate / (point.ridge * each.memory_bytes_per_second))), el("td", {}, point.intensity < point.ridge ? "memory" : "arithmetic")))))));
+    const every = shown.flatMap(([each]) => each.points), intensity = column(every.map((point) => point.intensity), ""), ridge = column(every.map((point) => point.intensity / point.ridge), "");
+    const rate = column(every.map((point) => point.rate / 1e12), "");
+    place("roofline-table", shown.map(([each, index]) => table(["GEMM, forward", "M × N × K", "flop per byte", "of the ridge", "Tflop/s", "of the peak", "limited by"],
+      each.points.map((point, place) => [`${place + 1} ${point.part}${point.products > 1 ? `, ${number(point.products)} of them` : ""}`, point.sizes ? point.sizes.map(number).join(" × ") : "one kernel",
+        intensity.text(point.intensity), `${ridge.text(point.intensity / point.ridge)} ×`, rate.text(point.rate / 1e12), percent(point.rate / (point.ridge * each.memory_bytes_per_second)), point.intensity < point.ridge ? "memory" : "arithmetic"]),
+      { class: "stacks", caption: letter(views, index), texts: ["limited by"] })));
   }
   function assumptions(views) {
     const lines = [...new Set(views.flatMap((view) => view.notes))];
@@ -316,7 +306,7 @@ window.explore = (() => {
       place("numbers-table");
       return;
     }
-    const priced = found.rows[0].cost !== null, what = priced ? "cost" : "accelerator-hours";
+    const priced = found.rows[0].cost !== null, what = priced ? "cost" : "GPU-hours";
     const spent = (row) => (priced ? row.cost : row.accelerator_seconds / 3600);
     place("numbers-words", el("p", { class: "muted" }, `${found.words}. Filled and starred: no other number is as fast for as little; a ring: as many as asked for.`));
     place("numbers-pictures", el("div"), el("div"));
@@ -327,20 +317,20 @@ window.explore = (() => {
       }));
       window.charts.frontier(places[index], { said: `Days of the training by ${below}; the table has the same numbers`, height: 250, points, below, beside: "days" });
     }
-    place("numbers-table", el("table", {}, heads("accelerators", "days", "accelerator-hours", ...(priced ? ["cost"] : []), "MFU", "fastest layout"),
-      el("tbody", {}, found.rows.map((row) => el("tr", {}, el("th", { scope: "row" }, `${number(row.accelerators)}${row.best ? " *" : ""}`),
-        el("td", { "data-days": String(row.days) }, number(row.days)), el("td", {}, number(row.accelerator_seconds / 3600)), priced ? el("td", {}, number(row.cost)) : null, el("td", {}, percent(row.mfu)),
-        el("td", {}, row.address ? el("a", { href: row.address }, row.layout) : row.layout))))));
+    const days = column(found.rows.map((row) => row.days), ""), hours = column(found.rows.map((row) => row.accelerator_seconds), "accelerator s"), cost = column(found.rows.map((row) => row.cost), "");
+    place("numbers-table", table(["accelerators", "days", "GPU-hours", ...(priced ? ["cost"] : []), "MFU", "fastest layout"],
+      found.rows.map((row) => [`${number(row.accelerators)}${row.best ? " *" : ""}`, [{ "data-days": String(row.days) }, days.text(row.days)], hours.text(row.accelerator_seconds),
+        ...(priced ? [cost.text(row.cost)] : []), percent(row.mfu), row.address ? el("a", { href: row.address }, pieces(row.layout)) : el("span", {}, pieces(row.layout))]), { class: "stacks", texts: ["fastest layout"] }));
     tidied();
   }
 
   // launches of the run's miniature on machines of one's own
   function measured(content) {
     if (!section("measured-part", content && content.launches.length)) return;
-    place("measured", el("p", { class: "muted" }, content.words), el("table", {}, heads("machine", "layout", "launches", "step, predicted", "measured", "predicted to it", "peak, measured"),
-      el("tbody", {}, content.launches.map((row) => el("tr", {}, el("th", { scope: "row" }, row.machine), el("td", {}, row.layout), el("td", {}, number(row.launches)),
-        el("td", {}, amount(row.predicted_seconds, "s")), el("td", {}, amount(row.measured_seconds, "s")), el("td", {}, row.predicted_seconds ? change(row.measured_seconds, row.predicted_seconds) : "–"),
-        el("td", {}, amount(row.measured_bytes, "byte")))))));
+    const time_ = column(content.launches.flatMap((row) => [row.predicted_seconds, row.measured_seconds]), "step s"), memory_ = column(content.launches.map((row) => row.measured_bytes), "byte");
+    place("measured", el("p", { class: "muted" }, content.words), table(["machine", "layout", "launches", `predicted, ${time_.unit}`, `measured, ${time_.unit}`, "predicted is", `peak, ${memory_.unit}`],
+      content.launches.map((row) => [row.machine, el("span", {}, pieces(row.layout)), number(row.launches), time_.text(row.predicted_seconds), time_.text(row.measured_seconds),
+        difference(row.predicted_seconds, row.measured_seconds, "step_seconds"), memory_.text(row.measured_bytes)]), { class: "stacks", texts: ["layout"] }));
     tidied();
   }
 
@@ -351,7 +341,7 @@ window.explore = (() => {
     const views = good(content.views);
     document.body.dataset.state = views.length ? "shown" : "refused";
     if (views.length) {
-      for (const part of [cards, figures, time, memory, passes, traffic, products, assumptions]) part(views);
+      for (const part of [cards, figures, time, memory, passes, traffic, products, assumptions, explain]) part(views);
       if (focused) document.querySelector(`[data-focus="${focused}"]`)?.focus();
     }
     const width = document.getElementById("passes")?.clientWidth;  // once all is there: what is measured is laid out first
@@ -383,7 +373,9 @@ window.explore = (() => {
     if (!watched) new MutationObserver(unreached).observe(document.body, { childList: true, subtree: true, attributeFilter: ["tabindex"] });
     watched = true;
     for (const where of document.querySelectorAll("[data-why]")) {
-      if (!where.childElementCount) where.append(el("summary", {}, "Why?"), ...derivation(where.dataset.why));
+      if (where.childElementCount) continue;
+      where.append(el("summary", {}, "Why?"), el("div"));
+      where.addEventListener("toggle", () => last && explain(good(last.views)));
     }
     if (window.innerWidth < 800) document.getElementById("controls-fold")?.removeAttribute("open");
   }

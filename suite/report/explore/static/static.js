@@ -61,8 +61,8 @@
   function priced(view) {
     const held = view.figures && view.figures.find((figure) => figure.quantity === "accelerator_seconds");
     if (!price || !held) return view;
-    const numbers_ = [["accelerator-seconds", held.value, "accelerator s"], ["price of an accelerator-hour", price, "1"]];
-    view.figures.push({ quantity: "cost", unit: "1", value: (held.value / 3600) * price, published: null, source: null, why: { formula: "{0} / 3600 * {1}", numbers: numbers_ } });
+    const numbers_ = [["GPU-hours", held.value / 3600, "1"], ["price of a GPU-hour", price, "1"]];
+    view.figures.push({ quantity: "cost", unit: "1", value: (held.value / 3600) * price, published: null, source: null, compares: false, why: { formula: "{0} * {1}", numbers: numbers_ } });
     return view;
   }
   function draw() {
