@@ -125,7 +125,7 @@ def test_text_finds_setups_by_layout_message_and_facts_by_their_words(opened: Op
     assert page.locator("#setups .none").is_visible()
     filters(page).get_by_label("Text").fill("apex fusedadam")
     assert page.locator("#facts details:visible h3").count() >= 1
-    page.locator("#facts details:visible summary").first.click()
+    page.locator("#facts details.opens[open] > details:visible > summary").first.click()
     found = page.locator("#facts tbody tr:visible").all_inner_texts()
     assert found
     assert all("apex FusedAdam" in text for text in found)
@@ -257,6 +257,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(opened: Opened) -> 
 
 def test_on_paper_everything_that_is_open_fits_the_sheet(opened: Opened, tmp_path: Path) -> None:
     page = opened(scheme="dark")
+    page.locator("#runs details.opens > summary").first.click()
     page.locator("details.setup > summary").first.click()
     paper = page.pdf(format="A4", prefer_css_page_size=False)
     assert paper[:5] == b"%PDF-"
@@ -293,6 +294,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(opened: Opened) -
         assert visible
         assert outline != "none"
     assert {"SELECT", "INPUT", "BUTTON", "A", "DIV", "SUMMARY"} <= set(seen)
+    page.locator("#runs details.opens > summary").first.click()
     page.locator("details.setup > summary").first.focus()
     page.keyboard.press("Enter")
     assert page.locator("details.setup").first.get_attribute("open") is not None
