@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from suite.job.events import Status
 from suite.job.options import Averaging, KernelChoice
-from suite.metrics.difference_words import Scale, difference_in_words
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.metrics.figures import Quantity, StepTerm
 from suite.records.summary import LaunchSummary
 
@@ -114,4 +114,4 @@ def step_words(seconds: float | None) -> str:
 
 def error_words(error: float | None) -> str:
     """The error of a predicted step time, predicted over measured less 1, in words; "-" for None."""
-    return "-" if error is None or error != error else difference_in_words(1 + error, 1.0, Scale.TIME)
+    return "-" if error is None or error != error else difference_in_words(1 + error, 1.0, Direction.TIME)

@@ -15,7 +15,7 @@ from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.machine.packages import described, lacking
-from suite.metrics.difference_words import Scale, difference_in_words
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.metrics.figures import Quantity
 from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
@@ -309,7 +309,7 @@ def _changes(history: Sequence[Segment], names: dict[str, MachineName]) -> list[
                     "day": f"{utc(started)} UTC",
                     "before": step_words(before.median),
                     "after": step_words(after.median),
-                    "change": difference_in_words(after.median, before.median, Scale.TIME),
+                    "change": difference_in_words(after.median, before.median, Direction.TIME),
                     "launches": f"{before.launches:,} and {after.launches:,}",
                     "suite": segment.points[after.first].suite,
                     "text": " ".join([*map(str, key), names[key.machine].full]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from suite.metrics.difference_words import Scale, direction
+from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import Quantity, StepTerm
 from suite.records import frame
 from suite.records.summary import LaunchSummary
@@ -139,7 +139,7 @@ def _cells(shown: pandas.DataFrame) -> pandas.DataFrame:
 
 def _share_words(share: float) -> str:
     """A term's predicted less measured seconds, over the step, in words."""
-    return f"{100 * abs(share):.1f} % {direction(share, 0.0, Scale.TIME)}"
+    return f"{100 * abs(share):.1f} % {direction(share, 0.0, Direction.TIME)}"
 
 
 def _texts(values: Any, form: str) -> list[str]:
