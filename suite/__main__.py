@@ -34,6 +34,7 @@ try:
 
     from reference_runs.errors import InputError, nearest
     from suite.commands import exit_codes
+    from suite.commands.help_groups import GroupedCommand
     from suite.launch.interruption import end_as_interrupted, interrupted_by
 except ModuleNotFoundError as not_found:
     sys.exit(_missing(not_found))
@@ -87,7 +88,8 @@ def application(arguments: list[str]) -> typer.Typer:
         else:
             renamed = OLD_OPTIONS.get(name, {})
             current = partial(_current_name, renamed)
-            app.command(name, context_settings={"token_normalize_func": current} if renamed else {})(command)
+            settings = {"token_normalize_func": current} if renamed else {}
+            app.command(name, cls=GroupedCommand, context_settings=settings)(command)
     return app
 
 

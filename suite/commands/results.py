@@ -7,6 +7,7 @@ import importlib
 import typer
 
 from suite.commands import exit_codes
+from suite.commands.help_groups import GroupedCommand
 
 NAMES = ("list", "show", "diff", "check", "export", "merge", "prune")
 OF_ONE = ("show", "diff")  # single records; the others take what options choose
@@ -21,7 +22,7 @@ def results_commands(asked: str = "") -> typer.Typer:
     app.callback(invoke_without_command=True)(_help)
     for name in [asked] if asked in NAMES else NAMES:
         module = importlib.import_module(f"suite.commands.results_of_{'one' if name in OF_ONE else 'many'}")
-        app.command(name)(getattr(module, f"{name}_command"))
+        app.command(name, cls=GroupedCommand)(getattr(module, f"{name}_command"))
     return app
 
 
