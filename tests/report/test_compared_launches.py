@@ -28,7 +28,7 @@ def recorded() -> list[LaunchSummary]:
 
 
 def rows_of_tables(recorded: list[LaunchSummary]) -> list[list[str]]:
-    """What TABLES.md shows of each setup that the page shows too."""
+    """Figures in TABLES.md that the page shows too, a row a setup."""
     lines = [line.strip("| ").split(" | ") for line in step_tables(step_times(recorded)).splitlines() if "|" in line]
     titles, _, *rows = lines
     return [[row[titles.index(name)] for name in SHOWN_IN_BOTH] for row in rows]
