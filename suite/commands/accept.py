@@ -90,7 +90,15 @@ class AcceptOptions(msgspec.Struct, frozen=True, kw_only=True):
     checks: Annotated[bool, typer.Option("--checks", help="Print what is checked, with formulas; run nothing.")] = False
 
 
-@command_of(AcceptOptions)
+GROUPS = {
+    "What is checked": ("only", "skip", "miniatures", "checks"),
+    "This node": ("device", "ranks", "devices", "others", "fleet"),
+    "A battery that was interrupted": ("resume", "resume_if_any", "stop_if_invalid"),
+    "Output": ("results", "junit_file", "summary_only", "all_findings", "json"),
+}
+
+
+@command_of(AcceptOptions, GROUPS)
 def accept_command(asked: AcceptOptions) -> None:
     """Judge this node: matrix rate, memory, links, exact figures and step times of the miniatures, replays, soak.
 

@@ -89,7 +89,15 @@ class LadderOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: JsonWithProgress = False
 
 
-@command_of(LadderOptions)
+GROUPS = {
+    "Which rungs": ("rungs", "track", "start", "ablated", "leave_one_out"),
+    "Machine and hosts": ("device", "hosts", "interface"),
+    "Training": ("repeat", "seed", "corpus", "may_calibrate"),
+    "Output": ("results", "traces", "json"),
+}
+
+
+@command_of(LadderOptions, GROUPS)
 def ladder_command(asked: LadderOptions) -> None:
     """Optimise a naive GPT-2 training script one step at a time; each step is predicted and measured.
 

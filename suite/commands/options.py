@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 import typer
@@ -33,26 +34,33 @@ Results = Annotated[Path, typer.Option(help="Where records are stored.")]
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 
 
-def command_of(options: type[_Options]) -> Callable[[Callable[[_Options], None]], Callable[..., None]]:
+def command_of(
+    options: type[_Options], groups: Mapping[str, Sequence[str]]
+) -> Callable[[Callable[[_Options], None]], Callable[..., None]]:
     """Decorator of a command that takes one struct: typer sees a parameter for each of the struct's fields.
 
     A field's annotation carries its `typer.Option` or `typer.Argument`; its default is that of the option.
+
+    Args:
+        groups: headings of --help, each with the names of its fields; the others stand first.
     """
     fields = msgspec.structs.fields(options)
+    heading_of = {name: heading for heading, names in groups.items() for name in names}
+    types = {field.name: _under(heading_of.get(field.name), field.type) for field in fields}
 
     def decorate(command: Callable[[_Options], None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
             command(options(**given))
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
-        called.__annotations__ = {field.name: field.type for field in fields}
+        called.__annotations__ = types
         called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # inspect reads it; no stub has it
             [
                 inspect.Parameter(
                     field.name,
                     inspect.Parameter.KEYWORD_ONLY,
                     default=inspect.Parameter.empty if field.required else field.default,
-                    annotation=field.type,
+                    annotation=types[field.name],
                 )
                 for field in fields
             ]
@@ -65,6 +73,16 @@ def command_of(options: type[_Options]) -> Callable[[Callable[[_Options], None]]
 def help_of(command: Callable[..., object]) -> str:
     """A command's help, whose examples begin as this program was called."""
     return (inspect.getdoc(command) or "").replace("python -m suite", program())
+
+
+def _under(heading: str | None, annotated: Any) -> Any:
+    """The type of an option with a heading in its `typer.Option`; the same type without one."""
+    if heading is None:
+        return annotated
+    kind, option = get_args(annotated)  # what is annotated, and its typer.Option
+    own = copy.copy(option)
+    own.rich_help_panel = heading
+    return Annotated[kind, own]
 
 
 def print_json(entry: object) -> None:

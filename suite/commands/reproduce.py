@@ -28,7 +28,7 @@ from suite.report.terminal.reproduction import print_launch, print_launch_line, 
 from suite.report.terminal.tables import console, print_folded, print_refusal
 from suite.reproduce.plan import MOST_LAUNCHES, Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
-from suite.reproduce.request import Request
+from suite.reproduce.request import GROUPS, Request
 from suite.reproduce.resume import goes_on_from
 from suite.reproduce.slice_memory import needs
 from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
@@ -38,7 +38,7 @@ NOT_PREDICTED = "a slice is measured, not predicted"
 NOT_HERE = "profiles are of one machine, and the ranks ran on a scheduler's nodes"
 
 
-@command_of(Request)
+@command_of(Request, GROUPS)
 def reproduce_command(request: Request) -> None:
     """Train a scaled-down run under torchrun, count what happens, and compare it with the prediction.
 

@@ -7,6 +7,7 @@ import importlib
 import typer
 
 from suite.commands import exit_codes
+from suite.commands.grouped_help import GroupedCommand
 from suite.commands.options import help_of
 
 NAMES = ("list", "show", "diff", "check", "export", "merge", "prune")
@@ -23,7 +24,7 @@ def results_commands(asked: str = "") -> typer.Typer:
     for name in [asked] if asked in NAMES else NAMES:
         module = importlib.import_module(f"suite.commands.results_of_{'one' if name in OF_ONE else 'many'}")
         command = getattr(module, f"{name}_command")
-        app.command(name, help=help_of(command))(command)
+        app.command(name, cls=GroupedCommand, help=help_of(command))(command)
     return app
 
 

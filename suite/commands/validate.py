@@ -21,39 +21,78 @@ from suite.report.terminal.plan import print_ranked
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_proxies, print_scores
 
+_PRINTED, _WRITTEN, _INSTEAD = "Output", "Files to write", "Other comparisons"  # headings of --help
+
+
+Worst = Annotated[
+    int, typer.Option(help="Number of worst rows to print, of each of TABLES.", min=0, rich_help_panel=_PRINTED)
+]
+EveryLine = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        help="Print all on how each table was read: sources, assumptions, skipped rows.",
+        rich_help_panel=_PRINTED,
+    ),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw predicted against published times into this file (.svg, .png).", rich_help_panel=_WRITTEN),
+]
+Written = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the table with predicted values in further columns to this file (one of TABLES).",
+        rich_help_panel=_WRITTEN,
+    ),
+]
+AsRead = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the table as it was read, with notes, to this file, to be edited (one of TABLES).",
+        rich_help_panel=_WRITTEN,
+    ),
+]
+Proxies = Annotated[
+    bool,
+    typer.Option(
+        "--proxies", help="Predict whole models from published steps of some of their layers.", rich_help_panel=_INSTEAD
+    ),
+]
+Layouts = Annotated[
+    bool,
+    typer.Option(
+        "--layouts",
+        help="Rank 18 published layouts among all that their builders could choose.",
+        rich_help_panel=_INSTEAD,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object a table, a pair of --proxies, or a layout; errors in percent.",
+        rich_help_panel=_PRINTED,
+    ),
+]
+
 
 def validate(
     tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv; default: all published.")] = None,
-    worst: Annotated[int, typer.Option(help="How many of the worst rows to show, of a table with --all.", min=0)] = 5,
-    every_table: Annotated[
-        bool,
-        typer.Option("--all", help="Print sources, assumptions and skipped rows of every table; default for TABLES."),
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw predicted against published times into this file (.svg, .png).")
-    ] = None,
-    write: Annotated[
-        Path | None, typer.Option(help="Write the one of TABLES with predicted values in further columns to this file.")
-    ] = None,
-    as_read: Annotated[
-        Path | None, typer.Option(help="Write the one of TABLES to this file as it was read, with notes, to be edited.")
-    ] = None,
-    proxies: Annotated[
-        bool, typer.Option("--proxies", help="Predict whole models from published steps of some of their layers.")
-    ] = False,
-    layouts: Annotated[
-        bool, typer.Option("--layouts", help="Rank 18 published layouts among all that their builders could choose.")
-    ] = False,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object a table, a pair of --proxies, or a layout; errors in percent."),
-    ] = False,
+    worst: Worst = 5,
+    every_table: EveryLine = False,
+    plot: Plot = None,
+    write: Written = None,
+    as_read: AsRead = None,
+    proxies: Proxies = False,
+    layouts: Layouts = False,
+    json: Json = False,
 ) -> None:
     """Predict the step time and memory of published measurements, and say how far off the predictions are.
 
     A table has the columns of those in reference_runs/published/; docs/published_tables.md lists them. A row that lacks
-    something is skipped, with the reason. The first line of a table says as which stack its framework was read, and the
-    other one that would change the predictions most.
+    something is skipped, with the reason. The score comes first, then at most ten lines on how TABLES were read: as
+    which stack the framework was, and the other one that would change the predictions most.
 
     Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10;
     python -m suite validate my_measurements.csv --write with_predictions.csv;
@@ -88,7 +127,7 @@ def validate(
         for _, score in scored:
             print_json(score)
     else:
-        print_scores(console(), scored, complete=shown)
+        print_scores(console(), scored, complete=every_table, of_each=bool(tables))
     if plot is not None and (drawn := {table.name: rows for table in loaded if (rows := timed_rows(table))}):
         draw(plot, drawn)
     if not any(score.used for _, score in scored):

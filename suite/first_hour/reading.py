@@ -10,7 +10,7 @@ import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
 from suite.first_hour.parts import HourPart, PartKind
-from suite.metrics.difference_words import difference_in_words, scale_of
+from suite.metrics.difference_words import difference_in_words, direction_of
 from suite.metrics.figures import Quantity
 from suite.records.kernel_runs import OURS, kernel_run
 
@@ -54,7 +54,7 @@ def last_line(text: str) -> str:
 
 def _apart(row: Any) -> str:
     """The difference of a row's measured value from the predicted one, in words."""
-    return difference_in_words(row["right"], row["left"], scale_of(row["quantity"]), than="predicted")
+    return difference_in_words(row["right"], row["left"], direction_of(row["quantity"]), than="predicted")
 
 
 def _environment(_part: HourPart, found: Any) -> PartReading:

@@ -10,7 +10,7 @@ import msgspec
 
 from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.rung import Promise, Rung, Track
-from suite.metrics.difference_words import Scale, difference_in_words
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.metrics.launch_statistics import moderated_deviation
 
 PEAK_TOLERANCE = 0.05
@@ -128,10 +128,12 @@ def peak_check(prediction: RungPrediction, measurement: RungMeasurement) -> Prom
         return PromiseCheck(name="peak", mark=Mark.SHOWN, says="the peak is not predicted")
     error = prediction.peak_bytes / measurement.peak_bytes - 1
     mark = Mark.PASS if abs(error) <= PEAK_TOLERANCE else Mark.FAIL
-    apart = difference_in_words(measurement.peak_bytes, prediction.peak_bytes, Scale.AMOUNT, than="predicted")
+    apart = difference_in_words(measurement.peak_bytes, prediction.peak_bytes, Direction.AMOUNT, than="predicted")
     others = ""
     if abs(prediction.peak_bytes / measurement.largest_peak_bytes - 1) > PEAK_TOLERANCE >= abs(error):
-        more = difference_in_words(measurement.largest_peak_bytes, measurement.peak_bytes, Scale.AMOUNT, than="that")
+        more = difference_in_words(
+            measurement.largest_peak_bytes, measurement.peak_bytes, Direction.AMOUNT, than="that"
+        )
         others = f" on the median rank; one has {more}, gloo's messages perhaps: not judged"
     return PromiseCheck(name="peak", mark=mark, says=f"{apart}{others}")
 

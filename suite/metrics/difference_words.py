@@ -8,7 +8,7 @@ import math
 from suite.metrics.figures import EXACT, Quantity
 
 
-class Scale(enum.Enum):
+class Direction(enum.Enum):
     """The words for more of a quantity and for less of it."""
 
     TIME = "slower", "faster"
@@ -20,17 +20,17 @@ class Scale(enum.Enum):
 _AMOUNTS = ("byte", "flop", "accelerator s", "J")
 
 
-def scale_of(quantity: str) -> Scale:
-    """Scale of a quantity by its unit: counts are amounts; without a unit, such as a loss or a share, it is a level."""
+def direction_of(quantity: str) -> Direction:
+    """Direction of a quantity by its unit; counts are amounts, and what has no unit, such as a loss, is a level."""
     known = Quantity(quantity)
     if known.unit == "s":
-        return Scale.TIME
+        return Direction.TIME
     if known.unit.endswith("/s"):
-        return Scale.RATE
-    return Scale.AMOUNT if known in EXACT or known.unit in _AMOUNTS else Scale.LEVEL
+        return Direction.RATE
+    return Direction.AMOUNT if known in EXACT or known.unit in _AMOUNTS else Direction.LEVEL
 
 
-def direction(value: float, reference: float, scale: Scale) -> str:
+def direction(value: float, reference: float, scale: Direction) -> str:
     """The word that compares `value` with `reference`, such as "slower"; "equal" where it is the same."""
     if value == reference:
         return "equal"
@@ -38,7 +38,7 @@ def direction(value: float, reference: float, scale: Scale) -> str:
     return more if value > reference else less
 
 
-def difference_in_words(value: float, reference: float, scale: Scale, *, than: str = "") -> str:
+def difference_in_words(value: float, reference: float, scale: Direction, *, than: str = "") -> str:
     """The difference of `value` from `reference` in percent of `reference`, to one decimal, with its direction.
 
     100 |value / reference - 1|: of two times that of seconds, of two rates that of what is done in a second. A node

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from suite.job.slice import Slice, SlicePart, SliceStage, SliceTimes
-from suite.metrics.difference_words import Scale, difference_in_words
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.report.terminal.tables import print_folded, print_table
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def print_sliced(
     interval = f"{sliced.low_seconds:,.4g} to {sliced.high_seconds:,.4g} s"
     line = f"step from the slice: {sliced.step_seconds:,.4g} s, {interval}"
     if published is not None:
-        apart = difference_in_words(sliced.step_seconds, published, Scale.TIME, than="published")
+        apart = difference_in_words(sliced.step_seconds, published, Direction.TIME, than="published")
         line += f"; published {published:,.4g} s{elsewhere}" if elsewhere else f", {apart} ({published:,.4g} s)"
     print_folded(out, f"{line}; modelled alone {sliced.plain_seconds:,.4g} s", "bold")
 
@@ -107,7 +107,7 @@ def _part(part: MeasuredPart, *, compares: bool) -> str:
         words += f" ± {part.spread:.1%}"
     if not (compares and part.modelled_seconds and part.seconds):
         return words
-    apart = difference_in_words(part.seconds, part.modelled_seconds, Scale.TIME, than="modelled")
+    apart = difference_in_words(part.seconds, part.modelled_seconds, Direction.TIME, than="modelled")
     return f"{words}, {apart} ({_read(number * part.modelled_seconds)})"
 
 

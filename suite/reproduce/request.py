@@ -16,12 +16,13 @@ OPTIMIZERS: tuple[str, ...] = ("adam", Averaging.ONE_BIT.value)  # adam: Adam or
 COMPRESSIONS: tuple[str, ...] = ("none", Averaging.FP16.value, Averaging.BF16.value, Averaging.POWER_SGD.value)
 
 # Options that other commands have too
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 Compiled = Annotated[
-    bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile; default: on CUDA only.")
+    bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile (default: on CUDA only).")
 ]
 CorpusPath = Annotated[
-    Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
+    Path | None,
+    typer.Option(readable=False, help="Text file or directory to train on (default: Python's standard library)."),
 ]
 MayCalibrate = Annotated[
     bool,
@@ -55,18 +56,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             help="Stage of a slice: first, middle, last, or a number from 0; default: middle, or what there is."
         ),
     ] = None
-    layers: Annotated[int | None, typer.Option(help="Layers of a slice; default: as many as the stage has.")] = None
-    sequence: Annotated[int | None, typer.Option(help="Tokens of a slice's samples; default: as recorded.")] = None
-    micro_batch: Annotated[int | None, typer.Option(help="Samples of a slice's micro-batch; default: as recorded.")] = (
-        None
-    )
+    layers: Annotated[int | None, typer.Option(help="Number of layers of a slice (default: all of the stage).")] = None
+    sequence: Annotated[int | None, typer.Option(help="Tokens in a sample of a slice (default: as recorded).")] = None
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Samples in a micro-batch of a slice (default: as recorded).")
+    ] = None
     minutes: Annotated[
-        float | None, typer.Option(help="Begin no repetition of a slice after so many minutes; at least one is timed.")
+        float | None, typer.Option(help="Minutes after which no repetition of a slice begins; at least one is timed.")
     ] = None
     ranks: Annotated[
         int | None,
         typer.Option(
-            help="Processes; default: 2 on the CPU or all GPUs for a miniature, its layout's for a run, 1 for a slice."
+            help="Number of processes (default: miniature 2 on the CPU or all GPUs, run its layout's, slice 1)."
         ),
     ] = None
     layout: Annotated[str | None, typer.Option(help="Layout, such as dp2,zero1,recompute-full,bucket4.")] = None
@@ -93,7 +94,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exact_steps: Annotated[
         int | None,
         typer.Option(
-            help="Steps of exact averaging before one-bit-adam or powersgd begins; default: 15 % of the steps."
+            help="Number of exact-averaging steps before one-bit-adam or powersgd begins (default: 15 % of all)."
         ),
     ] = None
     renewal: Annotated[
@@ -114,17 +115,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps from one checkpoint to the next, below RESULTS/checkpoints.")
+        int | None, typer.Option(help="Number of steps from one checkpoint to the next, below RESULTS/checkpoints.")
     ] = None
     resume: Annotated[
-        str | None, typer.Option(help="Go on from the newest checkpoint of this directory; latest: of any.")
+        str | None, typer.Option(help="Directory whose newest checkpoint training continues from (latest: of any).")
     ] = None
     max_restarts: Annotated[
-        int, typer.Option(help="How often a rank that ended makes all start again from the last checkpoint.")
+        int, typer.Option(help="Number of restarts from the last checkpoint after a rank has ended.")
     ] = 0
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples of a step, where the run's own are too many to try something.")
-    ] = None
+    global_batch: Annotated[int | None, typer.Option(help="Number of samples in a step (default: the run's own).")] = (
+        None
+    )
     share_devices: Annotated[
         bool,
         typer.Option(
@@ -132,20 +133,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     steps: Annotated[
-        int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
+        int, typer.Option(help="Number of training steps; the first 5, and of 8 or more the last 2, are not timed.")
     ] = DEFAULT_STEPS
     launches: Annotated[
-        int, typer.Option(help="How often to run; each launch has its own record. From 2 on with a summary of times.")
+        int, typer.Option(help="Number of launches, each with its own record; from 2 on times are summarised.")
     ] = 1
     seed: Annotated[int, typer.Option(help="Seed of weights, sample order and dropout.")] = 1
     corpus: CorpusPath = None
     trace: Annotated[
         Path | None,
-        typer.Option(readable=False, help="FILE.json for the profiled steps of rank 0, FILE.rankN.json for others'."),
+        typer.Option(
+            readable=False, help="Trace of the profiled steps of rank 0: FILE.json; of other ranks: FILE.rankN.json."
+        ),
     ] = None
     schedule: Annotated[
         Path | None,
-        typer.Option(readable=False, help="FILE.png: a pipeline's passes, predicted and below it measured."),
+        typer.Option(readable=False, help="Picture of a pipeline's passes, predicted and below it measured: FILE.png."),
     ] = None
     engine: Annotated[
         str | None, typer.Option(help="slurm: start ranks on the nodes of a scheduler; see docs/slurm.md.")
@@ -154,9 +157,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: Annotated[int | None, typer.Option(help="Processes on each node (with --engine; default 1).")] = (
         None
     )
-    partition: Annotated[str | None, typer.Option(help="Partition to take nodes from (with --engine).")] = None
+    partition: Annotated[str | None, typer.Option(help="Partition that nodes are taken from (with --engine).")] = None
     node_list: Annotated[
-        str | None, typer.Option("--on", help="These very nodes (with --engine), as Slurm writes them: n[1-4].")
+        str | None, typer.Option("--on", help="Nodes by name (with --engine), as Slurm writes them: n[1-4].")
     ] = None
     results: Annotated[
         Path, typer.Option(help="Where records and profiles are stored; with --engine all nodes must see it.")
@@ -167,7 +170,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     json: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object a launch, then one of several launches; progress goes to stderr."),
+        typer.Option(
+            "--json", help="Print one JSON object a launch, then one of several launches; progress goes to stderr."
+        ),
     ] = False
 
     @property
@@ -186,3 +191,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Request)}
 _RENAMED = {"renewal": "renew_second_moment"}
+
+# The headings of --help, each with its fields; the others stand first
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Training": ("steps", "seed", "corpus", "global_batch", "optimizer", "kernels", "products", "compiled"),
+    "Ranks and layout": ("ranks", "layout", "device", "share_devices"),
+    "Slice of a run": ("slice", "stage", "layers", "sequence", "micro_batch", "minutes"),
+    "Gradients and synchronisation": (
+        *("gradient_compression", "exact_steps", "renewal", "synchronisation", "slow_rank"),
+    ),
+    "Checkpoints": ("checkpoint_every", "resume", "max_restarts"),
+    "Nodes of a scheduler": ("engine", "nodes", "ranks_per_node", "partition", "node_list"),
+    "Measurement and output": (*("launches", "may_calibrate", "results", "trace", "schedule", "every_figure", "json"),),
+}

@@ -94,7 +94,7 @@ def test_rows_of_memory_alone_are_the_worst_of_memory(capsys, tmp_path) -> None:
     (score,) = scores(capsys, path, "--worst", "1")
     assert [each["line"] for each in score["worst_memory"]] == [2]
     assert main(["validate", path]) == 0
-    assert "worst memory: line" in capsys.readouterr().out
+    assert "memory: line" in capsys.readouterr().out
 
 
 def test_a_time_that_no_machine_reaches_is_remarked(capsys, tmp_path) -> None:
@@ -143,9 +143,11 @@ def test_all_tables_are_a_line_each_and_the_worst_rows_of_all(capsys) -> None:
     assert [line.split()[0] for line in lines[1 : len(names) + 1]] == names
     worst = lines[len(names) + 2 :]
     assert worst[0].startswith("worst rows: table")
-    errors = [float(re.search(r"([+-][\d.]+) %", line)[1]) for line in worst[1:4]]
-    assert sorted(errors, key=abs, reverse=True) == errors
-    assert worst[4].startswith("errors: predicted over measured, less 1")
+    words = [re.search(r"([\d.]+) % (slower|faster)", line) for line in worst[1:4]]
+    factors = [float(found[1]) for found in words]
+    assert sorted(factors, reverse=True) == factors
+    below = worst[4:] if worst[4].startswith("step") else worst[5:]  # where a column does not fit, a line says so
+    assert below[0].startswith("step time, constant MFU, peak memory: mean absolute error")
     assert len(lines) <= 25
 
 
@@ -157,7 +159,7 @@ def test_all_that_is_known_of_every_table_is_printed_on_request(capsys) -> None:
 
 
 def test_a_table_for_people_names_what_was_skipped_assumed_and_missed(capsys) -> None:
-    assert main(["validate", str(PUBLISHED / "playbook_h100_1b.csv"), "--worst", "1"]) == 0
+    assert main(["validate", str(PUBLISHED / "playbook_h100_1b.csv"), "--worst", "1", "--all"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     for words in (
         "and 223 more: status is failed_or_oom",
@@ -189,7 +191,7 @@ def test_columns_of_an_own_table_that_are_not_read_are_named(capsys, tmp_path) -
     (score,) = scores(capsys, path)
     assert score["columns_not_read"] == ["etp", "Nodes"]
     assert main(["validate", path]) == 0
-    assert "  columns not read: etp, Nodes\n" in capsys.readouterr().out
+    assert "columns not read: etp, Nodes\n" in capsys.readouterr().out
     (score,) = scores(capsys, written(tmp_path / "other.csv", [OWN | {STEP: "1"}]))
     assert score["columns_not_read"] == []
     (score,) = scores(capsys, str(shipped_tables()[0]))
@@ -250,7 +252,7 @@ def test_products_in_fp8_are_predicted_to_take_less_time(tmp_path) -> None:
 
 def test_a_long_list_of_reasons_ends_with_a_count(capsys, tmp_path) -> None:
     rows = [recorded("megatron_sc21_table1")[0] | {"tp": f"x{place}"} for place in range(40)]
-    assert main(["validate", written(tmp_path / "own.csv", rows)]) == 3
+    assert main(["validate", written(tmp_path / "own.csv", rows), "--all"]) == 3
     assert "30 more rows for 30 other reasons" in capsys.readouterr().out
 
 
@@ -340,8 +342,29 @@ def test_frameworks_are_read_and_the_stack_that_would_change_most_is_named(capsy
             least = row_prediction(msgspec.structs.replace(own, stack=name)).step_seconds
             assert abs(math.log(least / row_prediction(own).step_seconds)) <= abs(math.log1p(change)) + 1e-9
     assert main(["validate", path]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("own: framework 'megatron_deepspeed' in 2 rows: stack megatron-deepspeed-pipeline (")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("table")
+    read = next(line for line in lines if "stack megatron-deepspeed-pipeline" in line)
+    assert read.startswith("framework 'megatron_deepspeed' in 2 rows: stack megatron-deepspeed-pipeline (")
+
+
+@pytest.mark.parametrize("width", ["80", "150"])
+def test_the_score_comes_first_then_at_most_ten_lines_on_what_was_read(capsys, monkeypatch, width: str) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    for tables in (["playbook_h100_1b"], ["playbook_h100_1b", "real_runs", "dgx_cloud"]):
+        paths = [str(path) for path in shipped_tables() if path.stem in tables]
+        assert main(["validate", *paths, "--worst", "2"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("table")
+        start = next(number for number, line in enumerate(lines) if "stack" in line and "framework" in line)
+        *read, last = lines[start:]
+        assert 0 < len(read) <= 11  # a long last line is folded
+        assert re.search(r"--all: \d+ more on how it was read|as it was read", f"{read[-1]} {last}")
+        assert max(map(len, lines)) <= int(width)
+        assert main(["validate", *paths, "--worst", "2", "--all"]) == 0
+        complete = capsys.readouterr().out.splitlines()
+        assert complete[0] == lines[0]
+        assert len(complete) > len(lines)
 
 
 def test_a_table_is_written_as_it_was_read_with_notes_and_refused_rows_for_correction(capsys, tmp_path) -> None:

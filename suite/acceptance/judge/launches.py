@@ -17,7 +17,7 @@ from suite.acceptance.judge.noninferiority import FEWEST, LOOKS
 from suite.acceptance.judge.step_time import cpu_speed_findings, excess, step_time_finding
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
-from suite.metrics.difference_words import Scale, direction
+from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import StepTerm, last_loss
 from suite.metrics.launch_statistics import t_quantile
 from suite.records.battery import CheckFinding, CheckVerdict
@@ -100,7 +100,8 @@ def _attribution(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
         return not_run(ATTRIBUTION, "no step was profiled: a launch needs 8 steps", run)
     largest = sorted(excess(launches, as_shares=False).items(), key=lambda item: -abs(item[1]))[:4]
     terms = ", ".join(
-        f"{term.value} {1e3 * abs(seconds):.1f} ms {direction(seconds, 0.0, Scale.TIME)}" for term, seconds in largest
+        f"{term.value} {1e3 * abs(seconds):.1f} ms {direction(seconds, 0.0, Direction.TIME)}"
+        for term, seconds in largest
     )
     return limited(
         CHECKS[ATTRIBUTION],

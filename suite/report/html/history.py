@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.regression.segments import HistoryPoint, Segment
 from suite.report.html.plot import INK, Cell, Plot, Trace, colour, milliseconds, significant, symbol, utc
 
@@ -37,7 +38,7 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
             change = ""
             if number:
                 before = segment.stretches[number - 1].median
-                change = f"{stretch.median / before - 1:+.1%}"
+                change = difference_in_words(stretch.median, before, Direction.TIME)
                 changes += 1
                 shapes.append(_edge(first))
             rows.append(

@@ -65,6 +65,16 @@
   let waiting;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 120); });
 
+  // on a narrow screen a row is a block: each cell has the name of its column
+  const named = (table) => {
+    const names = [...table.querySelectorAll("thead th, thead td")].map((cell) => cell.textContent);
+    [...table.tBodies[0].rows].forEach((row) => [...row.cells].forEach((cell) => {
+      if (cell.tagName === "TD" && names[cell.cellIndex]) cell.dataset.name = names[cell.cellIndex];
+    }));
+    table.classList.add("stacked");
+  };
+  document.querySelectorAll("table:not(.matrix)").forEach(named);
+
   // numbers behind a picture: built when they are opened
   document.querySelectorAll(".numbers").forEach((details) => details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;
@@ -93,7 +103,7 @@
         line.append(cell);
       });
     });
-    region.append(table); details.append(region);
+    named(table); region.append(table); details.append(region);
   }));
 
   // colour schemes
@@ -148,6 +158,7 @@
     });
     document.querySelectorAll(".group").forEach((group) => {
       group.hidden = !fits(group) || !group.querySelector(".item:not([hidden])");
+      if (!group.hidden && group.classList.contains("opens") && (asked.length || wanted.length)) group.open = true;
     });
     document.querySelectorAll(".matrix [data-machine]").forEach((cell) => { cell.hidden = !fits(cell); });
     document.querySelectorAll("section").forEach((section) => {

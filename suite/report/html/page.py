@@ -11,31 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.metrics.figures import Quantity
 from suite.paths import program
 from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
+from suite.report.compared_launches import SetupKey, error_words, setup_key, step_words
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
 from suite.report.html.fleet import fleet_section
 from suite.report.html.loss_curves import losses
-from suite.report.html.plot import Plot, milliseconds, utc
+from suite.report.html.machine_names import MachineName, machine_names
+from suite.report.html.plot import Plot, utc
 from suite.report.html.roofline import benchmarks, profiles, rooflines
 from suite.report.html.setup_details import Detail, detail
-from suite.report.html.setups import (
-    JudgedSetup,
-    Setup,
-    SetupKey,
-    execution,
-    judged_setup,
-    mark,
-    newest,
-    remembered,
-    setups,
-    tone,
-)
+from suite.report.html.setups import JudgedSetup, Setup, judged_setup, mark, newest, remembered, setups, tone
 from suite.report.html.sources import Facts, recorded_facts
 from suite.report.html.stored_results import dry_runs, ladders
 from suite.report.html.validation import validation
@@ -66,7 +59,7 @@ SECTIONS = (
 OF_RECORDS = frozenset({"overview", "setups", "runs", "history", "loss"})
 SETUP_COLUMNS = (
     *(("run", ""), ("verdict", ""), ("ranks", "n"), ("layout", ""), ("execution", ""), ("machine", "")),
-    *(("launches", "n"), ("predicted", "n"), ("measured", "n"), ("error", "n"), ("last launch", "")),
+    *(("launches", "n"), ("predicted", "n"), ("measured", "n"), ("prediction is", "n"), ("last launch", "")),
 )
 
 
@@ -76,6 +69,7 @@ class SetupRow(NamedTuple):
     id: str
     run: str
     machine: str
+    short_machine: str
     machine_id: str
     ranks: int
     layout: str
@@ -125,7 +119,7 @@ def page(
     summaries = _summaries(details, others, names)
     changes = _changes(history, names)
     bad = (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *bad_dry_runs, *accepted.damaged)
-    machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda machine: machine[1])
+    machines = sorted(((_machine_id(words), name.full) for words, name in names.items()), key=lambda one: one[1])
     empty = {"acceptance": not accepted.shown, "ladder": not climbs, "dry-runs": not without_memory}
     empty |= {"fleet": of_fleet.nodes is None, **dict.fromkeys(OF_RECORDS, not all_setups)}
     shown = [*(plot for row in details if row.detail for plot in row.detail.plots), *of_fleet.plots]
@@ -159,18 +153,21 @@ def page(
 
 
 def _details(
-    newest_setups: Sequence[Setup], judged: Sequence[JudgedSetup], history: Sequence[Segment], names: dict[str, str]
+    newest_setups: Sequence[Setup],
+    judged: Sequence[JudgedSetup],
+    history: Sequence[Segment],
+    names: dict[str, MachineName],
 ) -> list[SetupRow]:
     segments: dict[SetupKey, list[Segment]] = {}
     for segment in history:
-        segments.setdefault(_key(segment.example), []).append(segment)
+        segments.setdefault(setup_key(segment.example), []).append(segment)
     return [
         _summary(setup, verdict, detail(verdict, segments.get(setup.key, [])), names)
         for setup, verdict in zip(newest_setups, judged, strict=True)
     ]
 
 
-def _summaries(details: Sequence[SetupRow], others: list[Setup], names: dict[str, str]) -> list[SetupRow]:
+def _summaries(details: Sequence[SetupRow], others: list[Setup], names: dict[str, MachineName]) -> list[SetupRow]:
     """Rows of the table of setups: those with details, and the newest of the others."""
     older = newest(others, MOST_ROWS - len(details))[0]
     rows = [*details, *(_summary(setup, None, None, names) for setup in older)]
@@ -250,45 +247,25 @@ def in_script(plots: list[Plot]) -> str:
     return text
 
 
-def _key(launch: LaunchSummary) -> SetupKey:
-    return SetupKey(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
-
-
-def machine_names(launches: Iterable[LaunchSummary]) -> dict[str, str]:
-    """Short name of each machine, by its words in the records; the words themselves where two would be alike."""
-    short: dict[str, str] = {}
-    for launch in launches:
-        if launch.machine not in short:
-            hardware = launch.hardware
-            host = f"{hardware.get('cpu', 'unknown')}, {hardware.get('cores', '?')} cores"
-            gpus = Counter(hardware.get("gpus", "none").split(", "))
-            devices = ", ".join(f"{count} {name}" for name, count in sorted(gpus.items()))
-            short[launch.machine] = host if launch.device == "cpu" else f"{devices} ({host})"
-    alike = Counter(short.values())
-    return {words: name if alike[name] == 1 else words for words, name in short.items()}
-
-
 def _machine_id(words: str) -> str:
     """The identifier of a machine in the address of the page."""
     return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{milliseconds(seconds)} ms"
-
-
-def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, names: dict[str, str]) -> SetupRow:
-    key, shown = setup.key, setup.latest_ok
+def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, names: dict[str, MachineName]) -> SetupRow:
+    key, shown = setup.key, setup.median
     predicted = shown.predicted.of(Quantity.STEP_SECONDS) if shown else None
     measured = shown.measured.of(Quantity.STEP_SECONDS) if shown else None
     error = predicted / measured - 1 if predicted and measured else None
     failed = sum(launch.status != "ok" for launch in setup.launches)
-    count = len(setup.launches)
+    count, compared = len(setup.launches), len(setup.comparable)
+    launches_text = f"{compared:,}" + (f" of {count:,}" if compared < count else "")
     why = judged.why if judged else ""
     return SetupRow(
         id=key.id,
         run=key.run,
-        machine=names[key.machine],
+        machine=names[key.machine].full,
+        short_machine=names[key.machine].short,
         machine_id=_machine_id(key.machine),
         ranks=key.ranks,
         layout=key.layout,
@@ -296,24 +273,24 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
         verdict=judged.verdict if judged else NOT_JUDGED,
         why=why,
         launches=count,
-        launches_text=f"{count:,}" + (f", {failed:,} failed" if failed else ""),
+        launches_text=launches_text + (f", {failed:,} failed" if failed else ""),
         predicted=predicted,
-        predicted_text=_milliseconds(predicted),
+        predicted_text=step_words(predicted),
         measured=measured,
-        measured_text=_milliseconds(measured),
+        measured_text=step_words(measured),
         error=error,
-        error_text="-" if error is None else f"{error:+.1%}",
+        error_text=error_words(error),
         day=utc(setup.latest.started, "%Y-%m-%d"),
         text=" ".join([*map(str, key), setup.latest.status, setup.latest.message, why]),
         detail=full,
     )
 
 
-def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str, Any]]:
+def _changes(history: Sequence[Segment], names: dict[str, MachineName]) -> list[dict[str, Any]]:
     """A row for each change point of all segments, newest first."""
     rows: list[dict[str, Any]] = []
     for segment in history:
-        key = _key(segment.example)
+        key = setup_key(segment.example)
         for before, after in zip(segment.stretches, segment.stretches[1:], strict=False):
             started = segment.points[after.first].started
             rows.append(
@@ -324,12 +301,12 @@ def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str
                     "machine_id": _machine_id(key.machine),
                     "layout": key.layout,
                     "day": f"{utc(started)} UTC",
-                    "before": _milliseconds(before.median),
-                    "after": _milliseconds(after.median),
-                    "change": f"{after.median / before.median - 1:+.1%}",
+                    "before": step_words(before.median),
+                    "after": step_words(after.median),
+                    "change": difference_in_words(after.median, before.median, Direction.TIME),
                     "launches": f"{before.launches:,} and {after.launches:,}",
                     "suite": segment.points[after.first].suite,
-                    "text": " ".join([*map(str, key), names[key.machine]]),
+                    "text": " ".join([*map(str, key), names[key.machine].full]),
                 }
             )
     return sorted(rows, key=lambda row: (-row["started"], row["id"]))
@@ -379,7 +356,11 @@ def _history_note(history: Sequence[Segment], changes: int) -> str:
     return f"{note}."
 
 
-def _facts() -> list[tuple[str, Facts]]:
-    """Facts, and the run by which the filters know them: a miniature's name where there is one."""
+def _facts() -> list[tuple[str, list[tuple[str, Facts]]]]:
+    """Facts of runs, then of accelerators, each with the run by which the filters know it: a miniature, if any."""
     names = {run: mini for mini, run in miniatures().items()}
-    return [(names.get(facts.name, facts.name), facts) for facts in recorded_facts()]
+    devices = {*accelerator_names()}
+    kinds: dict[str, list[tuple[str, Facts]]] = {"Runs": [], "Accelerators": []}
+    for facts in recorded_facts():
+        kinds["Accelerators" if facts.name in devices else "Runs"].append((names.get(facts.name, facts.name), facts))
+    return [*kinds.items()]

@@ -50,19 +50,19 @@ class Detail(NamedTuple):
 
 
 def detail(judged: JudgedSetup, segments: Sequence[Segment]) -> Detail:
-    """Pictures and tables of a setup; of its last launch that ended well, where one did."""
+    """Pictures and tables of a setup; of its median launch, where one ended well."""
     setup, record = judged.setup, judged.record
     key = setup.key.id
     plots: list[Plot | None] = [history(key, segments)]
     if judged.rows:
         plots = [waterfall(key, judged.rows), traffic(key, judged.rows), *plots]
-    if record is not None and setup.latest_ok is not None:
+    if record is not None and setup.median is not None:
         plots[1:1] = [schedule(key, record), memory(key, record)]
     return Detail(
         about=_about(setup, record),
         plots=[plot for plot in plots if plot is not None],
         rows=[_line(row) for row in judged.rows if _is_shown(row)],
-        logs=_logs(record) if setup.latest_ok is None else [],
+        logs=_logs(record) if setup.median is None else [],
     )
 
 
@@ -90,12 +90,22 @@ def _number(value: int | float | None, row: Row) -> str:
     return f"{value:,}" if isinstance(value, int) else read(value, row.quantity)
 
 
+def _shown(setup: Setup, record: Record) -> str:
+    """The launch whose pictures and figures are shown, and why that one."""
+    median = setup.median
+    if median is None or record.begin.id != median.id:
+        return f"the last launch, {record.begin.id}"
+    compared = len(setup.comparable)
+    return f"the median of {compared} comparable launches, {median.id}" if compared > 1 else f"{median.id}"
+
+
 def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
     last = setup.latest
     ended = Counter(launch.status for launch in setup.launches)
     about = [
         ("machine", setup.key.machine),
         ("launches", ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items()))),
+        *([("shown here", _shown(setup, record))] if record is not None else []),
         ("last launch", f"{utc(last.started)} UTC, {last.id}"),
         ("nodes", _counted(launch.node for launch in setup.launches)),
         ("seeds", _counted(str(launch.seed) for launch in setup.launches)),

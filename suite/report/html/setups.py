@@ -1,17 +1,14 @@
-"""Launches by setup: what is compared on the page, with the verdict of the last launch."""
+"""Setups on the page: the median launch, which is shown, and the verdict of the last one."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.events import Status
-from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import Job
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row, Verdict, overall
@@ -19,68 +16,31 @@ from suite.metrics.figures import Figure
 from suite.records.record import Record
 from suite.records.store import read
 from suite.records.summary import LaunchSummary
+from suite.report.compared_launches import SetupKey, by_setup, comparable_launches, median_launch
 from suite.reproduce.judged_record import Expected, expected_of_job, judged_rows
 
 
-class SetupKey(NamedTuple):
-    """The facts that all launches of one setup share, in words."""
-
-    run: str
-    machine: str
-    ranks: int
-    layout: str
-    execution: str
-
-    @property
-    def id(self) -> str:
-        """The setup's address on the page: the same for the same words."""
-        return f"s-{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:10]}"
-
-
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """The launches of one setup, oldest first."""
+    """The launches of one setup, oldest first; those that are compared; the median one of these, if any."""
 
     key: SetupKey
     launches: list[LaunchSummary]
+    comparable: list[LaunchSummary]
+    median: LaunchSummary | None
 
     @property
     def latest(self) -> LaunchSummary:
         """The last one that was started."""
         return self.launches[-1]
 
-    @property
-    def latest_ok(self) -> LaunchSummary | None:
-        """The last one that ended well."""
-        return next((launch for launch in reversed(self.launches) if launch.status == Status.OK), None)
-
-
-def execution(launch: LaunchSummary) -> str:
-    """The way of execution in words: eager or compiled, kernels and averaging other than PyTorch's, a rung."""
-    kernels = launch.policy.get("kernels", KernelChoice.TORCH.value)
-    averaging = launch.policy.get("averaging", Averaging.EXACT.value)
-    words = ["compiled" if launch.compiled else "eager"]
-    if kernels != KernelChoice.TORCH.value:
-        words.append(f"{kernels} kernels")
-    if averaging != Averaging.EXACT.value:
-        words.append(averaging)
-    if "synchronisation" in launch.policy:
-        words.append(f"{launch.policy['synchronisation']} at a parameter store")
-    if "slow_ranks" in launch.policy:
-        words.append(f"slow {launch.policy['slow_ranks']}")
-    if "shares_devices" in launch.policy:
-        words.append("GPUs shared by ranks")
-    if launch.rung:
-        words.append(launch.rung)
-    return ", ".join(words)
-
 
 def setups(launches: Iterable[LaunchSummary]) -> list[Setup]:
     """The setups of launches that come oldest first, in the order of run, machine, ranks and layout."""
-    by_key: dict[SetupKey, list[LaunchSummary]] = {}
-    for launch in launches:
-        key = SetupKey(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
-        by_key.setdefault(key, []).append(launch)
-    return [Setup(key=key, launches=by_key[key]) for key in sorted(by_key)]
+    found = []
+    for key, own in by_setup(launches).items():
+        comparable = comparable_launches(own)
+        found.append(Setup(key=key, launches=own, comparable=comparable, median=median_launch(comparable)))
+    return found
 
 
 def newest(candidates: list[Setup], most: int) -> tuple[list[Setup], list[Setup]]:
@@ -111,7 +71,8 @@ class JudgedSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         verdict: of its last launch: pass, fail or shown where it ended well, otherwise how it ended.
-        record: the whole last launch that ended well, or the last one where none did; None where it cannot be read.
+        record: the whole median launch; where figures of the last one differ, that one, and the last one too where none
+            ended well; None where it cannot be read.
         rows: of that launch; none where it did not end well.
         why: in words, where there is something to say.
     """
@@ -160,11 +121,14 @@ def remembered() -> Expected:
 
 def judged_setup(setup: Setup, expected: Expected) -> JudgedSetup:
     """The verdict of a setup, and the launch that its pictures show."""
-    last, shown = setup.latest, setup.latest_ok
-    why = "" if last.status == Status.OK else last.message
+    last, shown = setup.latest, setup.median or setup.latest
     try:
-        record = read(Path((shown or last).path))
-        rows = judged_rows(record, expected) if shown else []
+        record = read(Path(shown.path))
+        rows = judged_rows(record, expected) if setup.median else []
+        newest_record, newest_rows = record, rows
+        if last.status == Status.OK and last.path != shown.path:
+            newest_record = read(Path(last.path))
+            newest_rows = judged_rows(newest_record, expected)
     except (InputError, OSError) as error:
         return JudgedSetup(
             setup=setup, verdict="unknown", record=None, rows=[], why=f"its record cannot be read: {error}"
@@ -172,9 +136,12 @@ def judged_setup(setup: Setup, expected: Expected) -> JudgedSetup:
     except ValueError as error:  # a layout or an architecture that this version does not predict
         return JudgedSetup(setup=setup, verdict="not judged", record=record, rows=[], why=f"not predicted: {error}")
     if last.status != Status.OK:
-        return JudgedSetup(setup=setup, verdict=last.status, record=record, rows=rows, why=why)
-    failed = [row for row in rows if row.verdict is Verdict.FAIL and row.rank is None] or [
-        row for row in rows if row.verdict is Verdict.FAIL
+        return JudgedSetup(setup=setup, verdict=last.status, record=record, rows=rows, why=last.message)
+    verdict = overall(newest_rows)
+    if verdict is not Verdict.FAIL:
+        return JudgedSetup(setup=setup, verdict=verdict.value, record=record, rows=rows)
+    failed = [row for row in newest_rows if row.verdict is Verdict.FAIL and row.rank is None] or [
+        row for row in newest_rows if row.verdict is Verdict.FAIL
     ]
     why = ", ".join(dict.fromkeys(" ".join(filter(None, (row.quantity, row.axis, row.operation))) for row in failed))
-    return JudgedSetup(setup=setup, verdict=overall(rows).value, record=record, rows=rows, why=why)
+    return JudgedSetup(setup=setup, verdict=verdict.value, record=newest_record, rows=newest_rows, why=why)

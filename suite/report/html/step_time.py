@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
-from suite.metrics.difference_words import Scale, direction
+from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.html.plot import Cell, Plot, bars, milliseconds
 from suite.report.html.plot import significant as short
@@ -70,7 +70,7 @@ def _cells(row: Row, whole: Row) -> list[Cell]:
     if row.difference is None:
         return [*cells, None, None]
     share = f"{abs(row.difference) / whole.right:.1%}" if whole.right else None
-    apart = f"{1e3 * abs(row.difference):,.1f} ms {direction(row.difference, 0.0, Scale.TIME)}"
+    apart = f"{1e3 * abs(row.difference):,.1f} ms {direction(row.difference, 0.0, Direction.TIME)}"
     return [*cells, apart if row.difference else "equal", share]
 
 

@@ -8,10 +8,10 @@ from functools import cache
 
 from reference_runs.published import PublishedTable, load_table
 from reference_runs.published_tables import shipped_tables
-from suite.predict.validation.published_tables import TimedRow, constant_mfu, relative_errors, timed_rows
+from suite.predict.validation.published_tables import TimedRow, constant_mfu, timed_rows
+from suite.report.compared_launches import error_words
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
-
-BAND = 0.1  # drawn on both sides of equality
+from suite.report.plots.validation import BAND, ERROR_AXIS, axis_ends, errors
 
 
 @cache
@@ -24,8 +24,7 @@ def validation() -> tuple[Plot, Plot]:
 def _scatter(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
     """Predicted over published seconds, a colour and symbol for each table."""
     timed = [row for _, rows in tables for row in rows]
-    every = [value for row in timed for value in (row.measured, row.predicted)]
-    ends = [min(every) / 1.3, max(every) * 1.3]
+    ends = axis_ends(timed)
     traces: list[Trace] = [
         _line(ends, 1.0, "equal", "solid"),
         _line(ends, 1 + BAND, f"{BAND:.0%} off", "dot"),
@@ -46,10 +45,10 @@ def _scatter(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
                 "hovertemplate": "%{text}<br>published %{x:.4g} s, predicted %{y:.4g} s",
             }
         )
-        for row, error in zip(rows, _errors(rows), strict=True):
-            seconds = (f"{row.measured:,.4g}", f"{row.predicted:,.4g}")
-            cells.append([table.name, _name(row), *seconds, f"{error:+.1%}"])
-    within = sum(abs(row.predicted / row.measured - 1) <= BAND for row in timed)
+        for row, error in zip(rows, errors(rows), strict=True):
+            seconds = (f"{row.measured:,.3f}", f"{row.predicted:,.3f}")
+            cells.append([table.name, _name(row), *seconds, error_words(error)])
+    within = sum(abs(error) <= BAND for error in errors(timed))
     return Plot(
         id="predicted-published",
         title="Predicted against published step times",
@@ -60,7 +59,7 @@ def _scatter(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
             "xaxis": {"type": "log", "title": {"text": "published seconds of a step"}},
             "yaxis": {"type": "log", "title": {"text": "predicted seconds of a step"}},
         },
-        columns=["table", "row", "published s", "predicted s", "error"],
+        columns=["table", "row", "published s", "predicted s", "prediction is"],
         rows=cells,
         height=640,
     )
@@ -71,13 +70,13 @@ def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
     traces: list[Trace] = []
     cells: list[list[Cell]] = []
     for number, (table, rows) in enumerate(tables):
-        errors = _errors(rows)
+        of_table = errors(rows)
         traces.append(
             {
                 "type": "box",
                 "orientation": "h",
                 "name": table.name,
-                "x": [round(100 * error, 2) for error in errors],
+                "x": [round(100 * error, 2) for error in of_table],
                 "marker": {"color": colour(number), "symbol": symbol(number), "size": 4},
                 "boxpoints": "outliers",
                 "line": {"width": 1.5},
@@ -90,9 +89,9 @@ def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
                 table.name,
                 table.facts.title,
                 str(len(rows)),
-                f"{statistics.fmean(map(abs, errors)):.1%}",
-                f"{statistics.median(errors):+.1%}",
-                f"{max(errors, key=abs):+.1%}",
+                f"{statistics.fmean(map(abs, of_table)):.1%}",
+                error_words(statistics.median(of_table)),
+                error_words(max(of_table, key=abs)),
                 "" if constant is None else f"{constant:.1%}",
             ]
         )
@@ -103,7 +102,7 @@ def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
         traces=traces,
         layout={
             "showlegend": False,
-            "xaxis": {"title": {"text": "predicted over published, less 1, in %"}, "zeroline": True},
+            "xaxis": {"title": {"text": ERROR_AXIS}, "zeroline": True},
             "yaxis": {"autorange": "reversed", "automargin": True},
         },
         columns=["table", "", "rows", "mean error", "median", "largest", "mean error of one constant MFU"],
@@ -112,16 +111,12 @@ def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
     )
 
 
-def _errors(rows: Sequence[TimedRow]) -> list[float]:
-    return list(relative_errors([row.predicted for row in rows], [row.measured for row in rows]))
-
-
 def _name(timed: TimedRow) -> str:
     row = timed.row
     return f"{row.model} on {row.layout.ranks} {row.accelerator}, line {row.line}"
 
 
-def _line(ends: list[float], factor: float, name: str, dash: str) -> Trace:
+def _line(ends: Sequence[float], factor: float, name: str, dash: str) -> Trace:
     line = {"color": MUTED, "width": 1, "dash": dash}
     y = [significant(factor * end) for end in ends]
     x = [significant(end) for end in ends]

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from suite.job.events import Status
+from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import Quantity, StepTerm
 from suite.records import frame
 from suite.records.summary import LaunchSummary
+from suite.report.compared_launches import (
+    SetupKey,
+    by_setup,
+    comparable_launches,
+    error_words,
+    is_predicted,
+    median_launch,
+    step_words,
+)
 from suite.report.tables import MARKDOWN, table
 
 if TYPE_CHECKING:
@@ -18,32 +27,35 @@ ASKED = {"cpu": (0.15, 0.30), "gpu": (0.08, 0.15)}  # of absolute errors, in the
 ASKED_UNEXPLAINED = 0.10  # of a step
 WHOLE = "whole step"
 _EXPLAINED = [term.value for term in StepTerm if term is not StepTerm.UNEXPLAINED]
-# What launches must share to be comparable here. `processor` is a hash of its flags: older records have no generation,
-# and two processors may have one name. Of the second group the latest counts.
-COMPARABLE = ["machine", "processor", "run", "ranks", "layout", "compiled"]
-FACTS = ("id", "machine", "run", "ranks", "layout", "compiled", "others_share", "started")
 SHARED = "shares_devices"  # in the policy of launches whose ranks shared GPUs
-VERSIONS = ["software_hash", "policy_hash", "hardware_hash"]
+_BY_SETUP = ["machine", "processor", "run", "ranks", "layout", "execution"]
 
 
 def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     """A row a launch that ended well and was predicted: facts, both times, `error`, and the term furthest off.
 
     `error` is predicted over measured, less 1; `residual_share` the term's predicted less measured seconds, over the
-    measured step; `error_at_speed` that of the prediction corrected for the CPU's speed. Of comparable launches under
-    several versions of software or policy, or with other memory, those of the latest. Launches of the ladder are left
-    out: its own tables tell their rungs apart. So are those of ranks that shared a GPU.
+    measured step; `error_at_speed` that of the prediction corrected for the CPU's speed. `launches`: those that are
+    compared in the setup; `is_median`: whether it is their median one (`suite.report.compared_launches`). Launches of
+    the ladder are left out: its own tables tell their rungs apart. So are those of ranks that shared a GPU.
     """
     import pandas
 
-    chosen = [launch for launch in recorded if launch.status == Status.OK and launch.predicted.numbers]
-    chosen = [launch for launch in chosen if not launch.rung and SHARED not in launch.policy]
-    rows = pandas.DataFrame({name: [getattr(launch, name) for launch in chosen] for name in FACTS})
+    candidates = [launch for launch in recorded if is_predicted(launch)]
+    candidates = [launch for launch in candidates if not launch.rung and SHARED not in launch.policy]
+    columns = [*SetupKey._fields, "id", "launches", "is_median", "others_share", "started"]
+    facts, chosen = [], []
+    for key, own in by_setup(candidates).items():
+        compared = comparable_launches(own)
+        middle = median_launch(compared)
+        chosen += compared
+        facts += [
+            (*key, launch.id, len(compared), launch is middle, launch.others_share, launch.started)
+            for launch in compared
+        ]
+    rows = pandas.DataFrame(facts, columns=columns)
     rows["others_share"] = rows.others_share.astype(float)
     rows["started_utc"] = pandas.to_datetime(rows.pop("started"), unit="s", utc=True)
-    rows["processor"] = [launch.hardware.get("cpu_flags", "") for launch in chosen]
-    for name in VERSIONS:
-        rows[name] = [launch.hashes[name.removesuffix("_hash")] for launch in chosen]
     figures = frame.figures(chosen, quantities=[Quantity.STEP_SECONDS, Quantity.STEP_SECONDS_AT_CPU_SPEED])
     rows = rows.join(_differences(figures), on="id", how="inner")
     at_speed = figures[(figures.quantity == Quantity.STEP_SECONDS_AT_CPU_SPEED) & figures.term.isna()].set_index(
@@ -51,13 +63,11 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     )
     rows["slowdown"] = rows.id.map(at_speed.predicted.to_dict()).astype(float) / rows.predicted_seconds
     rows["error_at_speed"] = rows.slowdown * (1 + rows.error) - 1
-    rows = rows.sort_values("started_utc", kind="stable")
-    latest = rows[VERSIONS].eq(rows.groupby(COMPARABLE)[VERSIONS].transform("last")).all(axis=1)
-    return rows[latest].sort_values([*COMPARABLE, "measured_seconds"], kind="stable", ignore_index=True)
+    return rows.sort_values([*_BY_SETUP, "measured_seconds"], kind="stable", ignore_index=True)
 
 
 def _differences(figures: pandas.DataFrame) -> pandas.DataFrame:
-    """Seconds of the step by launch, and the term whose prediction is furthest off; launches with both sides only."""
+    """Seconds of the step by launch, and the term whose prediction is furthest off."""
     import numpy
     import pandas
 
@@ -71,8 +81,6 @@ def _differences(figures: pandas.DataFrame) -> pandas.DataFrame:
     ]
     predicted, measured = sides
     apart = predicted[_EXPLAINED] - measured[_EXPLAINED]
-    known = apart.notna().any(axis=1) & predicted[WHOLE].notna() & (measured[WHOLE] > 0)
-    predicted, measured, apart = predicted[known], measured[known], apart[known]
     furthest = numpy.argmax(apart.abs().fillna(-1.0).to_numpy(), axis=1) if len(apart) else numpy.empty(0, int)
     step = measured[WHOLE]
     return pandas.DataFrame(
@@ -88,11 +96,8 @@ def _differences(figures: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def median_launches(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """The launch of the median step time of each group of comparable ones (the faster of two), and the group's size."""
-    groups = rows.groupby([*COMPARABLE, *VERSIONS])
-    counts = groups["id"].transform("size")
-    middle = rows.assign(launches=counts)[groups.cumcount() == (counts - 1) // 2]
-    return middle.sort_values([*COMPARABLE, *VERSIONS], kind="stable", ignore_index=True)
+    """The median launch of each setup."""
+    return rows[rows.is_median.astype(bool)].reset_index(drop=True)
 
 
 def step_tables(rows: pandas.DataFrame) -> str:
@@ -118,20 +123,23 @@ def _cells(shown: pandas.DataFrame) -> pandas.DataFrame:
 
     return pandas.DataFrame(
         {
-            **{name: shown[name] for name in ("run", "ranks", "layout")},
-            "execution": shown.compiled.map({True: "compiled", False: "eager"}),
-            "launches": shown.launches,
-            "predicted": _texts(shown.predicted_seconds * 1e3, "{:,.0f} ms"),
-            "measured": _texts(shown.measured_seconds * 1e3, "{:,.0f} ms"),
-            "error": _texts(shown.error, "{:+.1%}"),
+            **{name: shown[name] for name in ("run", "ranks", "layout", "execution", "launches")},
+            "predicted": [*map(step_words, shown.predicted_seconds)],
+            "measured": [*map(step_words, shown.measured_seconds)],
+            "prediction is": [*map(error_words, shown.error)],
             "CPU slowdown": _texts(shown.slowdown, "{:.2f}"),
-            "error at that speed": _texts(shown.error_at_speed, "{:+.1%}"),
+            "at that speed": [*map(error_words, shown.error_at_speed)],
             "largest residual": shown.term,
-            "of the step": _texts(shown.residual_share, "{:+.1%}"),
+            "of the step": [*map(_share_words, shown.residual_share)],
             "unexplained": _texts(shown.unexplained_share, "{:.1%}"),
             "others": _texts(shown.others_share, "{:.0%}"),
         }
     )
+
+
+def _share_words(share: float) -> str:
+    """A term's predicted less measured seconds, over the step, in words."""
+    return f"{100 * abs(share):.1f} % {direction(share, 0.0, Direction.TIME)}"
 
 
 def _texts(values: Any, form: str) -> list[str]:

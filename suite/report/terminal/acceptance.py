@@ -26,7 +26,7 @@ from suite.acceptance.check_table import (
     Sense,
 )
 from suite.acceptance.findings import joined_evidence
-from suite.metrics.difference_words import Scale, difference_in_words
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.records.battery import NOT_PASSED, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
 from suite.report.tables import folded
@@ -66,21 +66,21 @@ def print_verdict(out: Console, report: BatteryReport) -> None:
     headline, first_part = _headline(report)
     blocks = [_explained(finding, first_part if number == 0 else "") for number, finding in enumerate(shown)]
     if report.decision is Decision.ACCEPTED:
-        blocks += [[_Line("PASS  ", _rate(finding))] for finding in report.findings if _is_passed_rate(finding)]
+        blocks += [[_VerdictLine("PASS  ", _rate(finding))] for finding in report.findings if _is_passed_rate(finding)]
     end = f"{report.seconds:.0f} s; --all prints every finding; record {report.record}"
     tail = [line for line in (_counts(report.findings), "; ".join(report.notes), _advice(report), end) if line]
-    lines = [_Line("", headline, _DECISION_COLOURS[report.decision])]
+    lines = [_VerdictLine("", headline, _DECISION_COLOURS[report.decision])]
     for number, block in enumerate(blocks):
         last = number == len(blocks) - 1
         if len(lines) + len(block) + (not last) + len(tail) > _LINES:
-            lines.append(_Line("", f"{len(blocks) - number} more"))
+            lines.append(_VerdictLine("", f"{len(blocks) - number} more"))
             break
         lines += block
-    for line in [*lines, *(_Line("", text) for text in tail)]:
+    for line in [*lines, *(_VerdictLine("", text) for text in tail)]:
         _print_line(out, line)
 
 
-class _Line(NamedTuple):
+class _VerdictLine(NamedTuple):
     """A line of the short form: a verdict or an indent, the text, and its colour."""
 
     head: str
@@ -88,7 +88,7 @@ class _Line(NamedTuple):
     style: str = ""
 
 
-def _print_line(out: Console, line: _Line) -> None:
+def _print_line(out: Console, line: _VerdictLine) -> None:
     """Print a line; folded, its text stays right of its head."""
     text = f"{line.head}{line.text}"
     if out.is_terminal:
@@ -99,14 +99,17 @@ def _print_line(out: Console, line: _Line) -> None:
     out.print(shown, soft_wrap=True)
 
 
-def _explained(finding: CheckFinding, said: str) -> list[_Line]:
+def _explained(finding: CheckFinding, said: str) -> list[_VerdictLine]:
     """The check, the part at fault unless the first line `said` it, what was measured and expected, the evidence."""
     part = finding.part or finding.subject
     check = _comma(f"check {finding.check}", CHECKS[finding.check].name, finding.subject)
     title = check if part in (said, finding.subject) else f"{check}: {part}"
     head = f"{finding.verdict.value}  "
     details = (comparison(finding), finding.evidence, since(finding))
-    return [_Line(head, title, _COLOURS[finding.verdict]), *(_Line("      ", detail) for detail in details if detail)]
+    return [
+        _VerdictLine(head, title, _COLOURS[finding.verdict]),
+        *(_VerdictLine("      ", detail) for detail in details if detail),
+    ]
 
 
 def _shown_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
@@ -197,9 +200,9 @@ def compared(finding: CheckFinding, ratio: float | None, *, than: str = "") -> s
     return difference_in_words(ratio, 1.0, _scale(check), than=than)
 
 
-def _scale(check: AcceptanceCheck) -> Scale:
-    """Scale of a check's ratio: of rates, or of seconds."""
-    return Scale.TIME if check.sense is Sense.LOWER_IS_BETTER else Scale.RATE
+def _scale(check: AcceptanceCheck) -> Direction:
+    """Direction of a check's ratio: of rates, or of seconds."""
+    return Direction.TIME if check.sense is Sense.LOWER_IS_BETTER else Direction.RATE
 
 
 def _is_passed_rate(finding: CheckFinding) -> bool:

@@ -14,7 +14,7 @@ from rich.text import Text
 from reference_runs.printable import printable
 from reference_runs.units import printed, printed_alike
 from suite.metrics.comparison import Row, Verdict
-from suite.metrics.difference_words import difference_in_words, direction, scale_of
+from suite.metrics.difference_words import difference_in_words, direction, direction_of
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.tables import Coloured, folded, table
 
@@ -179,7 +179,7 @@ def difference(row: Row, *, than: str = "") -> str:
     """
     if row.difference is None or row.left is None or row.right is None:
         return "-"
-    scale = scale_of(row.quantity)
+    scale = direction_of(row.quantity)
     in_unit = row.tolerance == 0 or not row.left or (row.quantity == Quantity.STEP_SECONDS and row.term in _TERMS)
     if not in_unit or row.difference == 0:
         return difference_in_words(row.right, row.left, scale, than=than)

@@ -1,4 +1,4 @@
-"""Scores of predictions for people: the worst rows and one line a table, or all that is known of each table."""
+"""Scores of predictions for people: one line a table and the worst rows first, then how the tables were read."""
 
 from __future__ import annotations
 
@@ -7,36 +7,87 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from reference_runs.published_tables import TableFacts
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstMemoryRow, WorstRow
 from suite.predict.validation.software import FrameworkReading
+from suite.report.tables import folded
 from suite.report.terminal.tables import print_folded, print_table
 
 GIB = 2**30
 SHOWN_REASONS = 10  # of a table's skipped rows
 SHOWN_LINES = 4  # of the rows that share a reason
-SIGNS = (
-    "errors: predicted over measured, less 1. step time, constant MFU, peak memory: mean absolute error; constant MFU: "
-    "of the one MFU that comes nearest to the same rows; bias: mean signed error; largest: the largest signed one"
+READ_LINES = 10  # on what was read, of all tables together, without --all
+ITEM_LINES = 2  # that one of them takes at most; what it lists further is counted
+_WHICH = (
+    "step time, constant MFU, peak memory: mean absolute error; constant MFU: of the one MFU that comes nearest to the "
+    "same rows; mean and largest: predictions are so much slower or faster than what was measured"
 )
 
 
-def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, complete: bool) -> None:
-    """Print a line a table and the worst rows; before them what is known of each table where it is `complete`."""
+def print_scores(
+    out: Console, scored: Sequence[tuple[TableFacts, Score]], *, complete: bool, of_each: bool = False
+) -> None:
+    """Print a line a table and the worst rows, then how the tables were read.
+
+    Args:
+        complete: whether all that is known of each table is printed, in place of at most 10 lines of all.
+        of_each: whether the worst rows are of each table and not of all together; and something of the reading is said.
+    """
     scores = [score for _, score in scored]
-    if complete:
-        for facts, score in scored:
-            _print_table(out, facts, score)
     _print_summary(out, scores)
-    if not complete:
+    if complete or of_each:
+        for score in scores:
+            _print_worst_of(out, score)
+    else:
         out.print()
         _print_worst(out, scores)
     for score in scores:
         for line in skipped_lines(score.implausible_rows):
             print_folded(out, f"implausible: {score.table}, {line}", "yellow")
-    print_folded(out, SIGNS)
-    if not complete:
+    print_folded(out, _WHICH)
+    if complete:
+        for facts, score in scored:
+            out.print()
+            print_folded(out, ": ".join(part for part in (score.table, facts.title) if part), "bold")
+            for line in _reading(facts, score):
+                print_folded(out, f"  {line}")
+    elif of_each:
+        _print_reading(out, scored)
+    else:
         print_folded(out, "--all: sources, assumptions, skipped rows and the worst rows of each table")
+
+
+def _print_reading(out: Console, scored: Sequence[tuple[TableFacts, Score]]) -> None:
+    """Print the first lines of how each table was read, and how many more there are."""
+    most, left_out, names_table = max(1, READ_LINES // len(scored)), 0, len(scored) > 1
+    for facts, score in scored:
+        lines, printed_lines = _reading(facts, score), 0
+        for number, line in enumerate(lines):
+            text, is_whole = _counted(f"{score.table}: {line}" if names_table else line, ITEM_LINES * out.width)
+            takes = len(folded(text, out.width, indent="    ").splitlines())
+            if printed_lines + takes > most:
+                left_out += len(lines) - number
+                break
+            print_folded(out, text, "")
+            printed_lines += takes
+            left_out += not is_whole
+    if left_out:
+        print_folded(out, f"--all: {left_out} more on how it was read; --as-read FILE writes the table as it was read")
+
+
+def _counted(line: str, room: int) -> tuple[str, bool]:
+    """A line whose last items are only counted where all would take more characters; and whether it is whole."""
+    if len(line) <= room:
+        return line, True
+    separator = "; " if line.count("; ") > 1 else ", "
+    items = line.split(separator)
+    kept = len(items)
+    while kept > 1 and len(separator.join(items[:kept])) + len(f" and {len(items)} more") > room:
+        kept -= 1
+    return (
+        (f"{separator.join(items[:kept])} and {len(items) - kept} more", False) if kept < len(items) else (line, True)
+    )
 
 
 def print_proxies(out: Console, pairs: Sequence[ProxyPair]) -> None:
@@ -50,32 +101,31 @@ def print_proxies(out: Console, pairs: Sequence[ProxyPair]) -> None:
             pair.products,
             f"{pair.proxy_layers} on {pair.proxy_accelerators}",
             f"{pair.layers} on {pair.accelerators}",
-            f"{pair.measured_seconds:,.4g}",
-            f"{pair.predicted_seconds:,.4g}",
-            _signed(pair.error_percent),
-            _signed(pair.plain_error_percent),
+            f"{pair.measured_seconds:,.3f}",
+            f"{pair.predicted_seconds:,.3f}",
+            _slower(pair.error_percent),
+            _slower(pair.plain_error_percent),
         ]
         for pair in pairs
     ]
-    titles = ["model", "products", "proxy", "whole", "measured s", "predicted s", "error", "without proxy"]
+    titles = ["model", "products", "proxy", "whole", "measured s", "predicted s", "prediction is", "without proxy"]
     print_table(out, cells, titles, right=titles[4:], optional=["model"])
     print_folded(
         out, "proxy, whole: layers on accelerators; seconds of a layer from the proxy's step, the rest modelled"
     )
-    print_folded(out, "errors: predicted over measured, less 1")
 
 
 def _print_summary(out: Console, scores: Sequence[Score]) -> None:
-    titles = ["table", "rows", "used", "skipped", "step time", "constant MFU", "bias", "largest", "peak memory"]
+    titles = ["table", "rows", "used", "skipped", "step time", "constant MFU", "mean", "largest", "peak memory"]
     cells = [
         (
             *(score.table, score.rows, score.used, score.skipped),
             *(_error(score.step_seconds_mape), _error(score.constant_mfu_mape)),
-            *(_signed(score.step_seconds_bias), _signed(score.step_seconds_max), _error(score.peak_bytes_mape)),
+            *(_slower(score.step_seconds_bias), _slower(score.step_seconds_max), _error(score.peak_bytes_mape)),
         )
         for score in scores
     ]
-    print_table(out, cells, titles, optional=("skipped", "bias", "rows", "constant MFU", "used"))
+    print_table(out, cells, titles, right=titles[1:], optional=("skipped", "mean", "rows", "used"))
 
 
 def _print_worst(out: Console, scores: Sequence[Score]) -> None:
@@ -88,56 +138,64 @@ def _print_worst(out: Console, scores: Sequence[Score]) -> None:
         print_table(out, [(name, *_worst(row)) for name, row in named], titles, optional=("layout", "GPUs", "model"))
 
 
+def _print_worst_of(out: Console, score: Score) -> None:
+    """Print the worst rows of one table, and which rows its predicted memory let run."""
+    if score.worst:
+        out.print()
+        titles = _worst_titles("worst: line", "s")
+        print_table(out, map(_worst, score.worst), titles, right=titles[2:6], optional=("layout",))
+    if score.worst_memory:
+        out.print()
+        titles = _worst_titles("memory: line", "GiB")
+        print_table(out, map(_worst, score.worst_memory), titles, right=titles[2:6], optional=("layout", "GPUs"))
+    if score.fits:
+        out.print()
+        _print_fits(out, score.fits)
+
+
 def _worst_titles(line: str, unit: str) -> list[str]:
-    return [line, "model", "GPUs", f"measured {unit}", f"predicted {unit}", "error", "layout"]
+    return [line, "model", "GPUs", f"measured {unit}", f"predicted {unit}", "prediction is", "layout"]
 
 
 def _worst(row: WorstRow | WorstMemoryRow) -> tuple[object, ...]:
     """A row's cells under `_worst_titles`: of a step's seconds, or of GiB."""
     if isinstance(row, WorstRow):
-        sides = row.measured_seconds, row.predicted_seconds
+        sides = f"{row.measured_seconds:,.3f}", f"{row.predicted_seconds:,.3f}"
+        apart = _slower(row.error_percent)
     else:
-        sides = row.measured_bytes / GIB, row.predicted_bytes / GIB
-    measured, predicted = map("{:,.4g}".format, sides)
-    return row.line, row.model, row.accelerators, measured, predicted, _signed(row.error_percent), row.layout
+        sides = f"{row.measured_bytes / GIB:,.2f}", f"{row.predicted_bytes / GIB:,.2f}"
+        apart = _in_words(row.error_percent, Direction.AMOUNT)
+    return row.line, row.model, row.accelerators, *sides, apart, row.layout
 
 
 def _error(percent: float | None) -> str:
     return "-" if percent is None or percent != percent else f"{percent:.1f} %"
 
 
-def _signed(percent: float | None) -> str:
-    return "-" if percent is None or percent != percent else f"{percent:+.1f} %"
+def _slower(percent: float | None) -> str:
+    """The error of a predicted time in words."""
+    return _in_words(percent, Direction.TIME)
 
 
-def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
-    readings = [_read_as(each) for each in score.frameworks]
-    print_folded(out, f"{score.table}: {'; '.join(part for part in (facts.title, *readings[:1]) if part)}", "bold")
-    for words in readings[1:]:
-        print_folded(out, f"  {words}", "")
-    if facts.source:
-        print_folded(out, f"  source: {facts.source}", "")
-    for convention in facts.conventions:
-        print_folded(out, f"  {convention}")
-    if score.columns_not_read:
-        print_folded(out, f"  columns not read: {', '.join(score.columns_not_read)}", "")
-    for words in assumed_lines(score.assumed):
-        print_folded(out, f"  {words}")
+def _in_words(percent: float | None, scale: Direction) -> str:
+    return "-" if percent is None or percent != percent else difference_in_words(1 + percent / 100, 1.0, scale)
+
+
+def _reading(facts: TableFacts, score: Score) -> list[str]:
+    """How a table was read: software, skipped rows, columns, source, conventions, and what was assumed."""
+    lines = list(map(_read_as, score.frameworks))
     if score.skipped:
         reasons = "; ".join(
             f"{reason} ({rows})" for reason, rows in list(score.skipped_reasons.items())[:SHOWN_REASONS]
         )
-        print_folded(out, f"  skipped {score.skipped} of {score.rows} rows: {reasons}", "")
-    for line in skipped_lines(score.skipped_rows):
-        print_folded(out, f"  skipped {line}", "")
-    if score.fits:
-        _print_fits(out, score.fits)
-    if score.worst:
-        print_table(out, map(_worst, score.worst), _worst_titles("worst: line", "s"), optional=("layout",))
-    if score.worst_memory:
-        titles = _worst_titles("worst memory: line", "GiB")
-        print_table(out, map(_worst, score.worst_memory), titles, optional=("layout",))
-    out.print()
+        lines.append(f"skipped {score.skipped} of {score.rows} rows: {reasons}")
+    lines += [f"skipped {line}" for line in skipped_lines(score.skipped_rows)]
+    if score.columns_not_read:
+        lines.append(f"columns not read: {', '.join(score.columns_not_read)}")
+    lines += assumed_lines(score.assumed)
+    if facts.source:
+        lines.append(f"source: {facts.source}")
+    return [*lines, *facts.conventions]
 
 
 def assumed_lines(assumed: Mapping[str, int]) -> list[str]:
@@ -185,7 +243,7 @@ def _read_as(reading: FrameworkReading) -> str:
         return f"{words}; {reading.closest} comes closest: {errors} (column framework)"
     if reading.rival is None or reading.rival_percent is None:
         return words
-    return f"{words}; as {reading.rival}: step time {_signed(reading.rival_percent)}"
+    return f"{words}; as {reading.rival} a step would be {_slower(reading.rival_percent)}"
 
 
 def _print_fits(out: Console, fits: Fits) -> None:

@@ -186,15 +186,29 @@ def test_a_launch_passes_or_fails_by_the_name_of_its_figures_or_says_how_it_ende
     assert (hung.verdict, hung.why, hung.rows) == ("hang", "rank 0 was silent", [])
 
 
-def test_a_setup_whose_last_launch_failed_shows_the_one_before_and_why(tmp_path: Path) -> None:
+def test_a_setup_whose_last_launch_failed_shows_the_median_one_before_and_why(tmp_path: Path) -> None:
     record(tmp_path, job_of("small"), 1)
     record(tmp_path, job_of("small"), 2, seconds=0.6)
     record(tmp_path, job_of("small"), 3, status=Status.NAN, message="the loss is NaN")
     one = judged(tmp_path, "small")
     assert (one.verdict, one.why) == ("nan", "the loss is NaN")
     assert one.record is not None
-    assert one.record.begin.started == setups(launches(tmp_path)[0])[0].launches[1].started
+    (setup,) = setups(launches(tmp_path)[0])
+    assert one.record.begin.started == setup.launches[0].started  # the faster of two
     assert one.rows
+
+
+def test_figures_that_differ_in_the_last_launch_are_shown_in_place_of_the_median_one_s(tmp_path: Path) -> None:
+    for number, seconds in enumerate((0.5, 0.6, 0.7)):
+        record(tmp_path, job_of("small"), number, seconds=seconds)
+    agree = judged(tmp_path, "small")
+    assert agree.record is not None
+    assert (agree.verdict, agree.record.begin.id) == ("pass", agree.setup.launches[1].id)
+    record(tmp_path, job_of("small"), 3, seconds=0.8, changed={Quantity.MESSAGES: 1})
+    differ = judged(tmp_path, "small")
+    assert differ.record is not None
+    assert (differ.verdict, differ.record.begin.id) == ("fail", differ.setup.latest.id)
+    assert "messages" in differ.why
 
 
 def test_a_waterfall_s_terms_follow_each_other_to_the_whole_step(results: Path) -> None:
@@ -287,8 +301,8 @@ def test_older_launches_are_thinned_to_medians_and_the_page_says_so() -> None:
 
 def test_a_change_is_in_the_setup_s_picture_and_in_the_list(html: str, plots: dict[str, Any]) -> None:
     (changed,) = [plot for name, plot in plots.items() if name.startswith("history") and plot["layout"]["shapes"]]
-    assert [row[5] for row in changed["rows"] if row[5]] == ["+20.0%"]
-    assert html.count("+20.0%") == 1 + 1  # the list; once more in the pictures' numbers
+    assert [row[5] for row in changed["rows"] if row[5]] == ["20.0 % slower"]
+    assert html.count("20.0 % slower") == 1 + 1  # the list; once more in the pictures' numbers
     assert "1 change point among" in html
 
 
@@ -355,7 +369,7 @@ def test_the_newest_battery_of_a_node_has_its_findings_worst_first(results: Path
         "peer to peer",
         "500 Mbyte/s",
         "1 Gbyte/s",
-        "+100.0%",
+        "50.0 % slower",
     )
     assert worst.part == EVIL_MESSAGE
     assert len(accepted.rows) == 1

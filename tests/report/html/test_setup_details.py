@@ -8,8 +8,9 @@ from suite.job.events import StoreWork
 from suite.job.synchronisation import parse_slow_ranks, parse_synchronisation
 from suite.records.index import launches
 from suite.records.record import Record
+from suite.report.compared_launches import execution
 from suite.report.html.setup_details import detail
-from suite.report.html.setups import execution, judged_setup, remembered, setups
+from suite.report.html.setups import judged_setup, remembered, setups
 from tests.support.page_records import job_of, record
 
 
