@@ -279,7 +279,7 @@ class RegressionCheck:
             state.sets = msgspec.structs.replace(state.sets, rerun=rerun, no_rerun=why)
 
     def _old_side(self, state: _State) -> tuple[OldSide | None, str]:
-        """What a baseline ran, to be launched again next to the new code; or why it cannot be."""
+        """Old side that a baseline ran, to be launched again next to the new code; or why it cannot be."""
         if self._other is not None:
             return self._other.side, ""
         assert state.before is not None
@@ -294,7 +294,7 @@ class RegressionCheck:
         ]
 
     def _remedy(self, state: _State, first: int) -> Remedy | None:
-        """What would decide a run that was judged and is not decided."""
+        """Remedy of a run that was judged and is not decided."""
         if state.verdict is None or state.sets is None or state.is_decided:
             return None
         in_turn = state.turns.side is not None and state.before is not None

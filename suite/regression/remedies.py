@@ -18,7 +18,7 @@ UNDECIDED = frozenset({ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED})
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """What would decide a check.
+    """Launches that would decide a check, and their time.
 
     Args:
         launches: of each side that are launched, from the first one on; None where no number of launches would do.
@@ -36,7 +36,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 def remedy(
     sets: Sets, verdict: JudgedChange, *, in_turn: bool, launches: Sequence[LaunchSummary], first: int, limit: float
 ) -> Remedy:
-    """What would decide a run: launches, or something else.
+    """Remedy of one run: a number of launches, or something else.
 
     So many launches are enough as would find, in 9 of 10 checks, a slow-down by `limit`; where a change was seen whose
     interval reaches into the band, one as large as that.
