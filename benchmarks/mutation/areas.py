@@ -58,7 +58,10 @@ ALSO = {
     "suite/predict/analytic/stage_computation.py": ("tests/predict/analytic/test_step_time_terms.py",),
     "suite/predict/analytic/stage_memory.py": ("tests/predict/analytic/test_memory.py",),
     "suite/regression/baselines.py": ("tests/commands/test_regress.py",),
-    "suite/regression/check.py": ("tests/commands/test_regress.py",),
+    **dict.fromkeys(
+        ("suite/regression/check.py", "suite/regression/turns.py", "suite/regression/remedies.py"),
+        ("tests/commands/test_regress.py", "tests/commands/test_regress_until_decided.py"),
+    ),
     "suite/regression/comparability.py": ("tests/regression/test_segments.py", "tests/commands/test_regress.py"),
     "suite/regression/findings.py": ("tests/regression/test_verdicts.py", "tests/commands/test_regress.py"),
     "suite/acceptance/judge/launches.py": ("tests/acceptance/judge/test_judge.py",),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -17,20 +21,25 @@ from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.commands.options import check_writable, name_left_out, print_json
 from suite.job.events import Status
-from suite.launch.interruption import end_as_interrupted
+from suite.launch.interruption import OutOfTimeError, check_interrupted, end_as_interrupted, time_limit
 from suite.launch.rank_starts import check_rank_starts
+from suite.machine.environments import Environment, differences, environment_of
+from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.packages import require
 from suite.paths import RESULTS, ROOT, stores
 from suite.records.index import launches as all_launches
 from suite.records.kernel_runs import kernel_runs
 from suite.records.store import records_directory
-from suite.regression.baselines import Baseline, OldCodeError, accept, accepted, baseline, resolved
-from suite.regression.check import CheckedRun, Comparison, LaunchFailedError, RegressionCheck
+from suite.regression.accepted_spread import USUAL_LAUNCHES, AcceptedSpread, accepted_spread, spread_lines
+from suite.regression.baselines import accept, accepted, baseline, resolved
+from suite.regression.check import Comparison, OtherEnvironment, RegressionCheck
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
+from suite.regression.turns import CheckedRun, LaunchFailedError, OldSide, TimeOverError
 from suite.regression.verdicts import LIMIT, ChangeVerdict
 from suite.report.regression import junit, markdown, print_check
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.tables import console, print_folded, refusal
+from suite.reproduce.other_code import OldCodeError, old_launch
 from suite.reproduce.plan import MOST_LAUNCHES, Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 from suite.reproduce.request import Compiled, Device, Request
@@ -46,13 +55,28 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     ] = None,
     launches: Annotated[
         int, typer.Option(help="Launches of every run: 7 to gate, at least 5 to find anything, as in --launches 7.")
-    ] = 7,
+    ] = USUAL_LAUNCHES,
     reference: Annotated[
         str | None,
         typer.Option(
             "--baseline",
             help="A record's id, a commit (launched alternately where it is not recorded, as in --baseline main), or "
             "best, the fastest stretch of the history; default: what was accepted last.",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OLD",
+            help="Compare with another environment in place of a baseline: its Python, as in --python old/bin/python. "
+            "Both are launched alternately, with this code.",
+        ),
+    ] = None,
+    until_decided: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            help="Go on launching until the check is decided, for at most so many minutes: --until-decided 30.",
         ),
     ] = None,
     accepts: Annotated[
@@ -83,9 +107,10 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     Counts, state, traffic and losses are decided by one launch, memory within 2 %; step seconds by launches, with the
     rules of docs/regressions.md. A change of time is called a regression only after old and new code were launched in
     turn again, which takes the old code's commit. Where launches spread so much that a slow-down by --limit would not
-    be seen, no change is inconclusive.
+    be seen, no change is inconclusive. --python compares two environments, for instance two builds of PyTorch.
 
-    Examples: python -m suite regress bloom-mini --accept; python -m suite regress bloom-mini gpt2-mini --baseline main
+    Examples: python -m suite regress bloom-mini --accept; python -m suite regress bloom-mini gpt2-mini --baseline main;
+    python -m suite regress bloom-mini --python old/bin/python --launches 10
 
     Exit codes: 0 no regression (or accepted), 1 a regression, 2 bad input, 3 no baseline, not calibrated or
     inconclusive, 4 the execution failed, 128 + n ended by signal n.
@@ -94,6 +119,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     asked = _checked_names(names, launches, accepts=accepts)
     if not 0 < limit < math.inf:
         raise InputError("slow-down that has to be seen", got=limit, allowed="above 0, as in 0.1", where="--limit")
+    _check_excluding(asked, python=python, until_decided=until_decided, reference=reference, accepts=accepts)
     check_writable(junit_file, "--junit")
     check_writable(markdown_file, "--markdown")
     if KERNELS in asked:
@@ -109,29 +135,36 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     known, damaged = all_launches(results)
     reference = resolved(reference, known, results, ROOT)
     name_left_out([*damaged, *accepted(results)[1]])
+    environments = None if python is None else _environments(python, messages)
     with messages.status("reading the corpus"):
         checked = [_run(request, planned) for request, planned in runs]
     for run in checked:
         records_directory(results, run.plan.name)
-
-    def say(line: str) -> None:
-        messages.print(Text(line, "dim"), soft_wrap=True)
-
-    check = RegressionCheck(checked, results, _launched(results, messages), say, limit)
-    outcome = _outcome(check, reference, launches, accepts=accepts)
+    with ExitStack() as stack:
+        launchers = Launchers(results, messages)
+        if environments is not None:
+            launchers.use(environments, Path(stack.enter_context(TemporaryDirectory(prefix="suite-caches-"))))
+        check = RegressionCheck(
+            checked, results, launchers.now, launchers.by_code, launchers.say, limit, launchers.other
+        )
+        if until_decided is not None:
+            stack.enter_context(time_limit(60 * until_decided))
+        outcome = _outcome(check, reference, launches, accepts=accepts, until_decided=until_decided is not None)
     if accepts and outcome.compared:
-        moved = [_accept(results, comparison) for comparison in outcome.compared]
-        outcome = outcome._replace(moved=moved, code=exit_codes.PASS)
+        moved = [_accept(results, comparison, limit) for comparison in outcome.compared]
+        lines = [line for lines, _ in moved for line in lines]
+        outcome = outcome._replace(moved=lines, baselines=[found for _, found in moved], code=exit_codes.PASS)
     raise typer.Exit(_reported(outcome, json, junit_file, markdown_file))
 
 
 class Outcome(NamedTuple):
-    """The comparisons, or why there are none in `failed`; what was accepted, a line each."""
+    """The comparisons, or why there are none in `failed`; what was accepted, in lines, and its spread."""
 
     compared: list[Comparison]
     code: int
     failed: str = ""
     moved: Sequence[str] = ()
+    baselines: Sequence[AcceptedSpread] = ()
 
 
 def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> list[str]:
@@ -148,6 +181,86 @@ def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> 
     return names
 
 
+def _check_excluding(
+    names: Sequence[str], *, python: str | None, until_decided: float | None, reference: str | None, accepts: bool
+) -> None:
+    """Refuse options that say two things."""
+    if until_decided is not None and not 0 < until_decided < math.inf:
+        raise InputError("minutes", got=until_decided, allowed="above 0, as in 30", where="--until-decided")
+    others = {"--accept": accepts, "kernels": KERNELS in names}
+    for option, given in (("--python", python is not None), ("--until-decided", until_decided is not None)):
+        if given and (other := next((name for name, is_given in others.items() if is_given), None)):
+            raise InputError(f"not together with {other}", where=option)
+    if python is not None and reference is not None:
+        raise InputError("the other environment is the baseline: not together with --baseline", where="--python")
+
+
+def _environments(python: str, messages: Console) -> tuple[Environment, Environment, list[str]]:
+    """The named environment and this one, and how they differ; a line says so before anything is launched."""
+    with messages.status("looking at both environments"):
+        old = environment_of(python, where="--python")
+        new = environment_of(sys.executable, where="--python", foreign=False)
+        differing = differences(old, new)
+    return old, new, differing
+
+
+class Launchers:
+    """Launch runs once: by this environment, by another one, or by the code of a working tree."""
+
+    def __init__(self, results: Path, messages: Console) -> None:
+        self._results, self._messages = results, messages
+        self._here = OWN
+        self.other: OtherEnvironment | None = None
+
+    def use(self, environments: tuple[Environment, Environment, list[str]], caches: Path) -> None:
+        """Launch two environments from now on, each with caches of its own."""
+        old, new, differing = environments
+        self._here = new.interpreter(caches / "new", foreign=False)
+        there = old.interpreter(caches / "old", foreign=True)
+        words = f"{old.executable}, launched in turn"
+        side = OldSide(words=words, name=old.executable, launched=partial(self._by_environment, there))
+        self.other = OtherEnvironment(old=old, new=new, differences=differing, side=side)
+
+    def say(self, line: str) -> None:
+        """Tell people what happens."""
+        self._messages.print(Text(line, "dim"), soft_wrap=True)
+
+    def now(self, run: CheckedRun) -> LaunchResult:
+        """By the code and the environment of this process."""
+        return self._launched(run, self._here)
+
+    def by_code(self, tree: Path, run: CheckedRun) -> str:
+        """By the code of a working tree; the path of the record."""
+        with _in_time():
+            return old_launch(tree, [*run.arguments])
+
+    def _by_environment(self, interpreter: Interpreter, run: CheckedRun) -> str:
+        result = self._launched(run, interpreter)
+        if result.status is not Status.OK:
+            raise LaunchFailedError(result, f" by {interpreter.executable}")
+        return result.record
+
+    def _launched(self, run: CheckedRun, interpreter: Interpreter) -> LaunchResult:
+        with _in_time(), training_progress(run.plan, self._messages) as live:
+            return reproduce(
+                run.plan, run.corpus, self._results, live, profile_source=NO_PROFILE, interpreter=interpreter
+            )
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Nothing begins after the time limit, and what runs then is ended.
+
+    Raises:
+        TimeOverError: so it was.
+    """
+    try:
+        check_interrupted()
+        yield
+    except OutOfTimeError as error:
+        raise TimeOverError from error
+
+
 def _run(request: Request, planned: Plan) -> CheckedRun:
     """A run with its corpus, and the arguments by which older code plans the same."""
     options = {name: getattr(request, name) for name in ("ranks", "layout", "device", "kernels", "steps")}
@@ -159,9 +272,11 @@ def _run(request: Request, planned: Plan) -> CheckedRun:
     return CheckedRun(plan=planned, corpus=corpus_for(planned, None), arguments=whole)
 
 
-def _outcome(check: RegressionCheck, reference: str | None, launches: int, *, accepts: bool) -> Outcome:
+def _outcome(
+    check: RegressionCheck, reference: str | None, launches: int, *, accepts: bool, until_decided: bool
+) -> Outcome:
     try:
-        compared = check.compared(reference, launches=launches, accepts=accepts)
+        compared = check.compared(reference, launches=launches, accepts=accepts, until_decided=until_decided)
         return Outcome(compared, _exit_code(compared))
     except (LaunchFailedError, OldCodeError) as error:
         stopped = isinstance(error, LaunchFailedError) and error.result.status is Status.INTERRUPTED
@@ -197,14 +312,6 @@ def _kernels(results: Path, reference: str | None, limit: float) -> Comparison:
     )
 
 
-def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], LaunchResult]:
-    def launched(run: CheckedRun) -> LaunchResult:
-        with training_progress(run.plan, messages) as live:
-            return reproduce(run.plan, run.corpus, results, live, profile_source=NO_PROFILE)
-
-    return launched
-
-
 def _exit_code(compared: Sequence[Comparison]) -> int:
     changes = {finding.change for comparison in compared for finding in comparison.findings}
     if ChangeVerdict.REGRESSION in changes:
@@ -212,25 +319,27 @@ def _exit_code(compared: Sequence[Comparison]) -> int:
     undecided = {ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED} & changes
     return (
         exit_codes.INCONCLUSIVE
-        if undecided or any(not comparison.baseline for comparison in compared)
+        if undecided or any(not comparison.findings for comparison in compared)
         else exit_codes.PASS
     )
 
 
-def _accept(results: Path, comparison: Comparison) -> str:
-    """Move the baseline; what moved, in words."""
+def _accept(results: Path, comparison: Comparison, limit: float) -> tuple[list[str], AcceptedSpread]:
+    """Move the baseline; what moved and what it will show, in words, and the latter in numbers."""
     known, _ = all_launches(results, run=comparison.run)
     now = [launch for launch in known if launch.id in comparison.after]
     before = baseline(None, comparison.setup, known, results)
-    accept(results, comparison.setup, now, before)
-    median = Baseline(launches=tuple(now), words="").median
-    new = f"{len(now)} launches of {comparison.suite}, {_seconds(median)}"
+    found = accepted_spread(now, known, limit=limit)
+    accept(results, comparison.setup, now, before, found)
+    new = f"{len(now)} launches of {comparison.suite}, {_seconds(found.median_seconds)}"
     if before is None:
-        return f"{comparison.run}: first baseline: {new}"
-    suites = ", ".join(dict.fromkeys(launch.suite for launch in before.launches))
-    return f"{comparison.run}: baseline moved from {len(before.launches)} launches of {suites}, " + (
-        f"{_seconds(before.median)}, to {new}"
-    )
+        moved = f"{comparison.run}: first baseline: {new}"
+    else:
+        suites = ", ".join(dict.fromkeys(launch.suite for launch in before.launches))
+        moved = f"{comparison.run}: baseline moved from {len(before.launches)} launches of {suites}, " + (
+            f"{_seconds(before.median)}, to {new}"
+        )
+    return [moved, *(f"{comparison.run}: {line}" for line in spread_lines(found))], found
 
 
 def _seconds(median: float | None) -> str:
@@ -239,9 +348,10 @@ def _seconds(median: float | None) -> str:
 
 def _reported(outcome: Outcome, json: bool, junit_file: Path | None, markdown_file: Path | None) -> int:
     """Print what came of it and write the files; the exit code."""
-    compared, code, failed, moved = outcome
+    compared, code, failed, moved, baselines = outcome
     if json:
-        print_json({"exit_code": code, "failed": failed, "accepted": moved, "comparisons": compared})
+        facts = {"exit_code": code, "failed": failed, "accepted": moved, "baselines": baselines}
+        print_json({**facts, "comparisons": compared})
     else:
         _print(console(), outcome)
     files = ((junit_file, "w", junit, "--junit"), (markdown_file, "a", markdown, "--markdown"))

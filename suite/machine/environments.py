@@ -125,7 +125,7 @@ def _identity(found: Environment) -> str:
 
 
 def _asked(path: str, where: str, allowed: str, *, foreign: bool) -> Environment:
-    """What `suite/execute/environment.py` says in that Python; its output goes to files, which no child holds open."""
+    """Answer of `suite/execute/environment.py` in that Python; output goes to files, which no child holds open."""
     variables = Interpreter(executable=path, withheld=_OF_THIS_SHELL if foreign else ()).environment()
     places = [str(ROOT), variables.get("PYTHONPATH", "")]
     variables |= {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
@@ -158,7 +158,7 @@ def _run_in_time(command: list[str], variables: dict[str, str], log: BinaryIO) -
 
 
 def differences(old: Environment, new: Environment) -> list[str]:
-    """What differs between two environments, a line each; packages that compute and changed come first.
+    """Differences between two environments, a line each; packages that compute and changed come first.
 
     Packages of one version in two places are compared file by file, if ranks import them.
     """

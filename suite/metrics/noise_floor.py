@@ -18,9 +18,10 @@ LEAST_BAND = 0.01
 ERRORS = 3  # standard errors
 POWER = 0.9
 LEAST_EFFECT = 0.02
-PAIRS = 1000  # of simulated sets: the power's standard error is 0.01
+PAIRS = 1000  # of simulated sets, 20,000 / n for n > 20 launches: the power's standard error is 0.01 to 0.016
 RESAMPLES = 300
-MOST_LAUNCHES = 30  # of a set in the simulation; more would only lower the result
+_FULL = 20  # launches up to which all pairs are simulated
+MOST_LAUNCHES = 60  # of a set in the simulation; more would only lower the result
 _SEED = 1
 
 
@@ -102,7 +103,7 @@ def least_detectable(floor: Floor, before: int, after: int, *, family: int, reru
         log(1.02) - (median y - median x)   an effect of at least 2 %
 
     and the same of an independent pair of `rerun` launches each, there without a family. The 0.9 quantile of the larger
-    of both, over 1000 pairs of pairs, is the result.
+    of both, over 1000 pairs of pairs (fewer for more than 20 launches), is the result.
     """
     pairs = critical_pairs(min(before, MOST_LAUNCHES), min(after, MOST_LAUNCHES), family)
     again = critical_pairs(rerun, rerun, 1)
@@ -118,7 +119,8 @@ def _least_detectable(floor: Floor, before: int, after: int, pairs: int, rerun: 
     chance = numpy.random.default_rng(_SEED)
     deviations = numpy.asarray(floor.deviations)
     known = len(deviations)
-    machines = chance.choice(deviations, (PAIRS, known)) * math.sqrt(known / (known - 1))
+    drawn = PAIRS * _FULL // max(_FULL, before, after, rerun)
+    machines = chance.choice(deviations, (drawn, known)) * math.sqrt(known / (known - 1))
     first = _needed(chance, machines, band(floor, min(before, after)), before, after, pairs)
     second = _needed(chance, machines, band(floor, rerun), rerun, rerun, again)
     moves = numpy.maximum(first, second)
@@ -129,11 +131,11 @@ def _needed(chance: Any, machines: Any, width: float, before: int, after: int, p
     """For each simulated pair of sets, of a machine each, by how much the later one must move, as a logarithm."""
     import numpy
 
-    known = machines.shape[1]
+    count, known = machines.shape
     x, y = (
-        numpy.take_along_axis(machines, chance.integers(known, size=(PAIRS, size)), axis=1) for size in (before, after)
+        numpy.take_along_axis(machines, chance.integers(known, size=(count, size)), axis=1) for size in (before, after)
     )
-    apart = numpy.sort((x[:, :, None] - y[:, None, :]).reshape(PAIRS, -1), axis=1)
+    apart = numpy.sort((x[:, :, None] - y[:, None, :]).reshape(count, -1), axis=1)
     drawn = []
     for values in (x, y):
         size = values.shape[1]

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,15 +19,21 @@ from suite.job.events import Status
 from suite.paths import stores
 from suite.records.store import writable, write_new
 from suite.records.summary import LaunchSummary
+from suite.regression.accepted_spread import AcceptedSpread
 from suite.regression.comparability import commit_of, identical_groups, is_modified, seconds, setup_of
 from suite.regression.segments import segments
+from suite.reproduce.other_code import OldCodeError
 
 BEST = "best"
-SCHEMA = "1.0"
+SCHEMA = "1.1"  # 1.1: spread and least_detectable
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """One acceptance: which launches became the baseline, when, and which they replaced."""
+    """One acceptance: which launches became the baseline, when, which they replaced, and how far they spread.
+
+    Args:
+        spread, least_detectable: as of `suite.regression.accepted_spread.AcceptedSpread`.
+    """
 
     schema: str
     accepted: float
@@ -38,6 +43,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     suite: str
     median_seconds: float | None
     replaced: list[str]
+    spread: float | None = None
+    least_detectable: float | None = None
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +136,9 @@ def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
     return sorted(good, key=lambda acceptance: acceptance.accepted), bad
 
 
-def accept(results: Path, setup: str, now: Sequence[LaunchSummary], before: Baseline | None) -> Path:
+def accept(
+    results: Path, setup: str, now: Sequence[LaunchSummary], before: Baseline | None, found: AcceptedSpread
+) -> Path:
     """Make launches the baseline of their setup; an earlier one stays on disk. The path of what was written.
 
     Raises:
@@ -146,17 +155,15 @@ def accept(results: Path, setup: str, now: Sequence[LaunchSummary], before: Base
         setup=setup,
         launches=[launch.id for launch in now],
         suite=one.suite,
-        median_seconds=Baseline(launches=tuple(now), words="").median,
+        median_seconds=found.median_seconds,
         replaced=[launch.id for launch in before.launches] if before else [],
+        spread=found.spread,
+        least_detectable=found.least_detectable,
     )
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(moment))
     path = directory / f"{stamp}__{setup}__{secrets.token_hex(4)}.json"
     write_new(path, msgspec.json.format(msgspec.json.encode(acceptance), indent=1) + b"\n")
     return path
-
-
-class OldCodeError(Exception):
-    """The old code cannot be checked out or does not run here."""
 
 
 def old_commit(
@@ -211,27 +218,3 @@ def checkout(commit: str, repository: Path) -> Iterator[Path]:
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], capture_output=True, check=False)
             subprocess.run([*git, "prune"], capture_output=True, check=False)
-
-
-def old_launch(tree: Path, arguments: Sequence[str]) -> str:
-    """One launch of `reproduce ARGUMENTS` by the code in `tree`: the path of its record.
-
-    Raises:
-        OldCodeError: it did not end well; the text is its last line.
-    """
-    command = [sys.executable, "-m", "suite", "reproduce", *arguments, "--no-calibrate", "--json"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, errors="replace", check=False)
-    try:
-        result = msgspec.json.decode((done.stdout.splitlines() or [""])[0], type=_ReportedLaunch)
-    except msgspec.MsgspecError:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise OldCodeError(f"the old code does not run (exit code {done.returncode}): {last}") from None
-    if result.status != "ok":
-        raise OldCodeError(f"the old code's launch ended as {result.status}: {result.message}")
-    return result.record
-
-
-class _ReportedLaunch(msgspec.Struct):
-    status: str
-    record: str
-    message: str = ""

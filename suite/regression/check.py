@@ -6,54 +6,32 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from suite.job.corpus import Corpus
-from suite.job.events import Status
-from suite.machine.fingerprint import hardware, node_identity
+from suite.machine.environments import Environment
+from suite.machine.fingerprint import node_identity
 from suite.metrics.figures import Quantity
-from suite.metrics.noise_floor import IDENTICAL_LAUNCHES, Floor, least_detectable
+from suite.metrics.noise_floor import IDENTICAL_LAUNCHES
 from suite.metrics.two_sample import difference
 from suite.paths import ROOT
 from suite.records.index import launches as all_launches
-from suite.records.record import policy
 from suite.records.store import read
 from suite.records.summary import LaunchSummary
-from suite.regression.baselines import (
-    BEST,
-    Baseline,
-    OldCodeError,
-    baseline,
-    checkout,
-    old_commit,
-    old_launch,
-    software_changes,
-)
-from suite.regression.comparability import floor_of, seconds, setup
+from suite.regression.baselines import BEST, Baseline, baseline, checkout, old_commit, software_changes
+from suite.regression.comparability import floor_of, seconds
 from suite.regression.findings import RegressionFinding, record_findings, time_finding
+from suite.regression.looks import enough_launches, least_of, look_price, look_sizes
+from suite.regression.remedies import UNDECIDED, Remedy, remedy
 from suite.regression.segments import segments
+from suite.regression.turns import CheckedRun, OldSide, TimeOverError, Turns, launch_in_turn
 from suite.regression.verdicts import LIMIT, ChangeVerdict, JudgedChange, Sets, judged
-from suite.reproduce.plan import Plan, job_for
+from suite.reproduce.other_code import OldCodeError
 from suite.reproduce.reproduce import LaunchResult
 
-MORE_LAUNCHES = (7, 10, 15, 20, 30)
 HINT = "--accept launches it and makes these launches its baseline, --baseline COMMIT launches older code in turn"
-
-
-class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run to check: its plan and corpus, and the arguments of `reproduce` with which other code plans the same."""
-
-    plan: Plan
-    corpus: Corpus
-    arguments: tuple[str, ...]
-
-    @property
-    def setup(self) -> str:
-        """The fingerprint of what is about to be launched here."""
-        job = job_for(self.plan, self.corpus, "")
-        return setup(self.plan.name, hardware(), policy(job), self.plan.steps, self.plan.seed)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +44,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         floor: whose identical launches the band comes from, or why there is none.
         best: step seconds next to the best stretch of the history, where the baseline is another one; only shown.
         hint: how to make a baseline where there is none.
+        looks: at the launches, of a check that went on until it was decided; 0 otherwise.
+        remedy: of an undecided check: what would decide it.
+        environments: of a check of two environments the old one and this one; `differences` between them.
     """
 
     run: str
@@ -81,35 +62,44 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[RegressionFinding]
     best: RegressionFinding | None
     hint: str = ""
+    looks: int = 0
+    remedy: Remedy | None = None
+    environments: list[Environment] = []
+    differences: list[str] = []
 
 
-class LaunchFailedError(Exception):
-    """A launch of the new code did not end well."""
+class OtherEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """The environment that a check launches in turn with this one, how they differ, and how it is launched."""
 
-    def __init__(self, result: LaunchResult) -> None:
-        super().__init__(f"{result.run}: {result.status.value}: {result.message}; record {result.record}")
-        self.result = result
-
-
-_OldNew = tuple[list[LaunchSummary], list[LaunchSummary]]  # of old code, of new code
+    old: Environment
+    new: Environment
+    differences: list[str]
+    side: OldSide
 
 
 class _State(msgspec.Struct):
     """A run on its way through a check.
 
     Args:
-        old_commit: whose code is launched in turn for the baseline; None where that is recorded.
+        side: that is launched in turn for the baseline; None where that is recorded.
+        turns: its launches for the comparison; `after` those of now.
         again: launches of the re-run, of old and new code.
+        look: at which it was judged last.
     """
 
     run: CheckedRun
     before: Baseline | None
-    old_commit: str | None = None
+    turns: Turns
     after: list[LaunchSummary] = []
     again: list[LaunchSummary] = []
     sets: Sets | None = None
     verdict: JudgedChange | None = None
     floor: str = ""
+    look: int = 0
+
+    @property
+    def is_decided(self) -> bool:
+        return self.verdict is not None and self.verdict.change not in UNDECIDED
 
 
 class RegressionCheck:
@@ -117,8 +107,10 @@ class RegressionCheck:
 
     Args:
         launched: launches a plan once, by the code that runs here.
+        old_launched: launches the plan of a run by the code in a working tree; the path of its record.
         say: takes a line on what happens, for people.
         limit: slow-down that has to be seen: see `suite.regression.verdicts.judged`.
+        other: environment that is launched in turn in place of a baseline.
     """
 
     def __init__(
@@ -126,19 +118,26 @@ class RegressionCheck:
         runs: Sequence[CheckedRun],
         results: Path,
         launched: Callable[[CheckedRun], LaunchResult],
+        old_launched: Callable[[Path, CheckedRun], str],
         say: Callable[[str], None],
         limit: float = LIMIT,
+        other: OtherEnvironment | None = None,
     ) -> None:
         self._runs, self._results, self._launched, self._say = runs, results, launched, say
-        self._limit = limit
+        self._old_launched, self._limit, self._other = old_launched, limit, other
         self._trees: dict[str, Path] = {}
         self._stack = ExitStack()
+        self._time_over = False
 
-    def compared(self, reference: str | None, *, launches: int, accepts: bool = False) -> list[Comparison]:
+    def compared(
+        self, reference: str | None, *, launches: int, accepts: bool = False, until_decided: bool = False
+    ) -> list[Comparison]:
         """Launch every run so often, and judge it next to its baseline.
 
-        Where `reference` is a commit of which fewer launches are recorded, its code is launched in turn. A run without
-        a baseline is named before anything is launched, and launched only where it `accepts`: then it becomes one.
+        Where `reference` is a commit of which fewer launches are recorded, its code is launched in turn; another
+        environment always is. A run without a baseline is named before anything is launched, and launched only where
+        it `accepts`: then it becomes one. `until_decided` launches go on, and are judged at every look, until every
+        run is decided or its launcher says that the time is over.
 
         Raises:
             LaunchFailedError: a launch did not end well.
@@ -147,127 +146,176 @@ class RegressionCheck:
         """
         with self._stack:
             known = all_launches(self._results)[0]
-            of_commit = reference not in (None, BEST, *(launch.id for launch in known))
-            states = [_State(run, baseline(reference, run.setup, known, self._results)) for run in self._runs]
+            states = [self._begun(run, reference, launches, known) for run in self._runs]
             for state in states:
-                if of_commit and (state.before is None or len(state.before.launches) < launches):
-                    state.old_commit = reference
-                elif state.before is None and not accepts:
+                if state.before is None and state.turns.side is None and not accepts:
                     self._say(f"{state.run.plan.name}: no baseline, so it is not launched: {HINT}")
-            launched = [state for state in states if accepts or state.before or state.old_commit]
-            if not accepts:
+            launched = [state for state in states if accepts or state.before or state.turns.side]
+            if not accepts and not until_decided:
                 self._foresee(launched, known, launches)
-            pairs = self._in_turn([(state.run, state.old_commit) for state in launched], launches)
-            for state, (old, new) in zip(launched, pairs, strict=True):
-                state.after = new
-                if state.old_commit is not None:
-                    words = f"commit {state.old_commit[:12]}, launched in turn"
-                    state.before = Baseline(launches=tuple(old), words=words)
-            return self._judged(states, launches)
+            if until_decided:
+                self._until_decided(launched, launches)
+            else:
+                self._launch(launched, launches)
+                self._judge(launched)
+            return self._comparisons(states, launches)
+
+    def _begun(self, run: CheckedRun, reference: str | None, launches: int, known: list[LaunchSummary]) -> _State:
+        """A run with what it is compared with."""
+        if self._other is not None:
+            return _State(run, None, Turns(run=run, side=self._other.side))
+        before, side = baseline(reference, run.setup, known, self._results), None
+        of_commit = reference not in (None, BEST, *(launch.id for launch in known))
+        if of_commit and reference and (before is None or len(before.launches) < launches):
+            side = self._side_of(reference)
+        return _State(run, before, Turns(run=run, side=side))
+
+    def _side_of(self, commit: str) -> OldSide:
+        short = commit[:12]
+        return OldSide(words=f"commit {short}, launched in turn", name=short, launched=partial(self._by_commit, commit))
+
+    def _by_commit(self, commit: str, run: CheckedRun) -> str:
+        if commit not in self._trees:
+            self._trees[commit] = self._stack.enter_context(checkout(commit, ROOT))
+        return self._old_launched(self._trees[commit], run)
 
     def _foresee(self, states: Sequence[_State], known: list[LaunchSummary], launches: int) -> None:
         """Say before the launches where so many cannot show what has to be seen, and how many can."""
         node = node_identity()
         for state in states:
             floor, whose = floor_of(state.run.setup, node, known)
-            name, baseline_launches = state.run.plan.name, 0 if state.before is None else len(state.before.launches)
+            name = state.run.plan.name
             if floor is None:
                 if launches < IDENTICAL_LAUNCHES:
                     self._say(f"{name}: times will be uncalibrated: {whose}")
                 continue
-
-            def least(count: int, floor: Floor = floor, before: int = baseline_launches) -> float:
-                found = least_detectable(floor, before or count, count, family=len(states), rerun=count)
-                return math.inf if found is None else found
-
+            before = None if state.before is None else len(state.before.launches)
+            least = least_of(floor, before, family=len(states))
             now = least(launches)
             if now <= self._limit:
                 continue
-            enough = next((count for count in MORE_LAUNCHES if count > launches and least(count) <= self._limit), None)
+            enough = enough_launches(least, launches, self._limit)
             found = "no slow-down" if math.isinf(now) else f"no slow-down below {now:.0%}"
-            remedy = f"--launches {enough} does" if enough else "a quieter machine is needed"
-            self._say(f"{name}: {launches} launches show {found} here, asked for {self._limit:.0%}: {remedy}")
+            words = f"--launches {enough} does" if enough else "a quieter machine is needed"
+            self._say(f"{name}: {launches} launches show {found} here, asked for {self._limit:.0%}: {words}")
 
-    def _judged(self, states: Sequence[_State], launches: int) -> list[Comparison]:
+    def _until_decided(self, states: Sequence[_State], launches: int) -> None:
+        """Launch and look until every run is decided, the time is over, or more launches would tell nothing new."""
+        for look, size in enumerate(look_sizes(launches), start=1):
+            open_ = [state for state in states if not state.is_decided]
+            self._launch(open_, size)
+            self._judge(states, look)
+            waiting = [state for state in open_ if not state.is_decided]
+            if not waiting or self._time_over:
+                return
+            if all(state.sets is not None and state.sets.no_rerun for state in waiting):
+                return
+            names = ", ".join(state.run.plan.name for state in waiting)
+            self._say(f"{names}: not decided at look {look}, with {size} launches: on to the next")
+
+    def _launch(self, states: Sequence[_State], launches: int) -> None:
+        """Launch until there are so many of each side."""
+        self._in_turn([state.turns for state in states], launches)
+        for state in states:
+            old, state.after = state.turns.summaries(self._results)
+            if state.turns.side is not None:
+                state.before = Baseline(launches=tuple(old), words=state.turns.side.words)
+
+    def _in_turn(self, turns: Sequence[Turns], launches: int) -> None:
+        if self._time_over:
+            return
+        try:
+            launch_in_turn(turns, launches, self._launched, self._say)
+        except TimeOverError:
+            self._time_over = True
+            self._say("the time is over: the launch that ran was ended and does not count")
+
+    def _judge(self, states: Sequence[_State], look: int = 0) -> None:
+        """Judge all runs that are not decided; 0 is the one look of a check that does not go on."""
         known = all_launches(self._results)[0]
         node = node_identity()
+        settled = sum(state.is_decided for state in states)
+        timed = []
         for state in states:
+            if state.is_decided or (state.sets is not None and len(state.sets.after) == len(state.after)):
+                continue
             floor, state.floor = floor_of(state.run.setup, node, known)
-            if (
-                state.before is not None
-                and (earlier := _values(state.before.launches))
-                and (now := _values(state.after))
-            ):
-                state.sets = Sets(before=earlier, after=now, floor=floor)
-        timed = [state for state in states if state.sets is not None]
-        self._confirm(timed, launches)
-        for state, verdict in zip(timed, self._verdicts(timed), strict=True):
+            earlier, now = (_values(side) for side in (state.before.launches if state.before else (), state.after))
+            if earlier and now:
+                state.sets, state.look = Sets(before=earlier, after=now, floor=floor), look
+                timed.append(state)
+        price = look_price(look) if look else 1
+        verdicts = partial(_verdicts, timed, self._limit, price=price, settled=settled)
+        self._confirm(timed, verdicts())
+        for state, verdict in zip(timed, verdicts(), strict=True):
             state.verdict = verdict
-        return [_comparison(state, known) for state in states]
 
-    def _confirm(self, timed: Sequence[_State], launches: int) -> None:
+    def _confirm(self, timed: Sequence[_State], verdicts: Sequence[JudgedChange]) -> None:
         """Launch old and new code in turn again where nothing else is missing to call a difference a change."""
-        confirmed: list[tuple[_State, str]] = []
-        for state, verdict in zip(timed, self._verdicts(timed), strict=True):
+        confirmed: list[tuple[_State, Turns]] = []
+        for state, verdict in zip(timed, verdicts, strict=True):
             if verdict.to_confirm and state.before is not None and state.sets is not None:
-                commit, why = old_commit(state.before.launches, state.after, ROOT)
-                if commit is None:
+                side, why = self._old_side(state)
+                if side is None:
                     state.sets = msgspec.structs.replace(state.sets, no_rerun=why)
                 else:
-                    confirmed.append((state, commit))
+                    confirmed.append((state, Turns(run=state.run, side=side)))
         if not confirmed:
             return
+        launches = max(len(state.after) for state, _ in confirmed)
         names = ", ".join(state.run.plan.name for state, _ in confirmed)
         self._say(f"{names}: a change to confirm: old and new code in turn, {launches} launches of each")
         refused = ""
         try:
-            pairs = self._in_turn([(state.run, commit) for state, commit in confirmed], launches)
+            self._in_turn([turns for _, turns in confirmed], launches)
         except OldCodeError as error:
-            pairs, refused = [([], [])] * len(confirmed), str(error)
-        for (state, _), (old, new) in zip(confirmed, pairs, strict=True):
+            refused = str(error)
+        for state, turns in confirmed:
             assert state.sets is not None
-            state.again = [*old, *new]
-            rerun = None if refused else (_values(old), _values(new))
-            state.sets = msgspec.structs.replace(state.sets, rerun=rerun, no_rerun=refused)
+            old, new = turns.summaries(self._results)
+            state.again = [*state.again, *old, *new]
+            rerun = (_values(old), _values(new)) if old and not refused else None
+            why = "" if rerun else refused or "the time was over before a re-run in turn could confirm it"
+            state.sets = msgspec.structs.replace(state.sets, rerun=rerun, no_rerun=why)
 
-    def _verdicts(self, timed: Sequence[_State]) -> list[JudgedChange]:
-        return judged([state.sets for state in timed if state.sets is not None], self._limit)
+    def _old_side(self, state: _State) -> tuple[OldSide | None, str]:
+        """Old side that a baseline ran, to be launched again next to the new code; or why it cannot be."""
+        if self._other is not None:
+            return self._other.side, ""
+        assert state.before is not None
+        commit, why = old_commit(state.before.launches, state.after, ROOT)
+        return (None, why) if commit is None else (self._side_of(commit), "")
 
-    def _in_turn(self, runs: Sequence[tuple[CheckedRun, str | None]], launches: int) -> list[_OldNew]:
-        """Launch every run with the old code, where a commit is named, and with the new one, all runs in turn."""
-        paths: list[tuple[list[str], list[str]]] = [([], []) for _ in runs]
-        for number in range(1, launches + 1):
-            for (run, commit), (old, new) in zip(runs, paths, strict=True):
-                if commit is not None:
-                    self._say(f"{run.plan.name}: launch {number} of {launches} by {commit[:12]}")
-                    old.append(old_launch(self._tree(commit), [*run.arguments]))
-                self._say(f"{run.plan.name}: launch {number} of {launches}")
-                result = self._launched(run)
-                if result.status is not Status.OK:
-                    raise LaunchFailedError(result)
-                new.append(result.record)
-        by_id = {launch.id: launch for launch in all_launches(self._results)[0]}
-        return [(_by_path(by_id, old), _by_path(by_id, new)) for old, new in paths]
+    def _comparisons(self, states: Sequence[_State], launches: int) -> list[Comparison]:
+        known = all_launches(self._results)[0]
+        return [
+            msgspec.structs.replace(_comparison(state, known, self._other), remedy=self._remedy(state, launches))
+            for state in states
+        ]
 
-    def _tree(self, commit: str) -> Path:
-        if commit not in self._trees:
-            self._trees[commit] = self._stack.enter_context(checkout(commit, ROOT))
-        return self._trees[commit]
+    def _remedy(self, state: _State, first: int) -> Remedy | None:
+        """Remedy of a run that was judged and is not decided."""
+        if state.verdict is None or state.sets is None or state.is_decided:
+            return None
+        in_turn = state.turns.side is not None and state.before is not None
+        launches = [*state.after, *(state.before.launches if in_turn and state.before else ())]
+        return remedy(state.sets, state.verdict, in_turn=in_turn, launches=launches, first=first, limit=self._limit)
 
 
-def _by_path(by_id: dict[str, LaunchSummary], paths: list[str]) -> list[LaunchSummary]:
-    return [by_id[Path(path).name.removesuffix(".begin.json")] for path in paths]
+def _verdicts(timed: Sequence[_State], limit: float, *, price: int, settled: int) -> list[JudgedChange]:
+    sets = [state.sets for state in timed if state.sets is not None]
+    return judged(sets, limit, price=price, settled=settled)
 
 
 def _values(launches: Sequence[LaunchSummary]) -> tuple[float, ...]:
     return tuple(value for value in map(seconds, launches) if value is not None)
 
 
-def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
+def _comparison(state: _State, known: list[LaunchSummary], other: OtherEnvironment | None) -> Comparison:
     name, before, after = state.run.plan.name, state.before, state.after
     before_launches = [] if before is None else [*before.launches]
     findings: list[RegressionFinding] = []
-    if before is not None:
+    if before_launches and after:
         if state.sets is not None and state.verdict is not None:
             findings.append(
                 time_finding(name, Quantity.STEP_SECONDS.value, "s", state.sets.before, state.sets.after, state.verdict)
@@ -283,11 +331,14 @@ def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
         before=[launch.id for launch in before_launches],
         after=[launch.id for launch in after],
         again=[launch.id for launch in state.again],
-        changed=software_changes(before_launches, after) if before_launches else "",
+        changed=software_changes(before_launches, after) if before_launches and after else "",
         floor=state.floor,
         findings=findings,
         best=_against_the_best(state, before_launches, known),
         hint=HINT,
+        looks=state.look,
+        environments=[] if other is None else [other.old, other.new],
+        differences=[] if other is None else other.differences,
     )
 
 
@@ -301,7 +352,7 @@ def _against_the_best(
     new_ids = {launch.id for launch in [*state.after, *state.again]}
     earlier = segments(launch for launch in known if launch.id not in new_ids)
     history = next((segment for segment in earlier if segment.setup == state.run.setup), None)
-    if history is None or not before:
+    if history is None or not before or not state.after:
         return None
     best = history.best_points
     if {point.id for point in best} == {launch.id for launch in before}:

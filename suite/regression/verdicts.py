@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import itertools
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -54,7 +56,7 @@ class JudgedChange(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one time and all it rests on.
 
     Args:
-        q: the p of the rank test, adjusted for the family; `family` its size.
+        q: the p of the rank test, adjusted for the family and times the price of the look; `family` its size.
         band: relative; None where not even the launches themselves have a spread.
         least_detectable: relative slow-down that the whole rule finds in 9 of 10 comparisons; None: none at all.
         rerun: the re-run's own difference.
@@ -72,7 +74,7 @@ class JudgedChange(msgspec.Struct, frozen=True, kw_only=True):
     to_confirm: bool = False
 
 
-def judged(family: Sequence[Sets], limit: float = LIMIT) -> list[JudgedChange]:
+def judged(family: Sequence[Sets], limit: float = LIMIT, *, price: int = 1, settled: int = 0) -> list[JudgedChange]:
     """The verdicts on a family of times, in its order; each of the sets is one hypothesis of it.
 
     A change is one where all of these hold, in the comparison and again in the re-run by itself (whose family is one):
@@ -84,15 +86,30 @@ def judged(family: Sequence[Sets], limit: float = LIMIT) -> list[JudgedChange]:
     No change seen is noise only where a slow-down by `limit` would have been seen: where the least detectable one is
     larger, it is inconclusive.
 
+    Args:
+        price: of this look among several, see `suite.regression.looks`: every q is multiplied by it.
+        settled: members of the family with a verdict from an earlier look. They count as equal here: that only makes
+            the others' q larger.
+
     Raises:
         ValueError: an empty set, or a value not above 0.
     """
     differences = [difference(sets.before, sets.after) for sets in family]
-    adjusted_p = adjusted([item.p for item in differences])
+    adjusted_p = adjusted([*(item.p for item in differences), *itertools.repeat(1.0, settled)])
+    members = len(family) + settled
     found = [
-        _judged(sets, first, q, len(family)) for sets, first, q in zip(family, differences, adjusted_p, strict=True)
+        _judged(sets, first, min(1.0, price * q), members, price)
+        for sets, first, q in zip(family, differences, adjusted_p, strict=False)
     ]
     return [_in_sight(change, limit) for change in found]
+
+
+def is_seen(found: JudgedChange) -> bool:
+    """Whether the comparison differs by all but its interval, and no re-run has denied it."""
+    if found.q >= FALSE_DISCOVERIES or found.band is None or not _large(found.difference):
+        return False
+    denied = found.rerun is not None and found.rerun.p >= FALSE_DISCOVERIES
+    return not denied and not _within(found.difference, found.band)
 
 
 def _in_sight(found: JudgedChange, limit: float) -> JudgedChange:
@@ -105,15 +122,17 @@ def _in_sight(found: JudgedChange, limit: float) -> JudgedChange:
     return msgspec.structs.replace(found, change=ChangeVerdict.INCONCLUSIVE, why=why)
 
 
-def _judged(sets: Sets, first: TwoSampleDifference, q: float, family: int) -> JudgedChange:
+def _judged(sets: Sets, first: TwoSampleDifference, q: float, family: int, price: int) -> JudgedChange:
     floor = sets.floor or own_floor(sets.before, sets.after)
     launches = min(len(sets.before), len(sets.after))
     width = None if floor is None else band(floor, launches)
     rerun = None if sets.rerun is None else difference(*sets.rerun)
-    change, why, to_confirm = _verdict(sets, first, q, family, width, rerun)
+    change, why, to_confirm = _verdict(sets, first, q, (family, price), width, rerun)
     least = None
     if floor is not None:
-        least = least_detectable(floor, len(sets.before), len(sets.after), family=family, rerun=_rerun_launches(sets))
+        least = least_detectable(
+            floor, len(sets.before), len(sets.after), family=family * price, rerun=_rerun_launches(sets)
+        )
     return JudgedChange(
         difference=first,
         q=q,
@@ -136,17 +155,17 @@ def _verdict(
     sets: Sets,
     first: TwoSampleDifference,
     q: float,
-    family: int,
+    family: tuple[int, int],
     width: float | None,
     rerun: TwoSampleDifference | None,
 ) -> tuple[ChangeVerdict, str, bool]:
+    """Verdict, why, and whether only the re-run is missing; `family` are its members and the price of the look."""
     least = least_p(len(sets.before), len(sets.after))
     if sets.floor is None or width is None:
         return ChangeVerdict.UNCALIBRATED, "fewer than 10 identical launches of one setup are recorded here", False
     if q >= FALSE_DISCOVERIES:
-        if family * least >= FALSE_DISCOVERIES:
-            most = largest_family(len(sets.before), len(sets.after))
-            return ChangeVerdict.INCONCLUSIVE, _too_few(sets, family, most), False
+        if math.prod(family) * least >= FALSE_DISCOVERIES:
+            return ChangeVerdict.INCONCLUSIVE, _too_few(sets, *family), False
         return ChangeVerdict.NOISE, f"no difference: q {q:.2g}", False
     if not _large(first):
         return ChangeVerdict.NOISE, f"less than {LEAST_EFFECT:.0%}", False
@@ -160,11 +179,14 @@ def _verdict(
     return _confirmed(first, rerun, width)
 
 
-def _too_few(sets: Sets, family: int, most: int) -> str:
+def _too_few(sets: Sets, family: int, price: int) -> str:
+    most = largest_family(len(sets.before), len(sets.after))
     counts = f"{len(sets.before)} and {len(sets.after)} launches"
     if most < 1:
         return f"{counts} never differ by the rank test"
-    return f"{counts} show one change among {most} quantities at most, here are {family}"
+    return f"{counts} show one change among {most} quantities at most, here are {family}" + (
+        f", {price}-fold as one of several looks" if price > 1 else ""
+    )
 
 
 def _confirmed(first: TwoSampleDifference, rerun: TwoSampleDifference, width: float) -> tuple[ChangeVerdict, str, bool]:

@@ -25,6 +25,14 @@ class JunitSuite:
         if seconds is not None:
             self._suite.set("time", f"{seconds:.1f}")
 
+    def add_property(self, name: str, value: str) -> None:
+        """A fact of the whole suite; properties stand before the cases, as the schema of JUnit asks."""
+        properties = self._suite.find("properties")
+        if properties is None:
+            properties = ElementTree.Element("properties")
+            self._suite.insert(0, properties)
+        ElementTree.SubElement(properties, "property", name=_text(name), value=_text(value))
+
     def add(
         self,
         group: str,

@@ -23,6 +23,7 @@ _COLOURS = {
     ChangeVerdict.SHOWN: "dim",
 }
 _NAMED = 3  # findings in the line of the verdict
+_NAMED_DIFFERENCES = 12  # of two environments; JSON has all
 TITLES = ("quantity", "of", "baseline", "now", "ratio", "interval", "band", "detectable", "verdict", "why")
 _TEXTS = ("quantity", "of", "verdict", "why")
 RATIO = "ratio: now over baseline"
@@ -78,10 +79,33 @@ def headline(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """The basis of the verdicts, and everything else that differs, a line each."""
+    return [*_environment_notes(comparison), *_verdict_notes(comparison)]
+
+
+def _environment_notes(comparison: Comparison) -> list[str]:
+    """Both environments and what differs between them; nothing where there is one."""
+    if not comparison.environments:
+        return []
+    lines = [
+        f"{side}: {environment.executable}: {environment.versions}"
+        for side, environment in zip(("baseline", "now"), comparison.environments, strict=True)
+    ]
+    differing = comparison.differences
+    if not differing:
+        return [*lines, "nothing that is looked at differs: versions, startup files, and files of what ranks import"]
+    more = len(differing) - _NAMED_DIFFERENCES
+    rest = [f"{more} more differences: --json names them"] if more > 0 else []
+    return [*lines, *(f"differs: {line}" for line in differing[:_NAMED_DIFFERENCES]), *rest]
+
+
+def _verdict_notes(comparison: Comparison) -> list[str]:
     if not comparison.baseline:
         return [f"no baseline of this hardware, policy and number of steps is accepted here: {comparison.hint}"]
     lines = [f"noise: {comparison.floor}"]
-    if comparison.changed:
+    if comparison.looks:
+        count = "1 look" if comparison.looks == 1 else f"{comparison.looks} looks"
+        lines.append(f"decided or given up after {count}; all looks together raise no more false alarms than one")
+    if comparison.changed and not comparison.environments:
         lines.append(f"software differs: {comparison.changed}")
     if comparison.best is not None and comparison.best.ratio is not None:
         best = comparison.best
@@ -110,6 +134,8 @@ def verdict_line(comparison: Comparison) -> str:
     if not comparison.baseline:
         return headline(comparison)
     findings = comparison.findings
+    if not findings:
+        return f"{comparison.run}: not decided: the time was over before both sides had a launch"
     bad = [finding for finding in findings if finding.change is ChangeVerdict.REGRESSION]
     open_ = [
         finding for finding in findings if finding.change in (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)
@@ -119,7 +145,9 @@ def verdict_line(comparison: Comparison) -> str:
     ]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     word = "regression" if bad else "not decided" if open_ else "no regression"
-    return f"{comparison.run}: {word}{': ' if named else ''}{', '.join(named[:_NAMED])}{more}{_detectable(findings)}"
+    remedy = f"; {comparison.remedy.words}" if comparison.remedy is not None and not bad else ""
+    words = f"{': ' if named else ''}{', '.join(named[:_NAMED])}{more}"
+    return f"{comparison.run}: {word}{words}{_detectable(findings)}{remedy}"
 
 
 def _detectable(findings: Iterable[RegressionFinding]) -> str:
@@ -169,14 +197,30 @@ def junit(comparisons: Sequence[Comparison], failed: str = "") -> str:
     """
     suite = JunitSuite("regress")
     for comparison in comparisons:
-        if not comparison.baseline:
-            suite.add(comparison.run, "baseline", outcome=JunitOutcome.SKIPPED, message=headline(comparison))
+        for name, value in _properties(comparison):
+            suite.add_property(f"{comparison.run} {name}", value)
+        if not comparison.findings:
+            suite.add(comparison.run, "baseline", outcome=JunitOutcome.SKIPPED, message=verdict_line(comparison))
         for finding in comparison.findings:
             if finding.change is not ChangeVerdict.SHOWN:
                 _judged(suite, finding)
     if failed:
         suite.add("regress", "launch", outcome=JunitOutcome.ERROR, message=failed)
     return suite.xml()
+
+
+def _properties(comparison: Comparison) -> list[tuple[str, str]]:
+    """Facts of a check for those who read JUnit files: both environments, looks, and what would decide it."""
+    facts = []
+    for side, environment in zip(("baseline", "now"), comparison.environments, strict=False):
+        facts.append((f"{side} interpreter", environment.executable))
+        facts += [(f"{side} {name}", version) for name, version in sorted(environment.software.items())]
+    facts += [("difference", line) for line in comparison.differences]
+    if comparison.looks:
+        facts.append(("looks", str(comparison.looks)))
+    if comparison.remedy is not None:
+        facts.append(("remedy", comparison.remedy.words))
+    return facts
 
 
 def _judged(suite: JunitSuite, finding: RegressionFinding) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from reference_runs.errors import InputError
+from suite.metrics.noise_floor import own_floor
+from suite.regression.accepted_spread import accepted_spread
 from suite.regression.baselines import (
     Baseline,
-    OldCodeError,
     accept,
     accepted,
     baseline,
@@ -22,6 +23,7 @@ from suite.regression.baselines import (
     software_changes,
 )
 from suite.regression.comparability import setup_of
+from suite.reproduce.other_code import OldCodeError
 from tests.support.histories import launch_of, normal_launches
 
 OLD, NEW = "0.1.0 (aaaaaaaaaaaa)", "0.1.0 (bbbbbbbbbbbb)"
@@ -33,6 +35,10 @@ def launches_of(count, first=0, **changes):
 
 HISTORY = [*launches_of(3, suite=OLD), *launches_of(3, 3, suite=NEW), *launches_of(2, 6, suite=OLD)]
 SETUP = setup_of(HISTORY[0])
+
+
+def spread_of(launches):
+    return accepted_spread(launches, launches, limit=0.1)
 
 
 def places(found):
@@ -68,23 +74,25 @@ def test_another_setup_and_launches_that_failed_are_no_baseline(tmp_path):
 
 def test_the_last_acceptance_counts_and_names_what_it_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("suite.records.store._RESERVED_BYTES", 0)
+    monkeypatch.setattr("suite.metrics.noise_floor.PAIRS", 10)  # what would be found does not matter
     for moment, (first, end) in ((1e9, (0, 3)), (2e9, (3, 6))):
         monkeypatch.setattr("time.time", lambda moment=moment: moment)
-        accept(tmp_path, SETUP, HISTORY[first:end], baseline(None, SETUP, HISTORY, tmp_path))
+        accept(tmp_path, SETUP, now := HISTORY[first:end], baseline(None, SETUP, HISTORY, tmp_path), spread_of(now))
     found = baseline(None, SETUP, HISTORY, tmp_path)
     assert (places(found), found.words) == ([3, 4, 5], "accepted 2033-05-18")
     first, second = accepted(tmp_path)[0]
     assert (first.replaced, second.replaced) == ([], [launch.id for launch in HISTORY[:3]])
     assert (second.run, second.setup, second.suite) == ("bloom-mini", SETUP, NEW)
     assert second.median_seconds == Baseline(launches=tuple(HISTORY[3:6]), words="").median
+    assert second.spread == own_floor([launch.measured.of("step_seconds") for launch in HISTORY[3:6]], ()).variation
     for another in ("another", "zz"):  # that sort before and after all digests
         assert baseline(None, another, HISTORY, tmp_path) is None
     other = launches_of(2, 20, run="gpt2-mini")
     monkeypatch.setattr("time.time", lambda: 3e9)
-    accept(tmp_path, setup_of(other[0]), other, None)
+    accept(tmp_path, setup_of(other[0]), other, None, spread_of(other))
     assert places(baseline(None, SETUP, [*HISTORY, *other], tmp_path)) == [3, 4, 5]
     monkeypatch.setattr("time.time", lambda: 4e9)
-    accept(tmp_path, SETUP, HISTORY[3:6], None)
+    accept(tmp_path, SETUP, HISTORY[3:6], None, spread_of(HISTORY[3:6]))
     assert baseline(None, setup_of(other[0]), [*HISTORY, *other], tmp_path).launches == tuple(other)
 
 
@@ -138,18 +146,19 @@ def test_a_commit_is_named_in_full_where_a_git_that_answers_has_it(tmp_path, mon
 
 def test_an_acceptance_is_a_readable_file_and_damaged_ones_end_no_list(tmp_path, monkeypatch):
     monkeypatch.setattr("suite.records.store._RESERVED_BYTES", 0)
-    path = accept(tmp_path, SETUP, HISTORY[:3], None)
+    monkeypatch.setattr("suite.metrics.noise_floor.PAIRS", 10)  # what would be found does not matter
+    path = accept(tmp_path, SETUP, HISTORY[:3], None, spread_of(HISTORY[:3]))
     text = path.read_text(encoding="utf-8")
-    assert text.startswith('{\n "schema": "1.0",\n')
+    assert text.startswith('{\n "schema": "1.1",\n')
     assert re.fullmatch(rf"\d{{8}}T\d{{6}}Z__{SETUP}__[0-9a-f]{{8}}\.json", path.name)
     damaged = {"0_bytes": b"\xff\xfe{", "1_cut": b"{"}
     for name, schema in (("2_old", "0.9"), ("3_new", "2.0"), ("4_minor", "1.7")):
-        damaged[name] = text.replace('"schema": "1.0"', f'"schema": "{schema}"').encode()
+        damaged[name] = text.replace('"schema": "1.1"', f'"schema": "{schema}"').encode()
     for name, data in damaged.items():
         path.with_name(f"{name}.json").write_bytes(data)
     path.with_name("5_directory.json").mkdir()
     good, bad = accepted(tmp_path)
-    assert sorted(acceptance.schema for acceptance in good) == ["1.0", "1.7"]
+    assert sorted(acceptance.schema for acceptance in good) == ["1.1", "1.7"]
     names = [Path(error.where).stem for error in bad]
     assert names == ["0_bytes", "1_cut", "2_old", "3_new", "5_directory"]
     assert {str(error).partition(";")[0].rpartition(": ")[2] for error in bad[2:4]} == {"unknown schema version"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from suite.regression import check
+from suite.regression import check, looks
 from suite.regression.check import RegressionCheck
 from suite.regression.comparability import setup_of
 from tests.support.histories import launch_of, normal_launches
@@ -19,10 +19,10 @@ def said(monkeypatch, *, launches, limit, floor="a floor", before=None, show=lam
         asked.append((earlier, now, family, rerun))
         return show(now)
 
-    monkeypatch.setattr(check, "least_detectable", least)
+    monkeypatch.setattr(looks, "least_detectable", least)
     lines = []
     one = SimpleNamespace(run=SimpleNamespace(setup="s", plan=SimpleNamespace(name="x")), before=before)
-    RegressionCheck([], None, None, lines.append, limit)._foresee([one, one], [], launches)
+    RegressionCheck([], None, None, None, lines.append, limit)._foresee([one, one], [], launches)
     return lines, asked
 
 
@@ -33,8 +33,10 @@ def test_the_fewest_launches_that_would_show_the_limit_are_told(monkeypatch):
         (5, 0.09, "--launches 15 does"),
         (5, 0.05, "--launches 20 does"),
         (5, 0.04, "--launches 30 does"),
+        (5, 0.03, "--launches 40 does"),
+        (5, 0.02, "--launches 60 does"),
         (7, 0.12, "--launches 10 does"),
-        (5, 0.03, "a quieter machine is needed"),
+        (5, 0.016, "a quieter machine is needed"),
     ):
         lines, asked = said(monkeypatch, launches=launches, limit=limit)
         now = f"no slow-down below {1 / launches:.0%}"
@@ -60,11 +62,11 @@ def test_every_run_is_foreseen_whatever_is_said_of_the_ones_before(monkeypatch):
     """The first has enough launches, the second no floor, the third too few."""
     floors = {"quiet": 0.01, "new": None, "loud": 0.5}
     monkeypatch.setattr(check, "floor_of", lambda setup, *_: (floors[setup], "none is recorded"))
-    monkeypatch.setattr(check, "least_detectable", lambda floor, *_, **__: floor)
+    monkeypatch.setattr(looks, "least_detectable", lambda floor, *_, **__: floor)
     runs = [SimpleNamespace(setup=name, plan=SimpleNamespace(name=name)) for name in floors]
     lines = []
     states = [SimpleNamespace(run=run, before=None) for run in runs]
-    RegressionCheck([], None, None, lines.append, 0.1)._foresee(states, [], 5)
+    RegressionCheck([], None, None, None, lines.append, 0.1)._foresee(states, [], 5)
     assert [line.partition(":")[0] for line in lines] == ["new", "loud"]
 
 
