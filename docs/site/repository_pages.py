@@ -1,8 +1,8 @@
 """Pages from outside of docs/ in the site: README, CONTRIBUTING, logs and others, read where they lie.
 
 A hook of mkdocs. Links are written for GitHub, relative to the file; each is turned into one between the site's pages.
-A linked directory becomes a page that shows its files. Any other file outside of docs/ is a broken link, and `mkdocs
-build --strict` fails.
+Whatever a page links to outside of docs/ joins: Markdown as a page, another text or a directory as a page that shows
+it. A link to nothing is left to mkdocs, which fails.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "repository"
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "results/recorded/LOG.md",
-    "results/recorded/README.md",
-    "results/recorded/TABLES.md",
-    "results/recorded/WHERE_TESTS_WENT.md",
-    "results/recorded_h100/TABLES.md",
-    "tests/simulated_cuda/README.md",
-)
-DIRECTORIES = ("deploy/slurm", "deploy/kubernetes")
-TEXTS = ("LICENSE",)
 LANGUAGES = {".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".yml": "yaml", ".py": "python", ".conf": "ini"}
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the repository's own pages, and a page for each directory or text that pages link to."""
-    for name in PAGES:
-        files.append(File.generated(config, f"{PREFIX}/{name}", abs_src_path=str(ROOT / name)))
-    for name in (*DIRECTORIES, *TEXTS):
-        files.append(File.generated(config, f"{PREFIX}/{name}.md", content=shown(ROOT / name)))
+    """Add a page for everything that pages link to outside of docs/, and for what such pages link to."""
+    waiting = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    seen = set(waiting)
+    while waiting:
+        page = waiting.pop()
+        text = (ROOT / page).read_text(encoding="utf-8")
+        targets = {linked(page, link.group(1)) for link in _LINK.finditer(text) if ":" not in link.group(1)} - seen
+        for path in sorted(target for target in targets if not target.startswith("docs/") and (ROOT / target).exists()):
+            seen.add(path)
+            if path.endswith(".md"):
+                files.append(File.generated(config, place(path), abs_src_path=str(ROOT / path)))
+                waiting.append(path)
+            else:
+                files.append(File.generated(config, place(path), content=shown(ROOT / path)))
     return files
+
+
+def linked(page: str, target: str) -> str:
+    """The path in the repository that `page`, a path in it, means by the relative link `target`."""
+    return os.path.normpath(PurePosixPath(page).parent / target)
 
 
 def shown(path: Path) -> str:
@@ -62,8 +63,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         target, anchor = link.group(1), link.group(2) or ""
         if ":" in target:
             return link.group()
-        path = os.path.normpath(in_repository.parent / target)
-        return os.path.relpath(place(path), here.parent) + anchor
+        return os.path.relpath(place(linked(str(in_repository), target)), here.parent) + anchor
 
     return _LINK.sub(turned, markdown)
 
@@ -72,4 +72,4 @@ def place(path: str) -> str:
     """Where a path of the repository is in the site's sources."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return f"{PREFIX}/{path}.md" if path in (*DIRECTORIES, *TEXTS) else f"{PREFIX}/{path}"
+    return f"{PREFIX}/{path}" if path.endswith(".md") else f"{PREFIX}/{path}.md"
