@@ -100,7 +100,7 @@ def test_validation_of_3000_rows(tmp_path: Path, benchmark: BenchmarkFixture) ->
 
 
 def test_tables_of_recorded_launches(tmp_path: Path, benchmark: BenchmarkFixture) -> None:
-    """What `report` makes of a copy of the project's own records, without the page."""
+    """Tables that `report` makes of a copy of the project's own records, without the page."""
     results = shutil.copytree(ROOT / "results" / "recorded", tmp_path / "results")
     words = [sys.executable, "-m", "suite", "report", "--no-page", "--results", str(results)]
     benchmark.pedantic(subprocess.run, args=(words,), kwargs=QUIETLY, rounds=3)

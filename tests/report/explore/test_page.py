@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said_and_the_page_stays() -> None:
 
 
 def said(query: str) -> list[str]:
-    """What the page refuses of an address."""
+    """Refusals of an address by the page."""
     content = answer(query, "runs", {}, "url", SERVED)[CONTENT]
     return [line for shown in content["views"] for line in shown["wrong"]]
 
