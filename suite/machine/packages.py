@@ -58,6 +58,8 @@ PACKAGES = {
         Package("plotly", "plotly", "the page of report, and explore", "report"),
         Package("jinja2", "jinja2", "the page of report, and explore", "report"),
         Package("dash", "dash", "explore", "explore"),
+        Package("mkdocs", "mkdocs", "the site of the documentation", "docs"),
+        Package("material", "mkdocs-material", "the site of the documentation", "docs"),
         Package("matplotlib", "matplotlib", "pictures", "fit"),
         Package("tomli_w", "tomli-w", "refit", "fit"),
         Package("pyarrow", "pyarrow", "results export --format parquet", "tables"),

@@ -38,6 +38,8 @@ PYTHON = """#!{python} -S
 import json, os, sys, time
 from pathlib import Path
 
+if sys.argv[1] == "-c":  # whether a package imports is asked of the real one
+    os.execv("{python}", ["{python}", *sys.argv[1:]])
 place, module, rest = Path("{place}"), sys.argv[2], sys.argv[3:]
 subject = rest[1] if module.endswith("node_battery") else Path(rest[0]).name
 with (place / "asked").open("a") as lines:

@@ -136,6 +136,7 @@ ACCUMULATED_BYTES = {
     Precision.FP16: 2 + 2 + 2,
     Precision.FP16_GRADIENT_COPY: 2 + 2 + 2,
     Precision.FP16_NO_MASTER: 2 + 2 + 2,
+    Precision.BF16_PURE: 2 + 2 + 2,
 }
 
 

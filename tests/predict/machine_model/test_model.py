@@ -63,14 +63,18 @@ def test_a_run_that_counts_one_host_of_a_link_that_joins_several_has_all_of_them
         assert found.machine.network_bytes_per_second == joined * 12.5e9
 
 
-def test_several_nodes_without_a_recorded_network_have_no_time_and_the_fact_is_named() -> None:
+def test_several_nodes_without_a_recorded_network_have_the_usual_one_of_their_accelerator_or_no_time() -> None:
     cluster = msgspec.structs.replace(BLOOM.cluster, network_interface_bandwidth=None)
+    assert of().usual_network is None
     found = of(cluster=cluster)
-    assert found.machine is None
-    assert "cluster.network_interface_bandwidth" in found.missing
+    assert found.machine is not None
+    assert found.usual_network == found.machine.network_bytes_per_second
+    without = of(cluster=msgspec.structs.replace(cluster, accelerator="tpu-v4"))
+    assert without.machine is None
+    assert "no network out of a node is recorded, and tpu-v4 has no usual one" in without.missing
     assert of(cluster=cluster, ranks=8).machine is not None
     assert of(cluster=None, ranks=8, accelerator_name="h100").machine is not None
-    assert of(cluster=None, ranks=9, accelerator_name="h100").machine is None
+    assert of(cluster=None, ranks=9, accelerator_name="h100").usual_network == 400e9
 
 
 def test_without_cluster_and_accelerator_there_is_no_machine() -> None:
