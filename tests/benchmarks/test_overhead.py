@@ -59,7 +59,7 @@ def turns(asked: Job, bare: Job | None = None) -> tuple[Turn, Turn]:
 
 
 @pytest.mark.usefixtures("_alone")
-@pytest.mark.parametrize(("place", "precision"), [*enumerate(Precision)])
+@pytest.mark.parametrize(("place", "precision"), [*enumerate(RECIPES)])
 def test_both_loops_train_the_same(place: int, precision: Precision, tmp_path: Path) -> None:
     asked = job(tmp_path, **RECIPES[precision], gradient_clip=(1.0, 1e-3)[place % 2])
     ours, bare = turns(asked)

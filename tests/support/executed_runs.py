@@ -79,7 +79,7 @@ def executed_runs(draw: st.DrawFn) -> Run:
     architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, stages * virtual_stages))
     recipe = msgspec.structs.replace(
         draw(recipes()),
-        precision=draw(st.sampled_from(Precision)),
+        precision=draw(st.sampled_from([one for one in Precision if one is not Precision.BF16_PURE])),  # not executed
         hidden_dropout=draw(st.sampled_from([0.0, 0.1])),
         global_batch=layout.data_parallel * layout.micro_batch * draw(st.integers(1, 3)),
     )
