@@ -52,7 +52,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 
 def requirements(*names: str) -> list[str]:
-    """What pip is given for the project's own dependencies and the named extras and groups, in pyproject.toml.
+    """Requirements that pip is given: the project's own dependencies, the named extras and groups of pyproject.toml.
 
     Extras that a list names, as llm-reference-runs[report], are replaced by their own requirements.
     """

@@ -1,4 +1,4 @@
-"""What notebooks and programs import: predictions, plans and records as Python objects (docs/python.md).
+"""Interface for notebooks and programs: predictions, plans and records as Python objects (docs/python.md).
 
 `import refruns` makes `suite` and `reference_runs` importable, wherever they lie. It leaves `kernels` alone: that name
 is Hugging Face's in such a process, and nothing here needs ours but `refruns.one_bit`.

@@ -25,7 +25,7 @@ class OurPackages:
 
 
 class OurKernels:
-    """A finder of modules of our `kernels`, behind all others: `kernels` itself is ours only where there is no other.
+    """A finder of modules of our `kernels`, the last one asked: `kernels` itself is ours only where there is no other.
 
     Theirs and ours have no module of the same name (tests/end_to_end/test_installed.py compares with a release), so
     that `kernels.bits` is ours and `kernels.hf_hub` is theirs, in one process.

@@ -7,7 +7,7 @@ from typing import Any
 
 from reference_runs.errors import InputError, nearest
 
-# Parts of models by the model types that have them; those that a key of the configuration tells are in `_by_keys`.
+# Parts of models by the model types that have them; those that a key of the configuration names are in `_by_keys`.
 _PARTS = {
     "soft caps of logits and scores, or norms on both sides of each part": ("gemma2", "gemma3_text", "vaultgemma"),
     "attention sinks, windows on alternate layers, and biases of experts": ("gpt_oss",),

@@ -74,6 +74,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     nothing ran, 4 an execution failed or a node gave no answer, 128 + n ended by signal n.
     """
     effort(profile)
+    require("torch")  # the nodes run this Python too
     if at_once < 1:
         raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
     if groups not in ("none", *miniatures(), *run_names()) and not groups.endswith(".toml"):
@@ -94,7 +95,6 @@ def accept_command(  # noqa: PLR0913  # the command's options
     chosen = _engine(engine, partition, nodes, settings.results)
     if drain and not chosen.drains:
         raise InputError("nothing drains hosts", got=engine, allowed="nodes of Slurm", where="--drain")
-    require("torch")  # the nodes run this Python too
     report = _run(settings, chosen)
     _print(report.end, json=json, where=str(report.directory))
 

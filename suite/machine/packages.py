@@ -80,7 +80,7 @@ class BrokenPackageError(Exception):
 def require(*modules: str) -> None:
     """Check that packages are installed, before anything is launched or written; none is imported here.
 
-    PyTorch is also imported once, in another process: ranks that cannot import it would leave a crashed launch behind.
+    PyTorch is also imported once, in another process: ranks that cannot import it would crash their launch.
 
     Raises:
         InputError: one is not installed.
@@ -143,9 +143,9 @@ def _try_import(module: str) -> None:
     """
     origin = Path(getattr(find_spec(module), "origin", None) or module)
     remembered: Path | None = None
-    told = f"{sys.executable} {origin} {origin.stat().st_mtime_ns if origin.exists() else 0}"
+    installation = f"{sys.executable} {origin} {origin.stat().st_mtime_ns if origin.exists() else 0}"
     with contextlib.suppress(InputError):  # without a cache it is tried every time
-        remembered = cache_directory() / f"imports-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        remembered = cache_directory() / f"imports-{hashlib.sha256(installation.encode()).hexdigest()[:16]}"
         if remembered.exists():
             return
     command = [sys.executable, "-c", f"import {module}"]
@@ -158,7 +158,7 @@ def _try_import(module: str) -> None:
         raise BrokenPackageError(f"{module} is installed, but does not import: {said}")
     if remembered is not None:
         with contextlib.suppress(OSError):
-            remembered.write_text(f"{told}\n", encoding="utf-8")
+            remembered.write_text(f"{installation}\n", encoding="utf-8")
 
 
 @cache

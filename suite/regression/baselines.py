@@ -29,7 +29,7 @@ SCHEMA = "1.1"  # 1.1: spread and least_detectable
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """One acceptance: which launches became the baseline, when, which they replaced, and how far they spread.
+    """Acceptance of a baseline: which launches became the baseline, when, which they replaced, and how far they spread.
 
     Args:
         spread, least_detectable: as of `suite.regression.accepted_spread.AcceptedSpread`.

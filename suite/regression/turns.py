@@ -19,7 +19,7 @@ from suite.reproduce.reproduce import LaunchResult
 
 
 class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run to check: its plan and corpus, and the arguments of `reproduce` with which other code plans the same."""
+    """A run to check: its plan and corpus, and the arguments of `reproduce` with which other code plans the same."""
 
     plan: Plan
     corpus: Corpus

@@ -31,7 +31,7 @@ class _ReportedLaunch(msgspec.Struct):
 
 
 def old_launch(tree: Path, arguments: Sequence[str]) -> str:
-    """One launch of `reproduce ARGUMENTS` by the code in `tree`: the path of its record.
+    """Launch `reproduce ARGUMENTS` by the code in `tree`; returns the path of its record.
 
     Where this process is interrupted or the time of a `time_limit` is over, so is the launch: it ends its ranks and its
     record, and is killed if that takes longer than 30 s.

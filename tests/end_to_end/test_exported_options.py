@@ -100,7 +100,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def torchtitan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Its release, downloaded; nothing of it is installed."""
+    """Release of torchtitan, downloaded; nothing of it is installed."""
     place = tmp_path_factory.mktemp("torchtitan")
     (release,) = recorded_names()["torchtitan"]["releases"].values()
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), release]
@@ -127,7 +127,7 @@ def test_torchtitan_reads_the_file(torchtitan: zipfile.ZipFile) -> None:
 @pytest.mark.rare
 @pytest.mark.parametrize("share", [0.5, 1, 1.3])
 def test_torchtitans_own_schedule_falls_to_the_last_step(torchtitan: zipfile.ZipFile, share: float) -> None:
-    """Its function of the step, taken out of its module: after the peak no rate is higher than the one before."""
+    """Torchtitan's function of the step, out of its module: after the peak no rate is higher than the one before."""
     module = ast.parse(torchtitan.read("torchtitan/components/lr_scheduler.py").decode())
     function = next(
         node

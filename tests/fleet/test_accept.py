@@ -24,6 +24,7 @@ from suite.fleet.engines.hosts_engine import HostsEngine
 from suite.fleet.engines.reframe_engine import ReframeEngine
 from suite.fleet.engines.slurm_engine import SlurmEngine
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep, opened, unfinished
+from suite.machine import packages
 from suite.paths import ROOT
 
 pytestmark = pytest.mark.timeout(180)
@@ -170,6 +171,7 @@ def test_without_reframe_its_engine_is_refused_in_a_line_and_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(packages, "_try_import", lambda _module: None)  # would start that Python
     assert main(["fleet", "accept", "--engine", "reframe", "--nodes", "a", "--results", str(tmp_path / "r")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: --engine: ReFrame is not installed; got reframe, allowed: pip install reframe-hpc")

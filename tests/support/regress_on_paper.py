@@ -60,7 +60,7 @@ class Machine:
         self.chance = random.Random(7)
 
     def launch(self, plan, commit, environment=None):
-        """One launch of `commit`, or of it in an environment with such facts, recorded."""
+        """Record a launch of `commit`, or of it in an environment with such facts."""
         if self.lasts is not None and len(self.order) >= self.lasts:
             raise OutOfTimeError
         code = environment["environment"] if environment else commit
