@@ -61,6 +61,7 @@ def test_an_embedding_adds_up_the_partial_sums_that_pytorch_allocated() -> None:
         lists = 3 * tokens + 2 * segments + tokens // 10 + segments
         expected = (8 * lists if partial else 0, partial)
         assert embedding_backward_bytes(tokens, rows, hidden) == expected, (tokens, rows, hidden)
+    assert embedding_backward_bytes(1, 15680, 896) == (0, 0)
 
 
 def test_fused_attention_of_32_heads_has_the_workspace_that_pytorch_allocated() -> None:

@@ -95,4 +95,5 @@ def test_a_worked_example_of_matrices_inputs_and_what_is_kept() -> None:
     assert latent_products(compressed, tensor_parallel=2) == {**queries, **shared}
     assert more_attention_inputs(compressed) == (20 + 10 + 4 - 96, 2)
     assert latent_activation_bytes(compressed, tokens=6, element=2, shards=3)["compressed states"] == 2 * 6 * 30 // 3
+    assert more_attention_inputs(msgspec.structs.replace(LATENT, rotary_dim=None)) == (10, 2)
     assert more_attention_inputs(BLOOM.architecture) == (0, 0)

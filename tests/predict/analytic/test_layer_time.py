@@ -254,7 +254,11 @@ def test_products_read_both_factors_and_write_their_result(case: Case, machine: 
     workload = Workload(*case[:3])
     element = WEIGHT_ELEMENT_BYTES[case.recipe.precision]
     dtype = {2: torch.bfloat16, 4: torch.float32}[element]
-    for time in product_times(workload, machine).values():
+    times = product_times(workload, machine)
+    head = times["head"].sizes
+    assert head is not None
+    assert head[1] * case.layout.tensor_parallel == case.architecture.padded_vocabulary
+    for time in times.values():
         if time.sizes is not None:
             M, N, K = time.sizes
             tensors = [torch.empty(size, dtype=dtype, device="meta") for size in ((M, K), (K, N), (M, N))]

@@ -107,7 +107,11 @@ def executed_backward_bytes(*leaves: torch.Tensor, of: Callable[..., torch.Tenso
     [
         ("norm", lambda x: functional.layer_norm(x, x.shape[-1:]), 1, 1),  # x
         ("activation", functional.gelu, 1, 1),  # x
+        ("query, key norm", lambda x: functional.rms_norm(x, x.shape[-1:]), 1, 1),  # x
+        ("compression norm", lambda x: functional.rms_norm(x, x.shape[-1:]), 1, 1),  # x
         ("softmax", lambda x: x.softmax(-1), 1, 1),  # y
+        ("router", lambda x: x.softmax(-1), 1, 1),  # y
+        ("shared gate", torch.sigmoid, 1, 1),  # y
         ("rotary", lambda x: 2 * x, 1, 0),
         ("dispatch", lambda x: x[torch.randperm(4)], 1, 0),
         ("gated", lambda x, gate: functional.silu(gate) * x, 2, 2),  # both

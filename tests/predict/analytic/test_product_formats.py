@@ -247,6 +247,10 @@ def test_fp8_keeps_the_experts_inputs_in_bytes_and_what_the_router_reads_as_it_i
     if not a.shared_norm:
         besides = tokens * a.hidden + 4 if a.shared_experts else 0
         assert narrow["feed-forward input"] == wide["feed-forward input"] + besides
+    if a.shared_experts:
+        kind = "shared expert contraction input"
+        besides = wide[kind] if a.activation is Activation.RELU else 0
+        assert narrow[kind] == tokens * a.shared_experts * (a.expert_width or 0) + 4 + besides
     if a.key_value_rank is not None:
         ranks = [rank for rank in (a.query_rank, a.key_value_rank) if rank is not None]
         assert narrow["normed compressed states"] == tokens * sum(ranks) + 4 * len(ranks)

@@ -181,6 +181,23 @@ def test_messages_to_the_next_stage_that_overlap_take_no_time_where_stages_inter
         assert but(after, "pipeline_seconds") == but(before, "pipeline_seconds")
 
 
+def test_a_stack_that_overlaps_experts_hides_their_messages_in_proportion_to_the_share() -> None:
+    architecture = msgspec.structs.replace(BLOOM.architecture, layers=2, experts=8, experts_per_token=2)
+    case = Case(architecture, BLOOM.recipe, Layout(data_parallel=8, expert_parallel=8), 4)
+
+    def exposed(share: float, *, overlaps: bool) -> float:
+        (time,) = stage_times(case, having(A100, overlap_share=share, overlaps_experts=overlaps))
+        return time.expert_parallel_seconds
+
+    whole = exposed(0.0, overlaps=True)
+    assert whole > 0
+    assert exposed(0.5, overlaps=False) == whole
+    hidden = whole - exposed(1e-4, overlaps=True)
+    assert hidden > 0
+    assert whole - exposed(2e-4, overlaps=True) == pytest.approx(2 * hidden, rel=1e-9)
+    assert exposed(1.0, overlaps=True) == 0
+
+
 @given(cases(), machines())
 def test_a_stack_that_does_not_overlap_exposes_all_data_parallel_traffic(case: Case, machine: Machine) -> None:
     architecture, recipe, layout, micro_batches = case
