@@ -75,19 +75,20 @@ def test_predict_reads_what_is_printed_as_the_same_layout(run, gpus, options, sa
     [
         ("gpt2-124m", ("--on", "h100", "--gpus", "1", "--batch", "8", "--sequence", "512")),
         ("llama3.1-8b", ("--on", "h100-sxm", "--gpus", "64", "--stack", "megatron-core", "--precision", "bf16-pure")),
-        ("qwen3-30b-a3b", ("--on", "h100-sxm", "--gpus", "64", "--stack", "pytorch", "--micro-batch", "2")),
+        ("qwen3-30b-a3b", ("--on", "h100-sxm", "--gpus", "16", "--stack", "pytorch", "--micro-batch", "2")),
         ("llama2-7b", ("--on", "a100-sxm-80gb", "--gpus", "16", "--tokens", "1e12")),
     ],
 )
 def test_fit_and_plan_and_the_command_that_they_print_agree(run, options, answered, said):
     fastest = answered("fit", run, *options)["fastest"]
-    planned = answered("plan", run, *options, "--top", "1")["best"][0]
-    for quantity in ("layout", "step_seconds", "peak_bytes", "mfu"):
-        assert fastest[quantity] == planned[quantity], quantity
+    layouts = set()
     for command in ("fit", "plan"):
         (printed,) = (line for line in said(command, run, *options).splitlines() if " suite predict " in line)
-        figures = answered(*shlex.split(printed.partition(" suite ")[2]))["figures"]
+        words = shlex.split(printed.partition(" suite ")[2])
+        layouts.add(words[words.index("--layout") + 1])
+        figures = answered(*words)["figures"]
         rows = [row for row in figures if row["term"] is None and row["stage"] is None]
         predicted = {row["quantity"]: row["left"] for row in rows}
         for quantity in ("step_seconds", "peak_bytes", "mfu"):
             assert predicted[quantity] == pytest.approx(fastest[quantity], rel=1e-9), (command, quantity)
+    assert len(layouts) == 1

@@ -166,7 +166,6 @@ def test_a_number_that_divides_nothing_is_said_with_the_next_one_and_a_batch_tha
     assert answered("fit", *on, "63", "--batch", "126")["fits"]
 
 
-WIDTHS = ("80", "120")
 ASKED = [
     ("plan", "llama3.1-8b", "--on", "h100-sxm", "--gpus", "256", "--numbers", "--price", "2", "--energy-price", "0.1"),
     ("plan", "gpt2-124m", "--on", "rtx-4090", "--gpus", "1"),
@@ -177,8 +176,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("arguments", ASKED, ids=" ".join)
+@pytest.mark.parametrize(("arguments", "columns"), [*((words, "80") for words in ASKED), (ASKED[1], "120")])
 def test_lines_are_as_wide_as_the_terminal_and_words_are_whole(arguments, columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     main([*arguments])

@@ -76,8 +76,9 @@ def _compiled(call: str) -> list[Compiled] | str:
         codes = [(launch.name, compiled(launch)) for launch in launches]
     except Exception:
         return traceback.format_exc()
+    fp64 = {name: _computes_in_fp64(code.built) for name, code in dict(codes).items()}  # depends on no size
     return [
-        Compiled(name, code.spilled_bytes, 16 in code.load_bytes, 16 in code.store_bytes, _computes_in_fp64(code.built))
+        Compiled(name, code.spilled_bytes, 16 in code.load_bytes, 16 in code.store_bytes, fp64[name])
         for name, code in codes
     ]
 

@@ -35,10 +35,10 @@ def simulated(elements: int, ranks: int, steps: int, settings: dict[str, Any], *
 @pytest.mark.parametrize("renewal", [None, Renewal(steps=10)], ids=["frozen", "renewed"])
 @pytest.mark.parametrize("zeros", [0, 100])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_200_steps_are_the_simulation_bit_by_bit(ranks: int, zeros: int, renewal: Renewal | None, pool: Pool) -> None:
+def test_80_steps_are_the_simulation_bit_by_bit(ranks: int, zeros: int, renewal: Renewal | None, pool: Pool) -> None:
     settings = SETTINGS | {"renewal": renewal}
-    seen = pool(ranks, work.train, 1003, 200, settings, zeros)
-    expected = simulated(1003, ranks, 200, settings, zeros=zeros)
+    seen = pool(ranks, work.train, 1003, 80, settings, zeros)
+    expected = simulated(1003, ranks, 80, settings, zeros=zeros)
     for rank in range(ranks):
         for step, (ours, theirs) in enumerate(zip(seen[rank], expected, strict=True)):
             assert torch.equal(ours, theirs), f"rank {rank}, step {step}: {(ours - theirs).abs().max()}"
