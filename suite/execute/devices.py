@@ -1,4 +1,4 @@
-"""Prints the CUDA devices that torch can use, as JSON: python -m suite.execute.devices."""
+"""Prints what the NVIDIA driver has, and what torch can use of it, as JSON: python -m suite.execute.devices."""
 
 from __future__ import annotations
 
@@ -9,26 +9,43 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from suite.machine.devices import DRIVER, CudaDevice
+from suite.machine.devices import DRIVER, NO_DEVICE, CudaDevice, CudaState
 from suite.machine.gpu import WORKSPACE_VARIABLE, Gpu
 
 if TYPE_CHECKING:
     import torch
 
 
-def driver_devices() -> int:
-    """How many devices the driver reports to this process, as CUDA_VISIBLE_DEVICES says; 0 without a driver or device.
+def driver_answer() -> tuple[int, int]:
+    """How many devices the driver reports to this process, as CUDA_VISIBLE_DEVICES says, and its error.
 
     It takes a few milliseconds where there is none, and seconds less than torch.
     """
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
-        return 0
+        return 0, NO_DEVICE
     count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    error = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return (0, error) if error else (count.value, 0)
+
+
+def cuda_state() -> CudaState:
+    """The driver's devices and torch's; torch is not imported where the driver has none."""
+    devices, error = driver_answer()
+    if not devices:
+        return CudaState(driver_error=error or NO_DEVICE)
+    import torch  # as below
+
+    version = torch.version
+    built_for = f"CUDA {version.cuda}" if version.cuda else f"ROCm {version.hip}" if version.hip else ""
+    return CudaState(
+        driver_devices=devices,
+        driver_error=error,
+        torch=str(torch.__version__),
+        built_for=built_for,
+        devices=tuple(torch_devices()),
+    )
 
 
 def torch_devices() -> list[CudaDevice]:
@@ -73,4 +90,4 @@ def pci_address(properties: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(torch_devices() if driver_devices() else []))
+    sys.stdout.buffer.write(msgspec.json.encode(cuda_state()))

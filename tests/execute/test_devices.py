@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from suite.execute import devices
-from suite.machine.devices import CudaDevice
+from suite.machine.devices import NO_DEVICE, CudaDevice, CudaState
 
 
 def test_devices_are_printed_in_torchs_order(monkeypatch):
@@ -37,7 +37,7 @@ def test_devices_are_printed_in_torchs_order(monkeypatch):
 
 
 def test_torch_is_not_imported_where_the_driver_reports_no_device():
-    if devices.driver_devices():
+    if devices.driver_answer()[0]:
         pytest.skip("this machine has a CUDA device")
     code = """
         import runpy, sys
@@ -45,7 +45,7 @@ def test_torch_is_not_imported_where_the_driver_reports_no_device():
         assert "torch" not in sys.modules
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60, capture_output=True)
-    assert done.stdout == b"[]"
+    assert msgspec.json.decode(done.stdout, type=CudaState) == CudaState()
 
 
 def test_a_driver_that_reports_devices_is_counted(monkeypatch):
@@ -55,6 +55,6 @@ def test_a_driver_that_reports_devices_is_counted(monkeypatch):
 
     driver = SimpleNamespace(cuInit=lambda _flags: 0, cuDeviceGetCount=count)
     monkeypatch.setattr(devices.ctypes, "CDLL", lambda _name: driver)
-    assert devices.driver_devices() == 3
-    driver.cuInit = lambda _flags: 100  # CUDA_ERROR_NO_DEVICE
-    assert devices.driver_devices() == 0
+    assert devices.driver_answer() == (3, 0)
+    driver.cuInit = lambda _flags: NO_DEVICE
+    assert devices.driver_answer() == (0, NO_DEVICE)
