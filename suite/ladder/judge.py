@@ -216,7 +216,7 @@ def _gain_check(gain: Gain, *, gpu: bool, unknown: str) -> PromiseCheck:
         (gain.is_lost, Mark.FAIL, "gain lost"),
         (max(abs(predicted), abs(measured)) <= noise, Mark.SHOWN, "none, within noise"),
         (outside and abs(predicted) <= noise, Mark.FAIL, NONE_PREDICTED),
-        (outside, Mark.FAIL, share if ratio > 0 else "sign"),
+        (outside, Mark.FAIL, share if ratio > 0 else "the opposite of the predicted"),
         (abs(measured) <= noise, Mark.SHOWN, f"{share}, within noise: --repeat decides"),
         (True, Mark.PASS, share),
     )

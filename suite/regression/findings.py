@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import EXACT, Figure, Quantity
 from suite.records.record import Record
 from suite.regression.verdicts import ChangeVerdict, JudgedChange
@@ -156,7 +157,8 @@ def _exact(
         return (first, now), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
     other = next((value for value in after if value != first), None)
     if other is not None:
-        return (first, other), ChangeVerdict.REGRESSION, f"exact: {other - first:+,}"
+        more = direction(other, first, Direction.AMOUNT)
+        return (first, other), ChangeVerdict.REGRESSION, f"exact: {abs(other - first):,} {more}"
     if len(after) < counts[1]:
         return (first, now), ChangeVerdict.REGRESSION, "exact: some launches do not count it"
     return (first, now), ChangeVerdict.SAME, "exact"

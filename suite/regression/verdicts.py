@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.metrics.noise_floor import LEAST_EFFECT, Floor, band, least_detectable, own_floor
 from suite.metrics.two_sample import (
     FALSE_DISCOVERIES,
@@ -193,10 +194,14 @@ def _confirmed(first: TwoSampleDifference, rerun: TwoSampleDifference, width: fl
     slower = first.ratio > 1
     if rerun.p < FALSE_DISCOVERIES and _large(rerun) and _beyond(rerun, width) and (rerun.ratio > 1) == slower:
         change = ChangeVerdict.REGRESSION if slower else ChangeVerdict.IMPROVED
-        return change, f"confirmed in turn: {rerun.ratio - 1:+.1%}", False
+        return change, f"confirmed in turn: {_words(rerun)}", False
     if rerun.p >= FALSE_DISCOVERIES or _within(rerun, width) or not _large(rerun):
-        return ChangeVerdict.NOISE, f"not confirmed in turn: {rerun.ratio - 1:+.1%}, p {rerun.p:.2g}", False
-    return ChangeVerdict.INCONCLUSIVE, f"the re-run does not settle it: {rerun.ratio - 1:+.1%}", False
+        return ChangeVerdict.NOISE, f"not confirmed in turn: {_words(rerun)}, p {rerun.p:.2g}", False
+    return ChangeVerdict.INCONCLUSIVE, f"the re-run does not settle it: {_words(rerun)}", False
+
+
+def _words(compared: TwoSampleDifference) -> str:
+    return difference_in_words(compared.ratio, 1.0, Direction.TIME)
 
 
 def _large(compared: TwoSampleDifference) -> bool:

@@ -113,5 +113,5 @@ def step_words(seconds: float | None) -> str:
 
 
 def error_words(error: float | None) -> str:
-    """The error of a predicted step time, predicted over measured less 1, in words; "-" for None."""
-    return "-" if error is None or error != error else difference_in_words(1 + error, 1.0, Direction.TIME)
+    """How much slower or faster a step was than predicted, from predicted over measured less 1; "-" for None."""
+    return "-" if error is None or error != error else difference_in_words(1.0, 1 + error, Direction.TIME)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel, Parameter
 from reference_runs.published_tables import PublishedTables
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.report.tables import MARKDOWN, table
 from suite.report.terminal.tables import print_table
 
@@ -24,13 +25,13 @@ def print_fit(out: Console, model: MachineModel, errors: Mapping[str, Sequence[f
             name,
             len(of_table),
             f"{fmean(map(abs, of_table)):.1%}",
-            f"{fmean(of_table):+.1%}",
-            f"{max(of_table, key=abs):+.1%}",
+            difference_in_words(1.0, 1 + fmean(of_table), Direction.TIME),
+            difference_in_words(1.0, 1 + max(of_table, key=lambda error: abs(math.log1p(error))), Direction.TIME),
         ]
         for name, of_table in errors.items()
     )
     out.print()
-    print_table(out, scored, ["table", "rows", "mean error", "bias", "largest"])
+    print_table(out, scored, ["table", "rows", "mean error", "measured is", "at most"])
 
 
 def _support(parameter: Parameter) -> list[object]:

@@ -61,7 +61,7 @@ def test_the_verdict_and_what_it_would_find_come_first(machine, capsys):
     machine.counts = {"messages": 6}
     assert machine.regress("--launches", "1") == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("gpt2-mini: regression: messages (exact: +1)")
+    assert first.startswith("gpt2-mini: regression: messages (exact: 1 more)")
     assert first.endswith("so few launches find no slow-down of a step, however large")
 
 
@@ -249,7 +249,7 @@ def test_junit_has_a_test_a_quantity_and_its_counts_add_up(machine, tmp_path):
     failed = {case.get("name"): case.find("failure") for case in cases if case.find("failure") is not None}
     assert set(failed) == {"step_seconds", "messages"}
     assert int(suite.get("failures")) == 2
-    assert failed["messages"].get("message") == "5 -> 6, ratio 1.2000: exact: +1"
+    assert failed["messages"].get("message") == "5 -> 6, ratio 1.2000: exact: 1 more"
     assert "verdict: regression" in failed["step_seconds"].text
     assert {case.get("classname") for case in cases} == {"gpt2-mini"}
     assert suite.get("skipped") == suite.get("errors") == "0"
@@ -268,7 +268,7 @@ def test_the_summary_is_appended_and_its_rows_have_as_many_cells(machine, tmp_pa
     assert text.startswith("earlier\n## Regressions\n")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {11}
-    assert any(line.startswith("| messages |") and "| regression | exact: +1 |" in line for line in rows)
+    assert any(line.startswith("| messages |") and "| regression | exact: 1 more |" in line for line in rows)
 
 
 def test_several_runs_are_one_family(machine, capsys):

@@ -50,7 +50,8 @@ def test_without_arguments_every_published_table_is_scored(capsys) -> None:
         assert score["used"] > 0
         assert score["implausible_rows"] == []
         assert len(score["worst"]) == 5
-        assert abs(score["worst"][0]["error_percent"]) == pytest.approx(abs(score["step_seconds_max"]))
+        apart = [abs(math.log(row["predicted_seconds"] / row["measured_seconds"])) for row in score["worst"]]
+        assert apart == sorted(apart, reverse=True)
         assert 0 <= abs(score["step_seconds_bias"]) <= score["step_seconds_mape"] <= abs(score["step_seconds_max"])
         assert 0 < score["constant_mfu"] < 1
     assert {score["table"] for score in found if score["peak_bytes_mape"] is not None} == {
@@ -65,14 +66,19 @@ def test_errors_are_those_of_the_rows(capsys, tmp_path) -> None:
     path = written(tmp_path / "own.csv", rows)
     (score,) = scores(capsys, path, "--worst", "10")
     predicted = {each["line"]: each["predicted_seconds"] for each in score["worst"]}
-    factors = [0.5, 0.8, 1, 1, 1, 1, 1, 1, 1, 2]
+    factors = [0.55, 0.8, 1, 1, 1, 1, 1, 1, 1, 2]
     for line, (row, factor) in enumerate(zip(rows, factors, strict=True), start=2):
         row[STEP] = repr(predicted[line] * factor)
     (score,) = scores(capsys, written(tmp_path / "own.csv", rows), "--worst", "2")
-    assert score["step_seconds_mape"] == pytest.approx((100 + 25 + 50) / 10)
-    assert score["step_seconds_bias"] == pytest.approx((100 + 25 - 50) / 10)
-    assert score["step_seconds_max"] == pytest.approx(100)
-    assert [each["line"] for each in score["worst"]] == [2, 11]
+    assert score["step_seconds_mape"] == pytest.approx((900 / 11 + 25 + 50) / 10)
+    assert score["step_seconds_bias"] == pytest.approx((900 / 11 + 25 - 50) / 10)
+    assert score["step_seconds_max"] == pytest.approx(900 / 11)
+    assert [each["line"] for each in score["worst"]] == [11, 2]  # twice the seconds is further off than 0.55 of them
+    assert main(["validate", str(tmp_path / "own.csv"), "--worst", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[-3:] for line in shown.splitlines() if line.split()[:1] in (["11"], ["2"])]
+    assert "100.0 % slower" in shown
+    assert "45.0 % faster" in shown
 
 
 OWN = {

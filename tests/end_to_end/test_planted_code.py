@@ -67,7 +67,10 @@ def clone(tmp_path):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("change", "key", "why"),
-    [(MESSAGE, ("messages", "all_reduce", None), "exact: +1"), (STATE, ("optimizer_bytes", None, None), "exact: +4")],
+    [
+        (MESSAGE, ("messages", "all_reduce", None), "exact: 1 more"),
+        (STATE, ("optimizer_bytes", None, None), "exact: 4 more"),
+    ],
     ids=["message", "state"],
 )
 def test_one_launch_of_each_finds_one_more_message_and_4_more_bytes_of_state(change, key, why, clone):

@@ -1,8 +1,9 @@
-"""Docstrings begin with what they return, or with the verb: never with a bare "Of", "What", "That" or "Those"."""
+"""Docstrings begin with the thing or the verb, never with a bare "Of" or "What"; printed differences have no sign."""
 
 from __future__ import annotations
 
 import ast
+import re
 
 from suite.paths import ROOT
 
@@ -25,3 +26,18 @@ def test_docstrings_begin_with_the_thing_or_the_verb() -> None:
         "Of the worst.",
         "What it is.",
     ]
+
+
+SIGNED = re.compile(r":\+[,.0-9]*[%defg]?\}|\"\+[,.0-9]+[%defg]\"")
+SCORES = re.compile(r"\.?\bz:\+|clock_offset:\+|score\.fitted:\+|scores\.all_terms:\+")  # and points of a mean error
+
+
+def test_no_printed_difference_has_a_sign() -> None:
+    """Differences are in words, by `suite/metrics/difference_words.py`; scores without an expected side have signs."""
+    signed = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "suite").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if SIGNED.search(line) and not SCORES.search(line)
+    ]
+    assert signed == []

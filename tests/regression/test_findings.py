@@ -49,8 +49,8 @@ def test_an_exact_figure_is_decided_by_one_launch_in_either_direction():
     for before, after, values, change, why in (
         ([7], [7], (7, 7), SAME, "exact"),
         ([7, 7, 7], [7, 7], (7, 7), SAME, "exact"),
-        ([7], [6], (7, 6), REGRESSION, "exact: -1"),
-        ([7000, 7000], [7000, 9000], (7000, 9000), REGRESSION, "exact: +2,000"),
+        ([7], [6], (7, 6), REGRESSION, "exact: 1 less"),
+        ([7000, 7000], [7000, 9000], (7000, 9000), REGRESSION, "exact: 2,000 more"),
         ([7, 8], [7], (7, 7), INCONCLUSIVE, DISAGREE),
         ([7, None], [7], (7, 7), INCONCLUSIVE, DISAGREE),
         ([7], [7, None], (7, 7), REGRESSION, "exact: some launches do not count it"),
@@ -59,9 +59,9 @@ def test_an_exact_figure_is_decided_by_one_launch_in_either_direction():
         ([7, 8], [None], (7, None), REGRESSION, "no longer counted"),
         ([None], [7, 8], (None, 7), REGRESSION, "not counted in the baseline"),
         ([7, 8], [9, 6], (7, 9), INCONCLUSIVE, DISAGREE),
-        ([7, 7], [7, 8, 9], (7, 8), REGRESSION, "exact: +1"),
-        ([1], [0], (1, 0), REGRESSION, "exact: -1"),
-        ([0], [5], (0, 5), REGRESSION, "exact: +5"),  # there is no ratio to nothing
+        ([7, 7], [7, 8, 9], (7, 8), REGRESSION, "exact: 1 more"),
+        ([1], [0], (1, 0), REGRESSION, "exact: 1 less"),
+        ([0], [5], (0, 5), REGRESSION, "exact: 5 more"),  # there is no ratio to nothing
     ):
         found = of(Quantity.PARAMETERS, before, after)
         assert ((found.before, found.after), found.change, found.why) == (values, change, why)

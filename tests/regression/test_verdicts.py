@@ -34,7 +34,7 @@ def verdict(sets, others=()):
 
 def test_a_change_that_the_rerun_confirms_is_a_regression_and_downwards_an_improvement():
     found = verdict(slower())
-    assert (found.change, found.why) == (ChangeVerdict.REGRESSION, "confirmed in turn: +8.3%")
+    assert (found.change, found.why) == (ChangeVerdict.REGRESSION, "confirmed in turn: 8.3 % slower")
     assert found.difference.ratio == pytest.approx(1.08, abs=0.02)
     assert 0.01 < found.band < 0.02 < found.least_detectable < 0.05
     assert verdict(slower(1 / 1.08, rerun=1 / 1.08)).change is ChangeVerdict.IMPROVED
@@ -207,7 +207,7 @@ def test_a_slowdown_is_confirmed_by_a_rerun_that_meets_every_condition(ratio, in
     slower = difference_of(1.08, (1.06, 1.10), 0.001)
     found, why, more = _confirmed(slower, difference_of(ratio, interval, p), BAND)
     assert (found, more) == (change, False)
-    assert f"{100 * (ratio - 1):+.1f}%" in why
+    assert f"{100 * abs(ratio - 1):.1f} % {'slower' if ratio > 1 else 'faster'}" in why
     if change is ChangeVerdict.REGRESSION:
         faster = difference_of(1 / 1.08, (1 / 1.10, 1 / 1.06), 0.001)
         mirrored = difference_of(1 / ratio, (1 / interval[1], 1 / interval[0]), p)

@@ -19,7 +19,7 @@ from suite.report.markdown.step_times import step_tables, step_times
 pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-SHOWN_IN_BOTH = ("run", "ranks", "layout", "execution", "launches", "predicted", "measured", "prediction is")
+SHOWN_IN_BOTH = ("run", "ranks", "layout", "execution", "launches", "predicted", "measured", "measured is")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -159,7 +160,7 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
     weighed = _weighed(table, predicted, others)
     of_peaks = _peak_errors(weighed)
     mfu, mfu_error = constant_mfu([each.row for each in timed])
-    farthest = sorted(zip(timed, errors, strict=True), key=lambda pair: -abs(pair[1]))
+    by_distance = sorted(zip(timed, errors, strict=True), key=lambda pair: -distance(pair[1]))
     return Score(
         table=table.name,
         rows=len(table.rows) + len(table.skipped),
@@ -168,9 +169,9 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
         step_seconds_mape=_percent(_mean([abs(error) for error in errors])),
         constant_mfu_mape=_percent(mfu_error),
         peak_bytes_mape=_percent(_mean([abs(error) for error in of_peaks])),
-        worst=[_worst(each, error) for each, error in farthest[:worst]],
+        worst=[_worst(each, error) for each, error in by_distance[:worst]],
         step_seconds_bias=_percent(_mean(errors)),
-        step_seconds_max=100 * farthest[0][1] if farthest else None,
+        step_seconds_max=100 * max(errors, key=abs) if errors else None,
         constant_mfu=mfu,
         peak_bytes_rows=len(weighed),
         peak_bytes_bias=_percent(_mean(of_peaks)),
@@ -180,12 +181,17 @@ def table_score(table: PublishedTable, *, worst: int, frameworks: bool = False) 
         implausible_rows=list(_implausible([each.row for each in timed])),
         worst_memory=[
             _worst_memory(each, error)
-            for each, error in sorted(zip(weighed, of_peaks, strict=True), key=lambda pair: -abs(pair[1]))[:worst]
+            for each, error in sorted(zip(weighed, of_peaks, strict=True), key=lambda pair: -distance(pair[1]))[:worst]
         ],
         skipped_reasons=dict(Counter(reason_kind(each.reason) for each in skipped).most_common()),
         columns_not_read=msgspec.UNSET if table.facts.source else list(table.unread),
         frameworks=framework_readings([each.row for each in predicted]) if frameworks else [],
     )
+
+
+def distance(error: float) -> float:
+    """How far a prediction is from what was measured: the same for twice as much and for half of it."""
+    return abs(math.log1p(error)) if error > -1 else math.inf
 
 
 def reason_kind(reason: str) -> str:

@@ -19,7 +19,7 @@ from suite.metrics.figures import Quantity
 from suite.paths import program
 from suite.records.summary import LaunchSummary
 from suite.regression.segments import Segment, by_setup, searched_times, segments_of
-from suite.report.compared_launches import SetupKey, error_words, setup_key, step_words
+from suite.report.compared_launches import SetupKey, setup_key, step_words
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
 from suite.report.html.fleet import fleet_section
@@ -59,7 +59,7 @@ SECTIONS = (
 OF_RECORDS = frozenset({"overview", "setups", "runs", "history", "loss"})
 SETUP_COLUMNS = (
     *(("run", ""), ("verdict", ""), ("ranks", "n"), ("layout", ""), ("execution", ""), ("machine", "")),
-    *(("launches", "n"), ("predicted", "n"), ("measured", "n"), ("prediction is", "n"), ("last launch", "")),
+    *(("launches", "n"), ("predicted", "n"), ("measured", "n"), ("measured is", "n"), ("last launch", "")),
 )
 
 
@@ -82,8 +82,8 @@ class SetupRow(NamedTuple):
     predicted_text: str
     measured: float | None
     measured_text: str
-    error: float | None
-    error_text: str
+    difference: float | None
+    difference_text: str
     day: str
     text: str
     detail: Detail | None
@@ -256,7 +256,6 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
     key, shown = setup.key, setup.median
     predicted = shown.predicted.of(Quantity.STEP_SECONDS) if shown else None
     measured = shown.measured.of(Quantity.STEP_SECONDS) if shown else None
-    error = predicted / measured - 1 if predicted and measured else None
     failed = sum(launch.status != "ok" for launch in setup.launches)
     count, compared = len(setup.launches), len(setup.comparable)
     launches_text = f"{compared:,}" + (f" of {count:,}" if compared < count else "")
@@ -278,8 +277,8 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
         predicted_text=step_words(predicted),
         measured=measured,
         measured_text=step_words(measured),
-        error=error,
-        error_text=error_words(error),
+        difference=measured / predicted - 1 if predicted and measured else None,
+        difference_text=difference_in_words(measured, predicted, Direction.TIME) if predicted and measured else "-",
         day=utc(setup.latest.started, "%Y-%m-%d"),
         text=" ".join([*map(str, key), setup.latest.status, setup.latest.message, why]),
         detail=full,

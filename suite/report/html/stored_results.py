@@ -19,6 +19,7 @@ from suite.ladder.rung import Track
 from suite.metrics.figures import StepTerm
 from suite.report.html.plot import Cell, Plot, Trace, bars, colour, significant, utc
 from suite.report.plots.memory import CATEGORIES
+from suite.report.terminal.ladder import gain_words
 from suite.reproduce.dry_run.result import DIRECTORY as DRY_RUNS
 from suite.reproduce.dry_run.result import DryRunResult
 
@@ -192,7 +193,7 @@ def _track(ladder: LadderResult, track: Track) -> Plot | None:
         layout=LAYOUT,
         columns=[
             *("rung", "step ms", "us a token", "Gflop/s", "peak MiB", "predicted MiB"),
-            *(f"gain predicted, {unit}", f"gain measured, {unit}", "of the baseline", f"top without it loses, {unit}"),
+            *(f"gain predicted, {unit}", f"gain measured, {unit}", "of the baseline", f"gain at the top, {unit}"),
             "promises",
         ],
         rows=[list(_cells(result, at_top.get(result.rung.name), scale)) for result in results],
@@ -228,8 +229,9 @@ def _cells(result: RungResult, at_top: Interaction | None, scale: float) -> Iter
     yield f"{measurement.model_flop_per_second / 1e9:,.1f}"
     yield f"{measurement.peak_bytes / MIB:,.1f}"
     yield None if prediction is None or prediction.peak_bytes is None else f"{prediction.peak_bytes / MIB:,.1f}"
-    yield None if gain is None or gain.predicted is None else f"{gain.predicted * scale:+,.1f}"
-    yield None if gain is None else f"{gain.measured * scale:+,.1f}"
+    track = result.rung.track
+    yield None if gain is None or gain.predicted is None else gain_words(gain.predicted, track)
+    yield None if gain is None else gain_words(gain.measured, track)
     yield None if result.share is None else f"{result.share:.2f}"
-    yield None if at_top is None else f"{at_top.at_top * scale:+,.1f} (noise {at_top.noise * scale:,.1f})"
+    yield None if at_top is None else f"{gain_words(at_top.at_top, track)} (noise {at_top.noise * scale:,.1f})"
     yield "; ".join(f"{check.name} {check.mark}: {check.says}" for check in result.checks)

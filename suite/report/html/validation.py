@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from functools import cache
 
 from reference_runs.published import PublishedTable, load_table
 from reference_runs.published_tables import shipped_tables
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.predict.validation.published_tables import TimedRow, constant_mfu, timed_rows
-from suite.report.compared_launches import error_words
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
-from suite.report.plots.validation import BAND, ERROR_AXIS, axis_ends, errors
+from suite.report.plots.validation import BAND, DIFFERENCE_AXIS, axis_ends, differences, errors
 
 
 @cache
@@ -45,9 +46,10 @@ def _scatter(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
                 "hovertemplate": "%{text}<br>published %{x:.4g} s, predicted %{y:.4g} s",
             }
         )
-        for row, error in zip(rows, errors(rows), strict=True):
+        for row in rows:
             seconds = (f"{row.measured:,.3f}", f"{row.predicted:,.3f}")
-            cells.append([table.name, _name(row), *seconds, error_words(error)])
+            apart = difference_in_words(row.measured, row.predicted, Direction.TIME)
+            cells.append([table.name, _name(row), *seconds, apart])
     within = sum(abs(error) <= BAND for error in errors(timed))
     return Plot(
         id="predicted-published",
@@ -59,24 +61,24 @@ def _scatter(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
             "xaxis": {"type": "log", "title": {"text": "published seconds of a step"}},
             "yaxis": {"type": "log", "title": {"text": "predicted seconds of a step"}},
         },
-        columns=["table", "row", "published s", "predicted s", "prediction is"],
+        columns=["table", "row", "published s", "predicted s", "published is"],
         rows=cells,
         height=640,
     )
 
 
 def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
-    """The relative errors of each table as a box."""
+    """How far each table's published steps are from predicted ones, as a box."""
     traces: list[Trace] = []
     cells: list[list[Cell]] = []
     for number, (table, rows) in enumerate(tables):
-        of_table = errors(rows)
+        apart = differences(rows)
         traces.append(
             {
                 "type": "box",
                 "orientation": "h",
                 "name": table.name,
-                "x": [round(100 * error, 2) for error in of_table],
+                "x": [round(100 * difference, 2) for difference in apart],
                 "marker": {"color": colour(number), "symbol": symbol(number), "size": 4},
                 "boxpoints": "outliers",
                 "line": {"width": 1.5},
@@ -89,20 +91,20 @@ def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
                 table.name,
                 table.facts.title,
                 str(len(rows)),
-                f"{statistics.fmean(map(abs, of_table)):.1%}",
-                error_words(statistics.median(of_table)),
-                error_words(max(of_table, key=abs)),
+                f"{statistics.fmean(map(abs, errors(rows))):.1%}",
+                difference_in_words(1 + statistics.median(apart), 1.0, Direction.TIME),
+                difference_in_words(1 + max(apart, key=lambda each: abs(math.log1p(each))), 1.0, Direction.TIME),
                 "" if constant is None else f"{constant:.1%}",
             ]
         )
     return Plot(
         id="errors-by-table",
         title="Errors by table",
-        says=f"Box plots of the relative errors of {len(tables)} tables; the box holds the middle half.",
+        says=f"Box plots of published over predicted steps of {len(tables)} tables; the box holds the middle half.",
         traces=traces,
         layout={
             "showlegend": False,
-            "xaxis": {"title": {"text": ERROR_AXIS}, "zeroline": True},
+            "xaxis": {"title": {"text": DIFFERENCE_AXIS}, "zeroline": True},
             "yaxis": {"autorange": "reversed", "automargin": True},
         },
         columns=["table", "", "rows", "mean error", "median", "largest", "mean error of one constant MFU"],

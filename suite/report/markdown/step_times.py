@@ -126,7 +126,7 @@ def _cells(shown: pandas.DataFrame) -> pandas.DataFrame:
             **{name: shown[name] for name in ("run", "ranks", "layout", "execution", "launches")},
             "predicted": [*map(step_words, shown.predicted_seconds)],
             "measured": [*map(step_words, shown.measured_seconds)],
-            "prediction is": [*map(error_words, shown.error)],
+            "measured is": [*map(error_words, shown.error)],
             "CPU slowdown": _texts(shown.slowdown, "{:.2f}"),
             "at that speed": [*map(error_words, shown.error_at_speed)],
             "largest residual": shown.term,
@@ -138,8 +138,8 @@ def _cells(shown: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _share_words(share: float) -> str:
-    """A term's predicted less measured seconds, over the step, in words."""
-    return f"{100 * abs(share):.1f} % {direction(share, 0.0, Direction.TIME)}"
+    """How much slower or faster a term was than predicted, from predicted less measured seconds over the step."""
+    return f"{100 * abs(share):.1f} % {direction(0.0, share, Direction.TIME)}"
 
 
 def _texts(values: Any, form: str) -> list[str]:

@@ -10,7 +10,7 @@ from reference_runs.errors import InputError
 from suite.predict.validation.published_tables import TimedRow, relative_errors
 
 BAND = 0.1  # shaded around equality, and drawn on both sides of it
-ERROR_AXIS = "prediction, in % of the published time: below 0 it is faster, above 0 slower"
+DIFFERENCE_AXIS = "published step, in % of the predicted time: below 0 it is faster than predicted, above 0 slower"
 
 
 def axis_ends(timed: Iterable[TimedRow]) -> tuple[float, float]:
@@ -22,6 +22,11 @@ def axis_ends(timed: Iterable[TimedRow]) -> tuple[float, float]:
 def errors(rows: Sequence[TimedRow]) -> list[float]:
     """Relative error of each row's prediction, predicted over published less 1."""
     return list(relative_errors([row.predicted for row in rows], [row.measured for row in rows]))
+
+
+def differences(rows: Sequence[TimedRow]) -> list[float]:
+    """How much slower each row's published step is than predicted: published over predicted, less 1."""
+    return list(relative_errors([row.measured for row in rows], [row.predicted for row in rows]))
 
 
 def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
@@ -46,7 +51,7 @@ def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
         measured, predicted = [row.measured for row in rows], [row.predicted for row in rows]
         many = len(rows) > 100
         left.scatter(measured, predicted, s=8 if many else 18, color=colour, alpha=0.6, lw=0, label=name)
-        percent = [100 * error for error in errors(rows)]
+        percent = [100 * difference for difference in differences(rows)]
         spread = [index + 0.35 * ((7 * i) % 11 / 5 - 1) for i in range(len(percent))]
         right.scatter(percent, spread, s=6 if many else 14, color=colour, alpha=0.6, lw=0)
         middle = statistics.median(percent)
@@ -56,7 +61,7 @@ def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
     left.legend(fontsize=7, frameon=False, loc="upper left")
     right.axvspan(-100 * BAND, 100 * BAND, color="0.9", lw=0, zorder=0)
     right.axvline(0, color="0.5", lw=0.8)
-    right.set(xlabel=f"{ERROR_AXIS}\na point a row; bar: median")
+    right.set(xlabel=f"{DIFFERENCE_AXIS}\na point a row; bar: median")
     right.set_yticks(range(len(tables)), list(tables), fontsize=7)
     right.invert_yaxis()
     for axes in (left, right):

@@ -13,6 +13,7 @@ from suite.ladder.judge import Mark
 from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.result import LadderResult, RungResult, failures, verdict
 from suite.ladder.rung import RUNGS, Track
+from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import StepTerm
 from suite.report.tables import Coloured
 from suite.report.terminal.tables import NOT_JUDGED, print_folded, print_table
@@ -43,7 +44,7 @@ def print_ladder(out: Console, ladder: LadderResult) -> None:
             out.print(f"\n[bold]{track}[/]", highlight=False)
             _print_track(out, track, results)
     if ladder.interactions:
-        out.print("\n[bold]interactions[/]: a rung's gain, and what the top of its track loses without it")
+        out.print("\n[bold]interactions[/]: what a rung gains over the one below it, and at the top of its track")
         titles = ["rung", "track", "in its place", "at the top", "noise", "says"]
         print_table(out, _interactions(ladder), titles, right=titles[2:-1])
     out.print()
@@ -96,6 +97,15 @@ def _number(value: float | None, form: str, scale: float = 1, *, missing: str = 
     return missing if value is None else format(value * scale, form)
 
 
+def gain_words(gain: float | None, track: Track) -> str:
+    """A gain in the track's unit: "120.5 less" memory or "3.1 faster" a token; "-" for None."""
+    if gain is None:
+        return "-"
+    amount = f"{abs(gain) * _scale(track):,.1f}"
+    scale = Direction.AMOUNT if track is Track.MEMORY else Direction.TIME
+    return "equal" if amount == "0.0" else f"{amount} {direction(0.0, gain, scale)}"
+
+
 def _measured(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[str]:
     reserved = measured.resident_bytes if measured.reserved_bytes is None else measured.reserved_bytes
     yield _number(measured.peak_bytes, ",.1f", 1 / MIB)
@@ -117,7 +127,7 @@ def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[object]
             continue
         gains = [""] * 3
         if gain is not None:
-            gains = [_number(value, "+,.1f", scale) for value in (gain.predicted, gain.measured)]
+            gains = [gain_words(value, track) for value in (gain.predicted, gain.measured)]
             gains.append(_number(gain.noise, ",.1f", scale))
         yield [result.title, *gains, _number(result.share, ".2f", missing=""), Coloured(tuple(_promises(result)))]
 
@@ -140,9 +150,9 @@ def _terms(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[str
 def _interactions(ladder: LadderResult) -> Iterator[list[str]]:
     tracks = {rung.name: rung.track for rung in RUNGS}
     for interaction in ladder.interactions:
-        scale = _scale(tracks[interaction.rung])
-        values = (f"{value * scale:+,.1f}" for value in (interaction.in_track, interaction.at_top, interaction.noise))
-        yield [interaction.rung, tracks[interaction.rung].value, *values, interaction.says]
+        track = tracks[interaction.rung]
+        worth = (gain_words(value, track) for value in (interaction.in_track, interaction.at_top))
+        yield [interaction.rung, track.value, *worth, f"{interaction.noise * _scale(track):,.1f}", interaction.says]
 
 
 def print_rungs(out: Console) -> None:

@@ -15,6 +15,7 @@ from suite.machine.operations import COLLECTIVES, moved_bytes
 from suite.machine.profile import Check, Profile, disturbed
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing, median, quantile
+from suite.metrics.difference_words import Direction, difference_in_words
 from suite.predict.simulation.step_correction import StepCorrection, step_correction
 from suite.report.terminal.tables import print_folded, print_table
 
@@ -55,7 +56,8 @@ def work(subject: Subject, sizes: tuple[float, ...]) -> tuple[str, float]:
 
 
 def _spread(timing: Timing) -> str:
-    return f"{timing.low / timing.median - 1:+.0%} {timing.high / timing.median - 1:+.0%}"
+    """Middle three fifths of the calls, in percent of the median."""
+    return f"{100 * timing.low / timing.median:.0f} to {100 * timing.high / timing.median:.0f} %"
 
 
 def _by_ranks(subjects: Iterable[Subject]) -> dict[Subject, set[int]]:
@@ -110,7 +112,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def check_rows(checks: list[Check]) -> Iterator[list[str]]:
-    """Errors by kind, operation and ranks at once: points, median, 90 % quantile, largest, and median with its sign."""
+    """Errors by kind, operation and ranks at once: points, median, 90 % quantile, largest; and the median in words."""
     grouped: dict[tuple[str, str, int], list[float]] = {}
     for check in checks:
         key = (check.subject.operation, check.kind, check.subject.ranks)
@@ -118,8 +120,8 @@ def check_rows(checks: list[Check]) -> Iterator[list[str]]:
     for (operation, kind, ranks), errors in sorted(grouped.items()):
         sizes = [abs(error) for error in errors]
         middle, most = f"{median(sizes):.1%}", f"{max(sizes):.1%}"
-        tail, sign = f"{quantile(sizes, 0.9):.1%}", f"{median(errors):+.1%}"
-        yield [operation, kind, str(ranks), str(len(errors)), middle, tail, most, sign]
+        tail, words = f"{quantile(sizes, 0.9):.1%}", difference_in_words(1.0, 1 + median(errors), Direction.TIME)
+        yield [operation, kind, str(ranks), str(len(errors)), middle, tail, most, words]
 
 
 def step_corrections(profile: Profile) -> list[StepCorrection]:
@@ -164,7 +166,7 @@ def print_profile(out: Console, profile: Profile) -> None:
     if profile.reference_steps:
         titles = ["ranks", "its parts: ms", "it took: ms", "20-80 %", "steps", "took over parts"]
         print_table(out, _reference_step_rows(profile), ["reference step", *titles])
-    titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
+    titles = ["kind", "ranks", "points", "median", "90 %", "largest", "measured is"]
     print_table(out, check_rows(profile.checks), ["interpolation error", *titles])
     print_folded(out, disturbance(profile))
     for fact in ("hurried", "over_budget"):

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
+from suite.metrics.difference_words import difference_in_words, direction_of
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
@@ -90,25 +91,19 @@ def print_published(out: Console, rows: list[Row]) -> None:
 
 
 def print_rows(out: Console, rows: Iterable[tuple[Row, str]], *, marks: str = "") -> None:
-    """Print rows with a mark each, under the title `marks`: predicted, published and the difference."""
+    """Print rows with a mark each, under the title `marks`: predicted, published, and how the latter differs."""
     cells = []
     for row, mark in rows:
         apart = "" if row.right is None else "not predicted"
-        if row.difference is not None:
-            apart = _apart(-row.difference / row.right) if row.right and row.difference else "equal"
+        if row.left is not None and row.right is not None:
+            apart = difference_in_words(row.right, row.left, direction_of(row.quantity))
         right = "" if row.right is None else read(row.right, row.quantity)
         cells.append([name_of(row.quantity), read(row.left, row.quantity), right, apart, mark])
-    titles = ["quantity", "predicted", "published", "predicted is", marks]
+    titles = ["quantity", "predicted", "published", "published is", marks]
     if not any(row[2] for row in cells):
         cells = [[*row[:2], row[4]] for row in cells]
         titles = [*titles[:2], marks]
     print_table(out, cells, titles, right=[*titles[1:-1], *filter(None, [marks])], optional=["published"])
-
-
-def _apart(share: float) -> str:
-    """How far a prediction is from what was published, in words."""
-    text = percent(abs(share))
-    return "equal" if text == percent(0.0) else f"{text} {'above' if share > 0 else 'below'}"
 
 
 def print_predicted(out: Console, rows: list[Row]) -> None:

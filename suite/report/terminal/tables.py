@@ -188,12 +188,6 @@ def difference(row: Row, *, than: str = "") -> str:
     return f"{amount} {direction(row.right, row.left, scale)}" + (f" than {than}" if than else "")
 
 
-def percent(difference: float, of: float) -> str:
-    """A signed relative difference in percent; what rounds to nothing has no sign."""
-    text = f"{difference / of:+.2%}"
-    return "0.00%" if text in ("+0.00%", "-0.00%") else text
-
-
 def bar(share: float, *, cells: int = BAR_CELLS) -> str:
     """A bar over `share` (0 to 1, longer ones are cut) of `cells` character cells, to an eighth of a cell."""
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)

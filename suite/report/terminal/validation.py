@@ -9,7 +9,7 @@ from rich.console import Console
 from reference_runs.published_tables import TableFacts
 from suite.metrics.difference_words import Direction, difference_in_words
 from suite.predict.validation.proxies import ProxyPair
-from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstMemoryRow, WorstRow
+from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstMemoryRow, WorstRow, distance
 from suite.predict.validation.software import FrameworkReading
 from suite.report.tables import folded
 from suite.report.terminal.tables import print_folded, print_table
@@ -20,8 +20,9 @@ SHOWN_LINES = 4  # of the rows that share a reason
 READ_LINES = 10  # on what was read, of all tables together, without --all
 ITEM_LINES = 2  # that one of them takes at most; what it lists further is counted
 _WHICH = (
-    "step time, constant MFU, peak memory: mean absolute error; constant MFU: of the one MFU that comes nearest to the "
-    "same rows; mean and largest: predictions are so much slower or faster than what was measured"
+    "step time, constant MFU, peak memory: mean absolute error, in percent of what was measured; constant MFU: of the "
+    "one MFU that comes nearest to the same rows; mean, largest, worst rows: measured steps are so much slower or "
+    "faster than predicted"
 )
 
 
@@ -103,12 +104,12 @@ def print_proxies(out: Console, pairs: Sequence[ProxyPair]) -> None:
             f"{pair.layers} on {pair.accelerators}",
             f"{pair.measured_seconds:,.3f}",
             f"{pair.predicted_seconds:,.3f}",
-            _slower(pair.error_percent),
-            _slower(pair.plain_error_percent),
+            _measured(pair.error_percent),
+            _measured(pair.plain_error_percent),
         ]
         for pair in pairs
     ]
-    titles = ["model", "products", "proxy", "whole", "measured s", "predicted s", "prediction is", "without proxy"]
+    titles = ["model", "products", "proxy", "whole", "measured s", "predicted s", "measured is", "without proxy"]
     print_table(out, cells, titles, right=titles[4:], optional=["model"])
     print_folded(
         out, "proxy, whole: layers on accelerators; seconds of a layer from the proxy's step, the rest modelled"
@@ -121,7 +122,7 @@ def _print_summary(out: Console, scores: Sequence[Score]) -> None:
         (
             *(score.table, score.rows, score.used, score.skipped),
             *(_error(score.step_seconds_mape), _error(score.constant_mfu_mape)),
-            *(_slower(score.step_seconds_bias), _slower(score.step_seconds_max), _error(score.peak_bytes_mape)),
+            *(_measured(score.step_seconds_bias), _largest(score), _error(score.peak_bytes_mape)),
         )
         for score in scores
     ]
@@ -132,7 +133,7 @@ def _print_worst(out: Console, scores: Sequence[Score]) -> None:
     """Print the worst rows of all tables together, as many as each table has at most."""
     named = [(score.table, row) for score in scores for row in score.worst]
     most = max((len(score.worst) for score in scores), default=0)
-    named = sorted(named, key=lambda pair: -abs(pair[1].error_percent))[:most]
+    named = sorted(named, key=lambda pair: -distance(pair[1].error_percent / 100))[:most]
     if named:
         titles = ["worst rows: table", *_worst_titles("line", "s")]
         print_table(out, [(name, *_worst(row)) for name, row in named], titles, optional=("layout", "GPUs", "model"))
@@ -154,17 +155,17 @@ def _print_worst_of(out: Console, score: Score) -> None:
 
 
 def _worst_titles(line: str, unit: str) -> list[str]:
-    return [line, "model", "GPUs", f"measured {unit}", f"predicted {unit}", "prediction is", "layout"]
+    return [line, "model", "GPUs", f"measured {unit}", f"predicted {unit}", "measured is", "layout"]
 
 
 def _worst(row: WorstRow | WorstMemoryRow) -> tuple[object, ...]:
     """A row's cells under `_worst_titles`: of a step's seconds, or of GiB."""
     if isinstance(row, WorstRow):
         sides = f"{row.measured_seconds:,.3f}", f"{row.predicted_seconds:,.3f}"
-        apart = _slower(row.error_percent)
+        apart = _measured(row.error_percent)
     else:
         sides = f"{row.measured_bytes / GIB:,.2f}", f"{row.predicted_bytes / GIB:,.2f}"
-        apart = _in_words(row.error_percent, Direction.AMOUNT)
+        apart = _measured(row.error_percent, Direction.AMOUNT)
     return row.line, row.model, row.accelerators, *sides, apart, row.layout
 
 
@@ -172,13 +173,14 @@ def _error(percent: float | None) -> str:
     return "-" if percent is None or percent != percent else f"{percent:.1f} %"
 
 
-def _slower(percent: float | None) -> str:
-    """The error of a predicted time in words."""
-    return _in_words(percent, Direction.TIME)
+def _measured(percent: float | None, scale: Direction = Direction.TIME) -> str:
+    """How much slower (or more) was measured than predicted; the error is in percent of what was measured."""
+    return "-" if percent is None or percent != percent else difference_in_words(1.0, 1 + percent / 100, scale)
 
 
-def _in_words(percent: float | None, scale: Direction) -> str:
-    return "-" if percent is None or percent != percent else difference_in_words(1 + percent / 100, 1.0, scale)
+def _largest(score: Score) -> str:
+    """The first of the worst rows, or the largest error where none is asked for."""
+    return _measured(score.worst[0].error_percent if score.worst else score.step_seconds_max)
 
 
 def _reading(facts: TableFacts, score: Score) -> list[str]:
@@ -243,7 +245,8 @@ def _read_as(reading: FrameworkReading) -> str:
         return f"{words}; {reading.closest} comes closest: {errors} (column framework)"
     if reading.rival is None or reading.rival_percent is None:
         return words
-    return f"{words}; as {reading.rival} a step would be {_slower(reading.rival_percent)}"
+    rival = difference_in_words(1 + reading.rival_percent / 100, 1.0, Direction.TIME)
+    return f"{words}; as {reading.rival} a step would be {rival}"
 
 
 def _print_fits(out: Console, fits: Fits) -> None:

@@ -111,10 +111,10 @@ def test_the_table_behind_a_picture_has_what_was_not_run_shares_rates_and_what_t
         "Gflop/s": "50.0",
         "peak MiB": "1.0",
         "predicted MiB": "1.0",
-        "gain predicted, us a token": "+5,000.0",
-        "gain measured, us a token": "+4,000.0",
+        "gain predicted, us a token": "5,000.0 faster",
+        "gain measured, us a token": "4,000.0 faster",
         "of the baseline": "0.50",
-        "top without it loses, us a token": "+3,000.0 (noise 1,000.0)",
+        "gain at the top, us a token": "3,000.0 faster (noise 1,000.0)",
         "promises": "gain pass: 0.80 of the predicted",
     }
     assert {row["promises"] for row in rows[2:]} == {"NOT RUN: not here"}

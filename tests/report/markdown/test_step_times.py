@@ -121,11 +121,11 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
         "1",
         "800.0 ms",
         "2,400.0 ms",
-        "66.7 % faster",
+        "200.0 % slower",
         "-",
         "-",
         "backward",
-        "29.2 % faster",
+        "29.2 % slower",
         "6.3%",
         "12%",
     ]
@@ -140,7 +140,7 @@ def test_the_error_at_the_cpu_speed_of_a_launch_stands_beside_its_own(tmp_path: 
     rows = step_times(launches(tmp_path)[0])
     assert [*rows.error_at_speed] == [pytest.approx(math.nan, nan_ok=True), pytest.approx(1.2 / 1.6 - 1)]
     text = step_tables(rows)
-    assert "| 50.0 % faster | 1.50 | 25.0 % faster |" in text
+    assert "| 100.0 % slower | 1.50 | 33.3 % slower |" in text
     assert "Corrected for the CPU's speed (1 setups): 25.0% in the median, 25.0% at most." in text
 
 

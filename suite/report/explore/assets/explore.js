@@ -137,7 +137,7 @@ window.explore = (() => {
   }
   function figures(views) {
     if (!section("figures-part", views.some((view) => view.figures.length))) return;
-    const two = views.length > 1, heads = two ? ["figure", "A", "B", "B is", "published", "A is", ""] : ["figure", "predicted", "published", "predicted is", ""];
+    const two = views.length > 1, heads = two ? ["figure", "A", "B", "B is", "published", "published is", ""] : ["figure", "predicted", "published", "published is", ""];
     const quantities = [...new Set(views.flatMap((view) => view.figures.map((figure) => figure.quantity)))];
     const rows = quantities.flatMap((quantity) => {
       const found = views.map((view) => view.figures.find((figure) => figure.quantity === quantity)), known = found.find(Boolean);
@@ -145,7 +145,7 @@ window.explore = (() => {
       const { unit, text } = column([...found.map((figure) => figure?.value), known.published].filter((value) => value !== null && value !== undefined), unit_);
       const cells = found.map((figure) => (figure ? [{ "data-quantity": quantity, "data-value": String(figure.value) }, text(figure.value)] : "–"));
       if (two) cells.push(found[0] && found[1] ? difference(found[1].value, found[0].value, quantity) : "–");
-      cells.push(...(known.published === null ? ["–", "–"] : [[{ title: known.source }, text(known.published)], known.compares ? difference(known.value, known.published, quantity) : "not compared"]));
+      cells.push(...(known.published === null ? ["–", "–"] : [[{ title: known.source }, text(known.published)], known.compares ? difference(known.published, known.value, quantity) : "not compared"]));
       const detail = el("tr", { id, class: "why", hidden: !opened.has(quantity) }, el("td", { colspan: heads.length }));
       const fill = () => detail.firstChild.replaceChildren(...(opened.has(quantity) ? reasons(quantity, views) : []).filter(Boolean));
       fill();
@@ -328,9 +328,9 @@ window.explore = (() => {
   function measured(content) {
     if (!section("measured-part", content && content.launches.length)) return;
     const time_ = column(content.launches.flatMap((row) => [row.predicted_seconds, row.measured_seconds]), "step s"), memory_ = column(content.launches.map((row) => row.measured_bytes), "byte");
-    place("measured", el("p", { class: "muted" }, content.words), table(["machine", "layout", "launches", `predicted, ${time_.unit}`, `measured, ${time_.unit}`, "predicted is", `peak, ${memory_.unit}`],
+    place("measured", el("p", { class: "muted" }, content.words), table(["machine", "layout", "launches", `predicted, ${time_.unit}`, `measured, ${time_.unit}`, "measured is", `peak, ${memory_.unit}`],
       content.launches.map((row) => [row.machine, el("span", {}, pieces(row.layout)), number(row.launches), time_.text(row.predicted_seconds), time_.text(row.measured_seconds),
-        difference(row.predicted_seconds, row.measured_seconds, "step_seconds"), memory_.text(row.measured_bytes)]), { class: "stacks", texts: ["layout"] }));
+        difference(row.measured_seconds, row.predicted_seconds, "step_seconds"), memory_.text(row.measured_bytes)]), { class: "stacks", texts: ["layout"] }));
     tidied();
   }
 
