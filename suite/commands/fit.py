@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from reference_runs.layout import layout_text
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.commands.planned_run import Asked, AskedQuestion, asked_question, print_command, print_next
+from suite.commands.planned_run import Asked, AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.training_options import (
     LAYOUT_PANEL,
     Batch,
@@ -109,10 +108,7 @@ def _entry(run: str, found: AskedQuestion, answer: Fit) -> dict[str, Any]:
         "fits": bool(result.best),
         "memory_bytes": answer.question.memory_bytes,
         "layouts": {"considered": result.considered, "fitting": result.fitting},
-        **{
-            name: found and {"layout": layout_text(found.layout, complete=True), **found.figures._asdict()}
-            for name, found in shown.items()
-        },
+        **{name: found and found_entry(found, answer.question) for name, found in shown.items()},
         "largest_micro_batch": answer.micro_batch,
         "largest_model": answer.largest and answer.largest._asdict(),
         "accelerators_that_would_do": answer.ranks,

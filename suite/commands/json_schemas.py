@@ -15,6 +15,7 @@ from suite.fleet.fleet_record import FleetEnd
 from suite.fleet.references import FleetReferences
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
+from suite.predict.machine_model.intervals import MemoryVerdict
 from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Score
@@ -69,6 +70,7 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     step_seconds_uncertainty: float | UnsetType | None = UNSET
     intervals: Section | UnsetType = UNSET
     memory: Section | UnsetType | None = UNSET
+    memory_verdict: MemoryVerdict | UnsetType = UNSET
 
 
 class FitAnswer(msgspec.Struct, kw_only=True):

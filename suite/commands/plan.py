@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from reference_runs.errors import InputError
-from reference_runs.layout import layout_text
 from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
-from suite.commands.planned_run import Asked, AskedQuestion, asked_question, print_command, print_next
+from suite.commands.planned_run import Asked, AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.training_options import (
     COST_PANEL,
     LAYOUT_PANEL,
@@ -297,17 +296,13 @@ def _entry(run: str, found: AskedQuestion, planned: TrainingPlan, others: list[O
             "equal": result.within,
             "left_out": result.left_out,
         },
-        "best": [_planned(each) for each in planned.best],
-        "smallest": None if result.smallest is None else _found(result.smallest),
+        "best": [_planned(each, question) for each in planned.best],
+        "smallest": None if result.smallest is None else found_entry(result.smallest, question),
         "step_terms": None if planned.step is None else planned.step._asdict(),
         "changes": [change._asdict() for change in planned.changes],
-        "numbers": [{"accelerators": each.ranks, **_planned(each.planned)} for each in others],
+        "numbers": [{"accelerators": each.ranks, **_planned(each.planned, question)} for each in others],
     }
 
 
-def _planned(planned: PlannedLayout) -> dict[str, Any]:
-    return {**_found(planned.found), **planned.training._asdict()}
-
-
-def _found(found: Any) -> dict[str, Any]:
-    return {"layout": layout_text(found.layout, complete=True), **found.figures._asdict()}
+def _planned(planned: PlannedLayout, question: Question) -> dict[str, Any]:
+    return {**found_entry(planned.found, question), **planned.training._asdict()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -15,10 +15,12 @@ from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
 from suite.commands.training_options import check_positive
 from suite.paths import program
+from suite.predict.machine_model.intervals import memory_verdict
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import AskedTraining, Assumed, asked_run, check_micro_batch, machine_assumptions
 from suite.predict.plan.plan import machine_of, question_of
 from suite.predict.plan.question import Question
+from suite.predict.plan.search import Found
 
 
 class Asked(NamedTuple):
@@ -105,6 +107,12 @@ def planned_run(name: str) -> ReferenceRun:
     if name in minis:
         raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])
     return reference_run(name, also=minis)
+
+
+def found_entry(found: Found, question: Question) -> dict[str, Any]:
+    """A layout of a search for `--json`: its words, its figures, and whether it fits."""
+    verdict = memory_verdict(found.figures.peak_bytes, question.machine.memory_bytes)
+    return {"layout": layout_text(found.layout, complete=True), **found.figures._asdict(), "memory_verdict": verdict}
 
 
 def print_next(out: Console, run: str, layout: Layout, asked: Asked, *, batch: int | None) -> None:

@@ -44,6 +44,7 @@ from suite.commands.training_options import (
 )
 from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.process_groups import key_value_copies, node_crossing_share
+from suite.predict.machine_model.intervals import MemoryVerdict
 from suite.predict.plan.departures import Departure, departures, most_changing_stack
 from suite.predict.plan.predicted_run import (
     Predicted,
@@ -159,7 +160,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
             print_json(_entry(name, predicted, chosen if show_choices else None, software))
         else:
             _print(console(), name, predicted, chosen, software, complete=every_figure)
-    if any(predicted.exceeds_memory for _, predicted in predictions):
+    if any(predicted.memory_verdict is MemoryVerdict.NOT for _, predicted in predictions):
         raise typer.Exit(exit_codes.FAIL)
 
 
@@ -226,6 +227,8 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None, softwar
         entry["intervals"] = predicted.intervals
     if predicted.memory:
         entry["memory"] = predicted.memory._asdict() | {"usable": predicted.memory.usable}
+    if predicted.memory_verdict:
+        entry["memory_verdict"] = predicted.memory_verdict
     if predicted.sliced:
         entry["from"] = predicted.sliced
     if predicted.remark:

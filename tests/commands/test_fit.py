@@ -6,6 +6,9 @@ import shlex
 
 import pytest
 
+from suite.report.explore.content import content
+from suite.report.explore.state import state_of
+from suite.report.explore.view import settled, state_of_run
 from tests.support.short_run_files import short_run_file
 
 
@@ -92,3 +95,61 @@ def test_fit_and_plan_and_the_command_that_they_print_agree(run, options, answer
         for quantity in ("step_seconds", "peak_bytes", "mfu"):
             assert predicted[quantity] == pytest.approx(fastest[quantity], rel=1e-9), (command, quantity)
     assert len(layouts) == 1
+
+
+def shown(query):
+    """The first layout that the page with controls shows of an address, and its figures."""
+    (view,) = content(settled(state_of(f"?{query}", state_of_run("bloom-176b"))))["views"]
+    return view, {figure["quantity"]: figure["value"] for figure in view["figures"]}
+
+
+def test_fit_plan_predict_and_explore_give_one_verdict_on_a_layout(answered):
+    expected = {
+        "dp8,zero3,recompute-full": "fits",
+        "dp8,zero1,all-reduce,recompute-full": "probably fits",
+        "dp8,zero1,all-reduce,recompute-none": "may not fit",
+        "dp8,zero0,recompute-none": "does not fit",
+    }
+    on, wrong = ("llama2-7b", "--on", "h100-sxm", "--batch", "1024"), []
+    for words, verdict in expected.items():
+        layout = f"{words},micro1,fused,1f1b"
+        asked = (*on, "--gpus", "8", "--fix", f"{layout},tp1,pp1,cp1,no-offload")
+        code = 0 if verdict in ("fits", "probably fits") else 1
+        fitted, planned = (answered(command, *asked, code=code) for command in ("fit", "plan"))
+        predicted = answered("predict", *on, "--layout", layout, code=int(verdict == "does not fit"))
+        (best,) = planned["best"] or [planned["smallest"]]
+        found = [each["memory_verdict"] for each in (fitted["fastest"] or fitted["smallest"], best, predicted)]
+        found.append(shown(f"run=llama2-7b&on=h100-sxm&batch=1024&layout={layout}")[0]["verdict"])
+        if found != 4 * [verdict] or fitted["fits"] == bool(code):
+            wrong.append((layout, verdict, found))
+    assert wrong == []
+
+
+def test_fit_plan_and_explore_find_one_layout_for_a_number_of_accelerators(answered):
+    wrong = []
+    for run, gpus, code in (
+        ("llama3.1-8b", 64, 0),
+        ("qwen3-30b-a3b", 64, 0),
+        ("llama2-70b", 8, 1),
+        ("gpt2-1558m", 1, 0),
+    ):
+        asked = (run, "--on", "h100-sxm", "--gpus", str(gpus), "--stack", "megatron-core")
+        fitted, planned = (answered(command, *asked, code=code) for command in ("fit", "plan"))
+        view, figures = shown(f"run={run}&on=h100-sxm&gpus={gpus}&stack=megatron-core")
+        one = fitted["fastest"] or fitted["smallest"]
+        two = planned["best"][0] if planned["best"] else planned["smallest"]
+        three = {**figures, "memory_verdict": view["verdict"]}
+        keys = ("step_seconds", "peak_bytes", "memory_verdict")
+        answers = [
+            tuple(f"{each[key]:.9g}" if key != keys[2] else each[key] for key in keys) for each in (one, two, three)
+        ]
+        if len({*answers}) > 1:
+            wrong.append((run, answers))
+    assert wrong == []
+
+
+def test_what_may_not_fit_is_not_said_to_fit_or_not_to(said):
+    asked = ("llama2-7b", "--on", "h100-sxm", "--gpus", "8", "--batch", "1024")
+    fixed = ("--fix", "dp8,zero1,all-reduce,recompute-none,micro1,fused,1f1b,no-offload")
+    assert said("fit", *asked, *fixed, code=1).startswith("may not fit: llama2-7b on 8 h100-sxm")
+    assert "may not fit: the least is 66.4 GiB" in said("plan", *asked, *fixed, code=1)

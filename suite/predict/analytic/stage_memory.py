@@ -353,8 +353,3 @@ def peak_bytes(workload: Workload, *, micro_batches: int, keeping: Keeping = NO_
         for stage in timed_stages(workload.architecture, workload.layout)
     )
     return reduce(larger, peaks)
-
-
-def exceeds(stages: Sequence[StageMemory], memory_bytes: float | None) -> bool:
-    """Whether the fullest stage needs more memory than an accelerator has."""
-    return memory_bytes is not None and any(stage.peak > memory_bytes for stage in stages)

@@ -18,11 +18,10 @@ from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, uns
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.offload import has_time
-from suite.predict.analytic.stage_memory import exceeds
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
-from suite.predict.machine_model.intervals import peak_interval, step_interval
+from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict, peak_interval, step_interval
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import as_executed, usual_layout
 from suite.predict.plan.asked import USUAL_ACCELERATOR, AskedTraining, Assumed, asked_run, machine_assumptions
@@ -99,8 +98,7 @@ class Predicted(NamedTuple):
     @property
     def peak_interval(self) -> tuple[float, float] | None:
         """Least and most bytes at the fullest instant, its 80 % interval; None where no memory is predicted."""
-        memory = self.prediction.memory if self.prediction else ()
-        return peak_interval(max(stage.peak for stage in memory)) if memory else None
+        return None if self.peak_bytes is None else peak_interval(self.peak_bytes)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -109,10 +107,16 @@ class Predicted(NamedTuple):
         return {quantity: interval for quantity, interval in found.items() if interval}
 
     @property
-    def exceeds_memory(self) -> bool:
-        """Whether the fullest stage does not fit."""
-        memory = self.prediction.memory if self.prediction else None
-        return memory is not None and exceeds(memory, self.memory_bytes)
+    def peak_bytes(self) -> float | None:
+        """Tensors of the fullest stage at its fullest instant; None where no memory is predicted."""
+        memory = self.prediction.memory if self.prediction else ()
+        return max((stage.peak for stage in memory), default=None)
+
+    @property
+    def memory_verdict(self) -> MemoryVerdict | None:
+        """Whether the fullest stage fits, as its interval says; None where its peak or the accelerator is not known."""
+        peak, usable = self.peak_bytes, self.memory_bytes
+        return None if peak is None or usable is None else memory_verdict(peak, usable)
 
 
 class PredictionRequest(NamedTuple):

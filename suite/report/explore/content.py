@@ -80,7 +80,7 @@ def layout_content(shown: View) -> Content:
         "accelerators": predicted.layout.ranks if predicted.layout else None,
         "accelerator": machine.accelerator.name if machine else None,
         "memory_limit": predicted.memory_bytes,
-        "fits": not predicted.exceeds_memory,
+        "verdict": predicted.memory_verdict,
         "intervals": {str(quantity): list(ends) for quantity, ends in predicted.intervals.items()},
         "not_predicted": list(map(in_controls, predicted.missing)),
         "notes": _notes(predicted),

@@ -60,13 +60,13 @@ def print_plan(out: Console, plan: TrainingPlan) -> None:
             return
         smallest = result.smallest
         needed = f"{smallest.figures.peak_bytes / GIB:,.1f} GiB with {layout_text(smallest.layout, complete=True)}"
-        print_folded(out, f"does not fit: the least is {needed}; {_room_words(question)}", "bold red")
+        print_folded(out, f"{_verdict(smallest, question)}: the least is {needed}; {_room_words(question)}", "bold red")
         return
     computed = result.considered - result.left_out
     print_folded(out, f"fits: {result.fitting:,} of {computed:,} layouts; {_room_words(question)}", "green")
     out.print()
     _print_layouts(out, ["", *_titles(plan)], _rows(plan), [_short(each, question) for each in plan.best])
-    verdicts = {_verdict(each, question) for each in plan.best}
+    verdicts = {_verdict(each.found, question) for each in plan.best}
     if MemoryVerdict.PROBABLY in verdicts:
         print_folded(out, f"probably fits: {uncertain_words()}")
     equal = f"layouts as fast as the first, within the error of a step time ({plan.uncertainty:.0%})"
@@ -91,8 +91,8 @@ def _room_words(question: Question) -> str:
     return f"{limit:,.1f} of {memory:,.1f} usable GiB may be filled"
 
 
-def _verdict(planned: PlannedLayout, question: Question) -> MemoryVerdict:
-    return memory_verdict(planned.found.figures.peak_bytes, question.machine.memory_bytes)
+def _verdict(found: Found, question: Question) -> MemoryVerdict:
+    return memory_verdict(found.figures.peak_bytes, question.machine.memory_bytes)
 
 
 def _bill_columns(bills: Sequence[TrainingBill]) -> dict[str, list[str]]:
@@ -114,7 +114,7 @@ def _columns(plan: TrainingPlan) -> dict[str, list[str]]:
         "GiB": [f"{each.peak_bytes / GIB:,.1f}" for each in figures],
         "MFU %": [f"{100 * each.mfu:.1f}" for each in figures],
         **_bill_columns([each.training for each in plan.best]),
-        "memory": [_verdict(each, plan.question).value for each in plan.best],
+        "memory": [_verdict(each.found, plan.question).value for each in plan.best],
     }
 
 
@@ -252,17 +252,16 @@ def print_fit_answer(
     """Print whether it fits, the fastest and the smallest layout, the largest that would fit, and what was held."""
     question, result = answer.question, answer.result
     where = where_words(name, machine, question.ranks) + (" and switches of any software" if any_software else "")
-    usable = question.machine.memory_bytes
     if result.best:
         fastest = result.best[0]
-        verdict = memory_verdict(fastest.figures.peak_bytes, usable)
+        verdict = _verdict(fastest, question)
         colour = "bold green" if verdict is MemoryVerdict.FITS else "bold yellow"
         print_folded(out, f"{verdict}: {where}; {result.fitting:,} of {result.considered:,} layouts do", colour)
         _print_fastest(out, fastest, question, machine)
     elif result.smallest is None:
         print_folded(out, f"does not divide: {where}; {undivided_words(question)}", "bold red")
     else:
-        print_folded(out, f"does not fit: {where}", "bold red")
+        print_folded(out, f"{_verdict(result.smallest, question)}: {where}", "bold red")
     for words in remedies(answer.ranks, answer.batch) if not result.best else ():
         print_folded(out, words, "")
     if result.smallest is not None:

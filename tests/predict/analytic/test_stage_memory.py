@@ -17,15 +17,8 @@ from suite.predict.analytic.memory import state_bytes
 from suite.predict.analytic.parameters import layer_tensors, outer_tensors, parameter_count
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 from suite.predict.analytic.stage_layers import stage_layers
-from suite.predict.analytic.stage_memory import (
-    StageMemory,
-    buffer_bytes,
-    exceeds,
-    memory_by_stage,
-    peak_bytes,
-    stage_memory,
-)
-from tests.support.state_bytes import PRECISE, state_of
+from suite.predict.analytic.stage_memory import StageMemory, buffer_bytes, memory_by_stage, peak_bytes, stage_memory
+from tests.support.state_bytes import PRECISE
 from tests.support.strategies import BLOOM, described_architectures, recipes
 
 
@@ -372,9 +365,3 @@ def test_buffers_are_a_bucket_or_two_layers_of_gradients_and_weights() -> None:
     sizes = {"stage": 0, "parameters": 1000, "layers": 1, "layer_parameters": 1000, "stream": 5}
     assert buffer_bytes(BLOOM.recipe, scatters, **sizes) == 0
     assert buffer_bytes(BLOOM.recipe, msgspec.structs.replace(scatters, zero_stage=0), **sizes) == 900
-
-
-def test_a_stage_exceeds_a_memory_that_is_smaller_than_its_peak() -> None:
-    memory = state_of(BLOOM.architecture, BLOOM.recipe, Layout())
-    small = memory._replace(after_forward=1.0, after_backward=2.0, at_update=3.0)
-    assert [exceeds([small, small._replace(at_update=5.0)], size) for size in (None, 5.0, 4.9)] == [False, False, True]

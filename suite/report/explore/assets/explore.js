@@ -10,6 +10,7 @@ window.explore = (() => {
     "communication buffers and gathered weights", "layers still to do", "temporary", "activations of later micro-batches",
     "gradient copy", "copies of weights in the products' format"];
   const PASSES = { F: "forward", B: "backward", I: "gradients of inputs", W: "gradients of weights" };
+  const TONES = { "fits": "fits", "probably fits": "doubtful", "may not fit": "doubtful", "does not fit": "refused" };
   const opened = new Set();
   let last = null;
   let searched = null;  // what the numbers of accelerators were searched for
@@ -64,14 +65,15 @@ window.explore = (() => {
       const needed = peak(view);
       if (needed && view.memory_limit) {
         const { unit, text } = column([needed, view.memory_limit], "byte"), room = `${text(needed)} of ${text(view.memory_limit)} ${unit}`;
-        words.push(view.fits ? `Fits: ${room}` : `Does not fit: ${room}`);
+        const beyond = view.intervals.peak_bytes ? ` (80%: ${interval(view.intervals.peak_bytes, "peak_bytes")})` : "";
+        words.push(`${view.verdict[0].toUpperCase()}${view.verdict.slice(1)}: ${room} usable${beyond}`);
       }
       const seconds = whole(view);
       if (seconds) words.push(`${read(seconds, "step_seconds")} a step${view.intervals.step_seconds ? ` (80%: ${interval(view.intervals.step_seconds, "step_seconds")})` : ""}`);
       const on = view.accelerators ? `${number(view.accelerators)} × ${view.accelerator || "accelerator"}` : "";
       more.push(el("p", { class: "muted" }, name ? el("b", { class: "letter" }, name) : null, pieces([on, view.layout].filter(Boolean).join(": "))));
       more.push(...view.not_predicted.map((reason) => el("p", { class: "muted" }, `not predicted: ${reason}`)));
-      return el("p", { class: view.fits ? "fits" : "refused", role: "status" }, name ? el("b", { class: "letter" }, name) : null, words.join(" · ") || "No layout is known: counts alone");
+      return el("p", { class: TONES[view.verdict] || "plain", role: "status" }, name ? el("b", { class: "letter" }, name) : null, words.join(" · ") || "No layout is known: counts alone");
     });
     place("answer", said.flat());
     place("answer-more", more);
