@@ -123,7 +123,19 @@ def application(served: PageScope) -> Dash:
     app.clientside_callback(_NUMBERS, Output("numbers-in", "children"), Input("numbers", "data"))
     app.clientside_callback(_SHOW, Output("shown-in", "children"), Input("content", "data"))
     app.clientside_callback(_MEASURED, Output("measured-in", "children"), Input("records", "data"))
+    _ask_once(app, served)
     return app
+
+
+def _ask_once(app: Dash, served: PageScope) -> None:
+    """Answer the first load before there is any, in one thread.
+
+    Dash arranges its scripts during the first request, and answers a second one at that moment with HTTP 500.
+    Modules that are imported on demand come in too.
+    """
+    app.server.test_client().get("/").close()
+    answer("", RUNS, {}, None, served)
+    records_of(served.first.run, served)
 
 
 def answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: PageScope) -> list[Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 
 pytest.importorskip("dash", reason="the page with controls needs dash, of the extra `explore`")
 
-from dash import no_update
+from dash import Dash, no_update
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +57,34 @@ def controls(run: str, **changes: object) -> dict[str, Any]:
 
 def test_the_application_is_built_for_a_run() -> None:
     assert application(SERVED).layout is not None
+
+
+def test_twenty_first_loads_at_once_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tabs that were open before ask for scripts alone, while Dash prepares itself: that lasts longer here."""
+    walk = Dash._walk_assets_directory
+
+    def slow_walk(app: Dash) -> None:
+        time.sleep(0.3)
+        walk(app)
+
+    with application(SERVED).server.test_client().get("/") as page_:
+        scripts = re.findall(r'src="([^"]+)"', page_.text)
+    monkeypatch.setattr(Dash, "_walk_assets_directory", slow_walk)
+    server, gate = application(SERVED).server, threading.Barrier(20)
+
+    def load(_: int) -> tuple[list[tuple[str, int]], bytes]:
+        browser, found = server.test_client(), []
+        gate.wait()
+        for path in (*scripts, "/_dash-layout", "/_dash-dependencies", "/"):
+            with browser.get(path) as response:
+                found.append((path, response.status_code))
+        return found, msgspec.json.encode(answer("", "runs", {}, None, SERVED)[CONTENT])
+
+    with ThreadPoolExecutor(20) as pool:
+        loads = [*pool.map(load, range(20))]
+    assert [(path, status) for found, _ in loads for path, status in found if status != 200] == []
+    assert len({shown for _, shown in loads}) == 1
+    assert len(scripts) > 5
 
 
 def test_an_empty_address_shows_the_first_state_and_names_it() -> None:
