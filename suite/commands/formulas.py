@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from reference_runs.errors import InputError, nearest
 from reference_runs.units import UNITS
@@ -56,15 +57,19 @@ def _chosen(ids: list[str]) -> list[WorkedExample]:
 
 
 def _print(examples: list[WorkedExample], results: list[FormulaResult], *, explained: bool) -> None:
+    """Print one table of all results or, explained, each example with its formula and a table of its own."""
     out = console()
+    lines, reasons = _lines(results)
+    if not explained:
+        print_table(out, lines, TITLES, right=("claimed", "computed"))
     for example in examples if explained else ():
         print_folded(out, f"{example.id}: {example.document}", "bold")
         inputs = ", ".join(f"{name} = {_input(value)}" for name, value in example.inputs.items())
         for title, text in (("formula", example.formula), ("inputs", inputs), ("note", example.note)):
             if text:
                 print_folded(out, f"  {title:8} {text}", "")
-    lines, reasons = _lines(results)
-    print_table(out, lines, TITLES, right=("claimed", "computed"))
+        own = [line for line, result in zip(lines, results, strict=True) if result.id == example.id]
+        _print_own(out, [(line[0].removeprefix(f"{example.id}: "), *line[1:]) for line in own])
     for number, reason in enumerate(reasons, start=1):
         print_folded(out, f"({number}) {reason}")
     wrong = {result.id for result in results if result.verdict is ExampleVerdict.BROKEN}
@@ -72,6 +77,20 @@ def _print(examples: list[WorkedExample], results: list[FormulaResult], *, expla
     agree = len(examples) - len(wrong | mistaken)
     counts = f"{agree} agree, {len(mistaken)} with an error of the text, {len(wrong)} not as recorded"
     print_folded(out, f"examples: {counts}; results in all: {len(results)}", "")
+
+
+def _print_own(out: Console, lines: list[tuple[str, ...]]) -> None:
+    """Print the results of one example, without columns that say nothing: claims and verdicts where none is claimed."""
+    told = {
+        "result": True,
+        "claimed": any(line[1] != "-" for line in lines),
+        "computed": True,
+        "verdict": any(line[1] != "-" or line[3] != WORDS[ExampleVerdict.AGREES] for line in lines),
+        "why": any(line[4] for line in lines),
+    }
+    rows = [[cell for cell, shown in zip(line, told.values(), strict=True) if shown] for line in lines]
+    titles = [title for title, shown in told.items() if shown]
+    print_table(out, rows, titles, right=[title for title in ("claimed", "computed") if told[title]])
 
 
 def _lines(results: list[FormulaResult]) -> tuple[list[tuple[str, ...]], list[str]]:
