@@ -57,15 +57,18 @@ def shown(path: Path) -> str:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """The page with its links between files of the repository turned into links between pages of the site."""
     here = PurePosixPath(page.file.src_uri)
+    if here.name == "TABLES.md":  # wide tables, whose first column has names with hyphens
+        page.meta["hide"] = ["toc"]
+        markdown += "\n<style>.md-typeset td:first-child { white-space: nowrap; }</style>\n"
     in_repository = here.relative_to(PREFIX) if here.parts[0] == PREFIX else PurePosixPath("docs") / here
 
-    def turned(link: re.Match[str]) -> str:
+    def moved(link: re.Match[str]) -> str:
         target, anchor = link.group(1), link.group(2) or ""
         if ":" in target:
             return link.group()
         return os.path.relpath(place(linked(str(in_repository), target)), here.parent) + anchor
 
-    return _LINK.sub(turned, markdown)
+    return _LINK.sub(moved, markdown)
 
 
 def place(path: str) -> str:

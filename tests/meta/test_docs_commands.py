@@ -81,6 +81,29 @@ def test_every_quoted_command_has_a_known_name_and_known_options() -> None:
     }
 
 
+SAMPLE = re.compile(
+    r"^    refruns ((?:predict|plan|fit|validate)(?: [^\n]+)?)\n\n```\n(.+?)\n```$", re.DOTALL | re.MULTILINE
+)
+
+
+def test_samples_are_what_the_commands_print(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    wrong, samples = [], 0
+    for page, text in TEXTS.items():
+        for command, shown in SAMPLE.findall(text):
+            if "PROFILE" in command or "--from" in command:  # of files that the reader measured
+                continue
+            samples += 1
+            assert main(shlex.split(command)) in (0, 1), command
+            printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+            lines = [line for line in shown.splitlines() if "..." not in line]  # shortened
+            wrong += [f"{page}: {command}: {line}" for line in lines if line not in printed]
+    assert samples >= 7
+    assert wrong == []
+
+
 def code_on(page: str) -> str:
     """The only Python code that a page shows."""
     (code,) = re.findall(r"```python\n(.*?)```", TEXTS[page], re.DOTALL)
