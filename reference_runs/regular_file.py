@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,21 +27,30 @@ def file_bytes(path: str | os.PathLike[str], *, most: int = MOST_BYTES) -> bytes
         OSError: it cannot be read, is no regular file, or has more than `most` bytes. A named pipe that nobody writes
             would block for ever, and a device has no end.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            if stat.S_ISDIR(facts.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if facts.st_size > most:
-            raise OSError(errno.EFBIG, f"{facts.st_size:,} bytes, allowed are {most:,}", str(path))
-        parts = [os.read(file, facts.st_size + 1)]
+    with regular_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, allowed are {most:,}", str(path))
+        parts = [file.read(size + 1)]
         while parts[-1]:
-            parts.append(os.read(file, _PART))
+            parts.append(file.read(_PART))
         return b"".join(parts)
-    finally:
-        os.close(file)
+
+
+@contextmanager
+def regular_file(path: str | os.PathLike[str]) -> Iterator[FileIO]:
+    """A regular file, open to be read, without a buffer.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    with FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
 
 
 def file_text(path: Path, *, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:

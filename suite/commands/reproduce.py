@@ -109,12 +109,18 @@ def _launched(planned: Plan, request: Request, messages: Console) -> Iterator[La
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
         tokens = corpus_for(planned, request.corpus) if planned.slice is None else slice_tokens(planned)
     before = goes_on_from(planned, tokens)
+    for line in () if before is None else before.damaged:
+        print_folded(messages, f"passed over: {line}", "yellow")
+    if before is not None and before.progress.step >= planned.steps:
+        words = f"nothing is left to train: {planned.steps} of {planned.steps} steps are done"
+        print_folded(messages, f"{words}: {before.path}", "")
+        raise typer.Exit(exit_codes.PASS)
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
-        if before is not None and planned.checkpoints is not None:
-            where = planned.checkpoints.directory
-            messages.print(f"[dim]goes on with step {before.step} of {planned.steps}: {escape(where)}[/]")
+        if before is not None:
+            words = f"goes on with step {before.progress.step} of {planned.steps}: {before.path}"
+            messages.print(f"[dim]{escape(words)}[/]", soft_wrap=True)
         profile, source = None, NOT_PREDICTED
         if planned.synchronisation is not None:
             source = FROM_OWN_STEPS
@@ -174,7 +180,7 @@ def _exit_code(result: LaunchResult) -> int:
         return exit_codes.INTERRUPTED
     if result.status is not Status.OK:
         return exit_codes.EXECUTION_FAILED
-    return exit_codes.PASS if result.verdict is Verdict.PASS else exit_codes.FAIL
+    return exit_codes.PASS if result.verdict is Verdict.PASS or not result.rows else exit_codes.FAIL
 
 
 def _entry(result: LaunchResult) -> dict[str, object]:

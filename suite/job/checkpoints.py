@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.regular_file import json_file
+from reference_runs.regular_file import json_file, regular_file
 from reference_runs.run import Architecture, Recipe
 from suite.job.options import Averaging
 
 KEPT = 2  # complete checkpoints of a run; older ones are removed
 PROGRESS = "progress.json"
+METADATA = ".metadata"  # of PyTorch's checkpoints
+PARTIAL = ".partial"  # what a checkpoint's name ends in while it is written
 _COMPLETE = re.compile(r"step-(\d{7,})")
 
 
@@ -42,6 +50,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         samples_seen, samples_trained: by all ranks; without and with those of skipped steps left out.
         loss_scale: of the next step; None where the precision needs none.
         good_steps: since the loss scale last changed.
+        files: name of each other file of the checkpoint -> its sha256; empty: stored before they were kept.
+        sha256: of all else that is here (see `sealed`); empty: likewise.
     """
 
     step: int
@@ -57,6 +67,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     steps: int
     corpus: str
+    files: dict[str, str] = {}
+    sha256: str = ""
 
 
 OF_JOB = ("name", "architecture", "recipe", "layout", "averaging", "seed", "steps")  # of what a checkpoint says
@@ -68,21 +80,56 @@ def checkpoint_path(directory: str | Path, step: int) -> Path:
 
 
 def newest(directory: str | Path) -> Path | None:
-    """The newest complete checkpoint; None where there is none.
+    """The newest complete checkpoint; None where there is none."""
+    return max(complete(directory), key=step_of, default=None)
 
-    One is complete when its directory has its name: it is written below another one and renamed last.
+
+class Whole(NamedTuple):
+    """A checkpoint whose files are as they were written, its progress, and a line for each newer, damaged one."""
+
+    path: Path
+    progress: Progress
+    damaged: list[str]
+
+
+def newest_whole(directory: str | Path) -> Whole | None:
+    """The newest checkpoint that is not damaged; None where there is none at all.
+
+    Raises:
+        InputError: all are damaged.
     """
-    return max(complete(directory), key=_step_of, default=None)
+    damaged: list[str] = []
+    for path in reversed(complete(directory)):
+        try:
+            progress = progress_of(path)
+            check_files(path, progress.files)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        return Whole(path, progress, damaged)
+    if damaged:
+        raise InputError("every checkpoint is damaged", got="; ".join(damaged), where=str(directory))
+    return None
 
 
 def complete(directory: str | Path) -> list[Path]:
-    """All complete checkpoints, the oldest first."""
+    """All complete checkpoints, the oldest first.
+
+    One is complete when its directory has its name: it is written below another one and renamed last.
+    """
     place = Path(directory)
     found = place.iterdir() if place.is_dir() else ()
-    return sorted((path for path in found if _COMPLETE.fullmatch(path.name)), key=_step_of)
+    return sorted((path for path in found if _COMPLETE.fullmatch(path.name)), key=step_of)
 
 
-def _step_of(path: Path) -> int:
+def remove_partial(directory: str | Path) -> None:
+    """Remove what is left of checkpoints whose ranks were ended while they wrote."""
+    for path in Path(directory).glob(f".step-*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def step_of(path: Path) -> int:
+    """Number of the next step after a complete checkpoint."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -94,9 +141,45 @@ def progress_of(checkpoint: Path) -> Progress:
     """
     path = checkpoint / PROGRESS
     try:
-        return json_file(path, Progress)
+        progress = json_file(path, Progress)
     except (OSError, msgspec.MsgspecError) as error:
         raise InputError("a damaged checkpoint", got=str(error), where=str(path)) from None
+    if progress.sha256 and sealed(progress) != progress:
+        raise InputError("a damaged checkpoint", got="other content than was written", where=str(path))
+    return progress
+
+
+def sealed(progress: Progress) -> Progress:
+    """The same progress with the sha256 of all else that it says."""
+    bare = msgspec.structs.replace(progress, sha256="")
+    return msgspec.structs.replace(bare, sha256=hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest())
+
+
+def file_hashes(paths: Iterable[Path]) -> dict[str, str]:
+    """Name of each file -> its sha256, or why it cannot be read; in parts, as many files at a time as processors."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return dict(threads.map(lambda path: (path.name, _hash(path)), paths))
+
+
+def _hash(path: Path) -> str:
+    try:
+        with regular_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def check_files(checkpoint: Path, files: Mapping[str, str]) -> None:
+    """Check that the files of a checkpoint are as they were written.
+
+    Raises:
+        InputError: one is missing or differs.
+    """
+    found = file_hashes(checkpoint / name for name in files if Path(name).name == name)
+    for name, wanted in files.items():
+        if (got := found.get(name, "a name beyond its directory")) != wanted:
+            what = "other content than was written" if len(got) == len(wanted) else got
+            raise InputError("a damaged checkpoint", got=what, where=str(checkpoint / name))
 
 
 def held_by_name(layout: Layout, averaging: Averaging) -> bool:

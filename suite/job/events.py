@@ -73,12 +73,14 @@ class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
 
     Args:
         attempt: how often torchrun had started all ranks again.
+        damaged: a line for each newer checkpoint, which is damaged; of rank 0.
     """
 
     step: int
     seconds: float
     time: float
     attempt: int = 0
+    damaged: list[str] = []
 
 
 class CheckpointStored(msgspec.Struct, frozen=True, tag="checkpoint stored"):
@@ -205,6 +207,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
             are late at most; None elsewhere.
         store_work: at a parameter store; None without one.
         no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
+        counted: whether a step was counted and timed; False where a training that went on had too few steps left.
         arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
             compute the rest where not PyTorch's.
     """
@@ -241,6 +244,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     staleness: int | None = None
     store_work: StoreWork | None = None
     cpu_speed: SpeedSample | None = None
+    counted: bool = True
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -103,4 +103,5 @@ def _restart(before: list[Event], resumed: Resumed, *, launched: float) -> Resta
     last = steps[-1].time if steps else next(started, launched)
     why = next((event.message for event in before if isinstance(event, Failed)), "ended without a word")
     number = steps[-1].step if steps else -1
+    why = "; ".join([why, *resumed.damaged])
     return Restart(after_step=number, step=resumed.step, seconds=resumed.time - last, why=why)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from reference_runs.errors import InputError
-from suite.job.checkpoints import Checkpoints, newest
+from suite.job.checkpoints import Checkpoints, newest, remove_partial
 from suite.job.options import Averaging
 from suite.records.store import writable
 from suite.reproduce.request import Request
@@ -72,6 +72,8 @@ def _named(said: str, root: Path) -> Path:
 def sole_use(checkpoints: Checkpoints | None, results: Path) -> Iterator[None]:
     """Within this no other launch stores or loads checkpoints there; a file system without locks (NFS) refuses nobody.
 
+    Where there are locks, what earlier launches and this one left half-written is removed.
+
     Raises:
         InputError: another one does, or the directory cannot be written.
     """
@@ -85,5 +87,10 @@ def sole_use(checkpoints: Checkpoints | None, results: Path) -> Iterator[None]:
         except BlockingIOError:
             raise InputError("another launch uses these checkpoints", where=str(directory)) from None
         except OSError:
-            pass
-        yield
+            yield
+            return
+        remove_partial(directory)
+        try:
+            yield
+        finally:
+            remove_partial(directory)

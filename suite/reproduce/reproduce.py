@@ -56,7 +56,7 @@ LOSS_MUST_FALL = 0.5
 
 
 class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch, its record and its comparison; no rows where it did not end well.
+    """One launch, its record and its comparison; no rows where it did not end well or had too few steps left.
 
     Args:
         loss_scales: of each step, where the precision needs one.
@@ -173,7 +173,7 @@ def _predicted(plan: Plan, profile: Profile | None, source: str, sample_seconds:
 
 def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Prediction) -> _Figures:
     """The counted figures, with shares of peaks and the CPU slowdown where there is a profile."""
-    if outcome.status is not Status.OK:
+    if not _was_counted(outcome):
         return _Figures([], [])
     steps = [[event for event in events if isinstance(event, Step)] for events in outcome.events]
     measured = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
@@ -203,7 +203,10 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
     if job.synchronisation is not None and outcome.status is Status.OK:  # each worker has its own
         of_ranks = [[event.loss for event in events if isinstance(event, Step)] for events in outcome.events]
         losses = [fmean(at) for at in zip(*of_ranks, strict=True)]
-    if outcome.status is Status.OK:
+    if outcome.status is Status.OK and not _was_counted(outcome):
+        verdict = Verdict.SHOWN
+        message = f"all {job.steps} steps are trained; too few were left to count and time one"
+    elif outcome.status is Status.OK:
         kernels = kernels_for(plan.recipe.precision, plan.device)
         expected = expected_figures(job, kernels=kernels, cores=usable_cores())
         options = memory_options(job.step_options(kernels), job.kernels)
@@ -262,6 +265,11 @@ def hosts_of(plan: Plan) -> Iterator[Hosts]:
             yield Hosts(HostAccess.NAMESPACE, tuple(names))
     else:
         yield Hosts()
+
+
+def _was_counted(outcome: LaunchOutcome) -> bool:
+    """Whether the launch ended well, and enough steps were left to count and time one."""
+    return outcome.status is Status.OK and all(report.counted for report in outcome.finished)
 
 
 def loss_fell(losses: list[float]) -> bool:

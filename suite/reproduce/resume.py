@@ -6,21 +6,21 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
-from suite.job.checkpoints import OF_JOB, Progress, held_by_name, newest, progress_of
+from suite.job.checkpoints import OF_JOB, Whole, held_by_name, newest_whole
 from suite.job.corpus import Corpus
 from suite.reproduce.plan import Plan
 
 
-def goes_on_from(plan: Plan, corpus: Corpus) -> Progress | None:
-    """The progress that the plan's training goes on from; None where it begins.
+def goes_on_from(plan: Plan, corpus: Corpus) -> Whole | None:
+    """The checkpoint that the plan's training goes on from, maybe after its last step; None where it begins.
 
     Raises:
-        InputError: what was trained differs from what is asked for, or nothing is left to do.
+        InputError: what was trained differs from what is asked for, or no checkpoint is whole.
     """
-    found = None if plan.checkpoints is None else newest(plan.checkpoints.directory)
-    if found is None:
+    whole = None if plan.checkpoints is None else newest_whole(plan.checkpoints.directory)
+    if whole is None:
         return None
-    before = progress_of(found)
+    found, before, _ = whole
     for name in (*OF_JOB, "corpus"):
         stored, asked = getattr(before, name), corpus.sha256 if name == "corpus" else getattr(plan, name)
         if stored != asked and name != "layout":
@@ -34,9 +34,7 @@ def goes_on_from(plan: Plan, corpus: Corpus) -> Progress | None:
             allowed=f"{layout_text(before.layout)}; others only where both are dpN without zero1",
             where=str(found),
         )
-    if before.step >= plan.steps:
-        raise InputError("no step is left", got=f"{before.step} of {plan.steps} done", where=str(found))
-    return before
+    return whole
 
 
 def _difference(stored: object, asked: object) -> tuple[str, str]:

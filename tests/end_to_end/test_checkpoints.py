@@ -7,6 +7,7 @@ import fcntl
 import io
 import os
 import pickle
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -19,14 +20,27 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Schedule
 from reference_runs.run import Precision
 from suite.execute.training.checkpoint import MetadataUnpickler
-from suite.job.checkpoints import OF_JOB, PROGRESS, Checkpoints, Progress, checkpoint_path, newest, progress_of
+from suite.job.checkpoints import (
+    OF_JOB,
+    PROGRESS,
+    Checkpoints,
+    Progress,
+    checkpoint_path,
+    complete,
+    file_hashes,
+    newest,
+    newest_whole,
+    progress_of,
+    sealed,
+)
 from suite.job.corpus import Corpus
 from suite.job.events import CheckpointStored, Started, Status, Step
+from suite.metrics.comparison import Verdict
 from suite.reproduce.checked_checkpoints import sole_use
 from suite.reproduce.plan import corpus_for
 from suite.reproduce.reproduce import reproduce
 from suite.reproduce.resume import goes_on_from
-from tests.support.launches import FP32_WITHOUT_DROPOUT, TEXT, exact_rows, small_plan
+from tests.support.launches import FP32_WITHOUT_DROPOUT, TEXT, exact_rows, patch_processes, small_plan
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_ranks")]
 STEPS, EVERY = 12, 4
@@ -106,21 +120,57 @@ def test_restart_is_bit_for_bit(name, tmp_path):
     assert 0 < result.goodput.share < 1
 
 
-def test_another_layout_goes_on_with_the_same_numbers(tmp_path):
+def zeroed(path):
+    """The middle half of a file becomes zeros, as a disk's lost sectors do."""
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.seek(size // 4)
+        file.write(bytes(size // 2))
+
+
+def test_another_layout_goes_on_with_the_same_numbers_from_the_last_checkpoint_that_is_whole(tmp_path):
     """Two shards of ZeRO-3 become one whole rank: its next losses are those of the training that went on as it was."""
     recipe = FP32_WITHOUT_DROPOUT
     first = plan_with(tmp_path, recipe=recipe, zero_stage=3)
     losses = run(first, tmp_path).losses
-    shutil.rmtree(newest(tmp_path / "checkpoints"))  # as if it had ended before the last one
+    last = newest(tmp_path / "checkpoints")
+    zeroed(last / "__1_0.distcp")
     one = msgspec.structs.replace(first, layout=msgspec.structs.replace(first.layout, data_parallel=1, zero_stage=0))
     before = goes_on_from(one, corpus_for(one, TEXT))
-    assert before is not None
-    assert before.step == 8
+    assert before.progress.step == 8
+    assert before.damaged == [f"{last}/__1_0.distcp: a damaged checkpoint; got other content than was written"]
     result = run(one, tmp_path)
     assert result.status is Status.OK
     assert result.losses == pytest.approx(losses[8:], rel=1e-5)
-    assert result.steps[0].step == 8
+    assert [step.step for step in result.steps] == [8, 9, 10, 11]  # to the step that was asked for, not beyond it
     assert result.goodput.steps == STEPS - 8
+    assert (result.verdict, exact_rows(result.rows) != []) == (Verdict.PASS, True)
+    after = newest_whole(tmp_path / "checkpoints")
+    assert (after.progress.step, after.damaged) == (STEPS, [])
+
+
+NO_MORE_ROOM = """
+import resource
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+written, calls = FileSystemWriter.write_data, []
+def until_full(self, plan, planner):
+    calls.append(plan)
+    if len(calls) == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return written(self, plan, planner)
+FileSystemWriter.write_data = until_full
+"""
+
+
+def test_a_checkpoint_that_finds_no_room_says_so_and_leaves_the_one_before(tmp_path, monkeypatch):
+    patch_processes(NO_MORE_ROOM, tmp_path, monkeypatch)
+    result = run(plan_with(tmp_path, zero_stage=1), tmp_path)
+    assert result.status is Status.CRASHED
+    said = "NotStoredError: no checkpoint before step 8 in {}/checkpoints: File too large; "
+    assert said.format(tmp_path) in result.message
+    assert re.search(r"; 1\.\d\d MB needed, [\d,.]+ MB free; step-0000004 is kept$", result.message)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != ".lock"] == ["step-0000004"]
+    assert newest_whole(tmp_path / "checkpoints").progress.step == 4
 
 
 CHANGES = (
@@ -142,13 +192,75 @@ def written(directory, plan, *, step):
     progress = Progress(
         step=step, samples_seen=8, samples_trained=8, loss_scale=None, good_steps=0, corpus="text", **of_plan
     )
-    (place / PROGRESS).write_bytes(msgspec.json.encode(progress))
+    (place / "shard").write_bytes(b"tensors" * step)
+    with_files = msgspec.structs.replace(progress, files=file_hashes([place / "shard"]))
+    (place / PROGRESS).write_bytes(msgspec.json.encode(sealed(with_files)))
+    return place
 
 
-def test_other_trainings_or_none_that_is_left_are_refused(tmp_path):
+DAMAGES = {
+    "a shard of another length": lambda place: (place / "shard").write_bytes(b"tensors"),
+    "a shard with zeros": lambda place: zeroed(place / "shard"),
+    "no shard": lambda place: (place / "shard").unlink(),
+    "a shard that blocks": lambda place: ((place / "shard").unlink(), os.mkfifo(place / "shard")),
+    "no progress": lambda place: (place / PROGRESS).unlink(),
+    "an empty progress": lambda place: (place / PROGRESS).write_bytes(b""),
+    "another number in progress": lambda place: (place / PROGRESS).write_bytes(
+        (place / PROGRESS).read_bytes().replace(b'"samples_seen":8', b'"samples_seen":9')
+    ),
+    "a file elsewhere": lambda place: (place / PROGRESS).write_bytes(
+        msgspec.json.encode(sealed(msgspec.structs.replace(progress_of(place), files={"../../shard": "0" * 64})))
+    ),
+}
+
+
+def test_too_few_steps_to_count_are_trained_and_no_more(tmp_path):
+    plan = plan_with(tmp_path, every=5, zero_stage=1)
+    run(plan, tmp_path)
+    result = run(plan, tmp_path)
+    assert (result.status, result.rows) == (Status.OK, [])
+    assert result.message == "all 12 steps are trained; too few were left to count and time one"
+    assert [step.step for step in result.steps] == [10, 11]
+
+
+def test_whatever_is_damaged_the_last_whole_checkpoint_is_taken(tmp_path):
+    plan, wrong = plan_with(tmp_path), []
+    for name, damage in DAMAGES.items():
+        directory = tmp_path / name.replace(" ", "-")
+        written(directory, plan, step=4)
+        damage(written(directory, plan, step=8))
+        found = newest_whole(directory / "checkpoints")
+        if found.progress.step != 4 or len(found.damaged) != 1 or "step-0000008/" not in found.damaged[0]:
+            wrong.append((name, found))
+        shutil.rmtree(found.path)
+        with pytest.raises(InputError, match="every checkpoint is damaged"):
+            newest_whole(directory / "checkpoints")
+    assert wrong == []
+
+
+def test_a_checkpoint_of_a_version_without_hashes_is_read(tmp_path):
+    place = written(tmp_path, plan_with(tmp_path), step=4)
+    fields = msgspec.json.decode((place / PROGRESS).read_bytes())
+    del fields["files"], fields["sha256"]
+    (place / PROGRESS).write_bytes(msgspec.json.encode(fields))
+    assert newest_whole(tmp_path / "checkpoints").path == place
+
+
+def test_one_launch_removes_what_another_left_half_written(tmp_path):
+    plan = plan_with(tmp_path)
+    left, own = (tmp_path / "checkpoints" / f".step-000000{step}.partial" for step in (4, 8))
+    left.mkdir(parents=True)
+    with sole_use(plan.checkpoints, tmp_path):
+        assert not left.exists()
+        own.mkdir()
+    assert complete(tmp_path / "checkpoints") == []
+    assert not own.exists()
+
+
+def test_other_trainings_are_refused(tmp_path):
     plan = plan_with(tmp_path, zero_stage=1)
     written(tmp_path, plan, step=4)
-    assert goes_on_from(plan, corpus("text")).step == 4
+    assert goes_on_from(plan, corpus("text")).progress.step == 4
     for changes, words in CHANGES:
         changed = {
             key: msgspec.structs.replace(getattr(plan, key), **value) if isinstance(value, dict) else value
@@ -158,9 +270,6 @@ def test_other_trainings_or_none_that_is_left_are_refused(tmp_path):
             goes_on_from(msgspec.structs.replace(plan, **changed), corpus("text"))
     with pytest.raises(InputError, match="another corpus"):
         goes_on_from(plan, corpus("other text"))
-    written(tmp_path, plan, step=STEPS)
-    with pytest.raises(InputError, match="no step is left; got 12 of 12 done"):
-        goes_on_from(plan, corpus("text"))
 
 
 def test_one_launch_at_a_time(tmp_path):

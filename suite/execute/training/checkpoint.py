@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -25,19 +26,24 @@ from reference_runs.regular_file import file_bytes
 from suite.execute.measure.counters import eagerly
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.training.asynchronous_step import AsynchronousSteps
+from suite.execute.training.checkpoint_writer import HashedWriter, not_stored, sum_over_ranks
 from suite.execute.training.outcome import StepOutcome
 from suite.execute.training.random_state import set_random_state
 from suite.execute.training.step import Steps
 from suite.job.checkpoints import (
     KEPT,
+    PARTIAL,
     PROGRESS,
     Checkpoints,
     Progress,
     checkpoint_path,
     complete,
     held_by_name,
-    newest,
+    newest_whole,
     progress_of,
+    remove_partial,
+    sealed,
+    step_of,
 )
 from suite.job.events import CheckpointStored, Event, Phase, Resumed
 from suite.paths import whole_file
@@ -66,11 +72,15 @@ class CheckpointedTraining:
 
     Same layout: every tensor, random state and counter is as it was, so training goes on bit for bit. Another layout
     (see `held_by_name`): weights and optimizer states are the same numbers, dropout draws anew.
+
+    Attributes:
+        rehearses: whether a step is executed before training goes on.
     """
 
     def __init__(self, steps: Steps, report: Callable[[Event], None]) -> None:
         self._steps = steps
         self._job = steps.job
+        self.rehearses = not isinstance(steps, AsynchronousSteps)
         self._stores = steps.job.checkpoints is not None
         self._checkpoints = steps.job.checkpoints or Checkpoints(directory="")
         self._report = report
@@ -78,30 +88,32 @@ class CheckpointedTraining:
         self._writing: Future[Any] | None = None
         self._begun = 0.0
         self._stall_seconds = 0.0
-        self._step = self._bytes = 0
+        self._step = self._bytes = self._needed = 0
 
     def resume(self) -> int:
-        """Load the newest complete checkpoint; return the number of the next step, 0 where there is none.
+        """Load the newest checkpoint that is whole; return the number of the next step, 0 where there is none.
 
         Raises:
-            InputError: it is damaged.
+            InputError: all are damaged.
         """
         if not self._stores:
             return 0
         begin, attempt = time.time(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         found: list[str | None] = [None]
-        if dist.get_rank() == 0 and (path := newest(self._checkpoints.directory)) is not None:
-            found = [str(path)]
+        damaged: list[str] = []
+        self._report(Phase(f"look for a checkpoint in {self._checkpoints.directory}", time.time()))
+        if dist.get_rank() == 0 and (whole := newest_whole(self._checkpoints.directory)) is not None:
+            found, damaged = [str(whole.path)], whole.damaged
         dist.broadcast_object_list(found, src=0, group=self._group)
         if found[0] is None:
             self._report(Resumed(0, 0.0, time.time(), attempt))
             return 0
         self._report(Phase(f"load {found[0]}", time.time()))
         progress = progress_of(Path(found[0]))
-        if isinstance(self._steps, AsynchronousSteps):
-            self._steps.have(progress)
-        else:
+        if self.rehearses:
             self._rehearse(progress)
+        elif isinstance(self._steps, AsynchronousSteps):
+            self._steps.have(progress)
         same = progress.layout.at_stage(0) == self._job.layout.at_stage(0)
         state = dict(self._tensors())
         randomness = self._steps.random_state()
@@ -111,7 +123,7 @@ class CheckpointedTraining:
         self._steps.continue_from(progress)
         if same:
             set_random_state(randomness, self._steps.device)
-        self._report(Resumed(progress.step, time.time() - begin, time.time(), attempt))
+        self._report(Resumed(progress.step, time.time() - begin, time.time(), attempt, damaged))
         return progress.step
 
     def _rehearse(self, progress: Progress) -> None:
@@ -146,12 +158,13 @@ class CheckpointedTraining:
         begin = time.monotonic()
         path = self._partial(step)
         if dist.get_rank() == 0:
-            self._remove_partial()
-        dist.barrier(group=self._group)
+            remove_partial(self._checkpoints.directory)
         tensors, randomness = dict(self._tensors()), self._steps.random_state()
         self._bytes = sum(map(tensor_bytes, tensors.values()))
+        self._needed = sum_over_ranks(self._bytes, self._group)  # no rank writes before the remains are gone
         own = {f"rank {dist.get_rank()}: {name}": tensor for name, tensor in randomness.items()}
-        saved = async_save({**tensors, **own}, storage_writer=FileSystemWriter(path), process_group=self._group)
+        self._writer = HashedWriter(path)
+        saved = async_save({**tensors, **own}, storage_writer=self._writer, process_group=self._group)
         assert isinstance(saved, Future)
         self._progress = self._steps.progress(self._checkpoints.corpus)
         self._writing, self._step, self._begun = saved, step, begin
@@ -161,32 +174,41 @@ class CheckpointedTraining:
         """Until the checkpoint that is being written is complete.
 
         Raises:
-            OSError: it could not be written.
+            NotStoredError: it could not be written; what was written of it is removed.
         """
         if self._writing is None:
             return
-        self._writing.result()
-        self._writing = None
-        path = self._partial(self._step)
-        if dist.get_rank() == 0:
-            with whole_file(path / PROGRESS) as temporary:
-                temporary.write_bytes(msgspec.json.encode(self._progress))
-            final = checkpoint_path(self._checkpoints.directory, self._step)
-            if final.exists():  # of an attempt that went on from an older one
-                shutil.rmtree(final)
-            path.rename(final)
-            for old in complete(self._checkpoints.directory)[:-KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
+        try:
+            self._writing.result()
+            self._writing = None
+            if dist.get_rank() == 0:
+                self._complete()
+        except (CheckpointException, OSError) as error:
+            directory = Path(self._checkpoints.directory)
+            if dist.get_rank() == 0:
+                remove_partial(directory)
+            kept = complete(directory)
+            raise not_stored(error, directory=directory, step=self._step, needed=self._needed, kept=kept) from None
         seconds = time.monotonic() - self._begun
         self._report(CheckpointStored(self._step, self._bytes, self._stall_seconds, seconds, time.time()))
 
-    def _partial(self, step: int) -> Path:
-        return Path(self._checkpoints.directory, f".step-{step:07}.partial")
+    def _complete(self) -> None:
+        """Give the checkpoint that is written its name, and remove the others but the last ones that are whole."""
+        path = self._partial(self._step)
+        with whole_file(path / PROGRESS) as temporary:
+            progress = msgspec.structs.replace(self._progress, files=self._writer.files)
+            temporary.write_bytes(msgspec.json.encode(sealed(progress)))
+        final = checkpoint_path(self._checkpoints.directory, self._step)
+        if final.exists():  # of an attempt that went on from an older one
+            shutil.rmtree(final)
+        path.rename(final)
+        stored = complete(self._checkpoints.directory)
+        later = [old for old in stored if step_of(old) > self._step]  # damaged: this training began with an older one
+        for old in [*stored[: -KEPT - len(later)], *later]:
+            shutil.rmtree(old, ignore_errors=True)
 
-    def _remove_partial(self) -> None:
-        """Remove the directories of attempts that were ended while they wrote."""
-        for path in Path(self._checkpoints.directory).glob(".step-*.partial"):
-            shutil.rmtree(path, ignore_errors=True)
+    def _partial(self, step: int) -> Path:
+        return Path(self._checkpoints.directory, f".step-{step:07}{PARTIAL}")
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's tensors by their names in the checkpoint: the tensors themselves, to load in place."""

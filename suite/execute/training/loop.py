@@ -48,17 +48,16 @@ def train(
 
     `StepPlan` says what each step is for. Counted steps train like the others, but their times are kept apart. Passes
     after the last step count model flop and activations. Once a slice's minutes are over and a step is timed, no
-    further one is taken. A training that goes on from a checkpoint has a plan of its own for the steps that are left;
-    where they are too few to count and time one, more follow.
+    further one is taken.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
     """
     steps = _kind_of_steps(job, training)(job, training, mesh, device)
     checkpoints = CheckpointedTraining(steps, report)
-    plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps, first=checkpoints.resume())
+    plan = _rest(job, checkpoints, peak)
     counters, clocks, profile = StepCounters(steps, mesh, peak), StepClocks(steps), StepProfile(steps)
-    purpose = plan.purpose(plan.numbers[0], averages_as_asked=steps.averages_as_asked)
+    purpose = plan.purpose(plan.first, averages_as_asked=steps.averages_as_asked)
     unreported: deque[tuple[int, StepKind, float]] = deque()
 
     def report_steps(outcomes: list[StepOutcome]) -> None:
@@ -94,7 +93,7 @@ def train(
     clocks.finish()
     checkpoints.wait()
     steps.finish(report)
-    if not clocks.step_seconds:
+    if not (clocks.step_seconds or plan.first):
         raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", at_fault=False)
     if profile.phase_seconds:
         report(Phase("read the profile", time.time()))
@@ -104,6 +103,16 @@ def train(
     if isinstance(steps, SliceSteps):
         steps.wait_for_others()
     return finished
+
+
+def _rest(job: Job, checkpoints: CheckpointedTraining, peak: AllocatedPeak) -> StepPlan:
+    """The plan of the steps from the last checkpoint on; where nothing but its rehearsal warms up, that has settled."""
+    first = checkpoints.resume()
+    rehearsed = first > 0 and checkpoints.rehearses
+    plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps, first=first, rehearsed=rehearsed)
+    if plan.purpose(first, averages_as_asked=True).kind is StepKind.COUNTED:
+        peak.settle()
+    return plan
 
 
 def _is_over(steps: Steps, last: float) -> bool:
@@ -172,6 +181,7 @@ def _finished(
         store_work=steps.store_work(),
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
+        counted=bool(clocks.step_seconds),
     )
 
 

@@ -51,6 +51,10 @@ def print_launch(out: Console, result: LaunchResult, *, complete: bool) -> None:
     """Print a launch, in at most 15 lines, or with every figure where it is to be `complete`."""
     if result.status is not Status.OK:
         out.print(f"[bold red]{escape(result.run)}: {result.status.value}[/]: {escape(result.message)}")
+    elif not result.rows:  # too few steps were left
+        print_folded(out, f"{result.run}: {result.message}", "")
+        for line in (_loss_line(result), *_loss_scale_lines(result), *goodput_lines(result.goodput)):
+            print_folded(out, line, "")
     elif complete:
         _print_all(out, result)
     else:

@@ -14,12 +14,18 @@ COUNTS = [StepPurpose.COLLECTIVES, StepPurpose.PEAK, StepPurpose.FLOP]
 
 
 def purposes(
-    steps: int, *, warm_up: int = 2, skipped: Collection[int] = (), exact: Collection[int] = ()
+    steps: int,
+    *,
+    first: int = 0,
+    rehearsed: bool = False,
+    warm_up: int = 2,
+    skipped: Collection[int] = (),
+    exact: Collection[int] = (),
 ) -> list[StepPurpose]:
     """Purposes of all steps, where those numbered in `skipped` overflow, and those in `exact` average exactly."""
-    plan = StepPlan(steps=steps, warm_up_steps=warm_up)
+    plan = StepPlan(steps=steps, warm_up_steps=warm_up, first=first, rehearsed=rehearsed)
     planned = []
-    for step in range(steps):
+    for step in plan.numbers:
         planned.append(plan.purpose(step, averages_as_asked=step not in exact))
         plan.done(planned[-1], skipped=step in skipped)
     return planned
@@ -35,6 +41,15 @@ def test_only_a_run_that_times_a_step_before_them_has_profiled_steps() -> None:
     assert purposes(LEAST_PROFILED)[-3:] == [StepPurpose.TIMED, StepPurpose.PROFILED, StepPurpose.PROFILED]
     assert purposes(LEAST_PROFILED - 1)[-2:] == [StepPurpose.TIMED] * 2
     assert purposes(LEAST_STEPS)[-1] is StepPurpose.TIMED
+
+
+def test_a_training_that_goes_on_ends_with_the_step_that_was_asked_for() -> None:
+    assert purposes(16, first=8) == purposes(8)
+    assert purposes(16, first=10) == purposes(6)
+    assert purposes(16, first=12) == [StepPurpose.FIRST, *[StepPurpose.WARM_UP] * 3]
+    assert purposes(16, first=12, rehearsed=True) == [*COUNTS, StepPurpose.TIMED]
+    assert purposes(16, first=13, rehearsed=True) == [StepPurpose.FIRST, *[StepPurpose.WARM_UP] * 2]
+    assert purposes(16, first=16) == []
 
 
 def test_a_step_that_an_overflow_skips_counts_nothing() -> None:
