@@ -11,6 +11,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.acceptance import battery_record, phases, repetition
+from suite.acceptance.actions import with_action
 from suite.acceptance.battery_record import BatteryRecord, unfinished
 from suite.acceptance.check_table import ENVIRONMENT, STEP_TIME
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
@@ -127,9 +128,14 @@ def _findings(battery: RunningBattery, stops: Callable[[str], bool]) -> list[Che
     except OSError as error:
         stopped = stopped or error
     findings = [battery.history.dated(finding) for finding in repetition.confirmed_findings(battery, health, again)]
-    if stopped is None:
-        return findings
-    no_room = CheckFinding(
+    if stopped is not None:
+        findings.insert(0, _no_room(stopped))
+    on_gpu = battery.settings.device == "cuda"
+    return [with_action(finding, on_gpu=on_gpu) for finding in findings]
+
+
+def _no_room(stopped: OSError) -> CheckFinding:
+    return CheckFinding(
         check=ENVIRONMENT,
         subject="records",
         verdict=CheckVerdict.INVALID,
@@ -137,7 +143,6 @@ def _findings(battery: RunningBattery, stops: Callable[[str], bool]) -> list[Che
         part="results or scratch files",
         evidence=str(stopped),
     )
-    return [no_room, *findings]
 
 
 def _measure(battery: RunningBattery, stops: Callable[[str], bool]) -> None:

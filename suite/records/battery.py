@@ -23,8 +23,8 @@ from suite.records.record import BEGIN, END, contents
 from suite.stored_words import BATTERY, in_todays_words
 
 # A major version measures or predicts in another way than those before: their values are not compared.
-# 8.3: words of the code (suite/stored_words.py)
-SCHEMA = "8.3"
+# 8.3: words of the code (suite/stored_words.py); 8.4: actions
+SCHEMA = "8.4"
 DIRECTORY = "acceptance"  # of all directories with batteries
 _LAUNCHES = "records"  # the directory of up to a million other files
 
@@ -43,6 +43,22 @@ class CheckVerdict(enum.StrEnum):
 
 NOT_PASSED = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)  # worst first
 WORST_FIRST = (*NOT_PASSED, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.NOT_RUN)
+
+
+class RecoveryAction(enum.StrEnum):
+    """The next step for an operator; those about hardware are the recovery actions of NVML and of NVIDIA's XID catalog.
+
+    docs/acceptance.md says which of theirs each one is.
+    """
+
+    NONE = "none"
+    REPEAT = "repeat"
+    FREE_NODE = "free the node"  # of other tenants, or ask whoever runs them
+    FIX_SETTING = "fix the setting"  # or the software
+    RESET_GPU = "reset the GPU"
+    REBOOT_NODE = "reboot the node"
+    RESEAT = "reseat"  # or check the cable, the module, the cooling
+    RETURN = "return"  # to the vendor, who repairs or replaces it
 
 
 class Decision(enum.StrEnum):
@@ -82,6 +98,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
             nothing is bad now.
         bad_since: the oldest battery after `good_until` in which it was as bad as now; None: it is bad for the first
             time.
+        action: what to do next; None in records before 8.4, and until `suite.acceptance.actions` fills it.
     """
 
     check: int
@@ -103,6 +120,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     compared_as: str = ""
     good_until: PastBattery | None = None
     bad_since: PastBattery | None = None
+    action: RecoveryAction | None = None
 
     @property
     def key(self) -> tuple[int, str]:

@@ -1,0 +1,228 @@
+"""What an operator does next about a finding: one table, from its check, its part and evidence, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from suite.acceptance import check_table as check
+from suite.job.events import Status
+from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
+
+_EVERY = range(len(check.CHECKS))
+_RATES_OF_RANKS = (check.MATRIX, check.SPREAD, check.STEP_TIME, check.STRAGGLER, check.SOAK)
+_OPEN = (CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)
+
+
+class ActionRow(NamedTuple):
+    """A row of the table, which applies to the findings that all of its conditions hold for.
+
+    Args:
+        words: what to do, as an order.
+        checks: numbers of the checks.
+        says: pattern of what the finding's subject, part and evidence say, in any case.
+        statuses, verdicts: of the finding; empty: any.
+        on_gpu: whether the battery ran on GPUs; None: either.
+    """
+
+    action: RecoveryAction
+    words: str
+    checks: Collection[int] = _EVERY
+    says: str = ""
+    statuses: Collection[Status] = ()
+    verdicts: Collection[CheckVerdict] = ()
+    on_gpu: bool | None = None
+
+
+_A, _S, _V = RecoveryAction, Status, CheckVerdict
+_NOT_READ = "read the record that it names again, or remove it"
+_RESET_FIRST = "reset the GPU and run accept again; if it fails again, return the GPU"
+
+# The first row that applies counts: what is certain of hardware comes before what may be chance
+ACTION_ROWS: tuple[ActionRow, ...] = (
+    # a launch or a measurement that did not end well
+    ActionRow(_A.RESET_GPU, _RESET_FIRST, says="uncorrectable ECC", statuses=(_S.CRASHED,)),
+    ActionRow(
+        _A.FIX_SETTING,
+        "mend the software: Python cannot import a package",
+        says=r"No module named|ImportError|cannot open shared object",
+        statuses=(_S.CRASHED,),
+    ),
+    ActionRow(_A.FIX_SETTING, "make room for results", says="results or scratch|No space left", statuses=(_S.CRASHED,)),
+    ActionRow(_A.FREE_NODE, "free the memory that other processes hold", statuses=(_S.OUT_OF_MEMORY,)),
+    ActionRow(_A.RESET_GPU, _RESET_FIRST, says=r"\bGPU \d+ stands out", statuses=(_S.HANG,)),
+    ActionRow(
+        _A.REPEAT,
+        "run accept again; if it fails again, drain the node",
+        statuses=(_S.HANG, _S.CRASHED, _S.NAN, _S.INTERRUPTED),
+    ),
+    # the environment
+    ActionRow(
+        _A.REBOOT_NODE,
+        "look for XID 79 in the kernel log, and reboot; if a GPU stays away, reseat it",
+        (check.ENVIRONMENT,),
+        r"GPUs: (none|\d+) in place of|GPUs: \d+ of \d+",
+    ),
+    ActionRow(
+        _A.FREE_NODE,
+        "wait for the other processes, or ask their owner to stop them",
+        (check.ENVIRONMENT,),
+        "^other processes|other processes:|SMT sibling|other guests",
+    ),
+    ActionRow(
+        _A.RESEAT,
+        "reseat the GPU, its riser or cable: its PCIe link trained lower",
+        (check.ENVIRONMENT,),
+        "PCIe (generation|width)",
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "start nvidia-fabricmanager (on NVL systems IMEX too) and wait until it has registered the GPUs",
+        (check.ENVIRONMENT, check.ERRORS),
+        "not registered with the NVLink switches|manager disconnected|no partition",
+    ),
+    ActionRow(_A.FIX_SETTING, "switch ECC on, and reset the GPU", (check.ENVIRONMENT,), "ECC off"),
+    ActionRow(_A.FIX_SETTING, "switch MIG off, and reset the GPU", (check.ENVIRONMENT,), "MIG on"),
+    ActionRow(_A.FIX_SETTING, "set the default power limit", (check.ENVIRONMENT,), "power limit"),
+    ActionRow(_A.FIX_SETTING, "unlock the clocks of the GPU", (check.ENVIRONMENT, check.THROTTLE), "clock .* MHz"),
+    ActionRow(_A.FIX_SETTING, "install one driver and one firmware", (check.ENVIRONMENT,), "driver differs|firmware"),
+    ActionRow(_A.FIX_SETTING, _NOT_READ, (check.ENVIRONMENT,), "^(fleet records|records of this node)"),
+    ActionRow(_A.FIX_SETTING, "set the host as the evidence says", (check.ENVIRONMENT,)),
+    # what nobody could judge
+    ActionRow(_A.FIX_SETTING, "mend the clock or the timer of the device", says="work was not done", verdicts=_OPEN),
+    ActionRow(_A.FIX_SETTING, "use deterministic algorithms", (check.REPLAYS,), verdicts=(_V.INVALID,)),
+    ActionRow(_A.REPEAT, "run accept again with more time", says="time limit|no time was left", verdicts=_OPEN),
+    ActionRow(_A.REPEAT, "mend the environment first, and run accept again", verdicts=(_V.INVALID,)),
+    ActionRow(_A.REPEAT, "run accept again with --profile accept, which launches more", verdicts=(_V.INCONCLUSIVE,)),
+    # wrong bits
+    ActionRow(
+        _A.RETURN,
+        "return the GPU, after its maker's diagnosis: it computes wrong bits",
+        (check.MATRIX, check.REPLAYS, check.SOAK, check.LOSS_CURVE),
+        "to the bit|arithmetic",
+        on_gpu=True,
+    ),
+    ActionRow(
+        _A.RETURN,
+        "test memory and processors, and return what is bad: they compute wrong bits",
+        (check.MATRIX, check.REPLAYS, check.SOAK, check.LOSS_CURVE),
+        "to the bit|arithmetic",
+        on_gpu=False,
+    ),
+    ActionRow(
+        _A.RETURN,
+        "return the link's GPUs and switch for diagnosis: they change bits on their way",
+        (check.PEER, check.ALL_REDUCE),
+        "to the bit",
+    ),
+    ActionRow(_A.FIX_SETTING, "install the versions that predictions are of", (check.EXACT_FIGURES,)),
+    ActionRow(_A.FIX_SETTING, "compare the software with a good node's", (check.LOSS_CURVE,)),
+    # counters and clocks of GPUs
+    ActionRow(
+        _A.RETURN,
+        "return the GPU: its memory cannot be mended any more",
+        (check.ERRORS,),
+        "replace the GPU|remapping a row failed",
+    ),
+    ActionRow(_A.REBOOT_NODE, "reboot; if the XID comes back, reseat the GPU", (check.ERRORS,), r"XID 79\b"),
+    ActionRow(
+        _A.RESET_GPU,
+        "reset the GPU, so that the row is remapped",
+        (check.ERRORS,),
+        "waits to be remapped|uncorrectable[^;]* under load|uncorrectable ECC errors since",
+    ),
+    ActionRow(
+        _A.RESEAT,
+        "check the NVLink module, bridge or cable, and reseat it",
+        (check.ERRORS,),
+        "went down|links active, |degraded bandwidth|unhealthy route|insufficient NVLinks",
+    ),
+    ActionRow(_A.RESET_GPU, _RESET_FIRST, (check.ERRORS,), r"XID \d+\b(?! \(of a program\))"),
+    ActionRow(_A.NONE, "nothing: a program caused it", (check.ERRORS,), r"XID \d+"),
+    ActionRow(_A.NONE, "nothing now: watch whether the counter grows", (check.ERRORS,)),
+    ActionRow(_A.RESEAT, "check power supplies and their cables", (check.THROTTLE,), "power brake"),
+    ActionRow(_A.RESEAT, "check fans, air flow, and the cold plate", (check.THROTTLE,)),
+    # rates
+    ActionRow(
+        _A.FIX_SETTING,
+        "restart nvidia-fabricmanager, and compare the driver with a good node's",
+        (check.ALL_REDUCE,),
+        "fabric manager",
+    ),
+    ActionRow(
+        _A.RESEAT,
+        "check the link's module, cable or slot, and reseat it",
+        (check.HOST_DEVICE, check.PEER, check.ALL_REDUCE, check.STEP_TIME),
+        "^links?|^busbw|^(host to device|device to host)|^all-to-all|^host-device link",
+        verdicts=(_V.FAIL,),
+        on_gpu=True,
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "compare the host's daemons, clock governor and BIOS with a good node's",
+        (check.STEP_TIME, check.ATTRIBUTION, check.JITTER),
+        r"^(host \(|host, |in no term)",
+        verdicts=(_V.FAIL,),
+    ),
+    ActionRow(_A.RESET_GPU, _RESET_FIRST, (*_RATES_OF_RANKS, check.MEMORY), verdicts=(_V.FAIL,), on_gpu=True),
+    ActionRow(
+        _A.RESEAT,
+        "check that every memory channel has its module",
+        (check.MEMORY, check.STEP_TIME),
+        "^memory bandwidth",
+        verdicts=(_V.FAIL,),
+        on_gpu=False,
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "check cooling, power limit and clock governor of the processors",
+        _RATES_OF_RANKS,
+        verdicts=(_V.FAIL,),
+        on_gpu=False,
+    ),
+    ActionRow(_A.REPEAT, "run accept again; if it comes back, compare the node with others"),
+)
+
+
+def action_row(finding: CheckFinding, *, on_gpu: bool) -> ActionRow | None:
+    """The row of the table for a finding that fails, warns or is not decidable; None for others.
+
+    Where the finding has an action already, that counts: of its row in the table only the words.
+
+    Args:
+        on_gpu: whether the battery ran on GPUs.
+    """
+    if finding.verdict in (CheckVerdict.PASS, CheckVerdict.NOT_RUN):
+        return None
+    rows = [row for row in ACTION_ROWS if _applies(row, finding, on_gpu=on_gpu)]
+    if finding.action is None:
+        return rows[0]
+    words = next((row.words for row in rows if row.action is finding.action), finding.action.value)
+    return rows[0]._replace(action=finding.action, words=words)
+
+
+def _applies(row: ActionRow, finding: CheckFinding, *, on_gpu: bool) -> bool:
+    said = joined(finding)
+    return (
+        finding.check in row.checks
+        and (not row.statuses or finding.status in row.statuses)
+        and (not row.verdicts or finding.verdict in row.verdicts)
+        and row.on_gpu in (None, on_gpu)
+        and re.search(row.says, said, re.IGNORECASE | re.MULTILINE) is not None
+    )
+
+
+def joined(finding: CheckFinding) -> str:
+    """Subject, part and evidence, a line each."""
+    return "\n".join((finding.subject, finding.part, finding.evidence))
+
+
+def with_action(finding: CheckFinding, *, on_gpu: bool) -> CheckFinding:
+    """The finding with what to do next; one that has an action, or that passes or did not run, as it is."""
+    row = action_row(finding, on_gpu=on_gpu)
+    if finding.action is not None or row is None:
+        return finding
+    return msgspec.structs.replace(finding, action=row.action)
