@@ -1,4 +1,4 @@
-"""What an operator does next about a finding: one table, from its check, its part and evidence, and how it ended."""
+"""The next step for an operator about a finding: one table, from its check, its part and evidence, and how it ended."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class ActionRow(NamedTuple):
         says: pattern of what the finding's subject, part and evidence say, in any case.
         statuses, verdicts: of the finding; empty: any.
         on_gpu: whether the battery ran on GPUs; None: either.
+        command: that does it or shows more; None: the action's own. {gpu} is the number of the part's GPU.
     """
 
     action: RecoveryAction
@@ -35,11 +36,23 @@ class ActionRow(NamedTuple):
     statuses: Collection[Status] = ()
     verdicts: Collection[CheckVerdict] = ()
     on_gpu: bool | None = None
+    command: str | None = None
 
 
 _A, _S, _V = RecoveryAction, Status, CheckVerdict
 _NOT_READ = "read the record that it names again, or remove it"
 _RESET_FIRST = "reset the GPU and run accept again; if it fails again, return the GPU"
+# By action, on a node with GPUs and on one without
+_COMMANDS = {
+    (_A.FREE_NODE, True): "nvidia-smi --query-compute-apps=gpu_bus_id,pid,name,used_memory --format=csv",
+    (_A.FREE_NODE, False): "ps -eo pid,user,pcpu,args --sort=-pcpu",
+    (_A.RESET_GPU, True): "nvidia-smi --gpu-reset -i {gpu}",
+    (_A.REBOOT_NODE, True): "dmesg --level=err,warn",
+    (_A.RETURN, True): "nvidia-bug-report.sh",
+    (_A.RETURN, False): "dmesg --level=err,warn",
+    (_A.RESEAT, True): "nvidia-smi -q -i {gpu}",
+}
+_GPU = re.compile(r"\bGPU (\d+)")
 
 # The first row that applies counts: what is certain of hardware comes before what may be chance
 ACTION_ROWS: tuple[ActionRow, ...] = (
@@ -83,11 +96,36 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         "start nvidia-fabricmanager (on NVL systems IMEX too) and wait until it has registered the GPUs",
         (check.ENVIRONMENT, check.ERRORS),
         "not registered with the NVLink switches|manager disconnected|no partition",
+        command="systemctl restart nvidia-fabricmanager",
     ),
-    ActionRow(_A.FIX_SETTING, "switch ECC on, and reset the GPU", (check.ENVIRONMENT,), "ECC off"),
-    ActionRow(_A.FIX_SETTING, "switch MIG off, and reset the GPU", (check.ENVIRONMENT,), "MIG on"),
-    ActionRow(_A.FIX_SETTING, "set the default power limit", (check.ENVIRONMENT,), "power limit"),
-    ActionRow(_A.FIX_SETTING, "unlock the clocks of the GPU", (check.ENVIRONMENT, check.THROTTLE), "clock .* MHz"),
+    ActionRow(
+        _A.FIX_SETTING,
+        "switch ECC on, and reset the GPU",
+        (check.ENVIRONMENT,),
+        "ECC off",
+        command="nvidia-smi -i {gpu} -e 1",
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "switch MIG off, and reset the GPU",
+        (check.ENVIRONMENT,),
+        "MIG on",
+        command="nvidia-smi -i {gpu} -mig 0",
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "set the default power limit",
+        (check.ENVIRONMENT,),
+        "power limit",
+        command="nvidia-smi -q -d POWER -i {gpu}",
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "unlock the clocks of the GPU",
+        (check.ENVIRONMENT, check.THROTTLE),
+        "clock .* MHz",
+        command="nvidia-smi -q -d CLOCK -i {gpu}",
+    ),
     ActionRow(_A.FIX_SETTING, "install one driver and one firmware", (check.ENVIRONMENT,), "driver differs|firmware"),
     ActionRow(_A.FIX_SETTING, _NOT_READ, (check.ENVIRONMENT,), "^(fleet records|records of this node)"),
     ActionRow(_A.FIX_SETTING, "set the host as the evidence says", (check.ENVIRONMENT,)),
@@ -139,18 +177,31 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         "check the NVLink module, bridge or cable, and reseat it",
         (check.ERRORS,),
         "went down|links active, |degraded bandwidth|unhealthy route|insufficient NVLinks",
+        command="nvidia-smi nvlink -s -i {gpu}",
     ),
     ActionRow(_A.RESET_GPU, _RESET_FIRST, (check.ERRORS,), r"XID \d+\b(?! \(of a program\))"),
     ActionRow(_A.NONE, "nothing: a program caused it", (check.ERRORS,), r"XID \d+"),
     ActionRow(_A.NONE, "nothing now: watch whether the counter grows", (check.ERRORS,)),
-    ActionRow(_A.RESEAT, "check power supplies and their cables", (check.THROTTLE,), "power brake"),
-    ActionRow(_A.RESEAT, "check fans, air flow, and the cold plate", (check.THROTTLE,)),
+    ActionRow(
+        _A.RESEAT,
+        "check power supplies and their cables",
+        (check.THROTTLE,),
+        "power brake",
+        command="nvidia-smi -q -d POWER,PERFORMANCE -i {gpu}",
+    ),
+    ActionRow(
+        _A.RESEAT,
+        "check fans, air flow, and the cold plate",
+        (check.THROTTLE,),
+        command="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {gpu}",
+    ),
     # rates
     ActionRow(
         _A.FIX_SETTING,
         "restart nvidia-fabricmanager, and compare the driver with a good node's",
         (check.ALL_REDUCE,),
         "fabric manager",
+        command="systemctl restart nvidia-fabricmanager",
     ),
     ActionRow(
         _A.RESEAT,
@@ -159,6 +210,7 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         "^links?|^busbw|^(host to device|device to host)|^all-to-all|^host-device link",
         verdicts=(_V.FAIL,),
         on_gpu=True,
+        command="nvidia-smi topo -m",
     ),
     ActionRow(
         _A.FIX_SETTING,
@@ -200,8 +252,8 @@ def action_row(finding: CheckFinding, *, on_gpu: bool) -> ActionRow | None:
     rows = [row for row in ACTION_ROWS if _applies(row, finding, on_gpu=on_gpu)]
     if finding.action is None:
         return rows[0]
-    words = next((row.words for row in rows if row.action is finding.action), finding.action.value)
-    return rows[0]._replace(action=finding.action, words=words)
+    own = next((row for row in rows if row.action is finding.action), None)
+    return own or ActionRow(finding.action, finding.action.value)
 
 
 def _applies(row: ActionRow, finding: CheckFinding, *, on_gpu: bool) -> bool:
@@ -221,8 +273,22 @@ def joined(finding: CheckFinding) -> str:
 
 
 def with_action(finding: CheckFinding, *, on_gpu: bool) -> CheckFinding:
-    """The finding with what to do next; one that has an action, or that passes or did not run, as it is."""
+    """The finding with what to do next; one that passes or did not run as it is. What a judge has set stays."""
     row = action_row(finding, on_gpu=on_gpu)
-    if finding.action is not None or row is None:
+    if row is None:
         return finding
-    return msgspec.structs.replace(finding, action=row.action)
+    command = _COMMANDS.get((row.action, on_gpu), "") if row.command is None else row.command
+    return msgspec.structs.replace(
+        finding,
+        action=row.action,
+        to_do=finding.to_do or row.words,
+        command=finding.command or _for_part(command, finding.part),
+    )
+
+
+def _for_part(command: str, part: str) -> str:
+    """The command for the part's first GPU; for all where the part names none."""
+    numbers = _GPU.findall(part)
+    if numbers:
+        return command.replace("{gpu}", numbers[0])
+    return re.sub(r" -i \{gpu\}", "", command)

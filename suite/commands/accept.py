@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +18,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.errors import InputError
+from reference_runs.this_cpu import is_virtual_machine
 from suite.acceptance.battery import BatteryReport, run_battery
 from suite.acceptance.context import Settings
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
-from suite.commands.options import JsonWithProgress, check_writable, command_of, print_json
+from suite.commands.options import JsonWithProgress, check_writable, command_line, command_of, print_json
+from suite.fleet.health_events import health_events
+from suite.fleet.node_patch import node_condition
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.packages import require
 from suite.paths import RESULTS
-from suite.records.battery import Decision
+from suite.records.battery import CheckFinding, CheckVerdict, Decision
 from suite.records.record import shared_fields
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
 from suite.report.terminal.tables import console, print_refusal, write_line
@@ -141,10 +145,20 @@ def accept_command(asked: AcceptOptions) -> None:
     elif asked.summary_only:
         write_line(summary(report))
     else:
-        (print_findings if asked.all_findings else print_verdict)(console(), report)
+        again = _again(asked, report.findings)
+        (print_findings if asked.all_findings else print_verdict)(console(), report, again)
     if asked.junit_file is not None:
         _write_junit(report, asked.junit_file)
     raise typer.Exit(CODES[report.decision])
+
+
+def _again(asked: AcceptOptions, findings: Sequence[CheckFinding]) -> str:
+    """The same battery once more; a longer one where the short one could not decide."""
+    short = asked.profile == "quick" and asked.minutes is None
+    open_ones = any(finding.verdict is CheckVerdict.INCONCLUSIVE for finding in findings)
+    if short and open_ones:
+        asked = msgspec.structs.replace(asked, profile="accept")
+    return command_line(["accept"], asked, "resume", "resume_if_any")
 
 
 def _run(settings: Settings, *, stops: bool) -> BatteryReport:
@@ -235,6 +249,13 @@ def _entry(report: BatteryReport) -> dict[str, object]:
         **{name: getattr(report, name) for name in ("id", "profile", "decision")},
         "exit_code": CODES[report.decision],
         "summary": summary(report),
+        "condition": node_condition(CODES[report.decision], summary(report)),
+        "health_events": health_events(
+            report.findings,
+            node=os.environ.get("NODE_NAME") or platform.node(),
+            virtual=is_virtual_machine(),
+            now=time.time(),
+        ),
         **{name: getattr(report, name) for name in ("seconds", "record", "notes")},
         "findings": list(rows(report.findings)),
     }

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from suite.fleet.fleet_record import FleetEnd
+from suite.fleet.health_events import HealthEvent
+from suite.fleet.node_patch import NodeCondition
 from suite.fleet.references import FleetReferences
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
@@ -20,6 +22,7 @@ from suite.predict.plan.published_layouts import RankedLayout
 from suite.predict.validation.proxies import ProxyPair
 from suite.predict.validation.published_tables import Score
 from suite.predict.validation.worked_examples import FormulaResult
+from suite.records.battery import CheckFinding
 from suite.records.merge import Merged
 from suite.regression.check import Comparison
 
@@ -150,18 +153,31 @@ class CalibratedMachine(msgspec.Struct, kw_only=True):
     profile: Profile | None
 
 
+class AcceptFinding(CheckFinding, frozen=True, kw_only=True):
+    """A finding, with the name of its check."""
+
+    name: str
+
+
 class AcceptedNode(msgspec.Struct, kw_only=True):
-    """A battery: its decision, and a finding a check."""
+    """A battery: its decision, and a finding a check.
+
+    Args:
+        condition: of a Kubernetes Node.
+        health_events: of findings that warn or did not pass, in NVSentinel's form.
+    """
 
     id: str
     profile: str
     decision: str
     exit_code: int
     summary: str
+    condition: NodeCondition
+    health_events: list[HealthEvent]
     seconds: float
     record: str
     notes: list[str]
-    findings: list[Section]
+    findings: list[AcceptFinding]
 
 
 class Regressions(msgspec.Struct, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -68,6 +69,25 @@ def command_of(
         return called
 
     return decorate
+
+
+def command_line(words: Sequence[str], asked: msgspec.Struct, *without: str) -> str:
+    """The command with the options of a struct that differ from their defaults, as a shell reads it.
+
+    Args:
+        words: of the command.
+        without: fields that are left out.
+    """
+    line = [*program().split(), *words]
+    for field in msgspec.structs.fields(type(asked)):
+        value = getattr(asked, field.name)
+        if field.name in without or value == field.default:
+            continue
+        info = get_args(field.type)[1]
+        declared = [info.default, *(info.param_decls or ()), f"--{field.name.replace('_', '-')}"]
+        option = next(name.partition("/")[0] for name in declared if isinstance(name, str) and name.startswith("--"))
+        line += [option] if value is True else [option, str(value)]
+    return shlex.join(line)
 
 
 def help_of(command: Callable[..., object]) -> str:

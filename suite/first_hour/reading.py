@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
 from suite.first_hour.parts import HourPart, PartKind
 from suite.metrics.difference_words import difference_in_words, direction_of
 from suite.metrics.figures import Quantity
+from suite.paths import program
 from suite.records.kernel_runs import OURS, kernel_run
 
 COPY_ALLOWED = (0.85, 1.02)  # of the data sheet
@@ -23,11 +24,17 @@ LISTED = 12  # differences of one part
 
 
 class PartReading(NamedTuple):
-    """The result in a line, and the differences; not `readable` where the command did not get to print it."""
+    """The result in a line, the differences, and what to do about them.
+
+    Args:
+        readable: whether the command got to print its result.
+        next_steps: where the command itself says what to do.
+    """
 
     says: str
     differences: list[str]
     readable: bool = True
+    next_steps: Sequence[str] = ()
 
 
 def reading(part: HourPart, exit_code: int | None, output: str, errors: str, files: list[Path]) -> PartReading:
@@ -147,7 +154,12 @@ def _figure(row: Any) -> str:
 def _accept(_part: HourPart, found: Any) -> PartReading:
     worse = [row for row in found["findings"] if row["verdict"] not in ("PASS", "NOT RUN")]
     differences = [f"{row['verdict']} {row['name']}, {row['subject']}: {row['evidence']}" for row in worse]
-    return PartReading(found["summary"], differences)
+    steps = [(row["name"], row["part"] or row["subject"], row["to_do"], row["command"]) for row in worse]
+    return PartReading(
+        found["summary"],
+        differences,
+        next_steps=list(dict.fromkeys(": ".join(filter(None, step)) for step in steps if step[2]))[:LISTED],
+    )
 
 
 def _ladder(_part: HourPart, found: Any) -> PartReading:
@@ -177,6 +189,33 @@ def _kernels(files: list[Path]) -> PartReading:
     return PartReading(
         f"{len(shares)} passes, {min(shares):.0%} to {max(shares):.0%} of a copy's bandwidth", differences
     )
+
+
+# What to do about differences, by kind of part; "{program}" and "{again}" are commands
+_NEXT_STEPS = {
+    PartKind.ENVIRONMENT: "install what is missing: {again}",
+    PartKind.RATES: "judge all devices at once: {program} accept --only 1,3",
+    PartKind.TESTS: "run what failed alone, and read its traceback: {again}",
+    PartKind.KERNELS: "end other work on the GPU, and time it again: {again}",
+    PartKind.CALIBRATE: "end other work on the machine, and calibrate again: {again}",
+    PartKind.REPRODUCE: "look at the record: {program} results show latest",
+    PartKind.ACCEPT: "judge the node again: {again}",
+    PartKind.LADDER: "climb these rungs again: {again}",
+}
+
+
+def next_steps(part: HourPart, found: PartReading, *, failed: bool, errors: Path, again: str) -> list[str]:
+    """Orders about a part's differences, or about its failure; nothing where it has neither.
+
+    Args:
+        errors: the file of its command's messages.
+        again: the command that does the part once more.
+    """
+    if failed:
+        return [f"read {errors}, and run it again: {again}"]
+    if not found.differences:
+        return []
+    return list(found.next_steps) or [_NEXT_STEPS[part.kind].format(program=program(), again=again)]
 
 
 _READERS: dict[PartKind, Callable[[HourPart, Any], PartReading]] = {

@@ -36,6 +36,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: of its command; None where it was ended from outside.
         says: what it found, in a line.
         differences: what it measured and was expected to be otherwise, a line each.
+        next_steps: what to do about these, or about a part that failed: a line each, which ends in the next command.
     """
 
     part: str
@@ -47,6 +48,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     says: str = ""
     differences: list[str] = []
+    next_steps: list[str] = []
     command: str = ""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,12 +15,12 @@ from pathlib import Path
 import msgspec
 
 from suite.first_hour.parts import RESULTS, HourPart, PartKind
-from suite.first_hour.reading import reading
+from suite.first_hour.reading import next_steps, reading
 from suite.first_hour.result import PartResult, PartStatus, path_of, store, stored
 from suite.launch.interruption import check_interrupted, held
 from suite.machine.packages import described, lacking
 from suite.machine.processes import die_with_parent
-from suite.paths import ROOT
+from suite.paths import ROOT, program
 
 LEAST_SECONDS = 10.0  # that a part may take, however little time is left
 RAN_TO_ITS_END = frozenset({0, 1, 3})  # exit codes of commands that judged something, or could not
@@ -172,7 +173,9 @@ def _run(hour: Hour, part: HourPart, bound: float) -> PartResult:
         says = f"ended after {bound:.0f} s: {says}"
     elif code < 0:
         says = f"killed by {signal.Signals(-code).name}: {says}"
-    result = msgspec.structs.replace(result, status=status, says=says, differences=found.differences)
+    again = f"{program()} first-hour --results {shlex.quote(str(hour.results))} --again {shlex.quote(part.name)}"
+    steps = next_steps(part, found, failed=status is not PartStatus.DONE, errors=errors, again=again)
+    result = msgspec.structs.replace(result, status=status, says=says, differences=found.differences, next_steps=steps)
     store(hour.results, part, result)
     return result
 

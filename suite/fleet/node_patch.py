@@ -64,6 +64,21 @@ def read_node(data: bytes, where: str) -> KubernetesNode:
         ) from error
 
 
+class NodeCondition(msgspec.Struct, frozen=True):
+    """A condition of a Node without its times; `status` "True" where the node is bad."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+def node_condition(code: int, words: str) -> NodeCondition:
+    """The condition for an exit code of `accept` and its line."""
+    status = "True" if code in VALUES else "False" if code == 0 else "Unknown"
+    return NodeCondition(CONDITION, status, DECIDED.get(code, "NotDecided"), drain_reason(words))
+
+
 def node_patches(node: KubernetesNode, code: int, words: str, *, release: bool, now: float) -> NodePatches:
     """Both patches for an exit code of `accept` and its line.
 
@@ -77,14 +92,12 @@ def node_patches(node: KubernetesNode, code: int, words: str, *, release: bool, 
     bad = code in VALUES
     if not bad and (marked or before.get("status") == "True") and not (release and code == 0):
         return NodePatches({}, {})
-    status = "True" if bad else "False" if code == 0 else "Unknown"
+    wanted_condition = node_condition(code, words)
+    status = wanted_condition.status
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     since = before.get("lastTransitionTime") if before.get("status") == status else None
     condition = {
-        "type": CONDITION,
-        "status": status,
-        "reason": DECIDED.get(code, "NotDecided"),
-        "message": drain_reason(words),
+        **msgspec.structs.asdict(wanted_condition),
         "lastHeartbeatTime": stamp,
         "lastTransitionTime": since or stamp,
     }

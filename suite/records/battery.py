@@ -99,6 +99,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
         bad_since: the oldest battery after `good_until` in which it was as bad as now; None: it is bad for the first
             time.
         action: what to do next; None in records before 8.4, and until `suite.acceptance.actions` fills it.
+        to_do: the same in words, for this part; `command` that does it or shows more, empty where there is none.
     """
 
     check: int
@@ -121,6 +122,8 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     good_until: PastBattery | None = None
     bad_since: PastBattery | None = None
     action: RecoveryAction | None = None
+    to_do: str = ""
+    command: str = ""
 
     @property
     def key(self) -> tuple[int, str]:

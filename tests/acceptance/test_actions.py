@@ -1,4 +1,4 @@
-"""What to do next: every bad finding has one action, and each row of the table answers a finding of the judges."""
+"""Next steps: every bad finding has one action, and each row of the table answers a finding of the judges."""
 
 from __future__ import annotations
 
@@ -155,11 +155,24 @@ def test_whatever_did_not_pass_has_an_action_and_nothing_else_has_one():
         assert (action is None) != is_bad, (check, verdict, status, on_gpu)
 
 
+def test_a_command_is_that_of_the_part_and_of_the_kind_of_node():
+    commands = {
+        ("GPU 5", True): "nvidia-smi --gpu-reset -i 5",
+        ("matrix rate of rank 1 (GPU 3 at 0000:1b:00.0)", True): "nvidia-smi --gpu-reset -i 3",
+        ("", True): "nvidia-smi --gpu-reset",
+        ("matrix rate of rank 1", False): "",
+    }
+    found = {(part, on_gpu): with_action(says(1, part=part)[0], on_gpu=on_gpu).command for part, on_gpu in commands}
+    assert found == commands
+
+
 def test_an_action_that_a_judge_chose_stays_with_the_words_of_its_own():
     (slow,) = says(1, part="matrix rate of rank 1 (GPU 1)")
     for action in RecoveryAction:
         chosen = msgspec.structs.replace(slow, action=action)
-        assert with_action(chosen, on_gpu=True) is chosen
+        assert with_action(chosen, on_gpu=True).action is action
         assert action_row(chosen, on_gpu=True).action is action
-    assert action_row(msgspec.structs.replace(slow, action=A.REBOOT_NODE), on_gpu=True).words == "reboot the node"
-    assert "comes back" in action_row(msgspec.structs.replace(slow, action=A.REPEAT), on_gpu=True).words
+    reboot = with_action(msgspec.structs.replace(slow, action=A.REBOOT_NODE), on_gpu=True)
+    assert (reboot.to_do, reboot.command) == ("reboot the node", "dmesg --level=err,warn")
+    own = msgspec.structs.replace(slow, to_do="turn it", command="turn")
+    assert (with_action(own, on_gpu=True).to_do, with_action(own, on_gpu=True).command) == ("turn it", "turn")

@@ -36,7 +36,15 @@ from suite.machine.cpu_contention import Competitor
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.host_state import HostState
 from suite.records import store
-from suite.records.battery import BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, read_half
+from suite.records.battery import (
+    BatteryEnd,
+    CheckFinding,
+    CheckVerdict,
+    Decision,
+    PastBattery,
+    RecoveryAction,
+    read_half,
+)
 from suite.report.terminal.acceptance import _SUMMARY_CHARACTERS, comparison, print_verdict, summary
 from tests.support.profiles import profile as machine
 
@@ -141,7 +149,13 @@ def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path
     assert lines[1] == "FAIL  check 7, exact figures, glm-mini"
     assert lines[2].strip() == "expected: arithmetic"
     assert "messages: 6 measured, 5 predicted" in lines[3]
-    assert any(line.startswith("drain the node") for line in lines)
+    assert lines[-2] == (
+        "next   exact figures: software: another amount of work than predicted: install the versions that predictions "
+        "are of"
+    )
+    again = f"accept --only 0,7,12 --junit {file} --results {tmp_path}"
+    assert lines[-1].startswith("then   drain the node until this passes: ")
+    assert sorted(lines[-1].partition("accept")[2].split()) == sorted(again.removeprefix("accept").split())
     closed = kept("*.end.json", BatteryEnd)
     (bad,) = [each for each in closed.findings if each.verdict is CheckVerdict.FAIL]
     assert (closed.decision, bad.subject, "confirmed by a re-run" in bad.evidence) == ("rejected", "glm-mini", True)
@@ -327,11 +341,11 @@ def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
     assert max(len(one), len(three)) <= _SUMMARY_CHARACTERS
 
 
-def short_form(*findings, **console):
+def short_form(*findings, again="", **console):
     """Lines of the short form of a battery with these findings."""
     out = Console(file=io.StringIO(), **{"width": 150, **console})
     usual = {"id": "i", "profile": "quick", "notes": ["n" * 500] * 9, "seconds": 1.0, "record": "r"}
-    print_verdict(out, BatteryReport(findings=list(findings), decision=decision(findings), **usual))
+    print_verdict(out, BatteryReport(findings=list(findings), decision=decision(findings), **usual), again)
     return out.file.getvalue().splitlines()
 
 
@@ -349,6 +363,42 @@ def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are():
         if len(lines) > 15 or not said:
             wrong.append((verdict, lines))
     assert wrong == []
+
+
+def test_what_to_do_next_is_a_line_a_part_with_its_command_and_ends_on_one_page():
+    def bad(number, verdict=CheckVerdict.FAIL):
+        to_do = {
+            "action": RecoveryAction.RESET_GPU,
+            "to_do": "reset it",
+            "command": f"nvidia-smi --gpu-reset -i {number}",
+        }
+        return found(verdict, 13, f"GPU {number}", **to_do)
+
+    noted = found(CheckVerdict.WARN, 13, "GPU 9", action=RecoveryAction.NONE, to_do="nothing")
+    lines = short_form(bad(0), bad(0), bad(1), noted, again="refruns accept")
+    assert lines[-3:] == [
+        *(f"next   ECC, remapped rows, XID, NVLink: GPU {n}: reset it: nvidia-smi --gpu-reset -i {n}" for n in (0, 1)),
+        "then   drain the node until this passes: refruns accept",
+    ]
+    many = short_form(*map(bad, range(16)), again="refruns accept")
+    assert len(many) <= 23  # with the prompt, a terminal's 24
+    assert many[-2:] == ["10 more", "then   drain the node until this passes: refruns accept"]
+    accepted = short_form(bad(3, CheckVerdict.WARN), noted, again="refruns accept")
+    assert accepted[-1] == "later  ECC, remapped rows, XID, NVLink: GPU 3: reset it: nvidia-smi --gpu-reset -i 3"
+    repeat = found(CheckVerdict.WARN, action=RecoveryAction.REPEAT, to_do="again")
+    assert not any(line.startswith("later") for line in short_form(repeat, found(CheckVerdict.PASS)))
+
+
+def test_an_open_answer_of_the_short_profile_asks_for_the_long_one():
+    def again(verdict, **changes):
+        asked = msgspec.structs.replace(accept_module.AcceptOptions(), **changes)
+        return accept_module._again(asked, [found(verdict)]).partition(" accept")[2]
+
+    assert again(CheckVerdict.FAIL) == ""
+    assert again(CheckVerdict.INCONCLUSIVE) == " --profile accept"
+    assert again(CheckVerdict.INCONCLUSIVE, minutes=3.0) == " --minutes 3.0"
+    asked = {"only": "step time", "devices": 8, "resume": True, "all_findings": True}
+    assert again(CheckVerdict.FAIL, **asked) == " --only 'step time' --devices 8 --all"
 
 
 def test_a_terminal_folds_between_words_and_a_file_has_whole_lines():

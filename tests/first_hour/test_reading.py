@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from suite.first_hour.parts import HourPart, PartKind
-from suite.first_hour.reading import PartReading, reading
+from suite.first_hour.reading import PartReading, next_steps, reading
 
 
 def part(kind: PartKind, **options: Any) -> HourPart:
@@ -46,7 +47,7 @@ def test_rates_of_a_known_gpu_are_held_to_its_data_sheet_and_those_of_an_unknown
         assert [line.startswith(begin) for line, begin in zip(found, differing, strict=True)] == [True] * len(differing)
     assert len(rates(f"{h100} (simulated)", 1e14, 1e17).differences) == 2  # of its model
     assert rates("NVIDIA of tomorrow", 1e14, 1e17).differences == []
-    assert rates("x", None, None) == ("the device's clock stood still", [], True)
+    assert rates("x", None, None) == ("the device's clock stood still", [], True, ())
 
 
 def test_figures_that_differ_are_named() -> None:
@@ -77,11 +78,26 @@ def test_a_launch_that_failed_says_how_and_where() -> None:
 
 
 def test_findings_that_are_not_passed_differ_and_what_did_not_run_does_not() -> None:
-    names = {"subject": "rank 1", "evidence": "0.5 of the median"}
+    names = {"subject": "rank 1", "evidence": "0.5 of the median", "part": "GPU 1", "to_do": "reset it", "command": "c"}
     findings = [{"name": "matrix rate", "verdict": verdict} | names for verdict in ("PASS", "WARN", "FAIL", "NOT RUN")]
     found = read(PartKind.ACCEPT, {"summary": "rejected", "findings": findings})
     assert found.says == "rejected"
     assert [line.split()[0] for line in found.differences] == ["WARN", "FAIL"]
+    assert found.next_steps == ["matrix rate: GPU 1: reset it: c"]
+
+
+def test_each_part_that_differs_or_failed_says_what_to_do_next() -> None:
+    wrong = {}
+    for kind in PartKind:
+        for failed, differences in ((False, []), (False, ["x"]), (True, [])):
+            found = PartReading("says", differences)
+            steps = next_steps(part(kind), found, failed=failed, errors=Path("a.err"), again="do it --again x")
+            wanted = failed or bool(differences)
+            if len(steps) != wanted or (wanted and not re.search("refruns|suite|--again", steps[0])):
+                wrong[kind, failed, bool(differences)] = steps
+    assert wrong == {}
+    own = PartReading("says", ["x"], next_steps=["reset it"])
+    assert next_steps(part(PartKind.ACCEPT), own, failed=False, errors=Path("a.err"), again="") == ["reset it"]
 
 
 def test_what_a_node_lacks_is_a_difference() -> None:
@@ -126,4 +142,4 @@ def test_kernels_below_their_share_of_a_copy_are_named(tmp_path: Path) -> None:
 def test_output_that_nobody_can_read_is_said_to_be_that() -> None:
     for output in ("", "Traceback", "{}", "[1]"):
         found = reading(part(PartKind.LADDER), 1, output, "x\nRuntimeError: gone\n", [])
-        assert found == ("RuntimeError: gone", [], False)
+        assert found == ("RuntimeError: gone", [], False, ())

@@ -68,6 +68,7 @@ def test_what_is_done_on_this_machine_is_not_done_again(tmp_path: Path) -> None:
     differing = stored(one.results, one.parts[1])
     assert differing is not None
     assert (differing.exit_code, differing.differences) == (1, ["compile: no gain"])
+    assert differing.next_steps[0].endswith(f"first-hour --results {one.results} --again differs")
     assert ran(one) == []
     assert [r.part for r in ran(msgspec.structs.replace(one, again=frozenset(["works"])))] == ["works"]
     assert len(ran(msgspec.structs.replace(one, machine={"gpus": "another"}))) == 2

@@ -28,6 +28,7 @@ class FindingRow(NamedTuple):
     difference: str
     verdict: str
     part: str
+    action: str
     why: str
 
 
@@ -101,5 +102,6 @@ def _row(finding: CheckFinding) -> FindingRow:
         difference=compared(finding, finding.ratio),
         verdict=finding.verdict.value,
         part=finding.part,
+        action="" if finding.action is None else finding.action.value,
         why=finding_reason(finding),
     )

@@ -27,7 +27,16 @@ from suite.acceptance.check_table import (
 )
 from suite.acceptance.findings import joined_evidence
 from suite.metrics.difference_words import Direction, difference_in_words
-from suite.records.battery import NOT_PASSED, BatteryEnd, CheckFinding, CheckVerdict, Decision, PastBattery, worst_first
+from suite.records.battery import (
+    NOT_PASSED,
+    BatteryEnd,
+    CheckFinding,
+    CheckVerdict,
+    Decision,
+    PastBattery,
+    RecoveryAction,
+    worst_first,
+)
 from suite.report.junit import JunitOutcome, JunitSuite
 from suite.report.tables import folded
 from suite.report.terminal.tables import coloured, print_folded, print_table
@@ -47,20 +56,18 @@ _DECISION_COLOURS = {
     Decision.UNDECIDED: "bold magenta",
     Decision.EXECUTION_FAILED: "bold red",
 }
-_ADVICE = {
-    CheckVerdict.FAIL: "drain the node; replace the part, and run accept again",
-    CheckVerdict.INVALID: "fix the environment, and run accept again",
-    CheckVerdict.INCONCLUSIVE: "run accept again with --profile accept, which launches more",
-}
-_FAILED_ADVICE = "run accept again; if it fails again, drain the node"
 _SUMMARY_CHARACTERS = 400  # of the one-line summary: schedulers store a line of about that
-_LINES = 15  # of the short form, before narrow terminals fold them
+_LINES, _STEPS = 15, 6  # of the short form, before narrow terminals fold them: what was found, and what to do
 
 
-def print_verdict(out: Console, report: BatteryReport) -> None:
-    """The short form, at most 15 lines: verdict, parts at fault, what was measured and expected, and the evidence.
+def print_verdict(out: Console, report: BatteryReport, again: str = "") -> None:
+    """The short form: at most 15 lines on what was found, then at most 8 on what to do next.
 
-    Lines are folded between words on a terminal, and whole elsewhere.
+    Verdict, parts at fault, what was measured and expected, and the evidence; then an order for each part, with the
+    command that begins it. Lines are folded between words on a terminal, and whole elsewhere.
+
+    Args:
+        again: the command that comes after all of these.
     """
     shown = _distinct(_shown_findings(report.findings))
     headline, first_part = _headline(report)
@@ -68,7 +75,7 @@ def print_verdict(out: Console, report: BatteryReport) -> None:
     if report.decision is Decision.ACCEPTED:
         blocks += [[_VerdictLine("PASS  ", _rate(finding))] for finding in report.findings if _is_passed_rate(finding)]
     end = f"{report.seconds:.0f} s; --all prints every finding; record {report.record}"
-    tail = [line for line in (_counts(report.findings), "; ".join(report.notes), _advice(report), end) if line]
+    tail = [line for line in (_counts(report.findings), "; ".join(report.notes), end) if line]
     lines = [_VerdictLine("", headline, _DECISION_COLOURS[report.decision])]
     for number, block in enumerate(blocks):
         last = number == len(blocks) - 1
@@ -76,7 +83,7 @@ def print_verdict(out: Console, report: BatteryReport) -> None:
             lines.append(_VerdictLine("", f"{len(blocks) - number} more"))
             break
         lines += block
-    for line in [*lines, *(_VerdictLine("", text) for text in tail)]:
+    for line in [*lines, *(_VerdictLine("", text) for text in tail), *_next_steps(report, again)]:
         _print_line(out, line)
 
 
@@ -136,12 +143,30 @@ def _headline(report: BatteryReport) -> tuple[str, str]:
     return f"{decision}: {parts[0]}{more}", parts[0]
 
 
-def _advice(report: BatteryReport) -> str:
-    """The next step for the reader, by the worst verdict; empty for an accepted node."""
-    if report.decision is Decision.EXECUTION_FAILED:
-        return _FAILED_ADVICE
-    verdicts = {finding.verdict for finding in report.findings}
-    return next((advice for verdict, advice in _ADVICE.items() if verdict in verdicts), "")
+def _next_steps(report: BatteryReport, again: str) -> list[_VerdictLine]:
+    """An order for each part, the worst first, and the command that comes last.
+
+    Of an accepted node only what does not pass by itself: a warning that asks for a repetition alone needs none.
+    """
+    accepted = report.decision is Decision.ACCEPTED
+    passing = (None, RecoveryAction.NONE, RecoveryAction.REPEAT) if accepted else (None, RecoveryAction.NONE)
+    steps = dict.fromkeys(
+        next_step(finding) for finding in _shown_findings(report.findings) if finding.action not in passing
+    )
+    head = "later  " if accepted else "next   "
+    lines = [_VerdictLine(head, step) for step in list(steps)[:_STEPS]]
+    if len(steps) > _STEPS:
+        lines.append(_VerdictLine("", f"{len(steps) - _STEPS} more"))
+    if accepted or not again:
+        return lines
+    drained = report.decision in (Decision.REJECTED, Decision.EXECUTION_FAILED)
+    return [*lines, _VerdictLine("then   ", ("drain the node until this passes: " if drained else "") + again)]
+
+
+def next_step(finding: CheckFinding) -> str:
+    """A line: the check and the part that failed, what to do, and the command that begins it."""
+    part = finding.part or finding.subject
+    return ": ".join(words for words in (CHECKS[finding.check].name, part, finding.to_do, finding.command) if words)
 
 
 def _bad_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
@@ -234,8 +259,8 @@ def _comma(*clauses: str) -> str:
     return ", ".join(clause for clause in clauses if clause)
 
 
-def print_findings(out: Console, report: BatteryReport) -> None:
-    """The table of all findings in the order of the checks, what each rests on, and the summary last."""
+def print_findings(out: Console, report: BatteryReport, again: str = "") -> None:
+    """The table of all findings in the order of the checks, what each rests on, the summary, and what to do next."""
     rows = []
     for number, finding in enumerate(report.findings, start=1):
         check = " ".join(part for part in (str(finding.check), CHECKS[finding.check].name, finding.subject) if part)
@@ -250,6 +275,8 @@ def print_findings(out: Console, report: BatteryReport) -> None:
         print_folded(out, note)
     out.print(f"record {escape(report.record)}", soft_wrap=True)
     print_folded(out, summary(report), _DECISION_COLOURS[report.decision])
+    for line in _next_steps(report, again):
+        _print_line(out, line)
 
 
 _PRINTED_UNITS = ("flop/s", "byte/s")
@@ -273,13 +300,16 @@ def _rate_unit(unit: str) -> str:
 
 
 def finding_reason(finding: CheckFinding) -> str:
-    """The basis of a finding: dates, evidence, source of the expected value, limits, least detectable slowdown."""
+    """The basis of a finding: dates, evidence, source of the expected value, limits, least detectable slowdown, and
+    what to do next.
+    """
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
         limits = f"warn {compared(finding, finding.warn)}, fail {compared(finding, finding.fail)}"
     least = "" if finding.least_detectable is None else f"least detectable slowdown {finding.least_detectable:.1%}"
     source = f"expected: {finding.source}" if finding.source else ""
-    return joined_evidence(since(finding), finding.evidence, source, limits, least)
+    to_do = f"next: {finding.to_do}" if finding.to_do else ""
+    return joined_evidence(since(finding), finding.evidence, source, limits, least, to_do)
 
 
 def since(finding: CheckFinding) -> str:

@@ -29,7 +29,7 @@ def ended_line(part: HourPart, result: PartResult) -> str:
 
 
 def print_parts(out: Console, ended: _Ended) -> None:
-    """Print a line a part, then the differences."""
+    """Print a line a part, then the differences, then what to do about them."""
     listed = [*ended]
     for part, result in listed:
         if result is None:
@@ -44,6 +44,14 @@ def print_parts(out: Console, ended: _Ended) -> None:
         print_folded(out, "nothing that was measured disagrees with what was expected", "bold")
     for part, line in differing:
         out.print(escape(f"  {part.name}: {line}"), soft_wrap=True)
+    if steps := _next_steps(listed):
+        print_folded(out, "what to do next:", "bold")
+    for line in steps:
+        out.print(escape(f"  {line}"), soft_wrap=True)
+
+
+def _next_steps(ended: _Ended) -> list[str]:
+    return [f"{part.name}: {line}" for part, result in ended if result is not None for line in result.next_steps]
 
 
 def summary(ended: _Ended, *, page: str) -> str:
@@ -62,9 +70,8 @@ def summary(ended: _Ended, *, page: str) -> str:
     differing = [f"- {part.name}: {line}" for part, result in listed if result for line in result.differences]
     head = ["part", "shows", "status", "seconds", "found"]
     parts = ["# The first hour", table(rows, head, style=MARKDOWN, right=["seconds"])]
-    parts += [
-        "## Disagrees with what was expected",
-        "\n".join(differing) or "Nothing that was measured.",
-        f"Page: {page}",
-    ]
+    parts += ["## Disagrees with what was expected", "\n".join(differing) or "Nothing that was measured."]
+    if steps := _next_steps(listed):
+        parts += ["## What to do next", "\n".join(f"- {step}" for step in steps)]
+    parts.append(f"Page: {page}")
     return "\n\n".join(parts) + "\n"
