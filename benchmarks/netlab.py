@@ -235,7 +235,8 @@ def _run(names: list[str], module: list[str], scratch: str) -> None:
 
 
 def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
-    command = torchrun(module, number=number, hosts=ranks, master=network_namespaces.address(0))
+    master = network_namespaces.address(0)
+    command = torchrun(module, number=number, hosts=ranks, master=master, directory=scratch)
     variables = {"GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (Path(scratch) / f"host{number}.log").open("wb") as log:
         inside = command_on_host(HostAccess.NAMESPACE, name, command, variables)

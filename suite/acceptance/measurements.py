@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from suite.machine.cpu_contention import others_shares
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import digest
 from suite.machine.profile import Profile
+from suite.machine.scratch import scratch_directory
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import EXACT, Quantity, StepTerm, of_job
 from suite.records import store
@@ -262,7 +262,7 @@ def probe_result(
 ) -> ProbeResult:
     """One probe of all ranks: replays, exchanges and soak, those that are asked for."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+    with scratch_directory() as scratch:
         job = _probe_job(device, ranks, effort, scratch, replays=replays, exchanges=exchanges, soak=soak)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         outcome = launch(job, store.new_identity(), on_event)

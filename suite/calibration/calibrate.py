@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.packages import compilation_missing
 from suite.machine.profile import Profile, encode, machines_directory
 from suite.machine.reference_step import ReferenceStep
+from suite.machine.scratch import scratch_directory
 from suite.predict.simulation.step_correction import step_correction
 from suite.records import store
 
@@ -140,7 +140,7 @@ def measured(
         interface: of several hosts; None: the library chooses.
     """
     identity = store.new_identity()
-    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+    with scratch_directory() as scratch:
         job = CalibrationJob(
             directory=scratch,
             device=calibration.device,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -26,6 +25,7 @@ from suite.launch.rank_starts import check_rank_starts
 from suite.machine.environments import Environment, differences, environment_of
 from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.packages import require
+from suite.machine.scratch import scratch_directory
 from suite.paths import RESULTS, ROOT, stores
 from suite.records.index import launches as all_launches
 from suite.records.kernel_runs import kernel_runs
@@ -143,7 +143,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     with ExitStack() as stack:
         launchers = Launchers(results, messages)
         if environments is not None:
-            launchers.use(environments, Path(stack.enter_context(TemporaryDirectory(prefix="suite-caches-"))))
+            launchers.use(environments, Path(stack.enter_context(scratch_directory(kind="caches-"))))
         check = RegressionCheck(
             checked, results, launchers.now, launchers.by_code, launchers.say, limit, launchers.other
         )

@@ -82,7 +82,9 @@ def main() -> int:
     master = names[0].rpartition("@")[2] if access is HostAccess.SSH else address(0)
     processes = []
     for number, name in enumerate(names):
-        command = torchrun(["suite.execute", *kind, job], number=number, hosts=len(names), master=master)
+        command = torchrun(
+            ["suite.execute", *kind, job], number=number, hosts=len(names), master=master, directory=Path(job).parent
+        )
         host_command = command_on_host(access, name, command, variables)
         child = subprocess.Popen(host_command, env=variables, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
         processes.append(child)
@@ -104,10 +106,15 @@ def main() -> int:
                 process.wait()
 
 
-def torchrun(module: list[str], *, number: int, hosts: int, master: str, ranks: int = 1, port: int = PORT) -> list[str]:
+def torchrun(
+    module: list[str], *, number: int, hosts: int, master: str, directory: str | Path, ranks: int = 1, port: int = PORT
+) -> list[str]:
     """The command that runs a module, with its arguments, as the ranks of host `number`: usually one.
 
     The first host has the store where all meet, which listens on `master` alone.
+
+    Args:
+        directory: of the launch; torchrun's own files, which it never removes, lie in it.
     """
     if number == 0:
         start = ["suite.execute.torchrun", master, str(port)]
@@ -116,6 +123,7 @@ def torchrun(module: list[str], *, number: int, hosts: int, master: str, ranks: 
     return [
         *(sys.executable, "-m", *start),
         *(f"--nnodes={hosts}", f"--node-rank={number}", f"--nproc-per-node={ranks}", "--max-restarts=0"),
+        f"--log-dir={directory}/torchrun",
         *("-m", *module),
     ]
 

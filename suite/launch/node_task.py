@@ -46,6 +46,7 @@ def main() -> None:
         number=number,
         hosts=nodes,
         master=slurm.node_address(names[0]),
+        directory=directory,
         ranks=int(ranks),
         port=port(os.environ),
     )

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from reference_runs.errors import InputError
 from suite.machine.fingerprint import digest
 from suite.machine.interpreter import Interpreter
 from suite.machine.packages import PACKAGES
+from suite.machine.scratch import scratch_directory
 from suite.paths import ROOT
 
 OLDEST = "3.11"  # as of requires-python
@@ -129,7 +129,7 @@ def _asked(path: str, where: str, allowed: str, *, foreign: bool) -> Environment
     variables = Interpreter(executable=path, withheld=_OF_THIS_SHELL if foreign else ()).environment()
     places = [str(ROOT), variables.get("PYTHONPATH", "")]
     variables |= {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
-    with tempfile.TemporaryDirectory(prefix="suite-environment-") as directory:
+    with scratch_directory(kind="environment-") as directory:
         answer, words = Path(directory) / "answer.json", Path(directory) / "stderr"
         command = [path, str(ROOT / "suite" / "execute" / "environment.py"), str(answer)]
         try:

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.regular_file import json_file
 from suite.job.events import Status
+from suite.machine.scratch import scratch_directory
 from suite.paths import stores
 from suite.records.store import writable, write_new
 from suite.records.summary import LaunchSummary
@@ -205,7 +205,7 @@ def checkout(commit: str, repository: Path) -> Iterator[Path]:
     Raises:
         OldCodeError: git cannot make it.
     """
-    with tempfile.TemporaryDirectory(prefix="suite-old-", ignore_cleanup_errors=True) as directory:
+    with scratch_directory(kind="old-") as directory:
         tree = Path(directory) / "tree"
         git = ["git", "-C", str(repository), "worktree"]
         done = subprocess.run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.launch import slurm
 from suite.launch.multi_host import HostAccess, Hosts
+from suite.machine.scratch import scratch_directory
 from suite.reproduce.request import Request
 
 ENGINES = (HostAccess.SLURM.value,)
@@ -62,10 +63,10 @@ def scheduled(request: Request) -> tuple[Request, Scheduled | None]:
     return msgspec.structs.replace(request, ranks=nodes * ranks), asked
 
 
-def scratch(results: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
+def scratch(results: Path, *, shared: bool) -> AbstractContextManager[str]:
     """A directory for a launch's files; below the results directory where all nodes must see it."""
     place = None
     if shared:
         place = (results / "scratch").absolute()
         place.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryDirectory(prefix="suite-", dir=place, ignore_cleanup_errors=True)
+    return scratch_directory(place)

@@ -112,7 +112,13 @@ def test_restart_is_bit_for_bit(name, tmp_path):
     assert result.losses == whole.losses
     assert len(whole.losses) == STEPS
     assert stored(disturbed) == stored(undisturbed)
-    assert [row.verdict for row in exact_rows(result.rows)] == [row.verdict for row in exact_rows(whole.rows)]
+    if plan_with(disturbed, **layout).layout.flushes:
+        assert [row.verdict for row in exact_rows(result.rows)] == [row.verdict for row in exact_rows(whole.rows)]
+    else:  # four steps are left, without a rehearsal
+        assert (result.rows, result.message) == (
+            [],
+            "all 12 steps are trained; too few were left to count and time one",
+        )
     assert result.goodput is not None
     (restart,) = result.goodput.restarts
     assert restart.step == 8

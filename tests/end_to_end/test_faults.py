@@ -19,6 +19,7 @@ import pytest
 from suite.launch.interruption import ENDING
 from suite.launch.rank_events import HANG_LEAST_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE
+from suite.machine.scratch import scratch_directory
 from suite.paths import ROOT
 from tests.support.record_halves import stored_records
 from tests.support.run_file import run_file
@@ -277,7 +278,7 @@ def test_a_disk_that_fills_up_during_the_run_still_takes_the_end(launches, disk)
 
 
 def test_a_killed_launcher_leaves_no_orphan_and_a_record_that_reads_as_crashed(launches):
-    """The file that kept room for the end and the scratch directory stay: nobody is left to remove them."""
+    """The file that kept room for the end and the scratch directory stay, the latter until the next command."""
     launch = launches()
     launch.rank_pids()
     launch.process.kill()
@@ -286,3 +287,6 @@ def test_a_killed_launcher_leaves_no_orphan_and_a_record_that_reads_as_crashed(l
     record = launch.record()
     assert (record.status, record.end) == ("crashed", None)
     launch.assert_nothing_left(reserves=1, scratch=1)
+    with scratch_directory(launch.scratch):
+        launch.assert_nothing_left(reserves=1, scratch=1)  # the new one
+    launch.assert_nothing_left(reserves=1)

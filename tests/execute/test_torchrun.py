@@ -49,8 +49,10 @@ def test_an_address_that_others_may_know_by_another_one_is_not_bound(elsewhere: 
 @pytest.mark.ranks
 def test_nothing_of_a_launch_listens_beyond_the_jobs_address(tmp_path: Path) -> None:
     (tmp_path / "rank_of_a_launch.py").write_text(RANK)
-    command = torchrun(["rank_of_a_launch"], number=0, hosts=1, master=ADDRESS, ranks=2, port=0)
+    command = torchrun(["rank_of_a_launch"], number=0, hosts=1, master=ADDRESS, directory=tmp_path, ranks=2, port=0)
     variables = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    variables["TMPDIR"] = str(tmp_path / "temporary")
+    (tmp_path / "temporary").mkdir()
     process = subprocess.Popen(
         command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
     )
@@ -65,6 +67,7 @@ def test_nothing_of_a_launch_listens_beyond_the_jobs_address(tmp_path: Path) -> 
     finally:
         process.communicate(timeout=60)
     assert process.returncode == 0
+    assert [path.name for path in (tmp_path / "temporary").iterdir() if "inductor" not in path.name] == []
     assert listening.pop(process.pid) == {ADDRESS}  # the store
     assert len(listening) == 2
     assert set().union(*listening.values()) <= {OTHER}  # the ranks' own: of the interface

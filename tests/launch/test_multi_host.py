@@ -54,9 +54,10 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_namespace_is_entered_with_the_command_as_it_is():
-    command = torchrun(["suite.execute", "job.json"], number=1, hosts=2, master="10.0.0.1")
+    command = torchrun(["suite.execute", "job.json"], number=1, hosts=2, master="10.0.0.1", directory="/shared")
     assert command_on_host(HostAccess.NAMESPACE, "host1", command, {}) == ["ip", "netns", "exec", "host1", *command]
-    assert {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--nproc-per-node=1"} <= set(command)
+    options = {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--nproc-per-node=1"}
+    assert options | {"--log-dir=/shared/torchrun"} <= set(command)
 
 
 def test_another_host_gets_the_suites_variables_and_no_others():

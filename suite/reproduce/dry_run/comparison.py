@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +15,7 @@ from suite.job.dry_run_job import CountedRank, Moment, NotCounted, StepCounts
 from suite.job.options import StepOptions
 from suite.job.training_job import Job
 from suite.machine.half_precision import Kernels
+from suite.machine.scratch import scratch_directory
 from suite.metrics.comparison import Row, Verdict, compare, overall
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.parameters import parameter_count
@@ -112,7 +112,7 @@ def dry_run(
     later |= {each.rank for each in depth.others} if depth else set()
     failed: NotCounted | None = None
     by_depth = False
-    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+    with scratch_directory() as scratch:
         whole = WholeSteps(dry_run_job(plan, scratch), workload, on_counted, every_micro_batch=every_micro_batch)
         try:
             whole.execute([each for each in classes if each.rank not in later], depth)

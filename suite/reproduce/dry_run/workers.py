@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +19,7 @@ from suite.job.dry_run_job import Answer, AskedRank, NotCounted
 from suite.job.training_job import Job
 from suite.launch.interruption import check_interrupted, held
 from suite.machine.processes import die_with_parent
+from suite.machine.scratch import scratch_directory
 from suite.paths import ROOT
 
 TAIL = 2000  # characters of a worker's messages that are kept
@@ -37,7 +37,7 @@ def answers(job: Job, asked: Sequence[AskedRank], *, workers: int) -> Iterator[A
     for question in sorted(asked, key=lambda each: -_passes(job, each)):  # the longest first
         waiting.put(question)
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
+        scratch = Path(stack.enter_context(scratch_directory()))
         (scratch / "job.json").write_bytes(msgspec.json.encode(job))
         processes: list[subprocess.Popen[str]] = []
         conversations: list[threading.Thread] = []

@@ -150,7 +150,7 @@ def _launched(directory: Path, first: int, jobs: list[Job], base: Mapping[str, s
     """Execute the jobs from number `first` on; returns the end of the log."""
     identity = store.new_identity()
     command = [sys.executable, "-m", "suite.execute.torchrun", "127.0.0.1", "0", "--max-restarts=0"]
-    command += [f"--nproc-per-node={jobs[0].layout.ranks}", "--monitor-interval=0.1"]
+    command += [f"--nproc-per-node={jobs[0].layout.ranks}", "--monitor-interval=0.1", f"--log-dir={directory}/torchrun"]
     environment = {
         "GLOO_SOCKET_IFNAME": "lo",
         **base,

@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import socket
+import tempfile
 import time
 import traceback
 import warnings
@@ -34,10 +35,11 @@ class Pool:
             port = free.getsockname()[1]
         context = multiprocessing.get_context(os.environ.get(HOW, "spawn"))
         self._ends: list[Connection] = []
+        self._scratch = tempfile.TemporaryDirectory(prefix="tests-pool-")  # of sockets that hand tensors over
         self._processes = []
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, port, theirs, self._scratch.name), daemon=True)
             process.start()
             theirs.close()
             self._ends.append(ours)
@@ -79,10 +81,12 @@ class Pool:
         for process in self._processes:
             process.kill()
             process.join()
+        self._scratch.cleanup()
 
 
-def _serve(rank: int, port: int, end: Connection) -> None:
+def _serve(rank: int, port: int, end: Connection, scratch: str) -> None:
     die_with_parent()
+    tempfile.tempdir = scratch
     warnings.resetwarnings()  # a fork has pytest's, which are errors
     torch.set_num_threads(1)
     dist.init_process_group(
