@@ -17,16 +17,19 @@ from suite.acceptance.evidence import (
     OVER_THE_LIMIT,
     SLOW,
     Evidence,
+    HangReadings,
     Health,
     LaunchPurpose,
     Load,
     PhaseTiming,
+    Surroundings,
 )
 from suite.acceptance.gpu_watch import HealthWatch, joined
+from suite.acceptance.hang_suspect import HangSuspect, hang_suspect
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import Effort
-from suite.job.events import Event, Status
+from suite.job.events import Event, Hung, Status
 from suite.launch.interruption import OutOfTimeError, time_limit
 from suite.machine.profile import Profile
 from suite.records.battery import CheckFinding
@@ -171,7 +174,7 @@ class RunningBattery:
         self.progress(f"{name}: about {phase.predicted_seconds:.0f} s")
         compile_seconds = COMPILE_SECONDS if self.settings.device == "cuda" else 0.0
         budget = max(LEAST_BUDGET_SECONDS, BUDGET_FACTOR * phase.predicted_seconds) + compile_seconds
-        *evidence, timing = _measured(phase, budget, left)
+        *evidence, timing = _measured(phase, budget, left, self._readings_of(phase))
         if isinstance(timing, PhaseTiming) and timing.outcome in (SLOW, *OVER_THE_LIMIT):
             name = name if timing.outcome == SLOW else f"{name} {ENDED_BY_LIMIT}"
             timing = self._over_the_limit(timing, phase)
@@ -179,6 +182,20 @@ class RunningBattery:
         health = None if self.gpu_watch is None else self.gpu_watch.since_last()
         self.record.keep(name, [*evidence, health] if health and health.gpus else evidence)
         return evidence
+
+    def _readings_of(self, phase: BatteryPhase) -> Callable[[], HangReadings | None]:
+        """A function that reads the GPUs on which ranks run; None where the node has none."""
+
+        def readings() -> HangReadings | None:
+            around = next((item for item in self.evidence() if isinstance(item, Surroundings)), None)
+            if self.gpu_watch is None or around is None or not around.gpus_with_ranks:
+                return None
+            samples = self.gpu_watch.while_hanging()
+            return HangReadings(
+                phase=phase.name, samples={gpu: samples[gpu] for gpu in around.gpus_with_ranks if gpu in samples}
+            )
+
+        return readings
 
     def run_if_time(self, phase: BatteryPhase, reserved_seconds: float) -> list[Evidence]:
         """Run a phase if it ends before the limit with so many seconds to spare; otherwise it is left out."""
@@ -213,19 +230,26 @@ def _timing(phase: BatteryPhase, outcome: str, *, budget: float = 0.0, seconds: 
     )
 
 
-def _measured(phase: BatteryPhase, budget: float, left: float) -> list[Evidence]:
+def _measured(
+    phase: BatteryPhase, budget: float, left: float, at_hang: Callable[[], HangReadings | None]
+) -> list[Evidence]:
     """The evidence of a phase, and last its timing.
 
     Args:
         left: seconds after which the battery's limit ends it.
+        at_hang: reads the GPUs while a launch hangs; the one out of step is named beside the launcher's own finding.
 
     Raises:
         KeyboardInterrupt: the user interrupted a launch.
     """
     begun = time.monotonic()
 
-    def within_budget(_rank: int, _event: Event) -> None:
-        if time.monotonic() - begun > budget:
+    readings: list[HangReadings] = []
+
+    def within_budget(_rank: int, event: Event) -> None:
+        if isinstance(event, Hung) and (read := at_hang()) is not None:
+            readings.append(read)
+        elif time.monotonic() - begun > budget:
             raise OverBudgetError
 
     evidence: list[Evidence] = []
@@ -238,11 +262,24 @@ def _measured(phase: BatteryPhase, budget: float, left: float) -> list[Evidence]
         outcome = SLOW
     except OutOfTimeError:
         outcome = ENDED_BY_LIMIT
-    for item in evidence:
+    suspect = hang_suspect(readings[-1].samples) if readings else None
+    for number, item in enumerate(evidence):
         if isinstance(item, Load) and item.status is not Status.OK:
             if item.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
+            if item.status is Status.HANG and suspect is not None:
+                item = evidence[number] = _with_suspect(item, suspect, [*readings[-1].samples])
             outcome = "hang" if item.status is Status.HANG else "failed"
             message, stacks, at_fault = item.message, item.stacks, item.ranks_at_fault
     timing = _timing(phase, outcome, budget=budget, seconds=time.monotonic() - begun)
-    return [*evidence, msgspec.structs.replace(timing, message=message, stacks=stacks, ranks_at_fault=at_fault)]
+    timing = msgspec.structs.replace(timing, message=message, stacks=stacks, ranks_at_fault=at_fault)
+    return [*evidence, *readings, timing]
+
+
+def _with_suspect(hung: Load, suspect: HangSuspect, gpus_with_ranks: Sequence[int]) -> Load:
+    """The hang with the GPU that stands out; its rank is at fault where the launcher names none."""
+    message = f"{hung.message}; {suspect.words}"
+    at_fault = hung.ranks_at_fault
+    if not at_fault and suspect.gpu is not None:
+        at_fault = [gpus_with_ranks.index(suspect.gpu)]
+    return msgspec.structs.replace(hung, message=message, ranks_at_fault=at_fault)

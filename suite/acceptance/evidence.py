@@ -11,6 +11,7 @@ from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
 from suite.machine.host_state import HostState
 
+ALL_TO_ALL = "all-to-all"
 SLOW, ENDED_BY_LIMIT, NOT_BEGUN = "slow", "ended by the limit", "not begun"
 OVER_THE_LIMIT = (ENDED_BY_LIMIT, NOT_BEGUN)  # outcomes of a phase
 LEFT_OUT = "left out"  # of a phase that measures no more than others have, and would need time that decisions need
@@ -200,6 +201,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
     Args:
         others_share: of the processors, used by other processes during the exchanges; `steal_share` by other guests of
             the host. None without exchanges, and where the system does not report it.
+        asked: the fields below that it was to fill; empty in records before 8.4: those that are not empty.
+        finished: those of them that are whole although it did not end well; "messages" of pairs of ranks alone.
     """
 
     status: Status
@@ -213,6 +216,12 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
     stacks: str = ""
     others_share: float | None = None
     steal_share: float | None = None
+    asked: list[str] = []
+    finished: list[str] = []
+
+    def has(self, part: str) -> bool:
+        """Whether the part is whole."""
+        return self.status is Status.OK or part in self.finished
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +273,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     pcie_generation: int | None
     pcie_width: int | None
     memory_mhz: float | None = None
+    utilisation: float | None = None
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +309,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
     why_no_xids: str = "not read"
 
 
+class HangReadings(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
+    """Readings of every GPU while a launch hung, before its ranks were ended; by the GPU's number."""
+
+    phase: str
+    samples: dict[int, list[GpuSample]]
+
+
 class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     """Budget of a phase, the time it took, and how it ended.
 
@@ -323,7 +340,7 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
 
 Timed = MicroMeasurements | MiniatureLaunch
 Load = Timed | ProbeResult  # what keeps the node busy
-Evidence = Surroundings | Load | Health | PhaseTiming
+Evidence = Surroundings | Load | Health | HangReadings | PhaseTiming
 
 
 def made_for_times(measurement: Timed) -> bool:

@@ -14,6 +14,7 @@ from suite.acceptance.kernel_log import earlier_xids
 from suite.acceptance.nvml import CALL_SECONDS, Gpus
 
 SAMPLE_SECONDS = 0.5  # two samples a second, because reasons last at least one
+HANG_SAMPLES = 7  # over three seconds: utilisation is that of up to the last second
 # fields of a state: counters that only grow, and flags of rows that wait to be remapped
 COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrected", "lifetime_uncorrected")
 REMAPPING = ("remap_pending", "remap_failed")
@@ -95,6 +96,16 @@ class HealthWatch:
             for number, samples in enumerate(self._samples):
                 samples.append(self.gpus.sample(number, self._start))
             self._xids += self.gpus.xids()
+
+    def while_hanging(self) -> dict[int, list[GpuSample]]:
+        """Samples of every GPU over some seconds, read at once."""
+        samples: dict[int, list[GpuSample]] = {number: [] for number in range(self.gpus.count)}
+        for reading in range(HANG_SAMPLES if samples else 0):
+            if reading:
+                time.sleep(SAMPLE_SECONDS)
+            for number, of_gpu in samples.items():
+                of_gpu.append(self.gpus.sample(number, self._start))
+        return samples
 
     def finished(self) -> Health:
         """All readings; the watch ends."""

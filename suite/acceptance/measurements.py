@@ -16,6 +16,7 @@ from reference_runs.miniature import miniature
 from reference_runs.placement import coordinates
 from reference_runs.this_cpu import is_virtual_machine
 from suite.acceptance.evidence import (
+    ALL_TO_ALL,
     Exchange,
     LaunchPurpose,
     MicroMeasurements,
@@ -271,12 +272,13 @@ def probe_result(
         seconds=time.monotonic() - start,
         stacks=outcome.log_tail,
         soak_seconds=job.soak_seconds,
+        asked=[
+            name for name, is_asked in (("replays", replays), ("exchanges", exchanges), ("soaks", soak)) if is_asked
+        ],
     )
-    if outcome.status is not Status.OK:
-        return probe
     reports = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
     others_share, steal_share = others_shares([event.shared for _, event in reports if isinstance(event, Probed)])
-    return msgspec.structs.replace(
+    probe = msgspec.structs.replace(
         probe,
         others_share=others_share,
         steal_share=steal_share,
@@ -296,6 +298,21 @@ def probe_result(
             if isinstance(event, Soaked)
         ],
     )
+    return msgspec.structs.replace(probe, finished=_finished(probe, job))
+
+
+def _finished(probe: ProbeResult, job: ProbeJob) -> list[str]:
+    """Parts of a probe that all ranks reported whole, however it ended."""
+    messages = [exchange for exchange in probe.exchanges if exchange.peer is not None]
+    of_all = [exchange for exchange in probe.exchanges if exchange.peer is None]
+    counts = {
+        "replays": (len(probe.replays), job.ranks * job.replays * job.replay_steps),
+        "messages": (len(messages), job.ranks * (job.ranks - 1)),
+        "all-to-all": (sum(one.operation == ALL_TO_ALL for one in of_all), job.ranks if job.ranks > 2 else 0),
+        "soaks": (len(probe.soaks), job.ranks),
+    }
+    whole = [name for name, (reported, expected) in counts.items() if reported == expected]
+    return [*whole, "exchanges"] if probe.status is Status.OK or probe.soaks else whole
 
 
 def _probe_job(

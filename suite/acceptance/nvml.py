@@ -207,6 +207,7 @@ class Gpus:
             pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
             memory_mhz=ask("nvmlDeviceGetClockInfo", self._constant("NVML_CLOCK_MEM"), optional=True),
+            utilisation=None if (used := ask("nvmlDeviceGetUtilizationRates", optional=True)) is None else used.gpu,
         )
 
     def _answer(self, number: int, name: str, *arguments: Any, optional: bool = False) -> Any:

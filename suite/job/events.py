@@ -257,7 +257,13 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     time: float
 
 
-Event = Started | Phase | Step | Resumed | CheckpointStored | Finished | Failed | CalibrationEvent | ProbeEvent
+class Hung(msgspec.Struct, frozen=True, tag="hung"):
+    """The launch hangs. The launcher says so before it ends the ranks; no rank reports it."""
+
+    time: float
+
+
+Event = Started | Phase | Step | Resumed | CheckpointStored | Finished | Failed | Hung | CalibrationEvent | ProbeEvent
 
 
 def events_path(directory: str, rank: int) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from suite.job.calibration_job import CalibrationJob
 from suite.job.checkpoints import Restart
-from suite.job.events import Event, Failed, Finished, Status, events_path, recording_path, stacks_path
+from suite.job.events import Event, Failed, Finished, Hung, Status, events_path, recording_path, stacks_path
 from suite.job.launch_nodes import LaunchNode, node_of, read_nodes
 from suite.job.probe_job import ProbeJob
 from suite.job.training_job import Job
@@ -77,9 +77,10 @@ def launch(
 
     With `hosts`, one rank runs on each. Ranks on other machines cannot be asked for their stacks in a hang.
     `interpreter` runs torchrun and ranks on this machine.
-    `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
-    hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
-    launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.
+    `on_event` sees every rank's events as they come, and `Hung` while all ranks of a hang are still there. A rank that
+    stays silent beyond its patience ends the launch as a hang: stacks are dumped, everything is killed. Ctrl-C
+    (KeyboardInterrupt) ends it as interrupted. No process of the launch outlives this call; if this process is killed,
+    the kernel kills torchrun and its ranks.
     """
     log_path = Path(job.directory) / "torchrun.log"
     now = time.monotonic()
@@ -98,6 +99,8 @@ def launch(
             )
         hung = _watch(process, ranks, job, on_event)
         faulty, message = _who_hangs(ranks) if hung else ([], "")
+        if hung:
+            on_event(next(iter(faulty), 0), Hung(time.time()))
         stacks, collectives = _asked(ranks, job) if hung else ("", Diagnosis([], []))
     except KeyboardInterrupt:
         return _outcome(_Ending(Status.INTERRUPTED, "interrupted by the user"), ranks, log_path)

@@ -172,6 +172,26 @@ def test_a_device_that_is_throttled_is_rejected(accept, monkeypatch):
     assert "GPU 4" in part
 
 
+def test_a_hang_in_an_all_reduce_names_the_gpu_out_of_step_and_keeps_the_pairs(accept, monkeypatch):
+    """Device 5 has 28 messages with its 7 peers and 2 exchanges with all at once: the next collectives are sums."""
+    import pynvml  # the stand-in of benchmarks/accept_selftest
+
+    stands_still = {"faults": {"5": {"utilisation": 0, "watts_drawn": 90, "mhz": 345}}}
+    monkeypatch.setattr(pynvml, "_SCENE", pynvml._SCENE | stands_still)
+    monkeypatch.setitem(SMALL, "exchange_seconds", 0.0)
+    monkeypatch.setenv("SIMULATED_CUDA_FAULTS", "hang@device=5,collective=32")
+    code, findings = accept("5,6,17")
+    assert code == 4
+    hung = {check: found for (check, _), found in findings.items() if found["verdict"] == "HANG"}
+    assert set(hung) == {6, 17}
+    assert {found["action"] for found in hung.values()} == {"reset the GPU"}
+    assert all("rank 5 (GPU 5 at" in found["part"] for found in hung.values())
+    assert "GPU 5 stands out: utilisation 0 %, others 100 %; power 90 W, others 650 W" in hung[6]["evidence"]
+    pairs = [found["verdict"] for (check, subject), found in findings.items() if check == 5 and "link" in subject]
+    assert len(pairs) == RANKS * (RANKS - 1) // 2
+    assert set(pairs) <= {"PASS", "WARN"}
+
+
 def test_devices_that_compute_nothing_are_rejected(node, accept):
     """All else is as usual: every call succeeds, and takes its time."""
     node.values = False

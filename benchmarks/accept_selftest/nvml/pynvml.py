@@ -151,7 +151,7 @@ def nvmlDeviceGetVbiosVersion(handle: int) -> str:
 def nvmlDeviceGetClockInfo(handle: int, type: int) -> int:
     if type == NVML_CLOCK_MEM:
         return int(_fault(handle, "memory_mhz", 2619))
-    return 1200 if _fault(handle, "throttle", 0) else 1980
+    return int(_fault(handle, "mhz", 1200 if _fault(handle, "throttle", 0) else 1980))
 
 
 def nvmlDeviceGetMaxClockInfo(handle: int, type: int) -> int:
@@ -159,7 +159,11 @@ def nvmlDeviceGetMaxClockInfo(handle: int, type: int) -> int:
 
 
 def nvmlDeviceGetPowerUsage(handle: int) -> int:
-    return 650_000
+    return 1000 * int(_fault(handle, "watts_drawn", 650))
+
+
+def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(gpu=int(_fault(handle, "utilisation", 100)), memory=30)
 
 
 def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from suite.acceptance.check_table import REPLAYS, SOAK
 from suite.acceptance.evidence import ProbeResult, ReplayHashes
 from suite.acceptance.findings import failed_measurement, not_run, rank_names
-from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict
 
 KINDS = ("loss", "gradients", "parameters")  # in the order in which a step computes them
@@ -22,7 +21,7 @@ def replay_finding(probe: ProbeResult) -> CheckFinding:
     hardware, and the check is invalid. Otherwise the hash that most replays have at a step is right, and the rank with
     the most other hashes is at fault. Without a majority the rank at fault stays unknown.
     """
-    if probe.status is not Status.OK:
+    if not probe.has("replays"):
         return failed_measurement(REPLAYS, probe)
     if not probe.replays:
         return not_run(REPLAYS, "no replay")
@@ -73,7 +72,7 @@ def _lost_votes(replays: Sequence[ReplayHashes], votes: Votes) -> dict[int, int]
 
 def soak_finding(probe: ProbeResult) -> CheckFinding:
     """Check 15: every byte of every pass was what it should be."""
-    if probe.status is not Status.OK:
+    if not probe.has("soaks"):
         return failed_measurement(SOAK, probe)
     if not probe.soaks:
         return not_run(SOAK, "no memory was verified")

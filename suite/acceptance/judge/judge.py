@@ -83,11 +83,12 @@ class JudgedBattery:
         return [launch for launch in self.launches if not launch.set_aside]
 
     def probes_with(self, part: str) -> list[ProbeResult]:
-        """Probes that ran this part; also those without any, which did not end well and failed in every part."""
+        """Probes that were to run this part; of those that do not say, those that ran it, and those that ran none."""
         return [
             probe
             for probe in self.probes
-            if getattr(probe, part) or not (probe.replays or probe.exchanges or probe.soaks)
+            if part in probe.asked
+            or (not probe.asked and (getattr(probe, part) or not (probe.replays or probe.exchanges or probe.soaks)))
         ]
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.accelerator import Accelerator
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
-from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
+from suite.acceptance.evidence import ALL_TO_ALL, Exchange, MicroMeasurements, ProbeResult
 from suite.acceptance.findings import TO_THE_BIT, failed_measurement, not_run
 from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, from_values, limited, rated
@@ -20,7 +20,6 @@ from suite.machine.cpu_speed import ELEMENTWISE, PRODUCT
 from suite.records.battery import CheckFinding, CheckVerdict
 
 PAIRS_FOR_A_MEDIAN = 3
-ALL_TO_ALL = "all-to-all"
 COMPUTING = ("host", PRODUCT, ELEMENTWISE)  # reference kernels that do not wait for memory
 BY_TURNS = "each rank alone, by turns"
 PRODUCTS = "16-bit products"
@@ -196,23 +195,33 @@ def exchange_findings(
 ) -> list[CheckFinding]:
     """Checks 5 and 6: messages between two ranks and all-reduces of all, their rates and every bit that arrived.
 
+    Of a probe that did not end well, what had finished before is judged too.
+
     Args:
         gpu: the model of the node's GPUs, where it is known; `gpus` their number.
     """
-    if probe.status is not Status.OK:
-        return [failed_measurement(PEER, probe), failed_measurement(ALL_REDUCE, probe)]
+    failed: list[CheckFinding] = []
+    if not probe.has("exchanges"):
+        pairs_ended = probe.has("messages") and probe.has("all-to-all")
+        failed = [
+            failed_measurement(number, probe) for number in (PEER, ALL_REDUCE) if number != PEER or not pairs_ended
+        ]
+    if failed and not probe.exchanges:
+        return failed
     if not probe.exchanges:
         return [not_run(number, "one rank has nobody to exchange with") for number in (PEER, ALL_REDUCE)]
     messages = [exchange for exchange in probe.exchanges if exchange.peer is not None]
     of_all = [exchange for exchange in probe.exchanges if exchange.peer is None]
     sums = [exchange for exchange in of_all if exchange.operation != ALL_TO_ALL]
     at_once = [exchange for exchange in of_all if exchange.operation == ALL_TO_ALL]
+    ended = probe.has("exchanges")
     return [
+        *failed,
         *_pairs(messages, history, gpu, gpus),
-        *_all_to_all(at_once, history, gpu, gpus),
-        *_all_reduces(sums, history, gpu),
-        _contents(PEER, "messages", [*messages, *at_once]),
-        _contents(ALL_REDUCE, "sums", sums),
+        *(_all_to_all(at_once, history, gpu, gpus) if ended or probe.has("all-to-all") else ()),
+        *(_all_reduces(sums, history, gpu) if ended else ()),
+        *([_contents(PEER, "messages", [*messages, *at_once])] if ended or messages else []),
+        *([_contents(ALL_REDUCE, "sums", sums)] if ended or sums else []),
     ]
 
 

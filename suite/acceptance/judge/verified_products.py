@@ -15,7 +15,6 @@ from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import limited
 from suite.acceptance.judge.rates import judged_rank, rate_finding
 from suite.acceptance.past_batteries import History
-from suite.job.events import Status
 from suite.records.battery import CheckFinding
 
 SUSTAINED_SECONDS = 10.0  # of products, from which a GPU is at its power limit
@@ -34,7 +33,7 @@ def product_findings(probe: ProbeResult, history: History, gpu: Accelerator | No
         gpu: the model of the node's GPUs, where it is known.
     """
     timed = [soak for soak in probe.soaks if soak.product_flop_per_second is not None]
-    if probe.status is not Status.OK or not timed:
+    if not probe.has("soaks") or not timed:
         return []
     findings = []
     bursts = [soak.burst_flop_per_second for soak in timed if soak.burst_flop_per_second is not None]
