@@ -31,6 +31,7 @@ LINK_BITS_PER_SECOND = 100e6  # a thousandth of what a loopback carries
 BUSY = "import ctypes\nctypes.CDLL(None).prctl(15, b'{name}')\n{work}"
 LOOP = "while True: pass"
 EARLIER_XID = "NVRM: Xid (PCI:0000:19:00): {}, pid=1"  # of the second GPU of the stand-in
+SWITCH_ERROR = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
 COPY = "a = bytearray(2**28)\nb = memoryview(bytearray(2**28))\nwhile True: a[:] = b"
 
 
@@ -252,11 +253,34 @@ INJECTIONS = (
     Injection("no-spare-rows", _GPUS, 0, 13, "WARN", "GPU 1", "no spare row left", _fake_gpus(no_spare_rows=1)),
     Injection("row-remap-failed", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "replace", _fake_gpus(remap_failed=1)),
     Injection("static-memory", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "replace", _fake_gpus(sram_threshold=1)),
-    Injection("earlier-xid", _GPUS, 0, 13, "WARN", "GPU 1", "GPU 1: XID 79", _fake_gpus(EARLIER_XID.format(79))),
-    Injection("earlier-xid-64", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "replace", _fake_gpus(EARLIER_XID.format(64))),
+    Injection("earlier-xid", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "GPU 1: XID 79", _fake_gpus(EARLIER_XID.format(79))),
+    Injection("earlier-xid-64", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "failed", _fake_gpus(EARLIER_XID.format(64))),
+    Injection(
+        "earlier-xid-driver-loaded",
+        *(_GPUS, 0, 13, "WARN", "GPU 1", "but the driver was loaded since"),
+        _fake_gpus(EARLIER_XID.format(79), "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.00"),
+    ),
+    Injection("earlier-xid-of-a-program", _GPUS, 0, 13, "WARN", "GPU 1", "XID 31", _fake_gpus(EARLIER_XID.format(31))),
+    Injection("recovery-action", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "asks to reset the GPU", _fake_gpus(recovery=1)),
+    Injection("switch-error", _GPUS, _FAIL, 13, "FAIL", "NVSwitch", "fatal SXid 20034", _fake_gpus(SWITCH_ERROR)),
+    Injection("capped-clock", _GPUS, 0, 12, "WARN", "clocks of GPU 1", "1200 of 1980 MHz", _fake_gpus(throttle=0x2)),
+    Injection("hot-gpu", _GPUS, 0, 12, "WARN", "cooling of GPU 1", "hotter than", _fake_gpus(celsius=85)),
+    Injection("hot-gpu-memory", _GPUS, _FAIL, 12, "FAIL", "cooling of GPU 1", "limit", _fake_gpus(memory_celsius=97)),
+    Injection("pcie-replays", _GPUS, 0, 13, "WARN", "GPU 1", "PCIe replays under load", _fake_gpus(pcie_replays=4)),
     Injection("nvlink-down", _GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "17 links", _fake_gpus(links_down=[3])),
     Injection("nvlink-replays", _GPUS, 0, 13, "WARN", "NVLink of GPU 1", "replays under load", _fake_gpus(replays=7)),
     Injection("fabric-degraded", _GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "bandwidth", _fake_gpus(fabric_health=1)),
+    Injection(
+        "fabric-few-links",
+        *(_GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "insufficient NVLinks"),
+        _fake_gpus(fabric_health=0b01_01_0101_10_10_10_10),
+    ),
+    Injection(
+        "fabric-no-manager",
+        *(_GPUS, _FAIL, 13, "FAIL", "fabric manager of GPU 1", "fabric manager disconnected"),
+        _fake_gpus(fabric_health=0b10_01_0001_10_10_10_10),
+    ),
+    Injection("fabric-unhealthy", _GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "summary", _fake_gpus(fabric_summary=2)),
     Injection("fabric-not-ready", ["--only", "0"], _OPEN, 0, "INVALID", "GPU 1", "manager", _fake_gpus(fabric=2)),
     Injection("mixed-firmware", ["--only", "0"], 0, 0, "WARN", "firmware", "1.0 on GPU 1", _fake_gpus(firmware="1.0")),
     Injection(

@@ -126,13 +126,15 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
     ),
     THROTTLE: (
         "throttling",
-        "clock-event reasons under load: thermal, hardware slowdown, power brake in 3 consecutive samples",
-        "none",
+        "clock-event reasons under load: thermal, hardware slowdown, power brake in 3 consecutive samples; SM clock "
+        "where neither power nor heat holds it down; temperatures",
+        "none; the highest clock; the node's other GPUs, and the memory's limit",
     ),
     ERRORS: (
-        "ECC, remapped rows, XID, NVLink",
-        "counters after - before, read under load too; errors before the battery; active links; state of the fabric",
-        "no difference, nothing pending; as many links as other GPUs have",
+        "hardware errors",
+        "ECC, remapped rows, XIDs, NVLinks, PCIe, host memory, network cards, disks, kernel log: counters after - "
+        "before, errors before the battery, active links, health of the fabric",
+        "no difference, nothing pending; what other parts of the same kind have",
     ),
     REPLAYS: (
         "bitwise replays",

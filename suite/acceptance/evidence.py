@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from suite.acceptance.node_state import HostReading, LogEvent
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
@@ -234,7 +235,12 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
         nvlinks: of each NVLink, whether it is active.
         nvlink_errors: by kind, over all links, since the driver was loaded.
         fabric: how far the GPU is registered with the switches' manager.
-        fabric_problems: what that manager reports of it.
+        fabric_problems: what that manager reports of it, by the names in `suite.acceptance.fabric`.
+        fabric_summary: the driver's own summary of them: "healthy", "unhealthy", "limited capacity".
+        fabric_unread: fields of the fabric's health that this driver does not offer.
+        recovery: number of the recovery that the driver asks for, see `suite.acceptance.xid_table`; 0: none.
+        most_mhz: highest clock of the multiprocessors; `most_memory_celsius` the highest temperature of the memory.
+        pcie_replays: since the driver was loaded.
     """
 
     ecc: bool | None = None
@@ -259,7 +265,14 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_errors: dict[str, int] = {}
     fabric: str = ""
     fabric_problems: list[str] = []
+    fabric_summary: str = ""
+    fabric_unread: list[str] = []
+    recovery: int | None = None
     most_memory_mhz: float | None = None
+    most_mhz: float | None = None
+    persistence: bool | None = None
+    pcie_replays: int | None = None
+    most_memory_celsius: float | None = None
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +287,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     pcie_width: int | None
     memory_mhz: float | None = None
     utilisation: float | None = None
+    memory_celsius: float | None = None
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,20 +307,36 @@ class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EarlierXid(msgspec.Struct, frozen=True, kw_only=True):
-    """An XID since the machine started; `gpu` its number, -1 where no GPU of today has the address."""
+    """An XID since the machine started.
+
+    Args:
+        gpu: number of the GPU; -1 where no GPU of today has the address.
+        message: that the driver wrote behind the number; empty in records before 8.4.
+        resolved: how the GPU recovered from it; empty where no line of the log says so.
+    """
 
     gpu: int
     pci: str
     xid: int
+    message: str = ""
+    resolved: str = ""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
-    """All GPUs, or why none was read; XIDs before the battery, or why they are not known."""
+    """All GPUs, or why none was read; XIDs before the battery and other messages of the kernel, or why none is known.
+
+    Args:
+        log: messages about other devices since the machine started.
+        host_before, host_after: error counters of the host, its network ports and disks; None in records before 8.4.
+    """
 
     gpus: list[GpuHealth]
     why_none: str = ""
     earlier_xids: list[EarlierXid] = []
     why_no_xids: str = "not read"
+    log: list[LogEvent] = []
+    host_before: HostReading | None = None
+    host_after: HostReading | None = None
 
 
 class HangReadings(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):

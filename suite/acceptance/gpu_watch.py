@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from suite.acceptance import kernel_log
 from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
-from suite.acceptance.kernel_log import earlier_xids
+from suite.acceptance.host_faults import host_reading
+from suite.acceptance.log_events import log_events
+from suite.acceptance.node_state import LogEvent
 from suite.acceptance.nvml import CALL_SECONDS, Gpus
 
 SAMPLE_SECONDS = 0.5  # two samples a second, because reasons last at least one
@@ -26,14 +29,27 @@ def joined(parts: Sequence[Health]) -> Health:
     A reloaded driver counts errors from 0 again, so that the growth of counters is added up. A row that waited to be
     remapped, or failed to be, remains reported, and so do processes at the start of each part.
     """
+    whole = msgspec.structs.replace(
+        parts[-1],
+        log=_joined_log(parts),
+        host_before=next((part.host_before for part in parts if part.host_before), None),
+    )
     read = [part for part in parts if part.gpus]
     if not read:
-        return parts[-1]
+        return whole
     return msgspec.structs.replace(
-        read[-1],
+        whole,
         gpus=[_joined_gpu(gpu.index, read) for gpu in read[-1].gpus],
         earlier_xids=list(dict.fromkeys(xid for part in read for xid in part.earlier_xids)),
     )
+
+
+def _joined_log(parts: Sequence[Health]) -> list[LogEvent]:
+    """The messages of all parts; each part has those of the parts before it, too, unless the machine restarted."""
+    newest = {
+        (event.subject, event.device, event.what, event.under_load): event for part in parts for event in part.log
+    }
+    return list(newest.values())
 
 
 def _joined_gpu(index: int, parts: Sequence[Health]) -> GpuHealth:
@@ -81,7 +97,8 @@ class HealthWatch:
         self.gpus = Gpus()
         self._start = time.monotonic()
         self.addresses, self._uuids = self.gpus.addresses(), self.gpus.uuids()
-        self._earlier_xids, self._why_no_xids = earlier_xids(self.addresses) if self.gpus.count else ([], "no GPU")
+        self._lines, self._why_no_log = kernel_log.log_lines()
+        self._host = host_reading()
         self._before = [self.gpus.state(number) for number in range(self.gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
@@ -131,8 +148,6 @@ class HealthWatch:
 
     def _read(self, before: list[GpuState], samples: list[list[GpuSample]], xids: list[tuple[int, int]]) -> Health:
         """Every GPU now, with these states before, samples and XIDs."""
-        if not self._before:
-            return Health(gpus=[], why_none=self.gpus.why_none)
         gpus = [
             GpuHealth(
                 index=number,
@@ -149,4 +164,14 @@ class HealthWatch:
             )
             for number, (model, driver, firmware) in enumerate(self.gpus.names())
         ]
-        return Health(gpus=gpus, earlier_xids=self._earlier_xids, why_no_xids=self._why_no_xids)
+        now, _ = kernel_log.log_lines()
+        lines = list(dict.fromkeys([*self._lines, *now]))  # the kernel overwrites its oldest
+        return Health(
+            gpus=gpus,
+            why_none=self.gpus.why_none,
+            earlier_xids=kernel_log.xids_of(self._lines, self.addresses, self._uuids),
+            why_no_xids=self._why_no_log,
+            log=log_events(lines, earlier=frozenset(self._lines)),
+            host_before=self._host,
+            host_after=host_reading(),
+        )

@@ -1,4 +1,4 @@
-"""XIDs that the driver wrote into the kernel's log before the battery began."""
+"""The kernel's log, and the XIDs that the driver wrote into it before the battery began."""
 
 from __future__ import annotations
 
@@ -6,30 +6,63 @@ import contextlib
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from suite.acceptance.evidence import EarlierXid
+from suite.acceptance.xid_table import RECOVERY_CHANGED, recovery_in
 
 KERNEL_LOG = "/dev/kmsg"
-JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=cat", "--no-pager", "--quiet")
+JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--quiet")
 JOURNAL_SECONDS = 10.0
 RECORD_BYTES = 8192  # the kernel's limit of one record
 # "NVRM: Xid (PCI:0000:0a:00): 79, pid=1234, name=python, GPU has fallen off the bus."
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)(?:, (.*))?")
+DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"  # as the driver's module is loaded
+# written by whoever resets a GPU: the driver writes nothing
+_RESET = re.compile(r"GPU reset executed: ([-:.\w]+)")
+MESSAGE_CHARACTERS = 160  # of an XID's message that are kept
 
 
-def earlier_xids(gpus: list[str]) -> tuple[list[EarlierXid], str]:
-    """Every XID since the machine started, oldest first, or why they cannot be read.
+def xids_of(lines: Iterable[str], gpus: Sequence[str], uuids: Sequence[str] = ()) -> list[EarlierXid]:
+    """Every XID in these lines of the log, oldest first.
+
+    An XID is resolved by a later line: the driver was loaded, somebody wrote that the GPU was reset, or the driver
+    wrote that it asks for no recovery any more.
 
     Args:
         gpus: PCI addresses as `pci_address` gives them, in the order of the GPUs' numbers.
+        uuids: likewise.
     """
-    lines, why_none = log_lines()
-    found = [
-        (pci_address(*(int(part, 16) for part in match.groups()[:3])), int(match[4]))
-        for match in map(_XID.search, lines)
-        if match
+    address_of = dict(zip(uuids, gpus, strict=False))
+    found: list[EarlierXid] = []
+    for line in lines:
+        if match := _XID.search(line):
+            pci = pci_address(*(int(part, 16) for part in match.groups()[:3]))
+            number, message = int(match[4]), _printable(match[5] or "")
+            if number == RECOVERY_CHANGED and recovery_in(message) == 0:
+                found = _resolved(found, pci, "the driver asks for no recovery since")
+            index = gpus.index(pci) if pci in gpus else -1
+            found.append(EarlierXid(gpu=index, pci=pci, xid=number, message=message))
+        elif DRIVER_LOADED in line:
+            found = _resolved(found, "", "the driver was loaded since")
+        elif reset := _RESET.search(line):
+            found = _resolved(found, address_of.get(reset[1], reset[1]), "the GPU was reset since")
+    return found
+
+
+def _resolved(found: Sequence[EarlierXid], pci: str, why: str) -> list[EarlierXid]:
+    """These XIDs, those of the GPU at this address resolved; of every GPU where it is empty."""
+    return [
+        msgspec.structs.replace(xid, resolved=why) if not xid.resolved and pci in ("", xid.pci) else xid
+        for xid in found
     ]
-    return [EarlierXid(gpu=gpus.index(pci) if pci in gpus else -1, pci=pci, xid=xid) for pci, xid in found], why_none
+
+
+def _printable(message: str) -> str:
+    """The message without control characters, cut: programs choose their names in it."""
+    return "".join(character for character in message if character.isprintable())[:MESSAGE_CHARACTERS]
 
 
 def pci_address(domain: int, bus: int, device: int) -> str:

@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any
 
 from suite.acceptance.evidence import GpuSample, GpuState
+from suite.acceptance.fabric import SUMMARIES, problems_in, unread_in
 from suite.acceptance.kernel_log import pci_address
 from suite.machine.bounded_calls import BlockedError, BoundedCalls
 from suite.machine.devices import cuda_device_list
 
 CALL_SECONDS = 2.0  # timeout of a call: a lost GPU can block it for ever
+IDLE = "idle"
 # the library's name of a reason -> ours
 REASONS = {
     "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
@@ -23,6 +25,10 @@ REASONS = {
     "nvmlClocksThrottleReasonSwThermalSlowdown": "software thermal slowdown",
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
     "nvmlClocksThrottleReasonSwPowerCap": "software power cap",
+    "nvmlClocksThrottleReasonApplicationsClocksSetting": "application clocks",
+    "nvmlClocksThrottleReasonSyncBoost": "sync boost",
+    "nvmlClocksThrottleReasonDisplayClockSetting": "display clocks",
+    "nvmlClocksThrottleReasonGpuIdle": IDLE,
 }
 
 # counters over all links: of NVLink 4 and older, and of NVLink 5
@@ -40,13 +46,8 @@ FABRIC_STATES = {
     "NVML_GPU_FABRIC_STATE_IN_PROGRESS": "in progress",
     "NVML_GPU_FABRIC_STATE_COMPLETED": "completed",
 }
-# where the fabric's health has two bits for each problem, 1 where there is one
-FABRIC_PROBLEMS = {
-    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW": "degraded bandwidth",
-    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY": "unhealthy route",
-    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY": "route recovery",
-    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY": "access timeout recovery",
-}
+# with the driver's own summary of the fabric's health, and as older drivers fill it
+FABRIC_STRUCTURES = ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfoV_t")
 SPARE_ROWS = ("max", "high", "partial", "low", "none")
 
 
@@ -119,7 +120,8 @@ class Gpus:
         running = ask("nvmlDeviceGetComputeRunningProcesses") or []
         sram = self._filled(number, "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
         spare = self._answer(number, "nvmlDeviceGetRowRemapperHistogram", optional=True)
-        fabric, fabric_problems = self._fabric(number)
+        persistence = self._answer(number, "nvmlDeviceGetPersistenceMode", optional=True)
+        fields = self._fields(number, ["NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", *NVLINK_ERRORS])
         return GpuState(
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
@@ -147,10 +149,16 @@ class Gpus:
             sram_threshold_exceeded=None if sram is None else bool(sram.bThresholdExceeded),
             spare_rows={} if spare is None else {left: int(getattr(spare, left)) for left in SPARE_ROWS},
             nvlinks=self._nvlinks(number),
-            nvlink_errors=self._nvlink_errors(number),
-            fabric=fabric,
-            fabric_problems=fabric_problems,
+            nvlink_errors={words: fields[name] for name, words in NVLINK_ERRORS.items() if name in fields},
+            **self._fabric(number),
+            recovery=fields.get("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"),
             most_memory_mhz=ask("nvmlDeviceGetMaxClockInfo", self._constant("NVML_CLOCK_MEM"), optional=True),
+            most_mhz=ask("nvmlDeviceGetMaxClockInfo", self._constant("NVML_CLOCK_SM"), optional=True),
+            persistence=None if persistence is None else bool(persistence),
+            pcie_replays=ask("nvmlDeviceGetPcieReplayCounter", optional=True),
+            most_memory_celsius=ask(
+                "nvmlDeviceGetTemperatureThreshold", self._constant("NVML_TEMPERATURE_THRESHOLD_MEM_MAX"), optional=True
+            ),
         )
 
     def _nvlinks(self, number: int) -> list[bool]:
@@ -163,25 +171,34 @@ class Gpus:
             active.append(bool(answer))
         return active
 
-    def _nvlink_errors(self, number: int) -> dict[str, int]:
-        """Counters of all links together that this GPU has, by our words."""
-        fields = {self._constant(name): words for name, words in NVLINK_ERRORS.items() if hasattr(self._library, name)}
-        values = self._answer(number, "nvmlDeviceGetFieldValues", list(fields), optional=True) or []
+    def _fields(self, number: int, names: Sequence[str]) -> dict[str, int]:
+        """Values of the fields that this library, driver and GPU have."""
+        name_of = {self._constant(name): name for name in names if hasattr(self._library, name)}
+        values = self._answer(number, "nvmlDeviceGetFieldValues", list(name_of), optional=True) or []
         known = [value for value in values if value.nvmlReturn == self._constant("NVML_SUCCESS")]
-        return {fields[value.fieldId]: int(value.value.ullVal) for value in known}
+        # values of 32 bits lie in the lower half of the union
+        return {name_of[value.fieldId]: int(value.value.ullVal) for value in known}
 
-    def _fabric(self, number: int) -> tuple[str, list[str]]:
-        """State of the switches' manager, empty where the GPU needs none, and what it reports of this GPU."""
-        info = self._filled(number, "nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
+    def _fabric(self, number: int) -> dict[str, Any]:
+        """Fields of a state: registration with the switches' manager, and what it reports; none without switches."""
+        filled = (self._filled(number, "nvmlDeviceGetGpuFabricInfoV", structure) for structure in FABRIC_STRUCTURES)
+        info = next((one for one in filled if one is not None), None)
         if info is None:
-            return "", []
+            return {}
         states = {self._constant(name): words for name, words in FABRIC_STATES.items()}
         state = states.get(info.state, "")
         if state and info.status != self._constant("NVML_SUCCESS"):
             state += f" with error {info.status}"
-        known = {name: words for name, words in FABRIC_PROBLEMS.items() if hasattr(self._library, name)}
-        problems = [words for name, words in known.items() if info.healthMask >> self._constant(name) & 0b11 == 1]
-        return state, problems
+        if not state and not info.healthMask:  # no fabric
+            return {}
+        summary = getattr(info, "healthSummary", 0)
+        unread = [] if summary else ["summary"]
+        return {
+            "fabric": state,
+            "fabric_problems": problems_in(info.healthMask),
+            "fabric_summary": SUMMARIES.get(summary, ""),
+            "fabric_unread": [*unread_in(info.healthMask), *unread],
+        }
 
     def _filled(self, number: int, name: str, structure: str) -> Any:
         """The structure that a call fills; None where this library or GPU has none."""
@@ -208,6 +225,7 @@ class Gpus:
             pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
             memory_mhz=ask("nvmlDeviceGetClockInfo", self._constant("NVML_CLOCK_MEM"), optional=True),
             utilisation=None if (used := ask("nvmlDeviceGetUtilizationRates", optional=True)) is None else used.gpu,
+            memory_celsius=self._fields(number, ["NVML_FI_DEV_MEMORY_TEMP"]).get("NVML_FI_DEV_MEMORY_TEMP"),
         )
 
     def _answer(self, number: int, name: str, *arguments: Any, optional: bool = False) -> Any:

@@ -54,22 +54,37 @@ def host_state(results: Path, before: ThreadTicks) -> HostState:
     threads = usable_threads()
     processors = SYS / "devices/system/cpu"
     frequencies = [processors / f"cpu{number}/cpufreq" for number in sorted(threads)]
-    governors = Counter(text for each in frequencies if (text := _text(each / "scaling_governor")))
-    drivers = {text for each in frequencies if (text := _text(each / "scaling_driver"))}
+    governors = Counter(text for each in frequencies if (text := file_text(each / "scaling_governor")))
+    drivers = {text for each in frequencies if (text := file_text(each / "scaling_driver"))}
     nodes = SYS / "devices/system/node"
-    online, possible = (set(numbers(_text(nodes / name))) for name in ("online", "possible"))
-    with_processors, with_memory = (set(numbers(_text(nodes / name))) for name in ("has_cpu", "has_memory"))
+    online, possible = (set(numbers(file_text(nodes / name))) for name in ("online", "possible"))
+    with_processors, with_memory, of_devices = (
+        set(numbers(file_text(nodes / name))) for name in ("has_cpu", "has_memory", "has_generic_initiator")
+    )
     return HostState(
         governors=dict(governors),
         governor_driver=", ".join(sorted(drivers)),
         clock_share=_clock_share(frequencies),
-        huge_pages=_chosen(_text(SYS / "kernel/mm/transparent_hugepage/enabled")),
-        numa_absent=sorted(possible - online) if online else [],
+        huge_pages=_chosen(file_text(SYS / "kernel/mm/transparent_hugepage/enabled")),
+        numa_absent=_absent(possible, online, with_processors, of_devices) if online else [],
         numa_without_memory=sorted(with_processors - with_memory) if with_memory else [],
         quota_cores=quota_cores(),
         siblings_share=siblings_share(before, thread_ticks(), threads),
         written_bytes_per_second=written_bytes_per_second(results),
     )
+
+
+def _absent(possible: set[int], online: set[int], with_processors: set[int], of_devices: set[int]) -> list[int]:
+    """NUMA nodes that should be online and are not.
+
+    A system whose accelerators have memory in NUMA nodes of their own (GB200: HBM) has nodes without processors, and
+    its firmware lists 8 for each accelerator, one for each of its partitions, of which one is used. They come behind
+    the nodes with processors.
+    """
+    highest = max(with_processors, default=-1)
+    has_device_memory = bool(of_devices or online - with_processors) and highest >= 0
+    absent = possible - online - of_devices
+    return sorted(node for node in absent if not has_device_memory or node < highest)
 
 
 def numbers(text: str) -> list[int]:
@@ -87,7 +102,7 @@ def one_of_each_core_first(threads: Collection[int]) -> list[int]:
     topology = SYS / "devices/system/cpu"
 
     def place(number: int) -> int:
-        siblings = numbers(_text(topology / f"cpu{number}/topology/thread_siblings_list"))
+        siblings = numbers(file_text(topology / f"cpu{number}/topology/thread_siblings_list"))
         return sum(each in threads for each in siblings if each < number)
 
     return sorted(threads, key=lambda number: (place(number), number))
@@ -95,14 +110,14 @@ def one_of_each_core_first(threads: Collection[int]) -> list[int]:
 
 def highest_hertz(number: int) -> float | None:
     """The highest clock of a hardware thread; None where the system does not say."""
-    kilohertz = _text(SYS / f"devices/system/cpu/cpu{number}/cpufreq/cpuinfo_max_freq")
+    kilohertz = file_text(SYS / f"devices/system/cpu/cpu{number}/cpufreq/cpuinfo_max_freq")
     return 1e3 * int(kilohertz) if kilohertz.isdecimal() else None
 
 
 def thread_ticks() -> ThreadTicks:
     """Busy and all ticks of every hardware thread; empty where the system does not report them."""
     ticks: ThreadTicks = {}
-    for line in _text(PROC / "stat").splitlines():
+    for line in file_text(PROC / "stat").splitlines():
         name, *counts = line.split()
         if name.startswith("cpu") and name != "cpu" and len(counts) >= 8:
             whole = [int(count) for count in counts[:8]]
@@ -116,7 +131,7 @@ def siblings_share(before: ThreadTicks, after: ThreadTicks, threads: Collection[
     siblings = {
         sibling
         for number in threads
-        for sibling in numbers(_text(topology / f"cpu{number}/topology/thread_siblings_list"))
+        for sibling in numbers(file_text(topology / f"cpu{number}/topology/thread_siblings_list"))
     }
     shares = [
         (after[number][0] - before[number][0]) / (after[number][1] - before[number][1])
@@ -129,7 +144,7 @@ def siblings_share(before: ThreadTicks, after: ThreadTicks, threads: Collection[
 def quota_cores() -> float | None:
     """Processors' worth of time that this process's cgroups, and those around them, allow; None without a limit."""
     limits = []
-    for line in _text(PROC / "self/cgroup").splitlines():
+    for line in file_text(PROC / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mounts, quota = [SYS / "fs/cgroup", SYS / "fs/cgroup/unified"], _quota
@@ -144,12 +159,12 @@ def quota_cores() -> float | None:
 
 
 def _quota(directory: Path) -> float | None:
-    quota, _, period = _text(directory / "cpu.max").partition(" ")
+    quota, _, period = file_text(directory / "cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _quota_of_version_1(directory: Path) -> float | None:
-    quota, period = (_text(directory / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    quota, period = (file_text(directory / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
@@ -169,8 +184,8 @@ def _clock_share(frequencies: Collection[Path]) -> float | None:
     shares = [
         int(allowed) / int(most)
         for each in frequencies
-        if (allowed := _text(each / "scaling_max_freq")).isdecimal()
-        and (most := _text(each / "cpuinfo_max_freq")).isdecimal()
+        if (allowed := file_text(each / "scaling_max_freq")).isdecimal()
+        and (most := file_text(each / "cpuinfo_max_freq")).isdecimal()
         and int(most)
     ]
     return min(shares, default=None)
@@ -181,7 +196,8 @@ def _chosen(text: str) -> str:
     return text.partition("[")[2].partition("]")[0]
 
 
-def _text(path: Path) -> str:
+def file_text(path: Path) -> str:
+    """Contents of a small file of the kernel, stripped; empty where there is none, or it cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -71,4 +71,4 @@ def test_a_resumed_battery_compares_its_counters_with_those_before_the_interrupt
         if finding.check == 13 and finding.subject in ("GPU 0", "GPU 1")
     ]
     assert "2 uncorrectable ECC errors under load; XID 79" in found[1].evidence
-    assert found[0].evidence == "XID 79"
+    assert found[0].evidence == "XID 79 (GPU has fallen off the bus)"

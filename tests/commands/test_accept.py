@@ -377,14 +377,14 @@ def test_what_to_do_next_is_a_line_a_part_with_its_command_and_ends_on_one_page(
     noted = found(CheckVerdict.WARN, 13, "GPU 9", action=RecoveryAction.NONE, to_do="nothing")
     lines = short_form(bad(0), bad(0), bad(1), noted, again="refruns accept")
     assert lines[-3:] == [
-        *(f"next   ECC, remapped rows, XID, NVLink: GPU {n}: reset it: nvidia-smi --gpu-reset -i {n}" for n in (0, 1)),
+        *(f"next   hardware errors: GPU {n}: reset it: nvidia-smi --gpu-reset -i {n}" for n in (0, 1)),
         "then   drain the node until this passes: refruns accept",
     ]
     many = short_form(*map(bad, range(16)), again="refruns accept")
     assert len(many) <= 23  # with the prompt, a terminal's 24
     assert many[-2:] == ["10 more", "then   drain the node until this passes: refruns accept"]
     accepted = short_form(bad(3, CheckVerdict.WARN), noted, again="refruns accept")
-    assert accepted[-1] == "later  ECC, remapped rows, XID, NVLink: GPU 3: reset it: nvidia-smi --gpu-reset -i 3"
+    assert accepted[-1] == "later  hardware errors: GPU 3: reset it: nvidia-smi --gpu-reset -i 3"
     repeat = found(CheckVerdict.WARN, action=RecoveryAction.REPEAT, to_do="again")
     assert not any(line.startswith("later") for line in short_form(repeat, found(CheckVerdict.PASS)))
 

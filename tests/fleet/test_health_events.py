@@ -27,7 +27,7 @@ def test_a_failed_check_is_a_fatal_event_of_its_gpu_with_the_action_and_the_xid(
         "version": 1,
         "agent": "llm-reference-runs",
         "componentClass": "GPU",
-        "checkName": "ECC, remapped rows, XID, NVLink",
+        "checkName": "hardware errors",
         "isFatal": True,
         "isHealthy": False,
         "message": f"{part}; {evidence}",

@@ -65,6 +65,21 @@ def test_nodes_of_memory_that_are_missing_or_empty_are_named(kernel, tmp_path):
     assert host_state(tmp_path, {}).huge_pages == "never"
 
 
+def test_nodes_of_accelerators_memory_that_are_not_used_are_none_that_are_missing(kernel, tmp_path):
+    """GB200: two of the processors, four GPUs with 8 nodes each, of which one has the memory."""
+    where = "sys__devices__system__node__"
+    gpus = "2,10,18,26"
+    kernel(**{f"{where}possible": "0-33", f"{where}has_cpu": "0-1", f"{where}has_generic_initiator": ""})
+    for online, memory, absent in (
+        (f"0-1,{gpus}", f"0-1,{gpus}", []),
+        ("0-33", f"0-1,{gpus}", []),
+        (f"1,{gpus}", f"1,{gpus}", [0]),  # one of the processors'
+    ):
+        kernel(**{f"{where}online": online, f"{where}has_memory": memory})
+        state = host_state(tmp_path, {})
+        assert (state.numa_absent, state.numa_without_memory) == (absent, [] if not absent else [0]), online
+
+
 @pytest.mark.parametrize(
     ("group", "file", "text", "quota"),
     [

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.accept_selftest import faults
-from suite.acceptance import gpu_watch
+from suite.acceptance import gpu_watch, kernel_log
 from suite.acceptance.evidence import Health
+from suite.acceptance.node_state import HostReading
 
 FAKE = faults.HERE / "nvml" / "pynvml.py"
 
@@ -27,6 +28,8 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, **second: Any) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(kernel_log, "log_lines", lambda: ([], ""))  # not this machine's
+    monkeypatch.setattr(gpu_watch, "host_reading", HostReading)
     return module
 
 

@@ -20,6 +20,7 @@ from typing import Any
 NVML_CLOCK_SM = 1
 NVML_CLOCK_MEM = 2
 NVML_TEMPERATURE_GPU = 0
+NVML_TEMPERATURE_THRESHOLD_MEM_MAX = 2
 NVML_SUCCESS = 0
 NVML_VOLATILE_ECC = 0
 NVML_AGGREGATE_ECC = 1
@@ -27,13 +28,20 @@ NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_ERROR_TIMEOUT = 10
 NVML_ERROR_NOT_SUPPORTED = 3
+NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25
 nvmlEventTypeXidCriticalError = 0x0000000000000008
+nvmlClocksThrottleReasonGpuIdle = 0x0000000000000001
+nvmlClocksThrottleReasonApplicationsClocksSetting = 0x0000000000000002
+nvmlClocksThrottleReasonSyncBoost = 0x0000000000000010
+nvmlClocksThrottleReasonDisplayClockSetting = 0x0000000000000100
 nvmlClocksThrottleReasonSwPowerCap = 0x0000000000000004
 nvmlClocksThrottleReasonHwSlowdown = 0x0000000000000008
 nvmlClocksThrottleReasonSwThermalSlowdown = 0x0000000000000020
 nvmlClocksThrottleReasonHwThermalSlowdown = 0x0000000000000040
 nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x0000000000000080
 NVML_NVLINK_MAX_LINKS = 36
+NVML_FI_DEV_MEMORY_TEMP = 82
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
 NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
 NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
 NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL = 52
@@ -43,9 +51,10 @@ NVML_GPU_FABRIC_STATE_NOT_SUPPORTED = 0
 NVML_GPU_FABRIC_STATE_NOT_STARTED = 1
 NVML_GPU_FABRIC_STATE_IN_PROGRESS = 2
 NVML_GPU_FABRIC_STATE_COMPLETED = 3
-NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW = 0
-NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY = 2
-NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY = 4
+# no degraded bandwidth, no recovery of routes, routes healthy, no access timeouts; a good configuration, a partition,
+# a connected manager
+FABRIC_HEALTHY = 0b01_01_0001_10_10_10_10
+FABRIC_SUMMARY_HEALTHY = 1
 LINKS = 18  # of an H100
 
 
@@ -60,6 +69,12 @@ class c_nvmlGpuFabricInfoV_t(ctypes.Structure):  # noqa: N801
         ("state", ctypes.c_uint),
         ("healthMask", ctypes.c_uint32),
     )
+
+
+class c_nvmlGpuFabricInfo_v3_t(ctypes.Structure):  # noqa: N801
+    """As the library has it."""
+
+    _fields_ = (*c_nvmlGpuFabricInfoV_t._fields_, ("healthSummary", ctypes.c_uint8))
 
 
 class c_nvmlEccSramErrorStatus_v1_t(ctypes.Structure):  # noqa: N801
@@ -175,7 +190,23 @@ def nvmlDeviceGetPowerManagementDefaultLimit(handle: int) -> int:
 
 
 def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
-    return 92 if _fault(handle, "throttle", 0) else 61
+    return 92 if _fault(handle, "throttle", 0) & 0x68 else int(_fault(handle, "celsius", 61))
+
+
+def nvmlDeviceGetTemperatureThreshold(handle: int, threshold: int) -> int:
+    if _fault(handle, "old_driver", False):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    return 95
+
+
+def nvmlDeviceGetPersistenceMode(handle: int) -> int:
+    return int(_fault(handle, "persistence", 1))
+
+
+def nvmlDeviceGetPcieReplayCounter(handle: int) -> int:
+    if _fault(handle, "old_driver", False):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    return _grown(handle, "pcie_replays")
 
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:
@@ -232,8 +263,13 @@ def nvmlDeviceGetNvLinkState(device: int, link: int) -> int:
 
 
 def nvmlDeviceGetFieldValues(handle: int, fieldIds: list[int]) -> list[SimpleNamespace]:
-    """Only replays and failed recoveries are counted here; this library has not the others."""
+    """Of the links only replays and failed recoveries are counted here; this library has not the others."""
+    newer = {
+        NVML_FI_DEV_MEMORY_TEMP: lambda: int(_fault(handle, "memory_celsius", 70)),
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: lambda: int(_fault(handle, "recovery", 0)),
+    }
     counters = {
+        **({} if _fault(handle, "old_driver", False) else newer),
         NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: lambda: _grown(handle, "replays"),
         NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: lambda: int(_fault(handle, "failed_recoveries", 0)),
     }
@@ -249,9 +285,13 @@ def nvmlDeviceGetFieldValues(handle: int, fieldIds: list[int]) -> list[SimpleNam
 
 def nvmlDeviceGetGpuFabricInfoV(device: int, gpuFabricInfo: Any) -> int:
     info = gpuFabricInfo._obj
+    if isinstance(info, c_nvmlGpuFabricInfo_v3_t):
+        if _fault(device, "old_driver", False):
+            raise NVMLError(NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        info.healthSummary = int(_fault(device, "fabric_summary", FABRIC_SUMMARY_HEALTHY))
     info.state = int(_fault(device, "fabric", NVML_GPU_FABRIC_STATE_COMPLETED))
     info.status = int(_fault(device, "fabric_error", NVML_SUCCESS))
-    info.healthMask = int(_fault(device, "fabric_health", 0))
+    info.healthMask = int(_fault(device, "fabric_health", FABRIC_HEALTHY))
     return NVML_SUCCESS
 
 

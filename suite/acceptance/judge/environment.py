@@ -10,9 +10,10 @@ from suite.acceptance.check_table import ENVIRONMENT
 from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
 from suite.acceptance.findings import joined_evidence, not_run
 from suite.acceptance.judge.host import host_findings
-from suite.records.battery import CheckFinding, CheckVerdict
+from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 
 LEAST_MEMORY_CLOCK = 0.97  # of a GPU's highest
+FABRIC_MANAGER = "fabric manager"  # among the services of a `HostReading`
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 
 
@@ -43,6 +44,7 @@ def environment_findings(
         findings.append(not_run(ENVIRONMENT, "not read" if health is None else health.why_none, "GPUs"))
     else:
         findings.append(_gpus(health.gpus, loaded=loaded))
+        findings += _services(health)
     return findings
 
 
@@ -163,6 +165,26 @@ def _wrong_settings(gpu: GpuHealth, *, loaded: bool) -> list[str]:
     if clocks and state.most_memory_mhz and max(clocks) < LEAST_MEMORY_CLOCK * state.most_memory_mhz:
         wrong.append(f"memory clock {max(clocks):.0f} of {state.most_memory_mhz:.0f} MHz under load")
     return wrong
+
+
+def _services(health: Health) -> list[CheckFinding]:
+    """Persistence mode and the fabric manager, which warn where they are known to be off.
+
+    Without persistence the driver forgets counters, and lets clocks sink, whenever the last program on a GPU ends.
+    """
+    warning = CheckFinding(check=ENVIRONMENT, subject="persistence mode", verdict=CheckVerdict.WARN)
+    findings = []
+    off = [str(gpu.index) for gpu in health.gpus if gpu.before.persistence is False]
+    host = health.host_after
+    if off:
+        evidence = f"off on GPU {' '.join(off)} (nvidia-smi -pm 1, or the service nvidia-persistenced)"
+        findings.append(msgspec.structs.replace(warning, part="persistence mode", evidence=evidence))
+    if host is not None and host.services is not None and host.switches and FABRIC_MANAGER not in host.services:
+        evidence = f"{host.switches} NVSwitches, and nvidia-fabricmanager does not run"
+        findings.append(
+            msgspec.structs.replace(warning, subject=FABRIC_MANAGER, part=FABRIC_MANAGER, evidence=evidence)
+        )
+    return [msgspec.structs.replace(finding, action=RecoveryAction.FIX_SETTING) for finding in findings]
 
 
 def _firmware(gpus: Sequence[GpuHealth]) -> str:

@@ -1,28 +1,27 @@
-"""Checks 12 and 13, of the GPUs' clocks and counters; and the GPU behind each rank, which an operator exchanges."""
+"""Check 13 of the GPUs: their counters and links; and the GPU behind each rank, which an operator exchanges."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Collection, Sequence
 
 import msgspec
 
 from suite.acceptance.check_table import ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, Health
+from suite.acceptance.evidence import GpuHealth, GpuState, Health
+from suite.acceptance.fabric import fabric_problem
 from suite.acceptance.findings import joined_evidence, not_run
-from suite.records.battery import CheckFinding, CheckVerdict
+from suite.acceptance.judge.causes import Cause, bad, finding_of, minor, unread
+from suite.acceptance.judge.gpu_clocks import clock_finding
+from suite.acceptance.judge.xids import earlier_xid_finding, recovery_cause, xid_cause
+from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 
-CONSECUTIVE = 3  # samples with a reason, from which it is throttling
-BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
 # without an answer to one of these, XIDs are not known
 EVENT_CALLS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
-# XIDs that a user's program can cause (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault, 43 reset
-# channel, 45 preemptive removal, 68 video processor exception); all others are of the board, the link or the driver
-XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
-XID_REMAPPING_FAILED = 64  # NVIDIA, GPU Memory Error Management: such a GPU is to be replaced
+# readings that only some drivers and GPUs offer, and their field of a state
+NOT_EVERYWHERE = {"recovery action": "recovery", "PCIe replays": "pcie_replays"}
 _RANKS = re.compile(r"\brank (\d+)\b|\blink (\d+)-(\d+)\b")
-FABRIC_FAULTS = frozenset({"degraded bandwidth", "unhealthy route"})  # others are being recovered from
+SUMMARY_PROBLEMS = {"unhealthy": "fabric unhealthy", "limited capacity": "fabric with limited capacity"}
 
 
 def gpu_findings(
@@ -31,15 +30,16 @@ def gpu_findings(
     """Checks 12 and 13 of every GPU; a GPU without ranks (see `environment_findings`) passes neither: `why_idle`."""
     if health is None or not health.gpus:
         why = "not read" if health is None else health.why_none
-        return [not_run(number, why) for number in (THROTTLE, ERRORS)]
+        nothing = [not_run(number, why) for number in (THROTTLE, ERRORS)]
+        return [*nothing, earlier_xid_finding(health)] if health and health.earlier_xids else nothing
     links = max(sum(gpu.before.nvlinks) for gpu in health.gpus)
     findings = []
     for gpu in health.gpus:
-        of_gpu = [_throttling(gpu), _errors(gpu), *_nvlinks(gpu, links)]
+        of_gpu = [clock_finding(gpu, health.gpus, loaded), _errors(gpu), *_nvlinks(gpu, links)]
         if gpu.index not in loaded:
             of_gpu = [_not_passed(finding, why_idle) for finding in of_gpu]
         findings += of_gpu
-    return [*findings, _earlier_xids(health)]
+    return [*findings, earlier_xid_finding(health)]
 
 
 def _not_passed(finding: CheckFinding, why: str) -> CheckFinding:
@@ -50,39 +50,10 @@ def _not_passed(finding: CheckFinding, why: str) -> CheckFinding:
     return msgspec.structs.replace(finding, verdict=CheckVerdict.NOT_RUN, evidence=evidence)
 
 
-def _throttling(gpu: GpuHealth) -> CheckFinding:
-    samples = [sample for sample in gpu.samples if sample.reasons is not None]
-    name = f"GPU {gpu.index}"
-    if len(samples) < CONSECUTIVE:
-        unanswered = f"no answer to {', '.join(gpu.unanswered)}" if gpu.unanswered else ""
-        return not_run(THROTTLE, joined_evidence(f"{len(samples)} samples under load", unanswered), name)
-    longest = {reason: longest_run([reason in (sample.reasons or []) for sample in samples]) for reason in BAD_REASONS}
-    bad = {reason: length for reason, length in longest.items() if length >= CONSECUTIVE}
-    capped = sum("software power cap" in (sample.reasons or []) for sample in samples)
-    hottest = max((sample.celsius for sample in samples if sample.celsius is not None), default=None)
-    slowest = min((sample.mhz for sample in samples if sample.mhz is not None), default=None)
-    evidence = joined_evidence(
-        *(f"{reason} in {length} consecutive samples" for reason, length in bad.items()),
-        f"{len(samples)} samples",
-        f"software power cap in {capped}",
-        "" if hottest is None else f"at most {hottest:.0f} C",
-        "" if slowest is None else f"at least {slowest:.0f} MHz",
-    )
-    part = f"clocks of {name}: {', '.join(bad)}" if bad else ""
-    verdict = CheckVerdict.FAIL if bad else CheckVerdict.PASS
-    return CheckFinding(check=THROTTLE, subject=name, verdict=verdict, part=part, evidence=evidence)
-
-
-def longest_run(flags: Sequence[bool]) -> int:
-    """The most consecutive true values."""
-    return max((len(list(group)) for value, group in itertools.groupby(flags) if value), default=0)
-
-
 def _errors(gpu: GpuHealth) -> CheckFinding:
     """Counters that grew under load, and what was there before: the latter fails only where a GPU is to be replaced."""
     name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
-    bad: list[str] = []
-    minor: list[str] = []
+    causes: list[Cause] = []
     unknown: list[str] = []
     for counter, first, last, uncorrectable in (
         ("uncorrectable ECC errors", before.uncorrected, after.uncorrected, True),
@@ -93,21 +64,34 @@ def _errors(gpu: GpuHealth) -> CheckFinding:
         if first is None or last is None:
             unknown.append(counter)
         elif last > first:
-            (bad if uncorrectable else minor).append(f"{last - first} {counter} under load")
-    bad += ["a row waits to be remapped"] if after.remap_pending else []
-    bad += ["remapping a row failed: replace the GPU"] if after.remap_failed else []
-    bad += (
-        ["too many errors of static memory (its threshold is exceeded): replace the GPU"]
-        if after.sram_threshold_exceeded
-        else []
-    )
-    bad += [f"XID {xid}" for xid in gpu.xids if xid not in XIDS_OF_PROGRAMS]
-    minor += [f"XID {xid} (of a program)" for xid in gpu.xids if xid in XIDS_OF_PROGRAMS]
-    minor += _earlier_errors(gpu)
+            words = f"{last - first} {counter} under load"
+            causes.append(bad(words) if uncorrectable else minor(words))
+    if after.remap_pending:
+        causes.append(bad("a row waits to be remapped"))
+    if after.remap_failed:
+        causes.append(bad("remapping a row failed: replace the GPU"))
+    if after.sram_threshold_exceeded:
+        words = "too many errors of static memory (its threshold is exceeded): replace the GPU"
+        causes.append(bad(words))
+    causes += recovery_cause(after.recovery)
+    causes += map(xid_cause, gpu.xids)
+    causes += [minor(words) for words in _earlier_errors(gpu)]
+    if before.pcie_replays is not None and after.pcie_replays is not None and after.pcie_replays > before.pcie_replays:
+        words = f"{after.pcie_replays - before.pcie_replays} PCIe replays under load"
+        causes.append(minor(words, RecoveryAction.RESEAT))
     unknown += ["XIDs"] if set(gpu.unanswered) & EVENT_CALLS else []
-    unanswered = ", ".join(gpu.unanswered) or "no answer"
-    gaps = f"not reported: {', '.join(unknown)} ({unanswered})" if unknown else ""
-    return _counted(name, f"memory or board of {name}", bad, minor, unknown, gaps, "no counter changed")
+    if unknown:
+        unanswered = ", ".join(gpu.unanswered) or "no answer"
+        causes.append(unread(f"not reported: {', '.join(unknown)} ({unanswered})"))
+    not_offered = [words for words, field in NOT_EVERYWHERE.items() if getattr(after, field) is None]
+    return finding_of(
+        ERRORS,
+        name,
+        causes,
+        part=f"memory or board of {name}",
+        fine="no counter changed",
+        told=f"not read: {', '.join(not_offered)}" if not_offered else "",
+    )
 
 
 def _earlier_errors(gpu: GpuHealth) -> list[str]:
@@ -144,55 +128,53 @@ def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
         if first and not last
     ]
     active, links = sum(before.nvlinks), len(before.nvlinks)
-    bad = [f"link {' '.join(down)} went down under load"] if down else []
-    bad += [f"{active} links active, {most} on other GPUs of the node"] if active < most else []
-    bad += [problem for problem in after.fabric_problems if problem in FABRIC_FAULTS]
+    causes: list[Cause] = []
+    if down:
+        causes.append(bad(f"link {' '.join(down)} went down under load"))
+    if active < most:
+        words = f"{active} links active, {most} on other GPUs of the node"
+        causes.append(bad(words))
+    causes += _fabric_causes(after)
     # behind switches all links of a GPU are used; a bridge between two cards leaves some free
-    unused = before.fabric and active == most < links
-    minor = [f"{active} of {links} links active on every GPU"] if unused else []
-    minor += [problem for problem in after.fabric_problems if problem not in FABRIC_FAULTS]
+    if before.fabric and active == most < links:
+        causes.append(minor(f"{active} of {links} links active on every GPU"))
     for kind, count in after.nvlink_errors.items():
         grown = count - before.nvlink_errors.get(kind, 0)
-        minor += [f"{grown} {kind} under load"] if grown > 0 else []
-    failed = before.nvlink_errors.get("failed recoveries", 0)
-    minor += [f"{failed} failed recoveries since the driver was loaded"] if failed else []
+        causes += [minor(f"{grown} {kind} under load")] if grown > 0 else []
+    if failed := before.nvlink_errors.get("failed recoveries", 0):
+        words = f"{failed} failed recoveries since the driver was loaded"
+        causes.append(minor(words))
     counted = ", ".join(f"{count} {kind}" for kind, count in after.nvlink_errors.items() if count)
     fine = joined_evidence(
         f"{active} links active",
         f"in all {counted}" if counted else "",
         f"fabric {after.fabric}" if after.fabric else "",
     )
-    return [_counted(f"{name}, NVLink", f"NVLink of {name}", bad, minor, [], "", fine)]
+    parts = dict.fromkeys(fabric_problem(problem).part or "NVLink" for problem in after.fabric_problems)
+    return [
+        finding_of(
+            ERRORS,
+            f"{name}, NVLink",
+            causes,
+            part=f"{', '.join(parts) or 'NVLink'} of {name}",
+            fine=fine,
+            told=f"not read of the fabric: {', '.join(after.fabric_unread)}" if after.fabric_unread else "",
+        )
+    ]
 
 
-def _counted(
-    subject: str, part: str, bad: Sequence[str], minor: Sequence[str], unknown: Sequence[str], gaps: str, fine: str
-) -> CheckFinding:
-    """The finding of check 13 for what fails, what warns, and what is not known."""
-    causes = ((bad, CheckVerdict.FAIL), (minor, CheckVerdict.WARN), (unknown, CheckVerdict.NOT_RUN))
-    return CheckFinding(
-        check=ERRORS,
-        subject=subject,
-        verdict=next((verdict for cause, verdict in causes if cause), CheckVerdict.PASS),
-        part=part if bad or minor else "",
-        evidence=joined_evidence(*bad, *minor, gaps) or fine,
-    )
-
-
-def _earlier_xids(health: Health) -> CheckFinding:
-    """XIDs since the machine started, before the battery began: they warn, except those of a GPU to be replaced."""
-    if health.why_no_xids:
-        return not_run(ERRORS, health.why_no_xids, "earlier XIDs")
-    bad, minor = [], []
-    for xid in dict.fromkeys(health.earlier_xids):
-        name = f"GPU {xid.gpu}" if xid.gpu >= 0 else f"a GPU at {xid.pci}"
-        words = f"{name}: XID {xid.xid}" + (" (of a program)" if xid.xid in XIDS_OF_PROGRAMS else "")
-        if xid.xid == XID_REMAPPING_FAILED:
-            bad.append(f"{words}, remapping a row failed: replace the GPU")
-        else:
-            minor.append(words)
-    part = ", ".join(sorted({words.partition(":")[0] for words in bad or minor}))
-    return _counted("earlier XIDs", part, bad, minor, [], "", "none since the machine started")
+def _fabric_causes(state: GpuState) -> list[Cause]:
+    """What the switches' manager reports of a GPU: each field of its health; the summary where no field says more."""
+    names = list(state.fabric_problems)
+    if not names and state.fabric_summary in SUMMARY_PROBLEMS:
+        names = [SUMMARY_PROBLEMS[state.fabric_summary]]
+    causes = []
+    for name in names:
+        problem = fabric_problem(name)
+        words = f"{name}: {problem.meaning}"
+        action = RecoveryAction(problem.action)
+        causes.append(bad(words, action) if problem.fatal else minor(words, action))
+    return causes
 
 
 def with_gpus(finding: CheckFinding, gpus_with_ranks: Sequence[int], health: Health | None) -> CheckFinding:

@@ -32,6 +32,7 @@ from suite.acceptance.judge.launches import (
     rank_in_launches,
     time_findings,
 )
+from suite.acceptance.judge.node_health import node_findings
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import (
     BY_TURNS,
@@ -174,6 +175,12 @@ def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckF
     ]
 
 
+def _health(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """GPUs, and the node beside them."""
+    of_gpus = gpu_findings(battery.health, loaded=battery.loaded_gpus, why_idle=battery.why_idle)
+    return [*of_gpus, *node_findings(battery.health)]
+
+
 def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
     """Forward and backward passes are products and memory: checks 1 and 3 help to say which of them is slow.
 
@@ -216,10 +223,7 @@ RULES = (
     Rule((check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER), _step_times),
     Rule((check.JITTER,), lambda battery, _: jitter_findings(battery.timed_launches) if battery.launches else []),
     Rule((check.LOSS_CURVE,), lambda battery, _: loss_findings(battery.launches, battery.history)),
-    Rule(
-        (check.THROTTLE, check.ERRORS),
-        lambda battery, _: gpu_findings(battery.health, loaded=battery.loaded_gpus, why_idle=battery.why_idle),
-    ),
+    Rule((check.THROTTLE, check.ERRORS), _health),
     Rule((check.HANG_GUARD,), lambda battery, _: guard_findings(battery.phases, disturbed=battery.disturbed)),
 )
 

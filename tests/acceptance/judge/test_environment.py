@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from suite.acceptance.evidence import LaunchPurpose
 from suite.acceptance.judge.environment import environment_findings
+from suite.acceptance.node_state import HostReading
 from suite.machine.cpu_contention import Competitor
 from tests.support.batteries import launched, micro, surroundings
 from tests.support.nvml import health_of
@@ -104,3 +106,23 @@ def test_records_that_were_left_out_warn_with_the_first_three():
     around = surroundings(fleet_problems=["a", "b", "c", "d"], past_problems=["e"])
     fleet, past = (found_of(name, around) for name in ("fleet records", "records of this node"))
     assert [(one.verdict, one.evidence) for one in (fleet, past)] == [("WARN", "a; b; c"), ("WARN", "e")]
+
+
+def test_settings_and_services_that_are_known_to_be_off_warn_with_their_names(monkeypatch):
+    host = HostReading(services=["persistence daemon"], switches=4)
+    cases = {
+        "persistence": ({"persistence": 0}, HostReading(), "off on GPU 1 (nvidia-smi -pm 1"),
+        "manager": ({}, host, "4 NVSwitches, and nvidia-fabricmanager does not run"),
+        "manager runs": ({}, msgspec.structs.replace(host, services=["fabric manager"]), ""),
+        "in a container": ({}, msgspec.structs.replace(host, services=None), ""),
+        "no switches": ({}, msgspec.structs.replace(host, switches=0), ""),
+    }
+    wrong = {}
+    for name, (fault, reading, words) in cases.items():
+        health = msgspec.structs.replace(health_of(monkeypatch, **fault), host_after=reading)
+        found = environment_findings(None, health, [], others=0.05, loaded=(0, 1))
+        warned = [(one.verdict, one.action) for one in found if one.verdict != "PASS"]
+        expected = [("WARN", "fix the setting")] if words else []
+        if warned != expected or not any(words in one.evidence for one in found):
+            wrong[name] = found
+    assert wrong == {}
