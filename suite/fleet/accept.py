@@ -87,6 +87,8 @@ def run_fleet(settings: FleetSettings, engine: Engine, progress: Callable[[str],
         KeyboardInterrupt: by the user.
     """
     nodes = engine.nodes()
+    if passed_on := engine.passed_on():
+        progress(f"variables passed on to the nodes: {', '.join(passed_on)}")
     running = _Running(_opened(settings, engine, nodes, progress), engine, settings, progress)
     facts = _batteries(running, nodes)
     compared = judge.first_batteries(facts)
@@ -128,7 +130,9 @@ def _opened(
     if settings.resume:
         kept, allowed = str(fleet_record.fleets(settings.results)), "a fleet with the same options that has no table"
         raise InputError("nothing to resume", got=kept, allowed=allowed, where="--resume")
-    return fleet_record.opened(settings.results, options, {node.name: node.why_not for node in nodes})
+    return fleet_record.opened(
+        settings.results, options, {node.name: node.why_not for node in nodes}, engine.passed_on()
+    )
 
 
 def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, NodeFacts]:

@@ -22,13 +22,18 @@ SCHEMA = "1.0"
 
 
 class FleetBegin(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a fleet: an interrupted one is resumed only with the same."""
+    """Options of a fleet: an interrupted one is resumed only with the same.
+
+    Args:
+        passed_on: names of variables that its commands got from the process that started it.
+    """
 
     schema: str
     id: str
     started: float
     options: dict[str, str]
     nodes: dict[str, str]
+    passed_on: list[str] = []
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,11 +165,18 @@ def kept(path: Path, kind: type[Answer]) -> Answer | None:
         return None
 
 
-def opened(results: Path, options: Mapping[str, str], nodes: Mapping[str, str]) -> Path:
+def opened(results: Path, options: Mapping[str, str], nodes: Mapping[str, str], passed_on: Sequence[str] = ()) -> Path:
     """The directory of a new fleet, with its first file."""
     identity = store.new_identity()
     directory = store.writable(fleets(results) / identity, results)
-    begin = FleetBegin(schema=SCHEMA, id=identity, started=time.time(), options=dict(options), nodes=dict(nodes))
+    begin = FleetBegin(
+        schema=SCHEMA,
+        id=identity,
+        started=time.time(),
+        options=dict(options),
+        nodes=dict(nodes),
+        passed_on=list(passed_on),
+    )
     keep(directory / "begin.json", begin)
     return directory
 

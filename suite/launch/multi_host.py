@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,8 +29,12 @@ POLL_SECONDS = 0.1
 CHECK_SECONDS = 30.0
 GONE_WITHIN_SECONDS = 10.0
 REMOTE = ("ssh", "-o", "BatchMode=yes")  # never asks for a password
-PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE", LAUNCH_VARIABLE)
-PASSED_PREFIXES = ("GLOO_", "NCCL_", "SUITE_", malloc.PREFIX)
+PASSED_ON = (
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE", LAUNCH_VARIABLE),
+    "LD_LIBRARY_PATH",  # where NCCL finds a network's plugin, as that of EFA
+)
+# of libraries that messages pass through: without FI_, OFI_ and UCX_ NCCL falls back to TCP on EFA, and nothing says so
+PASSED_PREFIXES = ("GLOO_", "NCCL_", "FI_", "OFI_", "UCX_", "CUDA_", "SUITE_", malloc.PREFIX)
 OWN_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -132,13 +136,16 @@ def command_on_host(access: HostAccess, name: str, command: Sequence[str], varia
     """The command on that host; by ssh in this directory, with the suite's variables, ending with its terminal."""
     if access is HostAccess.NAMESPACE:
         return ["ip", "netns", "exec", name, *command]
-    exported = [
-        f"{key}={value}" for key, value in variables.items() if key in PASSED_ON or key.startswith(PASSED_PREFIXES)
-    ]
+    exported = [f"{key}={variables[key]}" for key in passed_on(variables)]
     words = shlex.join(["env", *exported, *command])
     # the terminal's end kills it: torchrun that waits for another host hears no signal; its rank dies with it
     watched = f"{words} & child=$!; trap 'kill -KILL $child' HUP INT TERM; wait $child"
     return [*REMOTE, "-tt", name, f"cd {shlex.quote(str(ROOT))} && {{ {watched}; }}"]
+
+
+def passed_on(variables: Iterable[str]) -> list[str]:
+    """Names of the variables that hosts get by ssh."""
+    return [name for name in variables if name in PASSED_ON or name.startswith(PASSED_PREFIXES)]
 
 
 def check_reachable(names: Sequence[str], directory: Path, tokens: Path, interface: str | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,11 +101,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_a_host_that_cannot_be_entered_has_its_own_verdict_and_the_others_have_theirs(place: Path) -> None:
     (place / "says.b").write_text("1")
-    code, end, _ = ended(fleet(place, "a,b,dead,c,d"))
+    code, end, said = ended(fleet(place, "a,b,dead,c,d", FI_PROVIDER="efa"))
     found = {row["node"]: row["verdict"] for row in end["rows"]}
     assert found == {"a": "accepted", "b": "rejected", "dead": "no answer", "c": "accepted", "d": "accepted"}
     assert "No route to host" in next(row["evidence"] for row in end["rows"] if row["node"] == "dead")
     assert code == 1
+    (begin,) = place.glob("r/fleet/*/begin.json")
+    assert "FI_PROVIDER" in json.loads(begin.read_bytes())["passed_on"]
+    assert re.search(r"variables passed on to the nodes: .*\bFI_PROVIDER\b", said)
     of_pairs = [words for words in asked(place) if words.startswith("pair_probe")]
     assert sorted(of_pairs) == [f"pair_probe pair.{names}.1.json" for names in ("a+c", "c+d", "d+a")]
 

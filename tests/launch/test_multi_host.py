@@ -16,7 +16,7 @@ from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.ladder.plan import refusal, target_of
 from suite.ladder.rung import RUNGS
-from suite.launch.multi_host import HostAccess, check_reachable, command_on_host, torchrun
+from suite.launch.multi_host import HostAccess, check_reachable, command_on_host, passed_on, torchrun
 from suite.launch.rank_events import START_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.metrics.figures import Quantity
@@ -68,6 +68,15 @@ def test_another_host_gets_the_suites_variables_and_no_others():
     assert words[:5] == ["cd", str(ROOT), "&&", "{", "env"]
     assert set(words[5:8]) == {f"{LAUNCH_VARIABLE}=x y", "OMP_NUM_THREADS=4", "NCCL_DEBUG=INFO"}
     assert words[8:12] == ["python", "-c", "print('a b')", "&"]
+
+
+def test_a_host_gets_what_finds_and_sets_up_its_network():
+    """On EFA NCCL needs its plugin's directory and FI_*; without them it falls back to TCP."""
+    wanted = {"LD_LIBRARY_PATH", "FI_PROVIDER", "OFI_NCCL_PROTOCOL", "UCX_TLS", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"}
+    others = {"HOME", "PATH", "AWS_SECRET_ACCESS_KEY", "CUDAX", "LD_PRELOAD"}
+    assert set(passed_on(wanted | others)) == wanted
+    *_, line = command_on_host(HostAccess.SSH, "node2", ["true"], dict.fromkeys(wanted | others, "/a b"))
+    assert {word.partition("=")[0] for word in shlex.split(line) if word.endswith("=/a b")} == wanted
 
 
 def test_a_host_that_cannot_take_part_is_named_with_what_it_lacks(ssh):

@@ -32,6 +32,9 @@ class Engine(Protocol):
     def command_on(self, node: str, command: Sequence[str], label: str) -> list[str]:
         """A command that runs this one on a node and ends as it does; `label` names it to the engine."""
 
+    def passed_on(self) -> list[str]:
+        """Names of this process's variables that its commands get; empty where its scheduler decides."""
+
     def hosts(self, names: Sequence[str]) -> Hosts:
         """Where a launch over these nodes has its ranks: one on each."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.fleet.engines.engine import EngineNode
-from suite.launch.multi_host import HostAccess, Hosts, command_on_host
+from suite.launch.multi_host import HostAccess, Hosts, command_on_host, passed_on
 
 
 class HostsEngine(msgspec.Struct, frozen=True):
@@ -26,6 +26,10 @@ class HostsEngine(msgspec.Struct, frozen=True):
     def command_on(self, node: str, command: Sequence[str], label: str) -> list[str]:  # noqa: ARG002  # of the engine
         """By ssh, in this directory."""
         return command_on_host(HostAccess.SSH, node, command, dict(os.environ))
+
+    def passed_on(self) -> list[str]:
+        """Those that ssh's command line carries."""
+        return sorted(passed_on(os.environ))
 
     def hosts(self, names: Sequence[str]) -> Hosts:
         """These hosts."""

@@ -43,6 +43,10 @@ class ReframeEngine(msgspec.Struct, frozen=True):
         """By ReFrame."""
         return [sys.executable, "-m", "suite.fleet.reframe_command", str(self.results), node, label, *command]
 
+    def passed_on(self) -> list[str]:
+        """None that this suite chooses."""
+        return []
+
     def hosts(self, names: Sequence[str]) -> Hosts:
         """By srun, or by ssh."""
         return self.base.hosts(names)

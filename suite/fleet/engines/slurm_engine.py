@@ -39,6 +39,10 @@ class SlurmEngine(msgspec.Struct, frozen=True):
         start = slurm.srun(nodes=1, name=label, names=[node], partition=self.partition)
         return [*start, f"--immediate={IMMEDIATE_SECONDS}", *command]
 
+    def passed_on(self) -> list[str]:
+        """None that this suite chooses."""
+        return []
+
     def hosts(self, names: Sequence[str]) -> Hosts:
         """These very nodes."""
         return Hosts(HostAccess.SLURM, tuple(names), len(names), 1, self.partition)
