@@ -225,6 +225,24 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
         return self.status is Status.OK or part in self.finished
 
 
+class NicLoopback(msgspec.Struct, frozen=True, kw_only=True, tag="nic loopback"):
+    """Exchanges of all ranks through the node's network cards; its status, and why they were not made.
+
+    Args:
+        gbits: of all active ports together.
+    """
+
+    status: Status = Status.OK
+    message: str = ""
+    why_not: str = ""
+    ranks_at_fault: list[int] = []
+    seconds: float = 0.0
+    exchanges: list[Exchange] = []
+    ports: list[str] = []
+    gbits: float = 0.0
+    stacks: str = ""
+
+
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of a GPU; None or empty where the driver did not answer in time, or the GPU has no such thing.
 
@@ -370,7 +388,7 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
 
 Timed = MicroMeasurements | MiniatureLaunch
 Load = Timed | ProbeResult  # what keeps the node busy
-Evidence = Surroundings | Load | Health | HangReadings | PhaseTiming
+Evidence = Surroundings | Load | NicLoopback | Health | HangReadings | PhaseTiming
 
 
 def made_for_times(measurement: Timed) -> bool:

@@ -91,6 +91,7 @@ class HealthWatch:
 
     Attributes:
         addresses: PCI address of every GPU, in the library's order.
+        host: the host before the load.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class HealthWatch:
         self._start = time.monotonic()
         self.addresses, self._uuids = self.gpus.addresses(), self.gpus.uuids()
         self._lines, self._why_no_log = kernel_log.log_lines()
-        self._host = host_reading()
+        self.host = host_reading()
         self._before = [self.gpus.state(number) for number in range(self.gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
@@ -172,6 +173,6 @@ class HealthWatch:
             earlier_xids=kernel_log.xids_of(self._lines, self.addresses, self._uuids),
             why_no_xids=self._why_no_log,
             log=log_events(lines, earlier=frozenset(self._lines)),
-            host_before=self._host,
+            host_before=self.host,
             host_after=host_reading(),
         )

@@ -27,7 +27,7 @@ def _messages(subject: LogSubject, *rows: tuple[str, str, bool]) -> list[_Messag
     return [_Message(subject, re.compile(pattern, re.IGNORECASE), what, fatal) for pattern, what, fatal in rows]
 
 
-# The first kind that matches a line counts. Formats are those of Linux 5.4 to 6.12 and of NVIDIA's driver.
+# The first that matches a line counts. An example of each source, as the kernel and NVIDIA's driver write it:
 _MESSAGES = [
     # "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     *_messages(

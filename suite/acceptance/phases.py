@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from suite.acceptance import battery_record, measurements, nvml
+from suite.acceptance import battery_record, measurements, nic_loopback, nvml
 from suite.acceptance import check_table as check
 from suite.acceptance.battery_record import NO_GPUS
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
-from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, Surroundings
+from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, NicLoopback, Surroundings
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.acceptance.starts import STATED, stated_launches
 from suite.job.events import Event, Status
@@ -40,7 +40,8 @@ def planned(battery: RunningBattery) -> list[BatteryPhase]:
     loads: list[BatteryPhase] = [*micro, *launch_phases(battery), *exact_phases(battery)]
     # under them GPUs' counters are read, so that no soak needs to be a load
     probe = None if loads and not battery.settings.selected & MEASURED_BY_PROBE else probe_phase(battery)
-    return [environment_phase(battery), *loads, *([] if probe is None else [probe])]
+    loopback = loopback_phase(battery)
+    return [environment_phase(battery), *loads, *(phase for phase in (probe, loopback) if phase is not None)]
 
 
 def measures_machine(settings: Settings) -> bool:
@@ -212,6 +213,44 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PRO
         MEASURED_BY_PROBE if parts == MEASURED_BY_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
     )
     return BatteryPhase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
+
+
+def loopback_phase(battery: RunningBattery) -> BatteryPhase | None:
+    """Exchanges through the node's network cards; None where it has none, or messages are not judged."""
+    settings = battery.settings
+    ports = [] if battery.gpu_watch is None else battery.gpu_watch.host.nics
+    if not settings.selected & EXCHANGES or nic_loopback.why_not(settings.device, settings.ranks, ports):
+        return None
+
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        why = nic_loopback.why_no_access()
+        if why:
+            return [NicLoopback(why_not=why)]
+        with nic_loopback.through_nics(ports):
+            probe = measurements.probe_result(
+                settings.device,
+                settings.ranks,
+                settings.effort,
+                replays=False,
+                exchanges=True,
+                soak=False,
+                on_event=on_event,
+            )
+        if probe.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        active = [port for port in ports if port.state == nic_loopback.ACTIVE]
+        return [
+            NicLoopback(
+                **measurements.copied_fields(probe, NicLoopback),
+                ports=[port.label for port in active],
+                gbits=sum(port.gbits or 0.0 for port in active),
+            )
+        ]
+
+    stated = STATED[settings.device]
+    parts = _exchange_parts(settings.device, settings.ranks)
+    seconds = stated.probe + stated.exchange_start + parts * settings.effort.exchange_seconds
+    return BatteryPhase(name="network cards", predicted_seconds=seconds, serves=frozenset({check.PEER}), run=run)
 
 
 def _exchange_parts(device: str, ranks: int) -> int:

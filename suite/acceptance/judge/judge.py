@@ -15,6 +15,7 @@ from suite.acceptance.evidence import (
     Load,
     MicroMeasurements,
     MiniatureLaunch,
+    NicLoopback,
     PhaseTiming,
     ProbeResult,
     Surroundings,
@@ -32,6 +33,7 @@ from suite.acceptance.judge.launches import (
     rank_in_launches,
     time_findings,
 )
+from suite.acceptance.judge.loopback import SUBJECT, loopback_findings
 from suite.acceptance.judge.node_health import node_findings
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import (
@@ -45,6 +47,7 @@ from suite.acceptance.judge.rates import (
 )
 from suite.acceptance.judge.step_time import OF_CPU_SPEED
 from suite.acceptance.judge.verified_products import product_findings
+from suite.acceptance.nic_loopback import why_not
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict
@@ -68,6 +71,7 @@ class JudgedBattery:
         self.probes = [item for item in evidence if isinstance(item, ProbeResult)]
         self.phases = [item for item in evidence if isinstance(item, PhaseTiming)]
         self.around = next((item for item in evidence if isinstance(item, Surroundings)), None)
+        self.loopbacks = [item for item in evidence if isinstance(item, NicLoopback)]
         self.health = next((item for item in evidence if isinstance(item, Health)), None)
         self.loads: list[Load] = [*self.micro, *self.launches, *self.probes]
         self.gpu = known_gpu(self.around.gpus) if self.around and self.around.gpus else None
@@ -181,6 +185,17 @@ def _health(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFind
     return [*of_gpus, *node_findings(battery.health)]
 
 
+def _loopback(battery: JudgedBattery) -> list[CheckFinding]:
+    """Exchanges through the node's network cards; where none were made, why."""
+    if battery.loopbacks:
+        return [found for item in battery.loopbacks for found in loopback_findings(item, battery.history)]
+    around, health = battery.around, battery.health
+    if around is None or health is None or health.host_after is None or not battery.exchange_probes:
+        return []
+    why = why_not(around.device, around.ranks, health.host_after.nics) or "left out"
+    return [not_run(check.PEER, why, SUBJECT)]
+
+
 def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
     """Forward and backward passes are products and memory: checks 1 and 3 help to say which of them is slow.
 
@@ -216,7 +231,7 @@ def _soaks(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFindi
 RULES = (
     Rule((check.ENVIRONMENT,), lambda battery, _: battery.environment),
     Rule((check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE), _rates),
-    Rule((check.PEER, check.ALL_REDUCE), _exchanges),
+    Rule((check.PEER, check.ALL_REDUCE), lambda battery, earlier: _exchanges(battery, earlier) + _loopback(battery)),
     Rule((check.REPLAYS,), lambda battery, _: [replay_finding(probe) for probe in battery.probes_with("replays")]),
     Rule((check.SOAK,), _soaks),
     Rule((check.EXACT_FIGURES,), lambda battery, _: exact_findings(battery.launches)),
