@@ -174,6 +174,26 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
     ),
     ActionRow(
         _A.RESEAT,
+        "check the network card's cable and module, and reseat them and the card",
+        (check.ERRORS,),
+        "^network cards|^kernel log, network",
+    ),
+    ActionRow(_A.RETURN, "replace the memory module", (check.ERRORS,), "^host memory|^kernel log, host memory"),
+    ActionRow(_A.RETURN, "replace the disk", (check.ERRORS,), "^NVMe disks|^kernel log, disks"),
+    ActionRow(
+        _A.REBOOT_NODE,
+        "reboot, so that the NVSwitches start anew; if it comes back, return their board",
+        (check.ERRORS,),
+        "^kernel log, NVSwitch",
+    ),
+    ActionRow(
+        _A.RESEAT,
+        "reseat the PCIe device, its riser or cable",
+        (check.ERRORS,),
+        "^PCIe errors|^kernel log, PCIe|PCIe replays",
+    ),
+    ActionRow(
+        _A.RESEAT,
         "check the NVLink module, bridge or cable, and reseat it",
         (check.ERRORS,),
         "went down|links active, |degraded bandwidth|unhealthy route|insufficient NVLinks",

@@ -9,8 +9,10 @@ import msgspec
 from suite.acceptance.actions import ACTION_ROWS, action_row, with_action
 from suite.acceptance.battery import _no_room
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.evidence import EarlierXid
+from suite.acceptance.evidence import EarlierXid, Health
 from suite.acceptance.judge.judge import battery_findings
+from suite.acceptance.log_events import log_events
+from suite.acceptance.node_state import Disk, HostCounter, HostReading, LogSubject, NicPort
 from suite.job.events import Status
 from suite.machine.host_state import HostState
 from suite.records.battery import NOT_PASSED, CheckFinding, CheckVerdict, RecoveryAction
@@ -69,8 +71,22 @@ def actions_on_a_cpu():
         (A.FIX_SETTING, "daemons", bad_ones(late("launch and host overhead"), 8)),
         (A.RESEAT, "channel", bad_ones([surroundings(), micro()], 3, "copy", slow)),
         (A.FIX_SETTING, "cooling", bad_ones([surroundings(), micro()], 1, history=slow)),
+        (A.RESEAT, "cable and module", node_with(nics=[NicPort(name="mlx5_0", port=1, state="DOWN")])),
+        (A.RETURN, "memory module", node_with(counters=[UNCORRECTED])),
+        (A.RETURN, "disk", node_with(disks=[Disk(name="nvme0", state="dead")])),
+        (A.REBOOT_NODE, "NVSwitches", node_with("SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30")),
+        (A.RESEAT, "PCIe", node_with("pcieport 0000:00:01.0: AER: device recovery failed")),
         (A.REPEAT, "comes back", says(3, "WARN")),
     ]
+
+
+UNCORRECTED = HostCounter(subject=LogSubject.MEMORY, device="mc0", what="uncorrected errors", fatal=True, value=1)
+
+
+def node_with(*lines, **reading):
+    """Bad findings of a node without GPUs, with these lines in the kernel's log."""
+    log = log_events(lines, earlier=())
+    return bad_ones([Health(gpus=[], why_no_xids="", log=log, host_after=HostReading(**reading))], 13)
 
 
 def actions_on_gpus(monkeypatch):
