@@ -345,6 +345,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
 
     Args:
         log: messages about other devices since the machine started.
+        load_xids: XIDs in the log since the battery began; those of `GpuHealth` come from the library, without message.
         host_before, host_after: error counters of the host, its network ports and disks; None in records before 8.4.
     """
 
@@ -352,6 +353,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
     why_none: str = ""
     earlier_xids: list[EarlierXid] = []
     why_no_xids: str = "not read"
+    load_xids: list[EarlierXid] = []
     log: list[LogEvent] = []
     host_before: HostReading | None = None
     host_after: HostReading | None = None

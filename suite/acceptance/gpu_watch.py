@@ -31,6 +31,7 @@ def joined(parts: Sequence[Health]) -> Health:
     """
     whole = msgspec.structs.replace(
         parts[-1],
+        load_xids=list(dict.fromkeys(xid for part in parts for xid in part.load_xids)),
         log=_joined_log(parts),
         host_before=next((part.host_before for part in parts if part.host_before), None),
     )
@@ -166,13 +167,15 @@ class HealthWatch:
             for number, (model, driver, firmware) in enumerate(self.gpus.names())
         ]
         now, _ = kernel_log.log_lines()
-        lines = list(dict.fromkeys([*self._lines, *now]))  # the kernel overwrites its oldest
+        earlier = frozenset(self._lines)
+        fresh = [line for line in now if line not in earlier]
         return Health(
             gpus=gpus,
             why_none=self.gpus.why_none,
             earlier_xids=kernel_log.xids_of(self._lines, self.addresses, self._uuids),
             why_no_xids=self._why_no_log,
-            log=log_events(lines, earlier=frozenset(self._lines)),
+            load_xids=kernel_log.xids_of(fresh, self.addresses, self._uuids),
+            log=log_events([*self._lines, *fresh], earlier=earlier),  # the kernel overwrites its oldest
             host_before=self.host,
             host_after=host_reading(),
         )

@@ -13,6 +13,7 @@ from suite.machine.host_state import file_text
 
 # services by the first 15 characters of their processes' names, which is all that the kernel keeps
 SERVICES = {"nv-fabricmanage": "fabric manager", "nvidia-persiste": "persistence daemon", "nvidia-imex": "IMEX"}
+IMEX_CHANNELS = Path("/dev/nvidia-caps-imex-channels")
 _KERNEL_THREADS = "kthreadd"  # process 2, where the host's processes are visible
 # file of a PCI device, its line with the sum, what it counts, and whether data was lost
 _PCIE = (
@@ -32,6 +33,7 @@ def host_reading() -> HostReading:
         disks=[_disk(path) for path in _entries("class/nvme", "nvme*")],
         services=_services(),
         switches=len(list((host_state.PROC / "driver/nvidia-nvswitch/devices").glob("*"))),
+        imex_channels=len(list(IMEX_CHANNELS.glob("channel*"))),
         memory_counted=bool(memory),
     )
 

@@ -119,6 +119,7 @@ class HostReading(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         services: of NVIDIA's, that run; None where other processes of the host are not visible.
         switches: NVSwitches of this node that its driver knows.
+        imex_channels: devices of the IMEX domain that the node is in.
         memory_counted: whether the system counts errors of its memory (EDAC).
     """
 
@@ -127,4 +128,5 @@ class HostReading(msgspec.Struct, frozen=True, kw_only=True):
     disks: list[Disk] = []
     services: list[str] | None = None
     switches: int = 0
+    imex_channels: int = 0
     memory_counted: bool = False

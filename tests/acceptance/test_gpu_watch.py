@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from suite.acceptance import gpu_watch
+from suite.acceptance import gpu_watch, kernel_log
 from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import EarlierXid, Health
 from suite.acceptance.gpu_watch import HealthWatch, joined
@@ -72,3 +72,16 @@ def test_a_resumed_battery_compares_its_counters_with_those_before_the_interrupt
     ]
     assert "2 uncorrectable ECC errors under load; XID 79" in found[1].evidence
     assert found[0].evidence == "XID 79 (GPU has fallen off the bus)"
+
+
+def test_what_the_kernel_writes_under_load_is_told_from_what_it_wrote_before(monkeypatch):
+    fake_library(monkeypatch)
+    xid, port = "NVRM: Xid (PCI:0000:19:00): {}, pid=1", "pcieport 0000:00:01.0: AER: device recovery failed"
+    lines = [f"4,1,1,-;{xid.format(31)}"]
+    monkeypatch.setattr(kernel_log, "log_lines", lambda: (list(lines), ""))
+    watch = HealthWatch()
+    lines[:] = [f"4,2,2,-;{xid.format(79)}", f"4,3,3,-;{port}"]  # the oldest was overwritten
+    parts = [watch.since_last(), watch.finished()]
+    whole = joined(parts)
+    assert ([one.xid for one in whole.earlier_xids], [one.xid for one in whole.load_xids]) == ([31], [79])
+    assert [(one.device, one.under_load, one.times) for one in whole.log] == [("0000:00:01.0", True, 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from suite.acceptance import host_faults
 from suite.acceptance.host_faults import host_reading
 from suite.acceptance.node_state import Disk, HostCounter, HostReading, LogSubject, NicPort
 from suite.machine import host_state
@@ -94,6 +95,13 @@ def test_a_disk_has_its_state_and_temperature(kernel):
         Disk(name="nvme0", model="M", state="live", celsius=45.85, most_celsius=84.85, alarm=False, pcie_width=4),
         Disk(name="nvme1", state="dead"),
     ]
+
+
+def test_channels_of_an_imex_domain_are_counted(kernel, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_faults, "IMEX_CHANNELS", tmp_path)
+    for number in range(2):
+        (tmp_path / f"channel{number}").touch()
+    assert host_reading().imex_channels == 2
 
 
 def test_services_are_known_only_where_the_hosts_processes_are_visible(kernel):

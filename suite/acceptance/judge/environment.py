@@ -13,7 +13,8 @@ from suite.acceptance.judge.host import host_findings
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 
 LEAST_MEMORY_CLOCK = 0.97  # of a GPU's highest
-FABRIC_MANAGER = "fabric manager"  # among the services of a `HostReading`
+FABRIC_MANAGER, IMEX = "fabric manager", "IMEX"  # among the services of a `HostReading`
+SERVICES = {FABRIC_MANAGER: "NVSwitches, and nvidia-fabricmanager", IMEX: "IMEX channels, and nvidia-imex"}
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 
 
@@ -168,7 +169,7 @@ def _wrong_settings(gpu: GpuHealth, *, loaded: bool) -> list[str]:
 
 
 def _services(health: Health) -> list[CheckFinding]:
-    """Persistence mode and the fabric manager, which warn where they are known to be off.
+    """Persistence mode and the services of the fabric, which warn where they are known to be off.
 
     Without persistence the driver forgets counters, and lets clocks sink, whenever the last program on a GPU ends.
     """
@@ -179,11 +180,11 @@ def _services(health: Health) -> list[CheckFinding]:
     if off:
         evidence = f"off on GPU {' '.join(off)} (nvidia-smi -pm 1, or the service nvidia-persistenced)"
         findings.append(msgspec.structs.replace(warning, part="persistence mode", evidence=evidence))
-    if host is not None and host.services is not None and host.switches and FABRIC_MANAGER not in host.services:
-        evidence = f"{host.switches} NVSwitches, and nvidia-fabricmanager does not run"
-        findings.append(
-            msgspec.structs.replace(warning, subject=FABRIC_MANAGER, part=FABRIC_MANAGER, evidence=evidence)
-        )
+    needed = {} if host is None else {FABRIC_MANAGER: host.switches, IMEX: host.imex_channels}
+    for service, devices in needed.items():
+        if host is not None and host.services is not None and devices and service not in host.services:
+            evidence = f"{devices} {SERVICES[service]} does not run"
+            findings.append(msgspec.structs.replace(warning, subject=service, part=service, evidence=evidence))
     return [msgspec.structs.replace(finding, action=RecoveryAction.FIX_SETTING) for finding in findings]
 
 

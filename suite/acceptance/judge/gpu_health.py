@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, GpuState, Health
+from suite.acceptance.evidence import EarlierXid, GpuHealth, GpuState, Health
 from suite.acceptance.fabric import fabric_problem
 from suite.acceptance.findings import joined_evidence, not_run
 from suite.acceptance.judge.causes import Cause, bad, finding_of, minor, unread
 from suite.acceptance.judge.gpu_clocks import clock_finding
-from suite.acceptance.judge.xids import earlier_xid_finding, recovery_cause, xid_cause
+from suite.acceptance.judge.xids import earlier_xid_finding, load_xid_causes, recovery_cause
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 
 # without an answer to one of these, XIDs are not known
@@ -35,7 +35,7 @@ def gpu_findings(
     links = max(sum(gpu.before.nvlinks) for gpu in health.gpus)
     findings = []
     for gpu in health.gpus:
-        of_gpu = [clock_finding(gpu, health.gpus, loaded), _errors(gpu), *_nvlinks(gpu, links)]
+        of_gpu = [clock_finding(gpu, health.gpus, loaded), _errors(gpu, health.load_xids), *_nvlinks(gpu, links)]
         if gpu.index not in loaded:
             of_gpu = [_not_passed(finding, why_idle) for finding in of_gpu]
         findings += of_gpu
@@ -50,8 +50,12 @@ def _not_passed(finding: CheckFinding, why: str) -> CheckFinding:
     return msgspec.structs.replace(finding, verdict=CheckVerdict.NOT_RUN, evidence=evidence)
 
 
-def _errors(gpu: GpuHealth) -> CheckFinding:
-    """Counters that grew under load, and what was there before: the latter fails only where a GPU is to be replaced."""
+def _errors(gpu: GpuHealth, logged: Sequence[EarlierXid]) -> CheckFinding:
+    """Counters that grew under load, and what was there before: the latter fails only where a GPU is to be replaced.
+
+    Args:
+        logged: XIDs in the kernel's log since the battery began.
+    """
     name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
     causes: list[Cause] = []
     unknown: list[str] = []
@@ -74,7 +78,7 @@ def _errors(gpu: GpuHealth) -> CheckFinding:
         words = "too many errors of static memory (its threshold is exceeded): replace the GPU"
         causes.append(bad(words))
     causes += recovery_cause(after.recovery)
-    causes += map(xid_cause, gpu.xids)
+    causes += load_xid_causes(gpu, logged)
     causes += [minor(words) for words in _earlier_errors(gpu)]
     if before.pcie_replays is not None and after.pcie_replays is not None and after.pcie_replays > before.pcie_replays:
         words = f"{after.pcie_replays - before.pcie_replays} PCIe replays under load"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from suite.acceptance.check_table import ERRORS
-from suite.acceptance.evidence import EarlierXid, Health
+from suite.acceptance.evidence import EarlierXid, GpuHealth, Health
 from suite.acceptance.findings import not_run
 from suite.acceptance.judge.causes import Cause, bad, finding_of, minor
 from suite.acceptance.xid_table import RECOVERY_CHANGED, Severity, is_fatal, recovery, recovery_in, xid_entry
@@ -17,11 +19,29 @@ def is_of_programs(number: int) -> bool:
     return xid_entry(number).severity is Severity.PROGRAM
 
 
-def xid_cause(number: int) -> Cause:
-    """An XID under the battery's own load, whose programs cause none: it rejects, unless it is of a program."""
-    if is_of_programs(number):
+def load_xid_causes(gpu: GpuHealth, logged: Sequence[EarlierXid]) -> list[Cause]:
+    """XIDs under the battery's own load, whose programs cause none: they reject, unless they are of programs.
+
+    Args:
+        logged: in the kernel's log since the battery began, of any GPU; those that the library did not report count
+            too. The driver's words may say that an error of a link is not fatal, or that no recovery is asked for.
+    """
+    messages: dict[int, list[str]] = {number: [] for number in gpu.xids}
+    for xid in logged:
+        if xid.gpu == gpu.index:
+            messages.setdefault(xid.xid, []).append(xid.message)
+    return [_load_cause(number, words) for number, words in messages.items()]
+
+
+def _load_cause(number: int, messages: Sequence[str]) -> Cause:
+    entry = xid_entry(number)
+    if entry.severity is Severity.PROGRAM:
         return minor(f"XID {number} (of a program)", RecoveryAction.NONE)
-    return bad(f"XID {number} ({xid_entry(number).name})", _action(number, ""))
+    words = f"XID {number} ({entry.name})"
+    by_words = entry.severity in (Severity.LINK, Severity.RECOVERY) and messages
+    if by_words and not any(is_fatal(number, message) for message in messages):
+        return minor(f"{words}, not fatal", RecoveryAction.NONE)
+    return bad(words, _action(number, messages[-1] if messages else ""))
 
 
 def recovery_cause(asked: int | None) -> list[Cause]:

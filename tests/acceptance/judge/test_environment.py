@@ -113,6 +113,7 @@ def test_settings_and_services_that_are_known_to_be_off_warn_with_their_names(mo
     cases = {
         "persistence": ({"persistence": 0}, HostReading(), "off on GPU 1 (nvidia-smi -pm 1"),
         "manager": ({}, host, "4 NVSwitches, and nvidia-fabricmanager does not run"),
+        "IMEX": ({}, HostReading(services=[], imex_channels=1), "1 IMEX channels, and nvidia-imex does not run"),
         "manager runs": ({}, msgspec.structs.replace(host, services=["fabric manager"]), ""),
         "in a container": ({}, msgspec.structs.replace(host, services=None), ""),
         "no switches": ({}, msgspec.structs.replace(host, switches=0), ""),

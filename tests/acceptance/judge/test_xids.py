@@ -75,6 +75,29 @@ def test_messages_resolutions_and_parts_of_earlier_xids(finding):
     assert wrong == {}
 
 
+def test_under_load_the_log_has_what_the_library_does_not_say(monkeypatch):
+    """Its events have a number alone, and some drivers offer none."""
+    nonfatal, none = "RLW_REMAP Nonfatal XC0 i1 Link 09", CHANGED.format("0x0 (None)")
+    cases = {
+        "by the library alone": ([79], [], ("FAIL", "XID 79 (GPU has fallen off the bus)")),
+        "in the log alone": ([], [line(79)], ("FAIL", "XID 79 (GPU has fallen off the bus)")),
+        "of another GPU": ([], [line(79, bus=0x18)], ("PASS", "no counter changed")),
+        "of a program": ([], [line(13)], ("WARN", "XID 13 (of a program)")),
+        "fatal or not is not said": ([145], [], ("FAIL", "XID 145 (NVLink: RLW error)")),
+        "nonfatal": ([145], [line(145, nonfatal)], ("WARN", "XID 145 (NVLink: RLW error), not fatal")),
+        "one of two": ([145], [line(145, nonfatal), line(145, "Fatal")], ("FAIL", "XID 145 (NVLink: RLW error)")),
+        "no recovery": ([154], [line(154, none)], ("WARN", "XID 154 (recovery action changed), not fatal")),
+    }
+    wrong = {}
+    for name, (events, lines, expected) in cases.items():
+        health = health_of(monkeypatch, xids=events)
+        health = msgspec.structs.replace(health, load_xids=xids_of(lines, GPUS))
+        (found,) = (one for one in gpu_findings(health, loaded=(0, 1)) if (one.check, one.subject) == (13, "GPU 1"))
+        if (found.verdict, found.evidence) != expected:
+            wrong[name] = found
+    assert wrong == {}
+
+
 def test_a_log_that_cannot_be_read_passes_nothing_and_batteries_before_8_4_are_judged(finding):
     found = finding(line(79), why="the kernel's log cannot be read: Operation not permitted")
     assert (found.verdict, found.evidence) == ("NOT RUN", "the kernel's log cannot be read: Operation not permitted")
