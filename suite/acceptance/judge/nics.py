@@ -35,6 +35,9 @@ def nic_findings(before: Sequence[NicPort], after: Sequence[NicPort]) -> list[Ch
         for label in first.keys() - {port.label for port in after}
     ]
     findings, good = sorted(lost, key=lambda finding: finding.subject), []
+    if after and not any(port.state in (ACTIVE, "") for port in [*before, *after]):
+        none = [minor(f"none of {len(after)} ports is active", RecoveryAction.RESEAT)]
+        return [*findings, finding_of(ERRORS, NICS, none, part=NICS, fine="")]
     for port in after:
         causes = _causes(first.get(port.label), port, after)
         if not causes:
@@ -52,7 +55,9 @@ def _causes(before: NicPort | None, port: NicPort, ports: Sequence[NicPort]) -> 
     others = [other for other in ports if other.kind == port.kind and other.label != port.label]
     if before is not None and before.state == ACTIVE != port.state:
         causes.append(bad(f"{port.state.lower()} ({port.physical}), and active before the load", RecoveryAction.RESEAT))
-    elif port.state != ACTIVE and port.state:
+    elif port.state != ACTIVE:
+        if not port.state or _unused(port, ports):
+            return []
         words = f"{port.state.lower()} ({port.physical})"
         causes.append(_against(words, ACTIVE.lower(), [other.state == ACTIVE for other in others], port, ports))
     else:
@@ -70,6 +75,12 @@ def _causes(before: NicPort | None, port: NicPort, ports: Sequence[NicPort]) -> 
         words = f"firmware {port.firmware}, {firmwares.most_common(1)[0][0]} on most others of its kind"
         causes.append(minor(words, RecoveryAction.FIX_SETTING))
     return causes
+
+
+def _unused(port: NicPort, ports: Sequence[NicPort]) -> bool:
+    """Whether most others of its kind are not active either, as virtual functions that nobody uses."""
+    others = [other.state == ACTIVE for other in ports if other.kind == port.kind and other.label != port.label]
+    return bool(others) and 2 * sum(others) < len(others)
 
 
 def _slower(field: str, unit: str, port: NicPort, others: Sequence[NicPort], ports: Sequence[NicPort]) -> list[Cause]:
@@ -94,7 +105,13 @@ def _against(words: str, usual: str, alike: Sequence[bool], port: NicPort, ports
 
 
 def _summary(ports: Sequence[NicPort]) -> str:
-    rates = Counter(f"{port.kind or 'a card'} at {port.gbits:g} Gbit/s" for port in ports if port.gbits is not None)
+    rates = Counter(
+        f"{port.kind or 'a card'} at {port.gbits:g} Gbit/s"
+        for port in ports
+        if port.gbits is not None and port.state == ACTIVE
+    )
     downs = sum(port.counters.get(WENT_DOWN, 0) for port in ports)
-    told = [f"{count} active: {words}" for words, count in rates.items()] or [f"{len(ports)} active"]
+    active = [port for port in ports if port.state == ACTIVE]
+    told = [f"{count} active: {words}" for words, count in rates.items()] or [f"{len(active)} active"]
+    told += [f"{len(ports) - len(active)} not used"] if len(active) < len(ports) else []
     return "; ".join([*told, *([f"links went down {downs} times since the driver was loaded"] if downs else [])])

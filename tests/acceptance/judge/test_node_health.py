@@ -164,6 +164,12 @@ def test_a_network_card_is_held_to_itself_and_to_its_siblings():
     assert wrong == {}
     others = msgspec.structs.replace(GOOD, nics=NICS[1:])
     assert bad(found(others)) == [("FAIL", "mlx5_0 at 0000:41:00.0", "gone under load")]
+    unused = [msgspec.structs.replace(NICS[0], name=f"vf_{number}", kind="VF", state="DOWN") for number in range(8)]
+    with_unused = msgspec.structs.replace(GOOD, nics=[*NICS, *unused])
+    assert bad(found(with_unused, with_unused)) == []
+    assert any("8 not used" in one.evidence for one in found(with_unused, with_unused))
+    all_down = msgspec.structs.replace(GOOD, nics=unused)
+    assert bad(found(all_down, all_down)) == [("WARN", "network cards", "none of 8 ports is active")]
     other_kind = changed(NICS, kind="MT4125", gbits=100.0)
     assert bad(found(msgspec.structs.replace(GOOD, nics=other_kind))) == []
 
