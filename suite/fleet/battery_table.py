@@ -11,8 +11,6 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +31,7 @@ from suite.records.battery import (
     read_half,
     worst_of,
 )
+from suite.records.in_processes import in_processes
 from suite.records.record import BEGIN, END, contents, partial
 from suite.stored_words import FLEET, in_todays_words
 
@@ -81,11 +80,8 @@ def ingest(results: Path, store: Path) -> Ingested:
 
 
 def _all_written(chunks: Sequence[tuple[str, str, str, list[str]]]) -> list[str]:
-    workers = min(len(chunks), usable_cores())
-    if workers < 2:
-        return [words for chunk in chunks for words in _written(chunk)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return [words for left_out in pool.map(_written, chunks) for words in left_out]
+    processes = min(len(chunks), usable_cores()) if len(chunks) > 2 else 1  # else one of each kind, or one alone
+    return [words for left_out in in_processes(_written, chunks, processes=processes) for words in left_out]
 
 
 def _known(store: Path, kind: str) -> set[str]:

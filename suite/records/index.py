@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -16,6 +12,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.machine.devices import usable_cores
 from suite.paths import stores
+from suite.records.in_processes import in_processes
 from suite.records.record import BEGIN, END, PRUNED, status_without_end
 from suite.records.summary import LaunchSummary, launch_summary
 
@@ -113,19 +110,9 @@ def _without_end(launch: LaunchSummary) -> LaunchSummary:
 
 def _blocks(files: list[RecordFiles]) -> Iterator[tuple[list[LaunchSummary], list[Problem]]]:
     blocks = [files[start : start + _BLOCK] for start in range(0, len(files), _BLOCK)]
-    done = 0
-    if len(files) >= _LEAST_SHARED:
-        processes = min(_MOST_PROCESSES, usable_cores())
-        pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        try:
-            for each in pool.map(_read_block, blocks):
-                yield each
-                done += 1
-        except (BrokenProcessPool, OSError):  # no processes here: killed, forbidden, or started from no file
-            pass
-        finally:
-            pool.shutdown(cancel_futures=True)
-    yield from map(_read_block, blocks[done:])
+    return in_processes(
+        _read_block, blocks, processes=min(_MOST_PROCESSES, usable_cores()) if len(files) >= _LEAST_SHARED else 1
+    )
 
 
 def _read_block(block: list[RecordFiles]) -> tuple[list[LaunchSummary], list[Problem]]:

@@ -20,8 +20,8 @@ from reference_runs.layout import layout_text
 from suite.job.events import Step, StepKind
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
+from suite.records import in_processes, store
 from suite.records import index as reading
-from suite.records import store
 from suite.records.index import launches
 from suite.records.record import RankOutcome
 from suite.records.summary import loss_curve
@@ -179,7 +179,7 @@ def test_many_processes_read_what_one_does_also_where_none_starts_or_one_is_kill
     monkeypatch.setattr(reading, "_BLOCK", 70)
     cases: dict[str, tuple[Any, str, object]] = {
         "processes": (reading, "_BLOCK", 70),
-        "one is killed": (reading, "ProcessPoolExecutor", KilledAfterTwoBlocks),
+        "one is killed": (in_processes, "ProcessPoolExecutor", KilledAfterTwoBlocks),
         "none starts": (multiprocessing.spawn, "_python_exe", b"/bin/false"),
     }
     for case, patched in cases.items():
