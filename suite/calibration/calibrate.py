@@ -18,6 +18,7 @@ from suite.job.calibration_job import CalibrationJob
 from suite.job.events import Event, Status
 from suite.launch.launcher import HERE, LaunchOutcome, launch
 from suite.launch.multi_host import Hosts
+from suite.launch.rank_starts import check_rank_starts
 from suite.machine import cpu_caches
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.fingerprint import fingerprint
@@ -70,6 +71,7 @@ def planned_calibration(
     if ranks < 1 or (device == "cuda" and ranks > default_ranks):
         allowed = f"1 to {default_ranks}" if device == "cuda" else "1 or more"
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
+    check_rank_starts(ranks, device)  # before each of them is planned
     usual = (QUICK_DENSITIES if quick else DENSITIES)[device]
     scope = Scope(device, ranks, usable_cores(), _on_this_machine(density or usual, device))
     return Calibration(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import select
@@ -26,7 +25,7 @@ from suite.commands import exit_codes
 from suite.commands.options import JsonWithProgress, check_writable, command_line, command_of, print_json
 from suite.fleet.health_events import health_events
 from suite.fleet.node_patch import node_condition
-from suite.launch.interruption import end_as_interrupted
+from suite.launch.interruption import check_minutes, end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.packages import require
 from suite.paths import RESULTS
@@ -121,9 +120,8 @@ def accept_command(asked: AcceptOptions) -> None:
         return
     require("torch")
     chosen = effort(asked.profile)
+    check_minutes(asked.minutes, "--minutes")
     if asked.minutes is not None:
-        if not 0 < asked.minutes < math.inf:
-            raise InputError("time limit", got=asked.minutes, allowed="more than 0 minutes", where="--minutes")
         chosen = msgspec.structs.replace(chosen, limit_seconds=60 * asked.minutes)
     launched, timed = selected_miniatures(asked.miniatures, chosen)
     kind, processes = _device_and_ranks(asked.device, asked.ranks)

@@ -11,13 +11,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.first_hour.parts import HourPart, chosen, parts
 from suite.first_hour.result import DIRECTORY, PartResult, PartStatus
 from suite.first_hour.run import Hour, result_of, run_bounded, run_hour
-from suite.launch.interruption import end_as_interrupted
+from suite.launch.interruption import check_minutes, end_as_interrupted
 from suite.machine.devices import resolved_device
 from suite.machine.fingerprint import fingerprint
 from suite.paths import RESULTS as DEFAULT_RESULTS
@@ -67,8 +66,7 @@ def first_hour_command(  # the command's options
     took too long, 128 + n ended by signal n.
     """
     began = time.monotonic()
-    if minutes is not None and minutes <= 0:
-        raise InputError("minutes", got=minutes, allowed="more than 0", where="--minutes")
+    check_minutes(minutes, "--minutes")
     kind, _ = resolved_device(device)
     every = parts(kind, short=short)
     facts = fingerprint(kind)

@@ -22,7 +22,7 @@ from suite.fleet.engines.slurm_engine import SlurmEngine
 from suite.fleet.fleet_record import FleetEnd, latest
 from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
 from suite.launch import slurm
-from suite.launch.interruption import end_as_interrupted
+from suite.launch.interruption import check_minutes, end_as_interrupted
 from suite.machine.devices import resolved_device
 from suite.machine.packages import require
 from suite.paths import RESULTS
@@ -79,8 +79,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
         raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
     if groups not in ("none", *miniatures(), *run_names()) and not groups.endswith(".toml"):
         raise InputError("unknown run", got=repr(groups), allowed=f"none, {', '.join(miniatures())}", where="--groups")
-    if node_minutes is not None and not node_minutes > 0:
-        raise InputError("minutes", got=node_minutes, allowed="more than 0", where="--node-minutes")
+    check_minutes(node_minutes, "--node-minutes")
     settings = FleetSettings(
         profile=profile,
         results=shared_results(results),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -178,15 +177,14 @@ def _request(
     on: str | None, machine: Path | None, layout: str | None, network: float | None, prices: Prices, stack: str | None
 ) -> PredictionRequest:
     """The options, checked: numbers that a quantity has, one machine, a profile that can be used."""
-    given = {
-        "--network": network,
-        "--price": prices.accelerator_hour,
-        "--energy-price": prices.kilowatt_hour,
-        "--pue": prices.power_usage_effectiveness,
-    }
-    for option, value in given.items():
-        if value is not None and not (math.isfinite(value) and (value > 0 or option != "--network")):
-            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
+    check_positive(
+        {
+            "--network": network,
+            "--price": prices.accelerator_hour or None,  # what costs nothing is a price too
+            "--energy-price": prices.kilowatt_hour or None,
+            "--pue": prices.power_usage_effectiveness,
+        }
+    )
     if machine is not None and on is not None:
         raise InputError("excludes --on: the profile is of a machine of its own", got=f"--on {on}", where="--machine")
     profile = None if machine is None else undisturbed_profile(machine)

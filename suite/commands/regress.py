@@ -20,7 +20,7 @@ from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.commands.options import check_writable, name_left_out, print_json
 from suite.job.events import Status
-from suite.launch.interruption import OutOfTimeError, check_interrupted, end_as_interrupted, time_limit
+from suite.launch.interruption import OutOfTimeError, check_interrupted, check_minutes, end_as_interrupted, time_limit
 from suite.launch.rank_starts import check_rank_starts
 from suite.machine.environments import Environment, differences, environment_of
 from suite.machine.interpreter import OWN, Interpreter
@@ -185,8 +185,7 @@ def _check_excluding(
     names: Sequence[str], *, python: str | None, until_decided: float | None, reference: str | None, accepts: bool
 ) -> None:
     """Refuse options that say two things."""
-    if until_decided is not None and not 0 < until_decided < math.inf:
-        raise InputError("minutes", got=until_decided, allowed="above 0, as in 30", where="--until-decided")
+    check_minutes(until_decided, "--until-decided")
     others = {"--accept": accepts, "kernels": KERNELS in names}
     for option, given in (("--python", python is not None), ("--until-decided", until_decided is not None)):
         if given and (other := next((name for name, is_given in others.items() if is_given), None)):

@@ -20,7 +20,7 @@ from suite.launch import network_namespaces
 from suite.machine.packages import compilation_missing
 from suite.metrics.figures import Quantity, of_job
 from suite.predict.executed_run.figures import memory_figures
-from suite.reproduce.plan import Plan
+from suite.reproduce.plan import Plan, check_seed
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 
 # as a miniature's largest (see `reference_runs.miniature_shape.Scale`); never doubled
@@ -59,8 +59,9 @@ def target_of(name: str, *, device: str, seed: int) -> Target:
     """The run `name`: gpt2-mini on any device, one of the recorded GPT-2 runs on CUDA.
 
     Raises:
-        InputError: another name, or a recorded run without CUDA.
+        InputError: another name, a recorded run without CUDA, or a seed out of range.
     """
+    check_seed(seed)
     minis = {mini: run for mini, run in miniatures().items() if mini.startswith(FAMILY)}
     recorded = ("gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m")
     if name in minis:

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from reference_runs.errors import InputError
+
 AGAIN_SECONDS = 0.02
+MOST_MINUTES = 1_000_000
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
@@ -55,6 +58,16 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
     if _Interruption.until is not None and time.monotonic() > _Interruption.until:
         raise OutOfTimeError
+
+
+def check_minutes(minutes: float | None, where: str) -> None:
+    """Refuse minutes that nobody can wait; `where` is their option.
+
+    Raises:
+        InputError: they are not above 0, more than two years, or no number.
+    """
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise InputError("minutes", got=minutes, allowed=f"more than 0, up to {MOST_MINUTES:,}", where=where)
 
 
 @contextmanager

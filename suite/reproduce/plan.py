@@ -212,8 +212,13 @@ def check_numbers(request: Request, *, first: int) -> None:
         raise InputError(what, got=request.steps, allowed=f"{least} or more", where="--steps")
     if request.steps > MOST_STEPS:
         raise InputError("too many steps", got=request.steps, allowed=f"at most {MOST_STEPS}", where="--steps")
-    if not 0 <= request.seed <= MOST_SEED:
-        raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
+    check_seed(request.seed)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that PyTorch's and NumPy's generators do not both take."""
+    if not 0 <= seed <= MOST_SEED:
+        raise InputError("seed out of range", got=seed, allowed=f"0 to {MOST_SEED}", where="--seed")
 
 
 def _subject(request: Request) -> tuple[_NamedRun, str]:

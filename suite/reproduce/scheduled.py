@@ -14,7 +14,7 @@ from suite.machine.scratch import scratch_directory
 from suite.reproduce.request import Request
 
 ENGINES = (HostAccess.SLURM.value,)
-MOST_NODES = 100_000
+MOST_NODES, MOST_RANKS = 100_000, 1_000
 
 
 class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +44,12 @@ def scheduled(request: Request) -> tuple[Request, Scheduled | None]:
         return request, None
     if request.engine not in ENGINES:
         raise InputError("unknown engine", got=repr(request.engine), allowed=", ".join(ENGINES), where="--engine")
-    nodes, ranks = request.nodes or 1, request.ranks_per_node or 1
+    nodes = 1 if request.nodes is None else request.nodes
+    ranks = 1 if request.ranks_per_node is None else request.ranks_per_node
     if not 1 <= nodes <= MOST_NODES:
         raise InputError("nodes", got=nodes, allowed=f"1 to {MOST_NODES}", where="--nodes")
-    if not ranks >= 1:
-        raise InputError("ranks of a node", got=ranks, allowed="1 or more", where="--ranks-per-node")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError("ranks of a node", got=ranks, allowed=f"1 to {MOST_RANKS}", where="--ranks-per-node")
     if request.ranks not in (None, nodes * ranks):
         what = f"{nodes} nodes of {ranks} ranks are {nodes * ranks} ranks"
         raise InputError(what, got=request.ranks, allowed=f"{nodes * ranks}, or leave it out", where="--ranks")

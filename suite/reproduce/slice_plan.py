@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from suite.job.corpus import Corpus
 from suite.job.options import KernelChoice
 from suite.job.slice import SUFFIX, Slice, SliceStage
 from suite.job.training_job import warm_up_steps
+from suite.launch.interruption import check_minutes
 from suite.machine.devices import cuda_device_list, resolved_device
 from suite.paths import cache_directory, whole_file
 from suite.predict.analytic.memory import optimizer_shards
@@ -82,6 +82,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
     sharing = _sharing(workload.layout, shape.number)
     group = _group(request.ranks, sharing, workload.layout, device)
     changes = tuple(_changes(run, layout, workload, shape, most, exchanges=bool(group)))
+    check_minutes(request.minutes, "--minutes")
     checked = Plan(
         name=f"{run.name}{SUFFIX}",
         architecture=workload.architecture,
@@ -102,7 +103,7 @@ def slice_of(run: ReferenceRun, request: Request) -> Plan:
             sequence=run.architecture.sequence,
             micro_batch=layout.micro_batch,
             rank=sharing[0],
-            minutes=_checked_minutes(request.minutes),
+            minutes=request.minutes,
             group=group,
         ),
     )
@@ -200,12 +201,6 @@ def _at_most(asked: int | None, most: int | None, option: str) -> int:
     if asked < 1 or (most is not None and asked > most):
         allowed = "1 or more" if most is None else f"1 to {most}, the recorded one"
         raise InputError("out of range", got=asked, allowed=allowed, where=option)
-    return asked
-
-
-def _checked_minutes(asked: float | None) -> float | None:
-    if asked is not None and not 0 < asked < math.inf:
-        raise InputError("out of range", got=asked, allowed="more than 0", where="--minutes")
     return asked
 
 

@@ -456,7 +456,7 @@ REFUSED = [
     ("--miniatures bloom", "unknown miniature; got 'bloom'"),
     ("--others 2", "share of the processors; got 2.0"),
     ("--devices 0", "devices; got 0"),
-    ("--minutes 0", "time limit; got 0.0"),
+    ("--minutes 0", "minutes; got 0.0"),
     ("--resume", "nothing to resume"),
     ("--ranks 999", "ranks; got 999"),
     ("--fleet /nonexistent", "the fleet is no directory"),

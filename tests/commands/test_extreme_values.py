@@ -121,6 +121,9 @@ OPTIONS = [
     "plan gpt2-124m --batch 1000000001",
     "plan gpt2-124m --tokens 1e308",
     "plan gpt2-124m --network 1e-320",
+    "predict gpt2-124m --on h100-sxm --network 1e308",
+    "predict gpt2-124m --on h100-sxm --pue 1e308",
+    "predict gpt2-124m --on h100-sxm --price nan",
 ]
 
 
@@ -128,6 +131,11 @@ OPTIONS = [
 def test_an_option_beyond_its_range_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     assert "not a usable number; got " in only_line(capsys.readouterr().err)
+
+
+def test_failures_that_no_training_survives_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt2-124m", "--on", "h100-sxm", "--gpus", "8", "--goodput", "--failures", "1000000000"]) == 0
+    assert "inf" in capsys.readouterr().out
 
 
 def test_a_batch_with_a_large_prime_factor_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +146,24 @@ def test_a_batch_with_a_large_prime_factor_ends(capsys: pytest.CaptureFixture[st
 @given(number=st.integers(1, 5000))
 def test_divisors_are_all_divisors(number: int) -> None:
     assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+BEYOND = {
+    "calibrate --device cpu --ranks 9223372036854775807": "--ranks: too many ranks for this machine",
+    "ladder gpt2-mini --device cpu --seed -1": "--seed: seed out of range; got -1, allowed: 0 to 4294967295",
+    "reproduce bloom-mini --device cpu --engine slurm --nodes 0": "--nodes: nodes; got 0, allowed: 1 to 100000",
+    "reproduce bloom-mini --device cpu --engine slurm --ranks-per-node 0": "got 0, allowed: 1 to 1000",
+    "fleet accept --node-minutes inf": "--node-minutes: minutes; got inf, allowed: more than 0, up to 1,000,000",
+}
+
+
+def test_a_number_of_ranks_nodes_or_minutes_beyond_its_range_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = []
+    for words, expected in BEYOND.items():
+        code, said = main(words.split()), capsys.readouterr().err
+        if code != 2 or expected not in only_line(said):
+            wrong.append((words, code, said))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("command", ["regress bloom-mini", "reproduce bloom-mini --device cpu"])

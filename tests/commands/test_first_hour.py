@@ -55,6 +55,7 @@ REFUSED = [
     ("--parts nothing", "error: --parts: unknown part; got 'nothing', allowed: environment, rates"),
     ("--again nothing", "error: --again: unknown part"),
     ("--minutes 0", "error: --minutes: minutes; got 0.0, allowed: more than 0"),
+    ("--minutes nan", "error: --minutes: minutes; got nan, allowed: more than 0, up to 1,000,000"),
 ]
 
 

@@ -143,8 +143,9 @@ REFUSED = [
     ("gpt2-mini --python x --accept", "error: --python: not together with --accept"),
     ("gpt2-mini --python x --baseline main", "error: --python: the other environment is the baseline: not together"),
     ("kernels --python x", "error: --python: not together with kernels"),
-    ("gpt2-mini --until-decided 0", "error: --until-decided: minutes; got 0.0, allowed: above 0"),
+    ("gpt2-mini --until-decided 0", "error: --until-decided: minutes; got 0.0, allowed: more than 0"),
     ("gpt2-mini --until-decided nan", "error: --until-decided: minutes; got nan"),
+    ("gpt2-mini --until-decided 1e308", "error: --until-decided: minutes; got 1e+308, allowed: more than 0, up to"),
     ("gpt2-mini --until-decided 5 --accept", "error: --until-decided: not together with --accept"),
     ("kernels --until-decided 5", "error: --until-decided: not together with kernels"),
 ]

@@ -155,7 +155,7 @@ REFUSED = [
     ({"layers": 7}, "layers of the middle stage; got 7, allowed: 1 to 6"),
     ({"sequence": 4096}, "--sequence: out of range; got 4096, allowed: 1 to 2048"),
     ({"micro_batch": 0}, "--micro-batch: out of range"),
-    ({"minutes": 0.0}, "--minutes: out of range; got 0.0, allowed: more than 0"),
+    ({"minutes": 0.0}, "--minutes: minutes; got 0.0, allowed: more than 0"),
     ({"ranks": 3}, "--ranks: processes of a slice; got 3, allowed: 1, or 4 = 4 (tp)"),
     ({"ranks": 2, "layout": "dp32,pp12"}, "allowed: 1: no other accelerator shares its layers"),
     ({"mini": True, "optimizer": "one-bit-adam"}, "got --mini, --optimizer"),

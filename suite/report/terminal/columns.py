@@ -13,8 +13,8 @@ ENERGIES = (("MWh", 3.6e9), ("kWh", 3.6e6))
 
 
 def fixed(values: Sequence[float], digits: int = DIGITS) -> list[str]:
-    """The numbers with the decimals that give the smallest of them so many digits."""
-    decimals = max((_decimals(value, digits) for value in values if value), default=0)
+    """The numbers with the decimals that give the smallest of them so many digits; an infinite one is "inf"."""
+    decimals = max((_decimals(value, digits) for value in values if value and math.isfinite(value)), default=0)
     return [f"{value:,.{decimals}f}" for value in values]
 
 
