@@ -306,9 +306,10 @@ def mutation(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Read thousands of damaged files of every kind, each within 2 s and 500 MB: nox -s fuzz -- -k "run and file" """
+    """Read thousands of damaged files and hostile lines of every command: nox -s fuzz -- -k "run and file" """
     install(session, "execute", "test", "fit", "regress", "report", "fleet")
-    session.run("python", "-m", "pytest", "tests/end_to_end/fuzz/many_files.py", *session.posargs)
+    files = [f"tests/end_to_end/fuzz/many_{what}.py" for what in ("files", "commands")]
+    session.run("python", "-m", "pytest", "-s", *files, *session.posargs)
 
 
 @nox.session
