@@ -33,10 +33,9 @@ from suite.commands.training_options import (
     StackName,
     Tokens,
     asked_training,
-    check_positive,
 )
 from suite.predict.analytic.parameters import parameter_count
-from suite.predict.plan.asked import USUAL_ACCELERATOR, asked_run
+from suite.predict.plan.asked import USUAL_ACCELERATOR, asked_run, check_positive
 from suite.report.terminal.tables import console, print_folded
 
 STDOUT = "-"

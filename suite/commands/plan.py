@@ -33,9 +33,9 @@ from suite.commands.training_options import (
     StackName,
     Tokens,
     asked_training,
-    check_positive,
 )
 from suite.predict.machine_model.model import RunMachine
+from suite.predict.plan.asked import check_positive
 from suite.predict.plan.fit import enough_ranks, fits_otherwise, fitting_batch
 from suite.predict.plan.plan import OtherNumber, PlannedLayout, TrainingPlan, other_numbers, plan
 from suite.predict.plan.question import Question

@@ -13,11 +13,17 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
-from suite.commands.training_options import check_positive
 from suite.paths import program
 from suite.predict.machine_model.intervals import memory_verdict
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.asked import AskedTraining, Assumed, asked_run, check_micro_batch, machine_assumptions
+from suite.predict.plan.asked import (
+    AskedTraining,
+    Assumed,
+    asked_run,
+    check_micro_batch,
+    check_positive,
+    machine_assumptions,
+)
 from suite.predict.plan.plan import machine_of, question_of
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import Found

@@ -39,11 +39,11 @@ from suite.commands.training_options import (
     StackName,
     Tokens,
     asked_training,
-    check_positive,
 )
 from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.process_groups import key_value_copies, node_crossing_share
 from suite.predict.machine_model.intervals import MemoryVerdict
+from suite.predict.plan.asked import check_positive
 from suite.predict.plan.departures import Departure, departures, most_changing_stack
 from suite.predict.plan.predicted_run import (
     Predicted,

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from reference_runs.errors import InputError
-from reference_runs.quantities import LARGEST, MOST, SMALLEST
 from reference_runs.run import precision_of
-from suite.predict.plan.asked import AskedTraining
+from suite.predict.plan.asked import AskedTraining, check_positive
 
 MACHINE_PANEL = "Machine and software"
 TRAINING_PANEL = "Training"
@@ -95,16 +93,3 @@ def asked_training(
         sequence,
         None if tokens is None else int(tokens),
     )
-
-
-def check_positive(given: dict[str, float | None]) -> None:
-    """Refuse options whose numbers are not above 0, or larger than the numbers of a run file may be.
-
-    Raises:
-        InputError: one is.
-    """
-    for option, value in given.items():
-        least, most, words = (1, MOST, f"{MOST:,}") if isinstance(value, int) else (SMALLEST, LARGEST, f"{LARGEST:g}")
-        if value is not None and not least <= value <= most:  # nor NaN
-            allowed = f"a finite one above 0, up to {words}"
-            raise InputError("not a usable number", got=value, allowed=allowed, where=option)

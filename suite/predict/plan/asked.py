@@ -11,6 +11,7 @@ from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.errors import InputError
 from reference_runs.incomplete import IncompleteRecipe, missing_keys
 from reference_runs.layout import Layout
+from reference_runs.quantities import LARGEST, MOST, SMALLEST
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun
 from reference_runs.stack import GENERIC
 from suite.predict.analytic.memory import bytes_per_parameter
@@ -134,6 +135,19 @@ def proposed_stacks(device: Accelerator, ranks: int) -> tuple[str, ...]:
     Megatron-Core where several share a direct link, as its tensor parallelism needs; PyTorch everywhere.
     """
     return ("megatron-core", "pytorch") if ranks > 1 and device.board.direct_link else ("pytorch",)
+
+
+def check_positive(given: dict[str, float | None]) -> None:
+    """Refuse options or controls whose numbers are not above 0, or larger than the numbers of a run file may be.
+
+    Raises:
+        InputError: one is.
+    """
+    for name, value in given.items():
+        least, most, words = (1, MOST, f"{MOST:,}") if isinstance(value, int) else (SMALLEST, LARGEST, f"{LARGEST:g}")
+        if value is not None and not least <= value <= most:  # nor NaN
+            allowed = f"a finite one above 0, up to {words}"
+            raise InputError("not a usable number", got=value, allowed=allowed, where=name)
 
 
 def own_ranks(run: ReferenceRun) -> int | None:

@@ -109,7 +109,9 @@ def _notes(predicted: Predicted) -> list[str]:
     assumed = [f"assumed: {in_controls(words)} (control: {in_controls(option)})" for words, option in predicted.assumed]
     machine = predicted.machine.notes if predicted.machine else ()
     intervals = "80%: four of five measured values lie within" if predicted.intervals else None
-    rest = (*predicted.notes, *machine, predicted.remark, intervals)
+    unpublished = bool(predicted.run and predicted.run.unpublished)
+    own = "the run's own layout was not published: the page begins with a fast one" if unpublished else None
+    rest = (own, *predicted.notes, *machine, predicted.remark, intervals)
     return [*assumed, *(in_controls(each) for each in rest if each)]
 
 

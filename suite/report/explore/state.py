@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, layout_text, parse_layout
 from reference_runs.run import Precision, ProductFormat, precision_of
+from reference_runs.stack import stack
+from suite.predict.plan.asked import check_positive
 
 COUNTS = {
     "dp": "data_parallel",
@@ -22,6 +25,7 @@ COUNTS = {
     "interleave": "virtual_stages",
     "micro": "micro_batch",
 }
+NUMBERS = ("network", "batch", "sequence", "tokens", "gpus")  # above 0
 ZERO_FORMS = ("zero0", "zero1,all-reduce", "zero1,reduce-scatter", "zero2", "zero3")
 
 
@@ -84,23 +88,39 @@ def checked_state(values: Mapping[str, Any], *, where: str) -> ExploreState:
     if "products" in values and values["products"] not in (None, *ProductFormat):
         allowed = ", ".join(ProductFormat)
         raise InputError("products: unknown format", got=repr(values["products"]), allowed=allowed, where=where)
-    values = dict(values)
+    values = {
+        **values,
+        **{key: named(values[key]) for key, named in _NAMED.items() if isinstance(values.get(key), str)},
+    }
     if isinstance(precision := values.get("precision"), str):
         values["precision"] = precision_of(precision, where=f"{where}: precision")
     try:
         state = msgspec.convert(values, ExploreState, strict=False)
     except msgspec.ValidationError as error:
-        raise InputError(str(error), where=where) from error
-    for name, least in (("network", 0.0), ("batch", 1), ("sequence", 1), ("tokens", 1), ("gpus", 1)):
-        value = getattr(state, name)
-        if value is not None and not (math.isfinite(value) and value > 0 and value >= least):
-            allowed = f"a finite one {'above 0' if not least else 'of 1 or more'}"
-            raise InputError(f"{name}: not a usable number", got=value, allowed=allowed, where=where)
+        message, _, name = str(error).partition(" - at `$.")
+        raise InputError(": ".join(filter(None, (name.rstrip("`"), message))), where=where) from error
+    check_positive({f"{where}: {name}": getattr(state, name) for name in NUMBERS})
+    if state.tokens is not None and state.tokens < 1:
+        raise InputError("tokens: not a usable number", got=state.tokens, allowed="1 or more", where=where)
     if state.price is not None and not (math.isfinite(state.price) and state.price >= 0):
         raise InputError(
             "price: not a usable number", got=state.price, allowed="a finite one of 0 or more", where=where
         )
     return state
+
+
+def _accelerator_name(name: str) -> str:
+    """The catalog's name of an accelerator; a file of one is not for the address to name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name.endswith(".toml"):
+        raise InputError("a file", got=repr(name), allowed=", ".join(accelerator_names()), where="accelerator")
+    return accelerator(name).name
+
+
+_NAMED: dict[str, Callable[[str], str]] = {"on": _accelerator_name, "stack": lambda name: stack(name).name}
 
 
 def controls_of(layout: Layout) -> dict[str, Any]:

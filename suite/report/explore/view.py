@@ -14,7 +14,7 @@ from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.machine_model.unsaid_layout import usual_layout
-from suite.predict.plan.asked import AskedTraining
+from suite.predict.plan.asked import AskedTraining, asked_run
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
 from suite.report.explore.presets import described_run, tokens_are_known, version_of
@@ -103,12 +103,17 @@ def state_of_run(run: str) -> ExploreState:
 def settled(state: ExploreState) -> ExploreState:
     """The state with the layout that `predict` finds where a number of accelerators is given, or no layout is known.
 
+    Where the run's own was not published, it is one of the fewest accelerators that hold the model's state.
+
     Raises:
         InputError: no such run, or no layout of so many accelerators.
     """
-    if state.gpus is None and (state.layout or described_run(state.run).recorded_layout is not None):
+    run = described_run(state.run)
+    if state.gpus is None and (state.layout or run.recorded_layout is not None):
         return state
-    found = prediction_of_run(described_run(state.run), _request(state, None), by_stage=False).layout
+    if state.gpus is None and run.unpublished:
+        state = msgspec.structs.replace(state, gpus=asked_run(run, training_of(state), on=state.on, ranks=None).ranks)
+    found = prediction_of_run(run, _request(state, None), by_stage=False).layout
     if found is None and state.gpus is not None:
         what = "no layout of so many divides model and batch"
         raise InputError(what, got=f"{state.gpus:,}", allowed="another number", where="number of accelerators")

@@ -97,7 +97,7 @@ _SENTENCE_END = re.compile(r"(?<!\bal)\. (?=[A-Z])")
 def _derivation(text: str) -> dict[str, str]:
     """Parts of a docstring."""
     sources = (_SENTENCE_END.split(" ".join(found.split()))[0].rstrip(".") for found in _SOURCE.findall(text))
-    title = text.partition("\n")[0].rstrip(".").replace("`", "").replace("_", " ")
+    title = text.partition("\n")[0].rstrip(".")  # with `code`
     return {"title": title, "source": "; ".join(sources), "text": text}
 
 

@@ -128,6 +128,14 @@ def test_why_opens_by_the_keyboard_and_stays_open_with_new_numbers(shown: Page) 
     assert shown.get_by_role("button", name="Why MFU?").get_attribute("aria-expanded") == "true"
 
 
+def test_what_a_sum_adds_has_one_unit(shown: Page) -> None:
+    for quantity, unit in (("peak_bytes", "GiB"), ("step_seconds", "s")):
+        shown.locator(f"[aria-controls=why-{quantity}]").click()
+        cells = [cell.inner_text() for cell in shown.locator(f"#why-{quantity} .numbers td").all()]
+        assert len(cells) > 5
+        assert {cell.split("\u00a0")[-1] for cell in cells} == {unit}
+
+
 def test_accelerators_and_samples_change_layout_and_time(shown: Page) -> None:
     shown.fill("#gpus", "192")
     shown.wait_for_function("document.querySelector('#dp').value != '8'")

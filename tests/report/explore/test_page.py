@@ -162,7 +162,7 @@ def _is_better(one: dict[str, float], other: dict[str, float]) -> bool:
 def test_why_there_are_no_other_numbers_is_said() -> None:
     for query, words in (
         ("?run=megatron_sc21_table1:2&layout=", "not known how many tokens"),
-        ("?run=bloom-176b&layout=dp1,tp1,pp1&on=v100-sxm-32gb", "no peak_flop_per_second for the dtype"),
+        ("?run=bloom-176b&layout=dp1,tp1,pp1&on=v100-sxm-32gb", "no peak for the dtype"),
         ("?run=bloom-176b&layout=dp1,tp1,pp1", "fits"),
         ("?run=bloom-176b&colour=red", "unknown key"),
     ):
@@ -206,7 +206,12 @@ def said(query: str) -> list[str]:
         ("?run=bloom-176b&layout=&batch=2.5", "batch"),
         ("?run=bloom-176b&layout=&sequence=-1", "sequence: not a usable number; got -1"),
         ("?run=bloom-176b&layout=&tokens=nan", "tokens: not a usable number; got nan"),
-        ("?run=bloom-176b&layout=&tokens=0.5", "got 0.5, allowed: a finite one of 1 or more"),
+        ("?run=bloom-176b&layout=&tokens=0.5", "got 0.5, allowed: 1 or more"),
+        ("?run=bloom-176b&layout=&tokens=1e400", "tokens: Number out of range"),
+        (f"?run=bloom-176b&layout=&batch={2**63 - 1}", "batch: not a usable number; got 9223372036854775807"),
+        (f"?run=bloom-176b&layout=&sequence={10**20}", "sequence: not a usable number; got 100000000000000000000"),
+        (f"?run=bloom-176b&gpus={10**10}", "gpus: not a usable number; got 10000000000, allowed: a finite one above 0"),
+        ("?run=bloom-176b&layout=&on=/etc/a.toml", "accelerator: a file; got '/etc/a.toml', allowed: a100-pcie-40gb"),
         ("?run=bloom-176b&gpus=0", "gpus: not a usable number; got 0"),
         ("?run=bloom-176b&gpus=7919", "accelerators: no layout of so many divides model and batch; got 7,919"),
         ("?run=bloom-176b&layout=dp8,tp4,pp12&batch=7", "the global batch of 7"),
@@ -221,6 +226,23 @@ def test_an_address_that_asks_for_nothing_is_answered_in_one_line(query: str, wo
     assert len(lines) == 1
     assert words in lines[0]
     assert MISTAKE not in lines[0]
+
+
+def test_an_alias_in_the_address_becomes_the_name_that_the_control_offers() -> None:
+    """A list drops what it does not offer, and the page would go on to answer of the run's own accelerator."""
+    shown = dict(zip(NAMES, answer("?on=h100&stack=Megatron-LM", "runs", {}, "url", SERVED), strict=False))
+    offered = {each.name: each.options for group in page.controls().values() for each in group}
+    assert shown["on"] == "h100-sxm"
+    assert [shown[name] in (offered[name] or ()) for name in ("on", "stack")] == [True, True]
+
+
+def test_a_run_whose_layout_was_not_published_begins_with_a_fast_one() -> None:
+    unpublished = [name for name in names("runs") if state_of_run(name).layout == ""]
+    shown = answer("?run=llama2-70b&on=h100-sxm", "runs", {}, "url", SERVED)
+    assert unpublished == []
+    assert "&layout=dp" in shown[ADDRESS]
+    assert shown[CONTENT]["views"][0]["terms"]
+    assert any("layout was not published" in line for line in shown[CONTENT]["views"][0]["notes"])
 
 
 def test_an_address_without_run_is_about_the_first() -> None:

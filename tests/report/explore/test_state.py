@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.accelerator import accelerator_names
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import ProductFormat
+from reference_runs.stack import stacks
 from suite.report.explore.state import (
     ZERO_FORMS,
     ExploreState,
@@ -20,14 +22,14 @@ from suite.report.explore.state import (
 FIRST = ExploreState(run="bloom-176b", layout="dp8", on="h100-sxm")
 counts = st.integers(1, 1000)
 texts = st.none() | st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), min_size=1)
-numbers = st.none() | st.floats(0, 1e9, exclude_min=True)
+numbers = st.none() | st.floats(1e-9, 1e9)
 states = st.builds(
     ExploreState,
     run=st.text(min_size=1),
     layout=st.sampled_from(["dp8,tp4,pp12", "dp1"]),
-    on=texts,
+    on=st.none() | st.sampled_from(accelerator_names()),
     network=numbers,
-    stack=texts,
+    stack=st.none() | st.sampled_from([*stacks()]),
     products=st.none() | st.sampled_from(ProductFormat),
     price=numbers,
     other=texts,

@@ -18,6 +18,16 @@ from suite.report.explore.words import in_controls
             "the run names no accelerator; allowed: accelerator",
         ),
         ("--micro-batch: too large", "micro batch: too large"),
+        (
+            "--layout: layout.tensor_parallel does not divide architecture.heads = 112; got 5",
+            "tensor parallel does not divide heads = 112; got 5",
+        ),
+        (
+            "accelerators/v100_sxm_32gb.toml: v100-sxm-32gb has no peak_flop_per_second for the dtype; got 'bf16'",
+            "v100-sxm-32gb has no peak for the dtype; got 'bf16'",
+        ),
+        ("unknown run; got 'x', allowed: a, b, or a file ending in .toml", "unknown run; got 'x', allowed: a, b"),
+        ("my.recipe.toml: layout.dp.x", "my.recipe.toml: layout.dp.x"),
         ("dp8,tp4 - nothing -- here", "dp8,tp4 - nothing -- here"),
     ],
 )

@@ -71,7 +71,7 @@ window.explore = (() => {
       const seconds = whole(view);
       if (seconds) words.push(`${read(seconds, "step_seconds")} a step${view.intervals.step_seconds ? ` (80%: ${interval(view.intervals.step_seconds, "step_seconds")})` : ""}`);
       const on = view.accelerators ? `${number(view.accelerators)} × ${view.accelerator || "accelerator"}` : "";
-      more.push(el("p", { class: "muted" }, name ? el("b", { class: "letter" }, name) : null, pieces([on, view.layout].filter(Boolean).join(": "))));
+      if (on || view.layout) more.push(el("p", { class: "muted" }, name ? el("b", { class: "letter" }, name) : null, pieces([on, view.layout].filter(Boolean).join(": "))));
       more.push(...view.not_predicted.map((reason) => el("p", { class: "muted" }, `not predicted: ${reason}`)));
       return el("p", { class: TONES[view.verdict] || "plain", role: "status" }, name ? el("b", { class: "letter" }, name) : null, words.join(" · ") || "No layout is known: counts alone");
     });
@@ -108,11 +108,14 @@ window.explore = (() => {
     return why.formula.replace(/\{(\d+)\}/g, (_, index) => values[index]).replaceAll(" * ", " × ").replaceAll(" / ", " ÷ ").replaceAll(" - ", " − ");
   }
   function worked(letter_, what, why, result) {
+    const same = new Set(why.numbers.map(([, , unit]) => unit)).size === 1 && why.formula === "sum";  // what is added has one unit
+    const { unit: name_, text } = same ? column(why.numbers.map(([, value]) => value), why.numbers[0][2]) : {};
+    const told = ([, value, unit]) => (same ? [text(value), name_].filter(Boolean).join("\u00a0") : amount(value, unit));
     const named = why.formula === "sum" ? null : el("p", { class: "formula" }, pieces(`${what} = ${put(why, ([name]) => name)}`));
     return [
       letter_ ? el("b", { class: "letter" }, letter_) : null, named,
-      el("p", { class: "formula" }, pieces(`${named ? "" : `${what} `}= ${put(why, ([, value, unit]) => amount(value, unit))} = `), el("b", {}, result)),
-      el("table", { class: "numbers" }, el("tbody", {}, why.numbers.map(([name, value, unit]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, amount(value, unit)))))),
+      el("p", { class: "formula" }, pieces(`${named ? "" : `${what} `}= ${put(why, told)} = `), el("b", {}, result)),
+      el("table", { class: "numbers" }, el("tbody", {}, why.numbers.map((each) => el("tr", {}, el("th", { scope: "row" }, each[0]), el("td", {}, told(each)))))),
     ];
   }
   const ofFigure = (quantity) => (view) => view.figures.filter((figure) => figure.quantity === quantity).map((figure) => [figureOf(quantity)[0], figure.why, read(figure.value, quantity)]);
@@ -122,11 +125,13 @@ window.explore = (() => {
     const of = PARTS[key] || ofFigure(key);
     return [...views.flatMap((view, index) => of(view).flatMap((each) => worked(letter(views, index), ...each))), ...derivation(key)];
   }
+  // `names` of code as such
+  const coded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
   function derivation(key) {
     const known = (window.explore.derivations || {})[key] || [], sources = [...new Set(known.map((one) => one.source).filter(Boolean))];
     return [
-      sources.length ? el("p", { class: "source" }, el("b", {}, sources.length > 1 ? "Sources: " : "Source: "), sources.join("; ")) : null,
-      ...known.map((one) => el("details", {}, el("summary", {}, one.title), el("pre", { tabindex: 0 }, one.text))),
+      sources.length ? el("p", { class: "source" }, el("b", {}, sources.length > 1 ? "Sources: " : "Source: "), coded(sources.join("; "))) : null,
+      ...known.map((one) => el("details", {}, el("summary", {}, coded(one.title)), el("pre", { tabindex: 0 }, one.text))),
     ].filter(Boolean);
   }
   // each part's own "Why?", which keeps open with new numbers
