@@ -1,4 +1,4 @@
-"""The page and TABLES.md are of the same launches: every figure that both show is the same in both."""
+"""Both pages and TABLES.md are of the same launches: every figure that two of them show is the same in both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import re
 
 import pytest
 
+from reference_runs.catalog import reference_run, run_names
 from suite.metrics.figures import Quantity
 from suite.paths import RECORDED
 from suite.records.index import launches
 from suite.records.summary import LaunchSummary
 from suite.report.compared_launches import comparable_launches, median_launch, step_words
+from suite.report.explore.measured import measured
 from suite.report.html import page
 from suite.report.html.setups import judged_setup, remembered, setups
 from suite.report.markdown.step_times import step_tables, step_times
@@ -53,6 +55,23 @@ def test_every_figure_of_the_tables_stands_on_the_page(
     in_tables = rows_of_tables(recorded)
     assert len(in_tables) > 20
     assert [row for row in in_tables if row not in on_page] == []
+
+
+def test_every_figure_of_the_tables_stands_on_the_page_with_controls(recorded: list[LaunchSummary]) -> None:
+    compared, wrong = 0, []
+    for run in run_names():
+        mini = reference_run(run).miniature
+        tables = sorted(row for row in rows_of_tables(recorded) if row[0] == mini)
+        rows = [
+            [f"{row['launches']}", *(step_words(row[f"{side}_seconds"]) for side in ("predicted", "measured"))]
+            for row in measured(run, RECORDED)["launches"]
+        ]
+        expected = [row[SHOWN_IN_BOTH.index("launches") :][:3] for row in tables]
+        compared += len(expected)
+        if sorted(rows) != sorted(expected):
+            wrong.append((run, rows, expected))
+    assert wrong == []
+    assert compared > 20
 
 
 def test_the_figures_of_a_setup_are_those_of_its_row(recorded: list[LaunchSummary]) -> None:

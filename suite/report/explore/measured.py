@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from suite.paths import RESULTS
 from suite.records.index import launches
 from suite.records.summary import LaunchSummary
+from suite.report.compared_launches import SetupKey, by_setup, comparable_launches, median_launch
 from suite.report.explore.presets import described_run
+from suite.report.html.machine_names import machine_names
 
 MOST_ROWS = 12
 
 
 def measured(run: str, results: Path = RESULTS) -> dict[str, Any]:
-    """Launches that ended well, those of one machine, layout and way of execution together: medians, newest first."""
+    """The median launch of each setup, of those that compare, as in TABLES.md; the setups launched last come first."""
     described = described_run(run)
     name = described.miniature or described.name
     if ":" in name:  # a published row has no launches
         return {"words": "", "launches": []}
-    found = [
-        launch for launch in launches(results, run=Path(name).stem)[0] if launch.status == "ok" and not launch.rung
-    ]
-    alike: dict[tuple[str, str], list[LaunchSummary]] = defaultdict(list)
-    for launch in reversed(found):
-        alike[launch.machine, _words(launch)].append(launch)
+    found = [launch for launch in launches(results, run=Path(name).stem)[0] if not launch.rung]
+    setups = [(key, own) for key, launched in by_setup(found).items() if (own := comparable_launches(launched))]
+    setups.sort(key=lambda setup: max(launch.started for launch in setup[1]), reverse=True)
+    machines = machine_names(found)
     words = f"{name}, the miniature of this run" if described.miniature else name
     return {
-        "words": f"{words}: medians of its launches beside what was predicted for each.",
-        "launches": [_row(machine, layout, each) for (machine, layout), each in alike.items()][:MOST_ROWS],
+        "words": f"{words}: the median launch of each setup, as in TABLES.md, beside what was predicted of it.",
+        "launches": [_row(machines[key.machine].short, key, own) for key, own in setups[:MOST_ROWS]],
     }
 
 
-def _words(launch: LaunchSummary) -> str:
-    ranks = f"{launch.ranks} {'rank' if launch.ranks == 1 else 'ranks'} on {launch.device}"
-    return f"{launch.layout}{', compiled' if launch.compiled else ''}, {ranks}"
-
-
-def _row(machine: str, layout: str, alike: Sequence[LaunchSummary]) -> dict[str, Any]:
+def _row(machine: str, key: SetupKey, comparable: list[LaunchSummary]) -> dict[str, Any]:
+    shown = median_launch(comparable)
+    assert shown is not None
+    ranks = f"{key.ranks} {'rank' if key.ranks == 1 else 'ranks'} on {shown.device}"
     return {
-        "machine": machine.replace(", GPUs: none", ""),
-        "layout": layout,
-        "launches": len(alike),
-        "predicted_seconds": _median(launch.predicted.of("step_seconds") for launch in alike),
-        "measured_seconds": _median(launch.measured.of("step_seconds") for launch in alike),
-        "measured_bytes": _median(launch.measured.of("peak_bytes") for launch in alike),
+        "machine": machine,
+        "layout": ", ".join([key.layout, *([] if key.execution == "eager" else [key.execution]), ranks]),
+        "launches": len(comparable),
+        "predicted_seconds": shown.predicted.of("step_seconds"),
+        "measured_seconds": shown.measured.of("step_seconds"),
+        "measured_bytes": shown.measured.of("peak_bytes"),
     }
-
-
-def _median(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
