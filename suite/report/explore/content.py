@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from reference_runs.catalog import accumulation
+from reference_runs.published_tables import PUBLISHED
 from reference_runs.run import ReferenceRun, Workload
 from suite.paths import program
 from suite.predict.analytic.stage_memory import fullest_instant
@@ -13,7 +15,7 @@ from suite.predict.plan.predicted_run import Predicted
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
 from suite.report.explore.passes import drawn_passes
-from suite.report.explore.presets import RUNS, described_run, row_of, source_of
+from suite.report.explore.presets import RUNS, described_run, row_of, source_of, tables
 from suite.report.explore.state import ExploreState
 from suite.report.explore.view import View, is_of_record, memory_parts, view
 from suite.report.explore.why import why, worked_roofline, worked_traffic
@@ -24,19 +26,26 @@ Content = dict[str, Any]
 
 def content(state: ExploreState) -> Content:
     """The contents of a state: its one or two layouts."""
+    remarks = _remarks(state)
     layouts = [state.layout, *([state.other] if state.other else [])]
     return {
         "title": described_run(state.run).title,
-        "remarks": _remarks(state),
         "command": command(state),
-        "views": [layout_content(view(state, each)) for each in layouts],
+        "views": [_with_remarks(layout_content(view(state, each)), remarks) for each in layouts],
     }
+
+
+def _with_remarks(shown: Content, remarks: list[str]) -> Content:
+    """A layout's contents, with remarks on the run before its own assumptions."""
+    return shown | {"notes": [*remarks, *shown["notes"]]} if "notes" in shown else shown
 
 
 def command(state: ExploreState) -> str:
     """The command that prints the same numbers."""
     if source_of(state.run) != RUNS:
-        return f"{program()} validate reference_runs/published/{source_of(state.run)}.csv"
+        path = PUBLISHED / tables()[source_of(state.run)].facts.file
+        here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{program()} validate {shlex.quote(str(here))}"
     options = {
         "--layout": state.layout or None,
         "--on": state.on,
@@ -61,7 +70,8 @@ def _remarks(state: ExploreState) -> list[str]:
     row = None if source_of(state.run) == RUNS else row_of(state.run)
     if row is None:
         return []
-    remarks = [f"assumed of what the table leaves blank: {', '.join(row.assumed)}"] if row.assumed else []
+    blank = ", ".join(row.assumed).replace("_", " ")
+    remarks = [f"assumed of what the table leaves blank: {blank}"] if row.assumed else []
     if row.composed:
         remarks.append("its step time is a sum of measured parts, without what a step costs besides them (overhead)")
     return remarks

@@ -79,6 +79,7 @@ def offline_page(run: str, grid: StateGrid) -> str:
     return template.render(
         title=f"{described.title}: what would this training take?",
         run=run,
+        program=program(),
         states=len(grid.contents),
         groups=_groups(run, grid),
         parts=PARTS,

@@ -147,7 +147,7 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
     try:
         return _answer(query, source, given, triggered, served)
     except Exception as error:
-        refused = {"title": "", "remarks": [], "command": "", "views": [{"layout": "", "wrong": _lines(error)}]}
+        refused = {"title": "", "command": "", "views": [{"layout": "", "wrong": _lines(error)}]}
         return [*[no_update] * (len(NAMES) + 1), refused, *[no_update] * (2 + len(EMPTY))]
 
 
@@ -289,7 +289,6 @@ def _export_part() -> Any:
     return html.Section(
         [
             html.H2("Export"),
-            html.Div(id="remarks"),
             html.P(["The same numbers in a terminal:", html.Pre(html.Code(id="command"), tabIndex=0)]),
             _labelled("A launch script or configuration for other software", field),
             html.Pre(id="export-text", tabIndex=0, role="region", **{"aria-label": "the exported layout"}),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -130,6 +131,13 @@ def test_what_an_empty_control_stands_for_is_known_of_every_run() -> None:
         "tokens": "3.66e11",
         "price": "none",
     }
+
+
+def test_a_row_says_what_its_table_leaves_blank_and_its_command_names_a_file_that_is_there() -> None:
+    shown = content(state_of_run("korthikanti2022_table5:9"))
+    assert Path(shlex.split(shown["command"])[-1]).is_file()
+    (blank,) = (line for line in shown["views"][0]["notes"] if "what the table leaves blank" in line)
+    assert "padded vocab = 51200" in blank
 
 
 def test_rows_of_published_tables_have_the_times_of_validate() -> None:

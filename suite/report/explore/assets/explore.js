@@ -77,8 +77,7 @@ window.explore = (() => {
     });
     place("answer", said.flat());
     place("answer-more", more);
-    place("title", content.title);
-    place("remarks", content.remarks.map((line) => el("p", { class: "muted" }, line)));
+    place("title", pieces(content.title));
     place("command", pieces(content.command));
     if (searched && content.search && content.search !== searched) {  // they were another question's
       searched = null;

@@ -38,7 +38,7 @@
     const columns = head.columns[shape];
     return filled(head.shapes[shape], () => numbers[starts[columns[column++]] + row]);
   }
-  const outside = (why) => ({ title: head.title, remarks: [], command: head.command, views: [{ layout: "", wrong: [`outside of the grid: ${why}`] }] });
+  const outside = (why) => ({ title: head.title, command: head.command, views: [{ layout: "", wrong: [`outside of the grid: ${why}`] }] });
   const word = (value) => (value === null || value === "null" ? `as recorded` : value === true ? "on" : value === false ? "off" : String(value));
 
   // controls: those of the served page; what does not vary is shown, and held
