@@ -34,6 +34,7 @@ from reference_runs.run import (
 )
 from reference_runs.sourced import Kind
 from suite.__main__ import main
+from suite.metrics.figures import Quantity
 from suite.paths import ROOT
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.machine_model import fit_page
@@ -270,3 +271,12 @@ def test_the_page_explains_every_kind() -> None:
 def test_the_machine_models_numbers_are_those_of_the_fit() -> None:
     page = (DOCS / "machine_model_numbers.md").read_text(encoding="utf-8")
     assert page == fit_page(machine_model(), fit_scores(), load_tables())
+
+
+def test_the_glossary_defines_every_quantity_and_no_term_twice() -> None:
+    lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
+    cells = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")]
+    terms = [term.strip(" `").lower() for cell in cells for term in cell.split(",")]
+    heads = {"term", "quantity"}
+    assert sorted({term for term in terms if terms.count(term) > 1} - heads) == []
+    assert sorted(set(Quantity) - set(terms)) == []

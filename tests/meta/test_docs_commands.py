@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
@@ -12,12 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
+from rich.console import Console
 
 from suite.__main__ import COMMANDS, application, main
+from suite.acceptance.battery import BatteryReport
 from suite.machine import profile as machine_profile
 from suite.paths import ROOT
+from suite.records.battery import BatteryEnd
+from suite.report.terminal.acceptance import print_verdict
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECORDED = ROOT / "results" / "recorded"
@@ -102,6 +108,20 @@ def test_samples_are_what_the_commands_print(
             wrong += [f"{page}: {command}: {line}" for line in lines if line not in printed]
     assert samples >= 7
     assert wrong == []
+
+
+def test_the_sample_of_accept_is_printed_of_a_recorded_battery() -> None:
+    """The battery is the one in results/recorded/acceptance; the page shortens lines with "..." alone."""
+    (shown,) = re.findall(r"^    \S+nox -s accept\n\n```\n(.+?)\n```$", TEXTS["README.md"], re.DOTALL | re.MULTILINE)
+    (path,) = (RECORDED / "acceptance").glob("*.end.json")
+    end = msgspec.json.decode(path.read_bytes(), type=BatteryEnd)
+    same = {name: getattr(end, name) for name in ("id", "profile", "decision", "findings", "seconds")}
+    out = Console(file=io.StringIO(), width=400, highlight=False)
+    print_verdict(out, BatteryReport(**same, notes=[], record=""))
+    printed = out.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
+    pieces = [piece.strip() for line in shown.splitlines() for piece in line.split("...") if piece.strip()]
+    assert len(pieces) >= 4
+    assert [piece for piece in pieces if piece not in printed] == []
 
 
 def code_on(page: str) -> str:
