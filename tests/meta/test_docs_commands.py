@@ -88,7 +88,8 @@ def test_every_quoted_command_has_a_known_name_and_known_options() -> None:
 
 
 SAMPLE = re.compile(
-    r"^    refruns ((?:predict|plan|fit|validate)(?: [^\n]+)?)\n\n```\n(.+?)\n```$", re.DOTALL | re.MULTILINE
+    r"^    refruns ((?:predict|plan|fit|validate|results show)(?: [^\n]+)?)\n\n```\n(.+?)\n```$",
+    re.DOTALL | re.MULTILINE,
 )
 
 
@@ -106,7 +107,7 @@ def test_samples_are_what_the_commands_print(
             printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
             lines = [line for line in shown.splitlines() if "..." not in line]  # shortened
             wrong += [f"{page}: {command}: {line}" for line in lines if line not in printed]
-    assert samples >= 7
+    assert samples >= 8
     assert wrong == []
 
 
