@@ -52,6 +52,17 @@ _COMMANDS = {
     (_A.RETURN, False): "dmesg --level=err,warn",
     (_A.RESEAT, True): "nvidia-smi -q -i {gpu}",
 }
+# Of actions that a judge chose, where no row with that action applies
+_WORDS = {
+    _A.NONE: "nothing now",
+    _A.REPEAT: "run accept again",
+    _A.FREE_NODE: "wait for the other tenants, or ask them to stop",
+    _A.FIX_SETTING: "set it as the evidence says",
+    _A.RESET_GPU: _RESET_FIRST,
+    _A.REBOOT_NODE: "reboot the node, and run accept again",
+    _A.RESEAT: "check its cable, module or slot, and reseat it",
+    _A.RETURN: "return it to its vendor, after its maker's diagnosis",
+}
 _GPU = re.compile(r"\bGPU (\d+)")
 
 # The first row that applies counts: what is certain of hardware comes before what may be chance
@@ -273,7 +284,7 @@ def action_row(finding: CheckFinding, *, on_gpu: bool) -> ActionRow | None:
     if finding.action is None:
         return rows[0]
     own = next((row for row in rows if row.action is finding.action), None)
-    return own or ActionRow(finding.action, finding.action.value)
+    return own or ActionRow(finding.action, _WORDS[finding.action])
 
 
 def _applies(row: ActionRow, finding: CheckFinding, *, on_gpu: bool) -> bool:

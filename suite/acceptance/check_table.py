@@ -144,7 +144,8 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
     ),
     SOAK: (
         "soak",
-        "products and copies between buffers with known patterns, every byte verified; flop/s of these products",
+        "products and copies between buffers with known patterns, every byte verified; flop/s of these products; "
+        "products of each format (bf16, FP8, TF32, FP64; on a CPU bf16, fp32) and all-reduces at once, in pulses",
         "the patterns; " + _GPU + "what good ones keep up at the power limit; " + _PAST,
     ),
     LOSS_CURVE: (

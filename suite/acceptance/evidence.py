@@ -9,6 +9,7 @@ import msgspec
 from suite.acceptance.node_state import HostReading, LogEvent
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
+from suite.job.probe_job import FormatLoad
 from suite.machine.cpu_contention import Competitor
 from suite.machine.host_state import HostState
 
@@ -196,6 +197,22 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     burst_flop_per_second: float | None = None
 
 
+class PulsedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Products of several formats and all-reduces at once, in pulses, by one rank; see `suite.job.probe_job.Loaded`."""
+
+    rank: int
+    size: int
+    formats: list[FormatLoad]
+    missing: dict[str, str]
+    sums: int
+    wrong_sums: int
+    sum_bytes: int
+    pulses: int
+    pulse_seconds: float
+    seconds: float
+    first: str
+
+
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
     """Replays, exchanges and soak of all ranks, in one launch.
 
@@ -213,6 +230,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
     replays: list[ReplayHashes] = []
     exchanges: list[Exchange] = []
     soaks: list[SoakResult] = []
+    loads: list[PulsedLoad] = []
     soak_seconds: float = 0.0
     stacks: str = ""
     others_share: float | None = None

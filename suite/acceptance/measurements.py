@@ -22,6 +22,7 @@ from suite.acceptance.evidence import (
     MicroMeasurements,
     MiniatureLaunch,
     ProbeResult,
+    PulsedLoad,
     ReplayHashes,
     SoakResult,
 )
@@ -32,7 +33,7 @@ from suite.calibration.plan import Calibration
 from suite.job.calibration_job import Calibrated, RankMoments, TimedTask
 from suite.job.corpus import standard_library_is_tokenised
 from suite.job.events import Event, Status, StepKind
-from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
+from suite.job.probe_job import Exchanged, Loaded, Probed, ProbeJob, Replayed, Soaked
 from suite.launch.launcher import launch
 from suite.machine.cpu_contention import others_shares
 from suite.machine.devices import usable_cores
@@ -297,6 +298,11 @@ def probe_result(
             for rank, event in reports
             if isinstance(event, Soaked)
         ],
+        loads=[
+            PulsedLoad(rank=rank, **copied_fields(event, PulsedLoad))
+            for rank, event in reports
+            if isinstance(event, Loaded)
+        ],
     )
     return msgspec.structs.replace(probe, finished=_finished(probe, job))
 
@@ -337,5 +343,9 @@ def _probe_job(
         soak_bytes=effort.soak_bytes if device == "cpu" and effort.soak_bytes else 0,
         product_seconds=effort.product_seconds[device] if soak else 0.0,
         product_size=effort.product_size,
+        load_seconds=effort.load_seconds[device] if soak else 0.0,
+        load_size=effort.load_size[device],
+        load_bytes=effort.exchange_bytes[device] // 4,
+        pulse_seconds=effort.pulse_seconds,
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
     )

@@ -209,6 +209,7 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PRO
     if check.SOAK in wanted:
         products = effort.product_seconds[settings.device]
         seconds += effort.soak_seconds[settings.device] + products + (stated.factors if products else 0.0)
+        seconds += effort.load_seconds[settings.device]
     serves = (
         MEASURED_BY_PROBE if parts == MEASURED_BY_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
     )

@@ -31,6 +31,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
             together, and each of the others, go on for `exchange_seconds`.
         soak_seconds: by device, of verified memory; before that `product_seconds` of verified bf16 products of
             matrices [product_size, product_size]: a GPU's power limit shows from 10 s on.
+        load_seconds: by device, of products [load_size, load_size] in every format and all-reduces at once, in pulses
+            of half of `pulse_seconds`, all devices in step.
         soak_bytes: of a rank on a CPU at most; None: 90 % of what is free when the soak begins, divided over the ranks.
     """
 
@@ -51,6 +53,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     soak_bytes: int | None
     product_seconds: dict[str, float]
     product_size: int
+    load_seconds: dict[str, float]
+    load_size: dict[str, int]
+    pulse_seconds: float
 
 
 # bloom-mini executes neither fp16 nor compiled operators on a CPU, and in `quick` nowhere.
@@ -71,8 +76,11 @@ _ACCEPT = Effort(
     exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
     soak_seconds={"cpu": 180.0, "cuda": 60.0},
     soak_bytes=None,
-    product_seconds={"cpu": 0.0, "cuda": 120.0},
+    product_seconds={"cpu": 0.0, "cuda": 75.0},
     product_size=8192,
+    load_seconds={"cpu": 20.0, "cuda": 45.0},
+    load_size={"cpu": 256, "cuda": 4096},
+    pulse_seconds=1.0,
 )
 EFFORTS = {
     "quick": msgspec.structs.replace(
@@ -95,7 +103,8 @@ EFFORTS = {
         exchange_bytes={"cpu": 16 * MIB, "cuda": 1024 * MIB},
         soak_seconds={"cpu": 4.0, "cuda": 4.0},
         soak_bytes=256 * MIB,
-        product_seconds={"cpu": 0.0, "cuda": 45.0},
+        product_seconds={"cpu": 0.0, "cuda": 35.0},
+        load_seconds={"cpu": 4.0, "cuda": 10.0},
     ),
     "accept": _ACCEPT,
     "soak": msgspec.structs.replace(
@@ -106,8 +115,9 @@ EFFORTS = {
         replays=30,
         exchanges=50,
         exchange_seconds=20.0,
-        soak_seconds={"cpu": 6600.0, "cuda": 3300.0},
-        product_seconds={"cpu": 0.0, "cuda": 3300.0},
+        soak_seconds={"cpu": 6000.0, "cuda": 3300.0},
+        product_seconds={"cpu": 0.0, "cuda": 1650.0},
+        load_seconds={"cpu": 600.0, "cuda": 1650.0},
     ),
 }
 

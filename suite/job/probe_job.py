@@ -23,6 +23,9 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
             free when the soak begins, 95 % on "cuda", otherwise 90 % divided over the ranks.
         product_seconds: before that, how long every rank verifies bf16 products of matrices [product_size,
             product_size], one after another.
+        load_seconds: between these, how long every rank multiplies matrices [load_size, load_size] in every format that
+            the device has while all ranks sum messages of `load_bytes`, in pulses: half of `pulse_seconds` loaded,
+            half idle.
         collective_timeout_seconds: of the process group; a fallback for the launcher's hang guard.
     """
 
@@ -44,6 +47,10 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
     product_seconds: float
     product_size: int
     collective_timeout_seconds: float
+    load_seconds: float = 0.0
+    load_size: int = 0
+    load_bytes: int = 0
+    pulse_seconds: float = 0.0
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
@@ -84,6 +91,39 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
     clock_uncertainty: float | None = None
 
 
+class FormatLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Verified products of one format: `wrong` elements; flop/s while loaded, None where one pulse alone had some."""
+
+    format: str
+    products: int
+    wrong: int
+    flop_per_second: float | None
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """Products of several formats and all-reduces at once, in pulses, by one rank.
+
+    Args:
+        size: rows and columns of the factors; `sum_bytes` of an all-reduce.
+        missing: by format that was left out, why.
+        sums: all-reduces; `wrong_sums` elements of them that are wrong.
+        pulse_seconds: from one pulse to the next; half of it is idle.
+        first: describes what was wrong first.
+    """
+
+    size: int
+    formats: list[FormatLoad]
+    missing: dict[str, str]
+    sums: int
+    wrong_sums: int
+    sum_bytes: int
+    pulses: int
+    pulse_seconds: float
+    seconds: float
+    first: str
+    time: float
+
+
 class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
     """Verified memory and products of one rank.
 
@@ -116,4 +156,4 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     shared: Shared | None = None
 
 
-ProbeEvent = Replayed | Exchanged | Soaked | Probed
+ProbeEvent = Replayed | Exchanged | Loaded | Soaked | Probed

@@ -189,6 +189,6 @@ def test_an_action_that_a_judge_chose_stays_with_the_words_of_its_own():
         assert with_action(chosen, on_gpu=True).action is action
         assert action_row(chosen, on_gpu=True).action is action
     reboot = with_action(msgspec.structs.replace(slow, action=A.REBOOT_NODE), on_gpu=True)
-    assert (reboot.to_do, reboot.command) == ("reboot the node", "dmesg --level=err,warn")
+    assert (reboot.to_do, reboot.command) == ("reboot the node, and run accept again", "dmesg --level=err,warn")
     own = msgspec.structs.replace(slow, to_do="turn it", command="turn")
     assert (with_action(own, on_gpu=True).to_do, with_action(own, on_gpu=True).command) == ("turn it", "turn")

@@ -47,6 +47,10 @@ SMALL = {
     "soak_bytes": 1 << 16,
     "product_seconds": 11.0,  # from 10 s on they are judged
     "product_size": 320,
+    "load_seconds": 0.5,
+    "load_size": 64,
+    "load_bytes": 16_384,
+    "pulse_seconds": 0.2,
 }
 
 

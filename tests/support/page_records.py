@@ -19,7 +19,7 @@ from suite.paths import RECORDED
 from suite.predict.executed_run.figures import expected_figures
 from suite.records import store
 from suite.records.battery import SCHEMA as BATTERY_SCHEMA
-from suite.records.battery import BatteryBegin, BatteryEnd, CheckFinding, CheckVerdict, Decision
+from suite.records.battery import BatteryBegin, BatteryEnd, CheckFinding, CheckVerdict, Decision, RecoveryAction
 from suite.records.battery import encode as encode_battery
 from suite.records.record import SCHEMA, End, RankOutcome, begin_record
 from suite.reproduce.plan import job_for
@@ -167,6 +167,8 @@ def page_records(results: Path) -> Path:
         ratio=0.5,
         part=EVIL_MESSAGE,
         evidence="measured twice",
+        action=RecoveryAction.RESEAT,
+        to_do="reseat the cable",
     )
     good = CheckFinding(check=1, subject="rank 0", verdict=CheckVerdict.PASS)
     battery(results, 1, "n1", good, slow, decision=Decision.REJECTED)

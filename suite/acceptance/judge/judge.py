@@ -36,6 +36,7 @@ from suite.acceptance.judge.launches import (
 from suite.acceptance.judge.loopback import SUBJECT, loopback_findings
 from suite.acceptance.judge.node_health import node_findings
 from suite.acceptance.judge.noninferiority import LOOKS
+from suite.acceptance.judge.pulsed_load import load_findings
 from suite.acceptance.judge.rates import (
     BY_TURNS,
     PRODUCTS,
@@ -224,7 +225,8 @@ def _open_of_guests(finding: CheckFinding) -> CheckFinding:
 def _soaks(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
     findings = []
     for probe in battery.probes_with("soaks"):
-        findings += [soak_finding(probe), *product_findings(probe, battery.history, battery.gpu)]
+        findings += [soak_finding(probe), *load_findings(probe)]
+        findings += product_findings(probe, battery.history, battery.gpu)
     return findings
 
 

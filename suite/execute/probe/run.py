@@ -16,6 +16,7 @@ from suite.execute.measure.system_load import SharedProcessors, environment
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import DTYPES, prepare_arithmetic
 from suite.execute.probe.exchanges import exchange_all
+from suite.execute.probe.load import loaded
 from suite.execute.probe.products import Products, multiplied
 from suite.execute.probe.soak import soaked
 from suite.job.events import Event, Phase
@@ -46,6 +47,9 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
         products = None
         if job.product_seconds:
             products = multiplied(job.product_size, job.product_seconds, device, job.seed, report)
+        if job.load_seconds:
+            dist.barrier(group=control)
+            report(loaded(job, device, control, report))
         report(with_products(soaked(job, device, control, report), products))
     return Probed(environment=environment(device), time=time.time(), shared=shared.since_start)
 

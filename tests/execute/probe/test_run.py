@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from suite.execute.probe import run
+from suite.execute.probe.load import GROUP
 from suite.execute.probe.products import Products
 from suite.job.events import Status
-from suite.job.probe_job import Exchanged, Soaked
+from suite.job.probe_job import Exchanged, Loaded, Soaked
 from suite.launch.launcher import launch
 from tests.support.launches import probe_job
 
 CPU = torch.device("cpu")
+
+
+ZERO_WRONG = {"bf16": 0, "fp32": 0}
 
 
 @pytest.fixture
@@ -75,12 +79,16 @@ def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exc
     monkeypatch.setattr(run, "SharedProcessors", Watched)
     for name, answer in (("new_group", None), ("barrier", None), ("get_world_size", 2), ("get_rank", 0)):
         monkeypatch.setattr(run.dist, name, lambda *_words, answer=answer, **_named: answer)
-    for part in ("run_replay", "exchange_all", "multiplied", "soaked"):
+    for part in ("run_replay", "exchange_all", "multiplied", "loaded", "soaked"):
         monkeypatch.setattr(run, part, lambda *_words, part=part, **_named: seen.append(part))
-    parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, soak_seconds=1.0, product_seconds=1.0)
+    seconds = {"soak_seconds": 1.0, "product_seconds": 1.0, "load_seconds": 1.0}
+    parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, **seconds)
     ended = run.probe(parts, CPU, lambda _event: None)
     timed = ["start", "exchange_all", "update"] if exchanges else []
-    assert (seen, ended.shared) == (["run_replay", *timed, "multiplied", "soaked"], "shared" if exchanges else None)
+    assert (seen, ended.shared) == (
+        ["run_replay", *timed, "multiplied", "loaded", "soaked"],
+        "shared" if exchanges else None,
+    )
 
 
 def test_wrong_products_are_wrong_elements_of_the_soak():
@@ -99,6 +107,7 @@ def test_wrong_products_are_wrong_elements_of_the_soak():
 @pytest.mark.usefixtures("warm_ranks")
 def test_three_ranks_exchange_by_pairs_at_once_and_in_sums_and_verify_products(tmp_path):
     parts = {"exchanges": 2, "exchange_bytes": 12_288, "soak_seconds": 0.2, "product_seconds": 0.2, "product_size": 64}
+    parts |= {"load_seconds": 0.2, "load_size": 64, "load_bytes": 4096, "pulse_seconds": 0.05}
     job = probe_job(tmp_path, ranks=3, **parts)
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
     done = launch(job, "exchanges", lambda _rank, _event: None)
@@ -114,3 +123,6 @@ def test_three_ranks_exchange_by_pairs_at_once_and_in_sums_and_verify_products(t
         (soak,) = [event for event in events if isinstance(event, Soaked)]
         assert sum(event.wrong for event in found) + soak.wrong == 0
         assert soak.products > 0
+        (load,) = [event for event in events if isinstance(event, Loaded)]
+        assert (load.first, load.wrong_sums, {one.format: one.wrong for one in load.formats}) == ("", 0, ZERO_WRONG)
+        assert load.sums == sum(one.products for one in load.formats) // GROUP > load.pulses >= 4

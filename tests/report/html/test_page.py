@@ -371,7 +371,8 @@ def test_the_newest_battery_of_a_node_has_its_findings_worst_first(results: Path
         "1 Gbyte/s",
         "50.0 % slower",
     )
-    assert worst.part == EVIL_MESSAGE
+    assert (worst.part, worst.action) == (EVIL_MESSAGE, "reseat")
+    assert worst.why.endswith("next: reseat the cable")
     assert len(accepted.rows) == 1
     assert older.rows == []
 
