@@ -102,8 +102,19 @@ def load(path: Path) -> ReferenceRun:
         InputError: unreadable file or broken TOML; else every missing, unknown or wrongly typed key and wrong unit;
             else all values that contradict each other.
     """
-    where = shown_path(path)
     raw = read_toml(path, what="run", known={"title", "miniature", "sources", "measured", *_SECTIONS})
+    return run_of(raw, name=command_name(path), where=shown_path(path))
+
+
+def run_of(raw: dict[str, Any], *, name: str, where: str) -> ReferenceRun:
+    """The run that the tables of a run file record.
+
+    Args:
+        where: in words, for errors.
+
+    Raises:
+        InputError: as `load`, for tables.
+    """
     mistakes = Mistakes()
     head: dict[str, str] = {}
     for key in ("title", "miniature"):
@@ -113,12 +124,12 @@ def load(path: Path) -> ReferenceRun:
     sources = sources_of(raw, where)
     sections: dict[str, Any] = {}
     facts: dict[str, Sourced] = {}
-    for name, kind in _SECTIONS.items():
+    for section, kind in _SECTIONS.items():
         with mistakes.collected():
-            sections[name], section_facts = _section(raw, name, kind, sources, where)
+            sections[section], section_facts = _section(raw, section, kind, sources, where)
             facts |= section_facts
-            if isinstance(sections[name], Architecture | Recipe):
-                sections[name].check(where)
+            if isinstance(sections[section], Architecture | Recipe):
+                sections[section].check(where)
     measured: tuple[PublishedMeasurement, ...] = ()
     with mistakes.collected():
         measured, measured_facts = _measured(raw.get("measured", []), sources, where)
@@ -127,7 +138,7 @@ def load(path: Path) -> ReferenceRun:
     unpublished = tuple(key for key, fact in facts.items() if key.startswith("layout.") and fact.value is None)
     layout = sections.pop("layout")
     run = ReferenceRun(
-        name=command_name(path),
+        name=name,
         title=head["title"],
         where=where,
         miniature=head.get("miniature"),

@@ -29,10 +29,12 @@ _OF_STATES = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_d_conv", "linear_
 
 def refused_type(kind: str, values: Mapping[str, Any], families: Mapping[str, object], where: str) -> InputError:
     """The refusal of a model type that none of the `families` reads, with its reason."""
-    what = f"model_type {kind!r} is not described"
+    what, instead = f"model_type {kind!r} is not described", "`predict` traces it"
     if (part := _part(kind, values)) is not None:
-        return InputError(f"{what}: it has {part}, and no key of a run file means that", where=where)
-    return InputError(f"{what}: no model of that type was read", meant=nearest(kind, families), where=where)
+        return InputError(f"{what}: it has {part}, and no key of a run file means that; {instead}", where=where)
+    return InputError(
+        f"{what}: no model of that type was read; `predict` traces it", meant=nearest(kind, families), where=where
+    )
 
 
 def _part(kind: str, values: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,9 @@ from suite.fleet.fleet_record import FleetEnd
 from suite.fleet.health_events import HealthEvent
 from suite.fleet.node_patch import NodeCondition
 from suite.fleet.references import FleetReferences
+from suite.job.events import CountedCollective
+from suite.job.operators import TracedOperator
+from suite.job.trace_job import TracedParameters, TraceJob
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
 from suite.predict.machine_model.intervals import MemoryVerdict
@@ -74,6 +77,29 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     intervals: Section | UnsetType = UNSET
     memory: Section | UnsetType | None = UNSET
     memory_verdict: MemoryVerdict | UnsetType = UNSET
+
+
+class TracedAnswer(msgspec.Struct, kw_only=True):
+    """A model's step that was executed without memory; seconds are null where the network is needed and not known."""
+
+    run: str
+    traced: Section
+    job: TraceJob
+    assumed: list[str]
+    accelerator: str
+    fits: MemoryVerdict
+    usable_bytes: float
+    parameters: TracedParameters
+    model_flop: int
+    hardware_flop: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+    peak_bytes: int
+    at_peak: Section
+    kept_bytes: dict[str, int]
+    collectives: list[CountedCollective]
+    operators: list[TracedOperator]
 
 
 class FitAnswer(msgspec.Struct, kw_only=True):
@@ -288,7 +314,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "runs": (ListedRun,),
     "show": (Shown,),
     "import": (ImportedRun,),
-    "predict": (PredictAnswer,),
+    "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
     "fit": (FitAnswer,),
     "validate": (Score, ProxyPair, RankedLayout),

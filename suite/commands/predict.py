@@ -20,6 +20,7 @@ from reference_runs.sourced import Kind
 from reference_runs.stack import OWN_NAME
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.commands.traced_model import ModelRequest, is_traced, predict_model
 from suite.commands.training_options import (
     LAYOUT_PANEL,
     MACHINE_PANEL,
@@ -40,6 +41,7 @@ from suite.commands.training_options import (
     Tokens,
     asked_training,
 )
+from suite.job.trace_job import OptimizerKernel
 from suite.metrics.comparison import Row, overall
 from suite.predict.analytic.process_groups import key_value_copies, node_crossing_share
 from suite.predict.machine_model.intervals import MemoryVerdict
@@ -75,7 +77,10 @@ from suite.report.terminal.tables import console, print_folded
 
 
 def predict(  # noqa: PLR0913  # long: the command's options
-    runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Recorded runs, miniatures, run files ending in .toml, config.json, or FILE.py:FUNCTION."),
+    ],
     on: On = None,
     gpus: Gpus = None,
     machine: Annotated[
@@ -112,6 +117,18 @@ def predict(  # noqa: PLR0913  # long: the command's options
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = None,
+    optimizer: Annotated[
+        OptimizerKernel | None,
+        typer.Option(help="Optimizer of a traced model (default: adamw).", rich_help_panel=TRAINING_PANEL),
+    ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Execute the model of a config.json without its memory, even where a formula describes it.",
+            rich_help_panel=TRAINING_PANEL,
+        ),
+    ] = False,
     price: Price = None,
     energy_price: EnergyPrice = None,
     pue: Pue = 1.0,
@@ -146,6 +163,11 @@ def predict(  # noqa: PLR0913  # long: the command's options
         precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
     )
     check_positive({"--gpus": gpus})
+    exceeded = False
+    asked = ModelRequest(on, gpus, None if network is None else network * 1e9 / 8, layout, training, optimizer)
+    for name in [name for name in runs if is_traced(name, always=trace or optimizer is not None)]:
+        exceeded |= predict_model(name, asked, complete=every_figure, as_json=json).verdict is MemoryVerdict.NOT
+        runs.remove(name)
     request = _request(on, machine, layout, network, Prices(price, energy_price, pue), stack)
     request = request._replace(
         products=products, slices=_slices(records or [], runs, show_choices=show_choices), gpus=gpus, training=training
@@ -159,7 +181,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
             print_json(_entry(name, predicted, chosen if show_choices else None, software))
         else:
             _print(console(), name, predicted, chosen, software, complete=every_figure)
-    if any(predicted.memory_verdict is MemoryVerdict.NOT for _, predicted in predictions):
+    if exceeded or any(predicted.memory_verdict is MemoryVerdict.NOT for _, predicted in predictions):
         raise typer.Exit(exit_codes.FAIL)
 
 

@@ -48,6 +48,7 @@ PACKAGES = {
         *(Package(name, name, "every command") for name in ("typer", "rich", "msgspec", "tabulate")),
         Package("torch", "torch", _LAUNCHES, "execute"),
         Package("psutil", "psutil", _LAUNCHES),
+        Package("transformers", "transformers", "models that are traced", "models"),
         Package("tokenizers", "tokenizers", _LAUNCHES),
         Package("pynvml", "nvidia-ml-py", "accept and calibrate on GPUs", "execute"),
         Package("triton", "triton", "--kernels triton, kernel tests and benchmarks", "kernels"),

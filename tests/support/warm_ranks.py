@@ -64,7 +64,7 @@ def launch_warm_ranks(patch: pytest.MonkeyPatch) -> None:
         return warm(real, environment(job, "", hosts, interpreter)) if job.device == "cpu" else real
 
     patch.setattr(launcher, "_command", warm_command)
-    patch.setattr(workers, "_command", lambda job: warm(dry(job), workers._environment()))
+    patch.setattr(workers, "_command", lambda job: warm(dry(job), workers.environment()))
 
 
 class Server(NamedTuple):

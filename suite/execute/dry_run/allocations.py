@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from suite.job.dry_run_job import Moment
 
+INPUTS = "inputs"  # the category of what a model is given
 MOST_MOMENTS = 400  # of a history: as many as a picture has columns
 
 
@@ -97,6 +98,19 @@ class Allocations:
         for tensor in tensors:
             if (block := self._alive.get(tensor.untyped_storage()._cdata)) is not None:
                 block.category = category
+
+    def keep(self, category: str, tensor: Tensor) -> None:
+        """Say for whom the tensor's storage is kept, if it has no other purpose: the first one who keeps it."""
+        block = self._alive.get(tensor.untyped_storage()._cdata)
+        if block is not None and block.category in (INPUTS, self._phase()):
+            block.category = category
+
+    def bytes(self) -> Counter[str]:
+        """Bytes that live now, by category."""
+        held = Counter[str]()
+        for block in self._alive.values():
+            held[block.category] += block.bytes
+        return held
 
     def category(self, tensor: Tensor) -> str | None:
         """Purpose of the storage of `tensor`; None where no operator returned it."""

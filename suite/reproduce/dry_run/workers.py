@@ -69,7 +69,7 @@ def _worker(job: Path, log: TextIO) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env=_environment(),
+        env=environment(),
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
         preexec_fn=die_with_parent,
     )
@@ -79,7 +79,8 @@ def _command(job: Path) -> list[str]:
     return [sys.executable, "-m", "suite.execute.dry_run", str(job)]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Variables of a worker: one thread, and the suite among its modules."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
 

@@ -1,0 +1,193 @@
+"""Records operators as they run, with the module that they belong to in both passes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from suite.execute.measure.counters import LocalFlopCounter, ObservingMode
+from suite.job.operators import OperatorKind, TracedOperator, TracePhase
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.?|^module\.")
+_MOST_SIZES = 8  # tensors whose sizes are told; of longer lists the elements alone
+_NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
+_NO_WORK |= {"_unsafe_view", "resize_", "set_", "wait_tensor", "is_same_size", "_foreach_copy_none"}
+_GEMMS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward", "_scaled_mm"}
+_COPIES = {"clone", "cat", "stack", "index", "index_select", "gather", "embedding", "constant_pad_nd", "repeat", "roll"}
+_COPIES |= {"split_with_sizes_copy", "_chunk_cat", "index_put", "index_put_", "_index_put_impl_", "scatter", "flip"}
+_COPIES |= {"index_add", "index_add_", "scatter_add", "embedding_dense_backward", "slice_backward", "select_backward"}
+_COPIES |= {
+    "copy_",
+    "_foreach_copy_",
+    "sort",
+    "topk",
+    "repeat_interleave",
+    "slice_scatter",
+    "select_scatter",
+    "_to_copy",
+}
+_HOST = {"_local_scalar_dense", "nonzero", "item", "equal"}
+_COLLECTIVES = ("c10d", "_c10d_functional")
+
+
+class ModulePaths:
+    """Knows which module runs, and for a node of the backward pass which one made it.
+
+    PyTorch numbers nodes as they are made (`torch._C._autograd._get_sequence_nr`); its profiler goes by them too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): short_path(name) for name, module in model.named_modules()}
+        self._stack: list[str] = []
+        self._of_node: list[str] = []
+        self._first = torch._C._autograd._get_sequence_nr()
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Within this, calls of modules are followed."""
+        hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, _inputs: object) -> None:
+        self._note()
+        self._stack.append(self._names.get(id(module), self.now))
+
+    def _leave(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        self._note()
+        self._stack.pop()
+
+    def _note(self) -> None:
+        """Nodes that were made since the last time are of the module that runs."""
+        made = torch._C._autograd._get_sequence_nr() - self._first - len(self._of_node)
+        self._of_node += [self.now] * made
+
+    @property
+    def now(self) -> str:
+        """Path of the module whose forward pass runs; empty: none."""
+        return self._stack[-1] if self._stack else ""
+
+    def of_operator(self) -> str:
+        """Path of the module to which the operator belongs that runs now."""
+        if self._stack:
+            return self.now
+        node = torch._C._current_autograd_node()
+        number = -1 if node is None else node._sequence_nr() - self._first
+        return self._of_node[number] if 0 <= number < len(self._of_node) else ""
+
+
+def short_path(name: str) -> str:
+    """A module's path without the numbers by which equal ones differ: model.layers.*.mlp."""
+    return _NUMBER.sub("*", _WRAPPERS.sub("", name)).rstrip(".")
+
+
+class _CallKey(NamedTuple):
+    operator: str
+    kind: OperatorKind
+    phase: TracePhase
+    module: str
+    sizes: tuple[tuple[int, ...], ...]
+    dtype: str
+    flop: int
+    read_bytes: int
+    written_bytes: int
+
+
+class OperatorRecorder(ObservingMode):
+    """Records every operator that does something: views and mere allocations do not.
+
+    Args:
+        phase: the part of a step that runs now.
+    """
+
+    def __init__(self, paths: ModulePaths, phase: Callable[[], TracePhase]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._paths = paths
+        self._phase = phase
+        self._flop: Mapping[Any, Callable[..., int]] = LocalFlopCounter().flop_registry
+        self._calls = Counter[_CallKey]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls operators on local tensors
+        given = kwargs or {}
+        returned = func(*args, **given)
+        name = func._overloadpacket.__name__
+        if not func.is_view and name not in _NO_WORK and func.namespace not in ("prim", *_COLLECTIVES):
+            self._calls[self._key(func, name, args, given, returned)] += 1
+        return returned
+
+    def _key(self, func: Any, name: str, args: Any, kwargs: Any, returned: Any) -> _CallKey:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+        flop = self._flop.get(func._overloadpacket)
+        count = 0 if flop is None else int(flop(*args, **kwargs, out_val=returned))
+        sizes = tuple(tuple(each.shape) for each in inputs)
+        if len(sizes) > _MOST_SIZES:
+            sizes = ((sum(each.numel() for each in inputs),),)
+        written = outputs or inputs[:1]  # an operator on lists writes into its first ones and returns nothing
+        return _CallKey(
+            f"{func.namespace}.{name}",
+            _kind(name, inputs, outputs),
+            self._phase(),
+            self._paths.of_operator(),
+            sizes,
+            str(written[0].dtype).removeprefix("torch.") if written else "",
+            count,
+            sum(map(_bytes, inputs)),
+            sum(map(_bytes, written)),
+        )
+
+    def calls(self, kept: Mapping[str, int]) -> list[TracedOperator]:
+        """Operators that ran, in their order; what is kept is told with a module's first operator of the forward pass.
+
+        Args:
+            kept: bytes by module.
+        """
+        left = dict(kept)
+        found = []
+        for key, number in self._calls.items():
+            of_module = left.pop(key.module, 0) if key.phase is TracePhase.FORWARD else 0
+            found.append(TracedOperator(**key._asdict(), calls=number, kept_bytes=of_module))
+        return found
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes that an operator touches of a tensor: an expanded one is stored once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _kind(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> OperatorKind:
+    if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
+        return OperatorKind.ATTENTION
+    if name in _GEMMS or "grouped_mm" in name:
+        return OperatorKind.GEMM
+    if name in _HOST:
+        return OperatorKind.HOST
+    if name in ("_to_copy", "copy_", "_foreach_copy_"):
+        source = inputs[-1] if name != "_to_copy" else inputs[0]
+        is_cast = bool(outputs) and source.dtype is not outputs[0].dtype
+        return OperatorKind.CAST if is_cast else OperatorKind.PERMUTATION
+    if name in _COPIES:
+        return OperatorKind.PERMUTATION
+    if "norm" in name or "softmax" in name:
+        return OperatorKind.NORM
+    return OperatorKind.ELEMENT_WISE

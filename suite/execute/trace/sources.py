@@ -1,0 +1,161 @@
+"""Makes the module that a trace executes: of a configuration by transformers, or by a user's own function."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from suite.job.trace_job import ModelSource
+
+TOKENS = 1024  # of a sample, where neither an option nor the configuration says how many
+REMOTE = "auto_map"  # names code outside transformers
+
+
+class SourceError(Exception):
+    """A model that cannot be built, and where."""
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class Built(NamedTuple):
+    """A model, how its step computes a loss, and what built it.
+
+    Args:
+        inputs: keyword arguments of its forward pass.
+        software: with its version.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Any]
+    software: str
+    sequence: int
+
+    def loss(self) -> Tensor:
+        """The loss of one micro-batch: what the module returns as `loss`, or the mean of its first tensor.
+
+        Raises:
+            SourceError: it returns no tensor that has gradients.
+        """
+        return _loss(self.module(**self.inputs))
+
+
+def _loss(returned: Any) -> Tensor:
+    named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    first = (
+        next(iter(returned.values() if isinstance(returned, Mapping) else returned), None)
+        if (isinstance(returned, (tuple, list, Mapping)) and returned)
+        else returned
+    )
+    chosen = first if named is None else named
+    if not isinstance(chosen, Tensor) or not chosen.requires_grad:
+        raise SourceError(
+            f"the forward pass returns no tensor with gradients, but a value of type {type(returned).__name__}"
+        )
+    return chosen if chosen.ndim == 0 else chosen.float().mean()
+
+
+def build(source: ModelSource, *, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
+    """The model of a source, with weights of `dtype` where the source leaves it open.
+
+    Raises:
+        SourceError: it cannot be built.
+    """
+    if source.configuration:
+        return _by_transformers(Path(source.configuration), dtype, micro_batch, sequence)
+    return _by_function(source.module, dtype, micro_batch, sequence)
+
+
+def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    transformers.logging.set_verbosity_error()
+    software = f"transformers {transformers.__version__}"
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    values.pop(REMOTE, None)
+    kind = values.pop("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise SourceError(f"{software} has no model of type {kind!r}", "model_type")
+    try:
+        configuration = AutoConfig.for_model(kind, **values)
+    except Exception as error:
+        raise SourceError(f"{software} does not read this configuration: {one_line(error)}", "model_type") from error
+    if type(configuration) not in AutoModelForCausalLM._model_mapping:
+        raise SourceError(f"{software} has no causal language model of type {kind!r}", "model_type")
+    try:
+        module = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
+    except Exception as error:
+        raise SourceError(f"{software} cannot build it: {one_line(error)}", last_line(error)) from error
+    text = configuration.get_text_config()
+    tokens = sequence or getattr(text, "max_position_embeddings", None) or TOKENS
+    ids_BT = torch.ones(micro_batch, tokens, dtype=torch.int64)
+    inputs = {"input_ids": ids_BT, "labels": ids_BT, "use_cache": False}
+    return Built(module.train(), inputs, software, tokens)
+
+
+def _by_function(name: str, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
+    file, _, function = name.rpartition(":")
+    tokens = sequence or TOKENS
+    try:
+        imported = _imported(Path(file))
+    except Exception as error:
+        raise SourceError(f"importing it raises {one_line(error)}", last_line(error)) from error
+    if not callable(make := getattr(imported, function, None)):
+        raise SourceError(f"has no function {function}")
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        built = make()
+    except Exception as error:
+        raise SourceError(f"{function}() raises {one_line(error)}", last_line(error)) from error
+    finally:
+        torch.set_default_dtype(usual)
+    module, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"{function}() returns no torch.nn.Module, but a value of type {type(built).__name__}")
+    if inputs is None:
+        inputs = (torch.ones(micro_batch, tokens, dtype=torch.int64),)
+    if not isinstance(inputs, Mapping):
+        inputs = _by_name(module, inputs if isinstance(inputs, (tuple, list)) else (inputs,))
+    return Built(module.train(), inputs, f"PyTorch {torch.__version__.partition('+')[0]}", tokens)
+
+
+def _by_name(module: nn.Module, inputs: Any) -> dict[str, Any]:
+    import inspect
+
+    names = list(inspect.signature(module.forward).parameters)
+    return dict(zip(names, inputs, strict=False))
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SourceError("not a Python file", str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def one_line(error: BaseException) -> str:
+    """An error's type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
+
+
+def last_line(error: BaseException) -> str:
+    """File and line where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,0 +1,144 @@
+"""The input of a trace, which executes any model's step without its memory, and what it answers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from suite.job.dry_run_job import Moment
+from suite.job.events import CountedCollective
+from suite.job.operators import TracedOperator
+
+
+class Sharding(StrEnum):
+    """How data-parallel ranks share a model's state."""
+
+    REPLICATED = "replicated"  # DistributedDataParallel
+    KEPT = "kept"  # FSDP2; gathered weights stay until the backward pass
+    RESHARDED = "resharded"  # FSDP2; weights are gathered again for the backward pass
+
+
+class OptimizerKernel(StrEnum):
+    """An optimizer of PyTorch, and how it is computed."""
+
+    ADAMW = "adamw"  # foreach: over lists of tensors, PyTorch's default on a GPU
+    ADAMW_FUSED = "adamw-fused"  # one kernel, without temporaries
+    SGD = "sgd"  # without momentum: no state
+
+
+class NumberFormat(StrEnum):
+    """Formats of weights and of arithmetic."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"  # fp32 weights, products in bf16
+    BF16_PURE = "bf16-pure"  # bf16 alone
+
+
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a model's module comes from: one of both.
+
+    Args:
+        configuration: path of a config.json that transformers reads; code that it names is never loaded.
+        module: FILE.py:FUNCTION, whose function returns a module, or a module and the inputs of its forward pass.
+    """
+
+    configuration: str = ""
+    module: str = ""
+
+    @property
+    def words(self) -> str:
+        """The source as it was given."""
+        return self.configuration or self.module
+
+
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step of one rank of so many.
+
+    Args:
+        micro_batches: of a rank's step, each of `micro_batch` samples of `sequence` tokens.
+        recompute: whether each decoder layer keeps its input alone.
+        synchronises_once: whether gradients are reduced after the last micro-batch alone.
+    """
+
+    source: ModelSource
+    ranks: int = 1
+    sharding: Sharding = Sharding.REPLICATED
+    number_format: NumberFormat = NumberFormat.BF16
+    optimizer: OptimizerKernel = OptimizerKernel.ADAMW
+    micro_batches: int = 1
+    micro_batch: int = 1
+    sequence: int | None = None
+    recompute: bool = False
+    synchronises_once: bool = False
+
+
+class TracedParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Elements of a whole model, each tied tensor once.
+
+    Args:
+        by_dtype: elements by dtype as the module is built.
+        trainable: those that have gradients.
+        buffers: elements of registered buffers, which no optimizer updates.
+    """
+
+    total: int
+    trainable: int
+    by_dtype: dict[str, int]
+    buffers: int
+
+
+class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
+    """What one rank executes in a step after the first.
+
+    Args:
+        model: the module's class.
+        software: what built it, with its version.
+        sequence: tokens of a sample.
+        layers: modules of which each was a unit of sharding and recomputation.
+        layer_class: their class; empty: there is no list of equal modules.
+        parameters: of the whole model.
+        operators: of the step, equal calls together; collectives apart.
+        collectives: calls and payload by group.
+        kept_bytes: that the forward pass of a micro-batch leaves for its backward pass, by module, weights left out.
+        peak_bytes: the most that its tensors hold at a time; what kernels need inside is not in it.
+        fullest: the moment of each phase of the step in which its sum is the largest.
+        seconds: that the trace took.
+    """
+
+    model: str
+    software: str
+    sequence: int
+    layers: int
+    layer_class: str
+    parameters: TracedParameters
+    operators: list[TracedOperator]
+    collectives: list[CountedCollective]
+    kept_bytes: dict[str, int]
+    peak_bytes: int
+    fullest: list[Moment]
+    seconds: float
+
+    @property
+    def at_peak(self) -> Moment:
+        """The fullest moment of all."""
+        return max(self.fullest, key=lambda moment: moment.total)
+
+
+class NotTraced(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """Why there is no trace.
+
+    Args:
+        message: what, in one line.
+        place: module or line where it happened; empty: unknown.
+        is_input: whether the model is at fault, not this program or its memory.
+        traceback: for who looks closer.
+    """
+
+    message: str
+    place: str = ""
+    is_input: bool = True
+    traceback: str = ""
+
+
+TraceAnswer = StepTrace | NotTraced

@@ -1,0 +1,112 @@
+"""What is printed of a traced step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+
+from suite.job.trace_job import NumberFormat, OptimizerKernel, Sharding, TraceJob
+from suite.predict.analytic.usable_memory import GIB
+from suite.predict.traced_run.prediction import TracedPrediction
+from suite.report.terminal.prediction import print_bars
+from suite.report.terminal.tables import print_folded
+
+MIB = 2**20
+_LARGEST = 8  # parts that are listed; the rest is one line
+_FORMATS = {
+    NumberFormat.FP32: "fp32",
+    NumberFormat.BF16: "fp32 weights, products in bf16",
+    NumberFormat.BF16_PURE: "bf16 alone",
+}
+_OPTIMIZERS = {
+    OptimizerKernel.ADAMW: "AdamW",
+    OptimizerKernel.ADAMW_FUSED: "fused AdamW",
+    OptimizerKernel.SGD: "SGD without momentum",
+}
+_SHARDINGS = {
+    Sharding.REPLICATED: "DistributedDataParallel",
+    Sharding.KEPT: "FSDP2, weights kept after the forward pass",
+    Sharding.RESHARDED: "FSDP2",
+}
+
+
+def print_traced(out: Console, predicted: TracedPrediction, *, assumed: Iterable[str], complete: bool) -> None:
+    """Print who executed what, whether it fits, figures, and where time and memory go.
+
+    Args:
+        assumed: what nobody said, each with the option that changes it.
+        complete: every part, not only the largest.
+    """
+    job, trace, time = predicted.job, predicted.trace, predicted.time
+    print_folded(out, f"traced: {trace.model} of {trace.software}, eager PyTorch operators one by one", "bold")
+    on = f"{job.ranks:,} {predicted.machine.accelerator.name}"
+    usable = predicted.memory.usable / GIB
+    print_folded(out, f"{predicted.verdict}: {_need(trace.peak_bytes)} of {usable:,.1f} GiB usable on {on}", "bold")
+    print_folded(out, _job_words(job, trace.sequence))
+    for line in assumed:
+        print_folded(out, f"assumed: {line}")
+    parameters = trace.parameters
+    frozen = parameters.total - parameters.trainable
+    print_folded(
+        out,
+        f"parameters: {parameters.total:,}{f', {frozen:,} of them frozen' if frozen else ''}; "
+        f"buffers: {parameters.buffers:,} elements",
+    )
+    print_folded(
+        out, f"model flop of a step: {predicted.model_flop:.4g}; with recomputation {predicted.hardware_flop:.4g}"
+    )
+    if time is None:
+        print_folded(out, f"not predicted: {predicted.machine.missing}", "yellow")
+    else:
+        print_folded(
+            out,
+            f"step: {time.total_seconds:,.3g} s; {predicted.tokens_per_second:,.0f} tokens/s; MFU "
+            f"{100 * (predicted.mfu or 0):.1f} %; error to expect: {100 * (predicted.machine.uncertainty or 0):.0f} %",
+        )
+        out.print()
+        print_bars(out, ("where the time goes", "s"), _largest(_time_parts(predicted), complete), time.total_seconds)
+        out.print()
+        modules = {name or "the loss and the update": spent for name, spent in time.modules.items()}
+        print_bars(out, ("by module", "s"), _largest(modules, complete), sum(time.operators.values()))
+    out.print()
+    held = trace.at_peak
+    title = f"where the memory goes, in the {held.phase}"
+    unit, factor = ("GiB", GIB) if held.total >= GIB else ("MiB", MIB)
+    print_bars(out, (title, unit), _largest(held.bytes, complete), held.total, factor)
+
+
+def _need(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / MIB:,.1f} MiB"
+
+
+def _job_words(job: TraceJob, sequence: int) -> str:
+    samples = f"{job.micro_batch} {'sample' if job.micro_batch == 1 else 'samples'} of {sequence:,} tokens"
+    batches = "" if job.micro_batches == 1 else f"{job.micro_batches} micro-batches of "
+    words = [f"{batches}{samples} a rank", _FORMATS[job.number_format], _OPTIMIZERS[job.optimizer]]
+    if job.ranks > 1:
+        words.append(_SHARDINGS[job.sharding])
+    if job.recompute:
+        words.append("each layer computed again in the backward pass")
+    return "; ".join(words)
+
+
+def _time_parts(predicted: TracedPrediction) -> dict[str, float]:
+    time = predicted.time
+    assert time is not None
+    parts = defaultdict[str, float](float)
+    for (phase, kind), spent in time.operators.items():
+        parts[f"{kind}, {phase}"] += spent
+    parts["waiting for launches"] = time.launch_seconds
+    parts["messages that nothing hides"] = time.message_seconds
+    parts["each step"] = time.overhead_seconds
+    return dict(parts)
+
+
+def _largest(parts: Mapping[str, float], complete: bool) -> list[tuple[str, float]]:
+    ordered = sorted(((name, value) for name, value in parts.items() if value), key=lambda part: -part[1])
+    if complete or len(ordered) <= _LARGEST + 1:
+        return ordered
+    rest = ordered[_LARGEST:]
+    return [*ordered[:_LARGEST], (f"{len(rest)} more", sum(value for _, value in rest))]

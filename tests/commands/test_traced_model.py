@@ -1,0 +1,72 @@
+"""`predict` of a module of the user's own, and of a configuration, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from suite.machine.packages import PACKAGES
+from tests.execute.trace import models
+
+pytestmark = pytest.mark.ranks
+
+FILE = str(Path(models.__file__))
+ASKED = ("--on", "h100-sxm", "--sequence", "256", "--micro-batch", "4")
+
+
+def test_a_module_of_ones_own_is_predicted_and_the_first_line_says_how(said):
+    lines = said("predict", f"{FILE}:build", *ASKED).splitlines()
+    assert lines[0].startswith("traced: Model of PyTorch ")
+    assert lines[1].startswith("fits: ")
+    assert all(len(line) <= 80 for line in lines)
+    assert "assumed: bf16 with fp32 weights (--precision)" in lines
+    assert any(line.startswith("parameters: 2,616,832; buffers: 7 elements") for line in lines)
+
+
+def test_the_object_has_operators_that_make_up_the_flop(answered):
+    answer = answered("predict", f"{FILE}:build", *ASKED, "--precision", "bf16-pure", "--layout", "dp8,zero3")
+    flop = 8 * sum(operator["calls"] * operator["flop"] for operator in answer["operators"])
+    assert answer["hardware_flop"] == flop
+    assert answer["job"]["sharding"] == "resharded"
+    assert answer["tokens_per_second"] == pytest.approx(8 * 4 * 256 / answer["step_seconds"])
+
+
+def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
+    (tmp_path / "no.json").write_text("{")
+    (tmp_path / "untyped.json").write_text("{}")
+    expected = {
+        f"{FILE}:nothing": "has no function nothing",
+        f"{FILE}:no_module": "no_module() returns no torch.nn.Module, but a value of type int",
+        f"{FILE}:raises": "raises() raises RuntimeError: no such weights",
+        f"{FILE}:2": "not a function's name",
+        f"{tmp_path}/none.py:build": "no such file",
+        f"{tmp_path}/no.json": "not a JSON file",
+        f"{tmp_path}/untyped.json": "has no model_type",
+    }
+    wrong = {name: line for name, words in expected.items() if words not in (line := refused("predict", name))}
+    assert wrong == {}
+    for layout in ("dp2,tp2", "pp2", "dp2,zero1"):
+        assert "allowed: dpN, zero0" in refused("predict", f"{FILE}:build", "--layout", layout)
+    assert "--gpus says 4" in refused("predict", f"{FILE}:build", "--layout", "dp2", "--gpus", "4")
+    assert "no multiple of 3 samples" in refused("predict", f"{FILE}:build", "--batch", "7", "--micro-batch", "3")
+
+
+def test_a_configuration_that_a_formula_describes_is_a_run_of_its_own(said, tmp_path):
+    values = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    values |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values | {"max_position_embeddings": 4096, "head_dim": 64}))
+    out = said("predict", str(path))
+    assert "1,235,814,400" in out
+    assert "traced" not in out
+
+
+def test_a_configuration_that_no_formula_describes_needs_transformers(refused, tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt_oss"}))
+    monkeypatch.setitem(PACKAGES, "transformers", PACKAGES["transformers"]._replace(module="no_such_module"))
+    line = refused("predict", str(path))
+    assert "lacks transformers" in line
+    assert "[models" in line

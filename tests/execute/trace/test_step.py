@@ -1,0 +1,128 @@
+"""A trace without memory is what the same step does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from suite.execute.measure.counters import KeptForBackward, LocalFlopCounter
+from suite.execute.measure.peak_memory import AllocatedPeak
+from suite.job.operators import OperatorKind, TracePhase
+from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceJob
+from suite.reproduce.traced import traced
+from tests.execute.trace import models
+
+pytestmark = pytest.mark.ranks
+
+SEQUENCE, SAMPLES = 256, 4
+SOURCE = ModelSource(module=f"{Path(models.__file__)}:build")
+LAYER = 2 * models.HIDDEN + 12 * models.HIDDEN**2
+PARAMETERS = models.VOCABULARY * models.HIDDEN + models.LAYERS * LAYER
+PRODUCTS = 2 * SAMPLES * SEQUENCE * (models.VOCABULARY * models.HIDDEN + models.LAYERS * 12 * models.HIDDEN**2)
+SCORES = models.LAYERS * 4 * SAMPLES * SEQUENCE**2 * models.HIDDEN  # both products, over the full square
+
+
+def a_trace(**options: object) -> StepTrace:
+    job = {"micro_batch": SAMPLES, "sequence": SEQUENCE, "number_format": NumberFormat.FP32} | options
+    return traced(TraceJob(source=SOURCE, **job))
+
+
+def executed(*, half: bool) -> tuple[int, int, int]:
+    """Flop, kept bytes and peak of the same step with memory."""
+    peak = AllocatedPeak(torch.device("cpu"))
+    model: nn.Module = models.build()
+    model = model.to(torch.bfloat16) if half else model
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    ids_BT = torch.ones(SAMPLES, SEQUENCE, dtype=torch.int64)
+    kept = KeptForBackward(lambda: [parameter.detach() for parameter in model.parameters()])
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    with peak.window():
+        model(ids_BT).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    peak.finish()
+    with LocalFlopCounter() as flop:
+        with kept.hooks():
+            loss = model(ids_BT)
+        kept_bytes = kept.bytes()
+        loss.backward()
+    assert peak.bytes is not None
+    return int(flop.get_total_flops()), kept_bytes, peak.bytes
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16-pure"])
+def test_flop_kept_bytes_and_peak_are_those_of_the_step_with_memory(half: bool) -> None:
+    found = a_trace(number_format=NumberFormat.BF16_PURE if half else NumberFormat.FP32)
+    flop, kept, peak = executed(half=half)
+    assert found.parameters.total == found.parameters.trainable == PARAMETERS
+    assert found.parameters.buffers == 7
+    by_phase = {phase: sum(o.calls * o.flop for o in found.operators if o.phase is phase) for phase in TracePhase}
+    assert by_phase[TracePhase.FORWARD] == PRODUCTS + SCORES
+    assert by_phase[TracePhase.FORWARD] + by_phase[TracePhase.BACKWARD] == flop
+    assert sum(found.kept_bytes.values()) == kept
+    assert found.peak_bytes == pytest.approx(peak, rel=0.02)
+    assert found.at_peak.total == found.peak_bytes
+
+
+def test_every_operator_belongs_to_a_module_and_has_a_kind() -> None:
+    found = a_trace()
+    gemms = [o for o in found.operators if o.kind is OperatorKind.GEMM]
+    by_module: dict[str, int] = {}
+    for operator in gemms:
+        by_module[operator.module] = by_module.get(operator.module, 0) + operator.calls
+    # a product forward and two backward
+    linear = {f"layers.*.{name}": 3 * models.LAYERS for name in ("attention", "output", "up", "down")}
+    assert by_module == linear | {"head": 3}
+    attention = [o for o in found.operators if o.kind is OperatorKind.ATTENTION]
+    assert {o.module for o in attention} == {"layers.*"}
+    assert sum(o.calls for o in attention) == 2 * models.LAYERS
+    assert {o.module for o in found.operators if o.phase is TracePhase.UPDATE} == {""}
+
+
+def test_layers_that_are_computed_again_keep_their_inputs_alone() -> None:
+    plain, again = a_trace(), a_trace(recompute=True)
+    of_layers = sum(size for name, size in again.kept_bytes.items() if name.startswith("layers"))
+    hidden = SAMPLES * SEQUENCE * models.HIDDEN * 4
+    assert of_layers == models.LAYERS * hidden
+    recomputed = sum(o.calls * o.flop for o in again.operators if o.phase is TracePhase.RECOMPUTATION)
+    once = sum(o.calls * o.flop for o in plain.operators if o.phase is TracePhase.FORWARD)
+    head = 2 * SAMPLES * SEQUENCE * models.VOCABULARY * models.HIDDEN
+    last = 2 * SAMPLES * SEQUENCE * 4 * models.HIDDEN**2  # recomputation stops when the last kept tensor is there
+    assert once - head - models.LAYERS * last <= recomputed <= once - head
+    assert again.peak_bytes < plain.peak_bytes
+
+
+def test_sharded_ranks_gather_and_reduce_what_fsdp_says() -> None:
+    sharded = a_trace(ranks=8, sharding=Sharding.RESHARDED, number_format=NumberFormat.BF16)
+    sums = {each.operation: each.payload_bytes for each in sharded.collectives}
+    layers, root = models.LAYERS * LAYER, PARAMETERS - models.LAYERS * LAYER
+    assert sums == {"all_gather": 2 * (2 * layers + root), "reduce_scatter": 4 * PARAMETERS}
+    replicated = a_trace(ranks=8)
+    assert {each.operation: each.payload_bytes for each in replicated.collectives} == {"all_reduce": 4 * PARAMETERS}
+    state = {"weights": 4 * PARAMETERS, "optimizer state": 8 * PARAMETERS}
+    for category, size in state.items():
+        assert replicated.at_peak.bytes[category] == pytest.approx(size, rel=0.01)
+        assert sharded.at_peak.bytes[category] == pytest.approx(size / 8, rel=0.01)
+
+
+def test_gradients_that_wait_for_the_last_micro_batch_are_reduced_once_and_live_whole() -> None:
+    options = {"ranks": 8, "sharding": Sharding.RESHARDED, "micro_batches": 4}
+    each, once = a_trace(**options), a_trace(**options, synchronises_once=True)
+    of_each, of_once = (
+        next(c.payload_bytes for c in found.collectives if c.operation == "reduce_scatter") for found in (each, once)
+    )
+    assert of_each == 4 * of_once
+    assert once.peak_bytes > each.peak_bytes
+
+
+def test_sgd_has_no_state_and_a_fused_update_no_temporaries() -> None:
+    adamw, fused, sgd = (a_trace(optimizer=kind) for kind in OptimizerKernel)
+    assert "optimizer state" not in sgd.at_peak.bytes
+    largest = [max((m.total for m in each.fullest if m.phase == "update"), default=0) for each in (adamw, fused)]
+    assert largest[0] - largest[1] >= 4 * PARAMETERS  # roots of all second moments, a list at a time
