@@ -15,8 +15,9 @@ from suite.acceptance.actions import with_action
 from suite.acceptance.battery_record import BatteryRecord, unfinished
 from suite.acceptance.check_table import ENVIRONMENT, STEP_TIME
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
-from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
+from suite.acceptance.evidence import Evidence, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.findings import decision
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.past_batteries import NodeIdentity, history

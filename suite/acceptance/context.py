@@ -17,13 +17,12 @@ from suite.acceptance.evidence import (
     OVER_THE_LIMIT,
     SLOW,
     Evidence,
-    HangReadings,
-    Health,
     LaunchPurpose,
     Load,
     PhaseTiming,
     Surroundings,
 )
+from suite.acceptance.gpu_evidence import HangReadings, Health
 from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.hang_suspect import HangSuspect, hang_suspect
 from suite.acceptance.judge.judge import battery_findings

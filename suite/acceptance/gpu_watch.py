@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from suite.acceptance import kernel_log
-from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
+from suite.acceptance.gpu_evidence import GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.host_faults import host_reading
 from suite.acceptance.log_events import log_events
 from suite.acceptance.node_state import LogEvent

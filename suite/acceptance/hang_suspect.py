@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from suite.acceptance.evidence import GpuSample
+from suite.acceptance.gpu_evidence import GpuSample
 
 FEWEST = 3  # GPUs: of two, none is out of step with the others
 

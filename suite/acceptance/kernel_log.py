@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from suite.acceptance.evidence import EarlierXid
+from suite.acceptance.gpu_evidence import EarlierXid
 from suite.acceptance.xid_table import RECOVERY_CHANGED, recovery_in
 
 KERNEL_LOG = "/dev/kmsg"

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from suite.acceptance.evidence import GpuSample, GpuState
 from suite.acceptance.fabric import SUMMARIES, problems_in, unread_in
+from suite.acceptance.gpu_evidence import GpuSample, GpuState
 from suite.acceptance.kernel_log import pci_address
 from suite.machine.bounded_calls import BlockedError, BoundedCalls
 from suite.machine.devices import cuda_device_list

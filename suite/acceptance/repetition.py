@@ -15,7 +15,6 @@ from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
 from suite.acceptance.evidence import (
     Evidence,
-    Health,
     LaunchPurpose,
     MicroMeasurements,
     MiniatureLaunch,
@@ -26,6 +25,7 @@ from suite.acceptance.evidence import (
     made_for_times,
 )
 from suite.acceptance.findings import TIME_LIMIT, confirmed, rests_on_clocks
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.noninferiority import FEWEST

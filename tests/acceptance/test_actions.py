@@ -9,7 +9,7 @@ import msgspec
 from suite.acceptance.actions import ACTION_ROWS, action_row, with_action
 from suite.acceptance.battery import _no_room
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.evidence import EarlierXid, Health
+from suite.acceptance.gpu_evidence import EarlierXid, Health
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.log_events import log_events
 from suite.acceptance.node_state import Disk, HostCounter, HostReading, LogSubject, NicPort

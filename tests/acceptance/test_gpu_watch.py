@@ -9,7 +9,7 @@ import msgspec
 
 from suite.acceptance import gpu_watch, kernel_log
 from suite.acceptance.context import BatteryPhase, RunningBattery
-from suite.acceptance.evidence import EarlierXid, Health
+from suite.acceptance.gpu_evidence import EarlierXid, Health
 from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.past_batteries import History

@@ -8,7 +8,8 @@ import pytest
 from suite.acceptance import gpu_watch, phases
 from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.context import BatteryPhase, _measured
-from suite.acceptance.evidence import GpuSample, HangReadings, PhaseTiming
+from suite.acceptance.evidence import PhaseTiming
+from suite.acceptance.gpu_evidence import GpuSample, HangReadings
 from suite.acceptance.hang_suspect import hang_suspect
 from suite.acceptance.judge.judge import battery_findings
 from suite.job.events import Hung, Status

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from suite.acceptance import kernel_log as subject
-from suite.acceptance.evidence import EarlierXid
+from suite.acceptance.gpu_evidence import EarlierXid
 from suite.acceptance.kernel_log import log_lines, pci_address, xids_of
 
 GPUS = [pci_address(0, 0x18, 0), pci_address(0, 0xAB, 0)]

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from suite.acceptance import measurements, nic_loopback, phases
-from suite.acceptance.evidence import Exchange, Health, NicLoopback, ProbeResult
+from suite.acceptance.evidence import Exchange, NicLoopback, ProbeResult
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.loopback import loopback_findings
 from suite.acceptance.nic_loopback import why_no_access, why_not

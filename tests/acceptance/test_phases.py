@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from suite.acceptance import battery, context, measurements
-from suite.acceptance.evidence import Health
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
 from suite.acceptance.repetition import Rerun, affordable, launches_that_fit

@@ -7,8 +7,9 @@ import itertools
 import msgspec
 import pytest
 
-from suite.acceptance.evidence import Evidence, GpuHealth, GpuSample, GpuState, Health
+from suite.acceptance.evidence import Evidence
 from suite.acceptance.findings import decision
+from suite.acceptance.gpu_evidence import GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.gpu_watch import joined
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.judge import battery_findings

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.accept_selftest import faults
 from suite.acceptance import gpu_watch, kernel_log
-from suite.acceptance.evidence import Health
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.node_state import HostReading
 
 FAKE = faults.HERE / "nvml" / "pynvml.py"

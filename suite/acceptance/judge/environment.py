@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT
-from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
+from suite.acceptance.evidence import Load, MicroMeasurements, Surroundings, Timed, made_for_times
 from suite.acceptance.findings import joined_evidence, not_run
+from suite.acceptance.gpu_evidence import GpuHealth, Health
 from suite.acceptance.judge.host import host_findings
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 

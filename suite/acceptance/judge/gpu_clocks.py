@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from suite.acceptance.check_table import THROTTLE
-from suite.acceptance.evidence import GpuHealth, GpuSample
 from suite.acceptance.findings import joined_evidence, not_run
+from suite.acceptance.gpu_evidence import GpuHealth, GpuSample
 from suite.acceptance.judge.causes import Cause, bad, finding_of, minor
 from suite.acceptance.nvml import IDLE
 from suite.records.battery import CheckFinding, RecoveryAction

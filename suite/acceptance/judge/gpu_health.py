@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ERRORS, THROTTLE
-from suite.acceptance.evidence import EarlierXid, GpuHealth, GpuState, Health
 from suite.acceptance.fabric import fabric_problem
 from suite.acceptance.findings import joined_evidence, not_run
+from suite.acceptance.gpu_evidence import EarlierXid, GpuHealth, GpuState, Health
 from suite.acceptance.judge.causes import Cause, bad, finding_of, minor, unread
 from suite.acceptance.judge.gpu_clocks import clock_finding
 from suite.acceptance.judge.xids import earlier_xid_finding, load_xid_causes, recovery_cause

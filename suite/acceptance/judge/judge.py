@@ -11,7 +11,6 @@ from reference_runs.accelerator import known_gpu
 from suite.acceptance import check_table as check
 from suite.acceptance.evidence import (
     Evidence,
-    Health,
     Load,
     MicroMeasurements,
     MiniatureLaunch,
@@ -21,6 +20,7 @@ from suite.acceptance.evidence import (
     Surroundings,
 )
 from suite.acceptance.findings import guard_findings, joined_evidence, not_run, rests_on_clocks, unmeasured_findings
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE

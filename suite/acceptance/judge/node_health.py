@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from suite.acceptance.check_table import ERRORS
-from suite.acceptance.evidence import Health
 from suite.acceptance.findings import not_run
+from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.judge.causes import Cause, bad, finding_of, minor
 from suite.acceptance.judge.nics import nic_findings
 from suite.acceptance.node_state import Disk, HostCounter, HostReading, LogEvent, LogSubject

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from suite.acceptance.check_table import ERRORS
-from suite.acceptance.evidence import EarlierXid, GpuHealth, Health
 from suite.acceptance.findings import not_run
+from suite.acceptance.gpu_evidence import EarlierXid, GpuHealth, Health
 from suite.acceptance.judge.causes import Cause, bad, finding_of, minor
 from suite.acceptance.xid_table import RECOVERY_CHANGED, Severity, is_fatal, recovery, recovery_in, xid_entry
 from suite.records.battery import CheckFinding, RecoveryAction

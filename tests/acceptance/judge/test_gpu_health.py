@@ -7,8 +7,8 @@ import re
 import msgspec
 import pytest
 
-from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.fabric import FIELDS
+from suite.acceptance.gpu_evidence import GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.environment import environment_findings
 from suite.acceptance.judge.gpu_health import gpu_findings, with_gpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.acceptance.evidence import GpuHealth, GpuState, Health
+from suite.acceptance.gpu_evidence import GpuHealth, GpuState, Health
 from suite.acceptance.judge.node_health import node_findings
 from suite.acceptance.log_events import log_events
 from suite.acceptance.node_state import Disk, HostCounter, HostReading, LogSubject, NicPort

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.evidence import EarlierXid
+from suite.acceptance.gpu_evidence import EarlierXid
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.kernel_log import xids_of
 from suite.acceptance.xid_table import Severity, xids
