@@ -24,6 +24,8 @@ def test_hostile_command_lines_are_answered_or_refused_without_a_traceback(tmp_p
     for command in BASES:
         codes = Counter(str(ending.code) for trial, ending in found if trial.command == command)
         print(f"{command:18}{sum(codes.values()):5}  {', '.join(f'{code}: {n}' for code, n in sorted(codes.items()))}")
+    longest = sorted(found, key=lambda each: -each[1].seconds)[:5]
+    print(*(f"{ending.seconds:.1f} s: {trial.arguments!a}" for trial, ending in longest), sep="\n")
     wrong = [f"{trial!a}\n{ending.wrong}" for trial, ending in found if ending.wrong]
     assert len(found) == COMMANDS
     assert wrong == [], "\n\n".join(wrong)
