@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import typer
 
 from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.run import Precision
+from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, TraceJob
 from suite.launch.interruption import end_as_interrupted
@@ -20,7 +22,7 @@ from suite.predict.plan.asked import USUAL_ACCELERATOR, AskedTraining
 from suite.predict.traced_run.prediction import TracedPrediction, traced_prediction
 from suite.report.terminal.tables import console
 from suite.report.terminal.traced import print_traced
-from suite.reproduce.traced import traced
+from suite.reproduce.traced import TraceError, traced
 
 _FORMATS = {
     Precision.FP32: NumberFormat.FP32,
@@ -70,7 +72,11 @@ def predict_model(name: str, request: ModelRequest, *, complete: bool, as_json: 
     end_as_interrupted()
     job, assumed = _job(source, request)
     on = request.on or USUAL_ACCELERATOR
-    trace = traced(job)
+    try:
+        (trace,) = traced([job])
+    except TraceError as error:
+        console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     if request.training.sequence is None:
         assumed.append(f"{trace.sequence:,} tokens a sample, as many as the model takes (--sequence)")
     predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=request.network_bytes_per_second)

@@ -1,9 +1,10 @@
-"""Traces a model in a process of its own, so that no command imports PyTorch."""
+"""Traces models in a process of their own, so that no command imports PyTorch."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,12 +21,12 @@ class TraceError(Exception):
     """The process that traces ended without an answer."""
 
 
-def traced(job: TraceJob) -> StepTrace:
-    """What a step of the job does.
+def traced(jobs: Sequence[TraceJob]) -> list[StepTrace]:
+    """What a step of each job does.
 
     Raises:
-        InputError: the model cannot be built or traced.
-        TraceError: the process ended without an answer.
+        InputError: a model cannot be built or traced.
+        TraceError: the process ended without an answer, for want of memory perhaps.
     """
     with held():
         process = subprocess.Popen(
@@ -38,16 +39,24 @@ def traced(job: TraceJob) -> StepTrace:
             preexec_fn=die_with_parent,
         )
     try:
-        said, errors = process.communicate(msgspec.json.encode(job) + b"\n")
+        said, errors = process.communicate(b"".join(msgspec.json.encode(job) + b"\n" for job in jobs))
     finally:
-        process.kill()
+        process.kill()  # its child dies with it
         process.wait()
     check_interrupted()
-    if process.returncode or not said:
+    lines = said.splitlines()
+    if len(lines) != len(jobs):
         last = errors.decode(errors="replace")[-TAIL:].strip()
-        raise TraceError(f"the process that traces {job.source.words} ended with {process.returncode}: {last}")
-    answer: TraceAnswer = msgspec.json.decode(said, type=TraceAnswer)
-    if isinstance(answer, NotTraced):
-        where = f" ({answer.place})" if answer.place else ""
-        raise InputError(f"{answer.message}{where}", where=job.source.words)
-    return answer
+        raise TraceError(f"the process that traces ended with {process.returncode}: {last}")
+    answers = [msgspec.json.decode(line, type=TraceAnswer) for line in lines]
+    return [_found(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+
+
+def _found(job: TraceJob, answer: TraceAnswer) -> StepTrace:
+    if isinstance(answer, StepTrace):
+        return answer
+    assert isinstance(answer, NotTraced)
+    if not answer.is_input:
+        raise TraceError(f"{job.source.words}: {answer.message}")
+    where = f" ({answer.place})" if answer.place else ""
+    raise InputError(f"{answer.message}{where}", where=job.source.words)

@@ -1,4 +1,4 @@
-"""A worker that traces: python -m suite.execute.trace; its input is a job, its output the answer, a line each."""
+"""A worker that traces: python -m suite.execute.trace; a line of its input is a job, one of its output the answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ from suite.job.trace_job import NotTraced, TraceAnswer, TraceJob
 
 
 def main() -> None:
-    """Trace one job."""
+    """Trace every job until the input ends: each in a child, as DTensor remembers one's mesh."""
     warnings.filterwarnings("ignore")
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a model prints is no answer
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=TraceJob)
-    answers.write(msgspec.json.encode(_answer(job)) + b"\n")
-    answers.flush()
+    for line in sys.stdin.buffer:
+        job = msgspec.json.decode(line, type=TraceJob)
+        if job.source.configuration:
+            import transformers  # noqa: F401  # once, not in each child
+        child = os.fork()
+        if child == 0:
+            life.die_with_parent()
+            answers.write(msgspec.json.encode(_answer(job)) + b"\n")
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if code := os.waitstatus_to_exitcode(status):
+            message = f"the process that traced it ended with {code}"
+            answers.write(msgspec.json.encode(NotTraced(message=message, is_input=False)) + b"\n")
 
 
 def _answer(job: TraceJob) -> TraceAnswer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from suite.execute.measure.counters import KeptForBackward, LocalFlopCounter
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.job.operators import OperatorKind, TracePhase
-from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceJob
+from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, TraceJob
 from suite.reproduce.traced import traced
 from tests.execute.trace import models
 
@@ -25,9 +26,9 @@ PRODUCTS = 2 * SAMPLES * SEQUENCE * (models.VOCABULARY * models.HIDDEN + models.
 SCORES = models.LAYERS * 4 * SAMPLES * SEQUENCE**2 * models.HIDDEN  # both products, over the full square
 
 
-def a_trace(**options: object) -> StepTrace:
-    job = {"micro_batch": SAMPLES, "sequence": SEQUENCE, "number_format": NumberFormat.FP32} | options
-    return traced(TraceJob(source=SOURCE, **job))
+def job(**options: Any) -> TraceJob:
+    values = {"micro_batch": SAMPLES, "sequence": SEQUENCE, "number_format": NumberFormat.FP32} | options
+    return TraceJob(source=SOURCE, **values)
 
 
 def executed(*, half: bool) -> tuple[int, int, int]:
@@ -58,7 +59,7 @@ def executed(*, half: bool) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16-pure"])
 def test_flop_kept_bytes_and_peak_are_those_of_the_step_with_memory(half: bool) -> None:
-    found = a_trace(number_format=NumberFormat.BF16_PURE if half else NumberFormat.FP32)
+    (found,) = traced([job(number_format=NumberFormat.BF16_PURE if half else NumberFormat.FP32)])
     flop, kept, peak = executed(half=half)
     assert found.parameters.total == found.parameters.trainable == PARAMETERS
     assert found.parameters.buffers == 7
@@ -71,7 +72,7 @@ def test_flop_kept_bytes_and_peak_are_those_of_the_step_with_memory(half: bool) 
 
 
 def test_every_operator_belongs_to_a_module_and_has_a_kind() -> None:
-    found = a_trace()
+    (found,) = traced([job()])
     gemms = [o for o in found.operators if o.kind is OperatorKind.GEMM]
     by_module: dict[str, int] = {}
     for operator in gemms:
@@ -86,7 +87,7 @@ def test_every_operator_belongs_to_a_module_and_has_a_kind() -> None:
 
 
 def test_layers_that_are_computed_again_keep_their_inputs_alone() -> None:
-    plain, again = a_trace(), a_trace(recompute=True)
+    plain, again = traced([job(), job(recompute=True)])
     of_layers = sum(size for name, size in again.kept_bytes.items() if name.startswith("layers"))
     hidden = SAMPLES * SEQUENCE * models.HIDDEN * 4
     assert of_layers == models.LAYERS * hidden
@@ -99,11 +100,11 @@ def test_layers_that_are_computed_again_keep_their_inputs_alone() -> None:
 
 
 def test_sharded_ranks_gather_and_reduce_what_fsdp_says() -> None:
-    sharded = a_trace(ranks=8, sharding=Sharding.RESHARDED, number_format=NumberFormat.BF16)
+    half = job(ranks=8, sharding=Sharding.RESHARDED, number_format=NumberFormat.BF16)
+    sharded, replicated = traced([half, job(ranks=8)])
     sums = {each.operation: each.payload_bytes for each in sharded.collectives}
     layers, root = models.LAYERS * LAYER, PARAMETERS - models.LAYERS * LAYER
     assert sums == {"all_gather": 2 * (2 * layers + root), "reduce_scatter": 4 * PARAMETERS}
-    replicated = a_trace(ranks=8)
     assert {each.operation: each.payload_bytes for each in replicated.collectives} == {"all_reduce": 4 * PARAMETERS}
     state = {"weights": 4 * PARAMETERS, "optimizer state": 8 * PARAMETERS}
     for category, size in state.items():
@@ -113,7 +114,7 @@ def test_sharded_ranks_gather_and_reduce_what_fsdp_says() -> None:
 
 def test_gradients_that_wait_for_the_last_micro_batch_are_reduced_once_and_live_whole() -> None:
     options = {"ranks": 8, "sharding": Sharding.RESHARDED, "micro_batches": 4}
-    each, once = a_trace(**options), a_trace(**options, synchronises_once=True)
+    each, once = traced([job(**options), job(**options, synchronises_once=True)])
     of_each, of_once = (
         next(c.payload_bytes for c in found.collectives if c.operation == "reduce_scatter") for found in (each, once)
     )
@@ -122,7 +123,7 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_reduced_once_and_live_
 
 
 def test_sgd_has_no_state_and_a_fused_update_no_temporaries() -> None:
-    adamw, fused, sgd = (a_trace(optimizer=kind) for kind in OptimizerKernel)
+    adamw, fused, sgd = traced([job(optimizer=kind) for kind in OptimizerKernel])
     assert "optimizer state" not in sgd.at_peak.bytes
     largest = [max((m.total for m in each.fullest if m.phase == "update"), default=0) for each in (adamw, fused)]
     assert largest[0] - largest[1] >= 4 * PARAMETERS  # roots of all second moments, a list at a time
