@@ -137,6 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, SystemExit) as end:
         # rich turns a broken pipe into SystemExit
         cause = end.__context__ if isinstance(end, SystemExit) else end
+        if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:  # wherever a path is looked for
+            name = str(cause.filename)
+            return _refused([f"command line: too long for a file's name; got {len(name)} letters, {name[:60]}..."])
         if not isinstance(cause, OSError) or cause.errno not in _UNWRITABLE or cause.filename is not None:
             raise
         return _unwritable(cause)

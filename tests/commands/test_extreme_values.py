@@ -166,6 +166,29 @@ def test_a_number_of_ranks_nodes_or_minutes_beyond_its_range_is_one_line(capsys:
     assert wrong == []
 
 
+LONG = "a" * 5000
+LONG_NAMES = (
+    f"fleet show --results {LONG}",
+    f"results prune --damaged --results {LONG}",
+    f"regress bloom-mini --results {LONG}",
+    f"regress bloom-mini --python {LONG}",
+    f"reproduce bloom-mini --resume {LONG}",
+    f"plan gpt2-124m --on h100-sxm --picture {LONG}.png",
+    f"accept --junit {LONG}",
+    f"dry-run bloom-mini --plot {LONG}",
+    f"predict {LONG}.toml",
+)
+
+
+def test_a_name_longer_than_file_systems_take_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = []
+    for words in LONG_NAMES:
+        code, said = main(words.split()), capsys.readouterr().err
+        if code != 2 or not only_line(said):
+            wrong.append((words[:40], code, said))
+    assert wrong == []
+
+
 @pytest.mark.parametrize("command", ["regress bloom-mini", "reproduce bloom-mini --device cpu"])
 def test_more_launches_than_anybody_waits_for_are_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--launches", "999999999999999999999"]) == 2
