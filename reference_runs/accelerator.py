@@ -12,6 +12,7 @@ import msgspec
 
 from reference_runs.catalog import command_name
 from reference_runs.errors import InputError, nearest
+from reference_runs.floors import RateFloor, read_floors, read_no_floor
 from reference_runs.quantities import MOST_IN_ALL, BytesPerSecond, Count, FlopPerSecond
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
 from reference_runs.run import ProductFormat
@@ -37,25 +38,6 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     int8: FlopPerSecond | None = None
     mxfp8: FlopPerSecond | None = None
     nvfp4: FlopPerSecond | None = None
-
-
-class Sustained(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates that known-good devices keep up, below what their data sheets promise.
-
-    Args:
-        burst_flop_per_second: of 16-bit products with random factors, all accelerators of the node at once, in bursts
-            of milliseconds.
-        product_flop_per_second: of the same products one after another, from 10 s on: at the power limit.
-        ring_bytes_per_second: bus bandwidth of an all-reduce by a ring, of 1 GiB or more.
-        nvls_bytes_per_second: likewise where the switch sums.
-        all_reduce_accelerators: with as many of one node; required with these two.
-    """
-
-    burst_flop_per_second: FlopPerSecond | None = None
-    product_flop_per_second: FlopPerSecond | None = None
-    ring_bytes_per_second: BytesPerSecond | None = None
-    nvls_bytes_per_second: BytesPerSecond | None = None
-    all_reduce_accelerators: Count | None = None
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +103,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         aliases: other names on the command line, and what torch.cuda.get_device_name prints.
         peak_flop_per_second: dense, by dtype; a dtype that the device lacks is not a key.
+        floors: what working ones reached; `no_floor`: quantities for which none is known, and why.
     """
 
     name: str
@@ -129,9 +112,10 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
     peak_flop_per_second: dict[str, float]
     board: Board
-    sustained: Sustained = Sustained()
     facts: dict[str, Sourced]
     sources: dict[str, str]
+    floors: tuple[RateFloor, ...] = ()
+    no_floor: dict[str, str] = {}
 
 
 def accelerator_names() -> list[str]:
@@ -240,14 +224,14 @@ def load(path: Path) -> Accelerator:
     """The accelerator that the TOML file at `path` records.
 
     A file has [peak_flop_per_second], or [flop_per_cycle] for the CPU of this machine: then peaks and memory size are
-    read from the machine. [sustained] may be absent.
+    read from the machine. [[floors]] and [no_floor] may be absent.
 
     Raises:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, wrong unit, or a CPU that
             cannot be read.
     """
     where = shown_path(path)
-    known = {"title", "aliases", "sources", "flop_per_cycle", "peak_flop_per_second", "board", "sustained"}
+    known = {"title", "aliases", "sources", "flop_per_cycle", "peak_flop_per_second", "board", "floors", "no_floor"}
     raw = read_toml(path, what="accelerator", known=known)
     of_machine = "flop_per_cycle" in raw
     tables = ("flop_per_cycle" if of_machine else "peak_flop_per_second", "board")
@@ -257,10 +241,10 @@ def load(path: Path) -> Accelerator:
     aliases, sources = raw.get("aliases", []), sources_of(raw, where)
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
         raise InputError("aliases: expected a list of texts", got=repr(aliases), where=where)
-    for table in (*tables, "sustained"):
-        if table not in raw and table != "sustained":
+    for table in tables:
+        if table not in raw:
             raise InputError(f"missing section [{table}]", where=where)
-        if not isinstance(raw.get(table, {}), dict):
+        if not isinstance(raw[table], dict):
             raise InputError(f"{table}: expected a table", got=repr(raw[table]), where=where)
     facts: dict[str, Sourced] = {}
     if of_machine:
@@ -275,7 +259,7 @@ def load(path: Path) -> Accelerator:
         peak_table, board_table = raw["peak_flop_per_second"], raw["board"]
     peaks, peak_facts = section_of(peak_table, Peaks, "peak_flop_per_second", sources, where)
     board, board_facts = section_of(board_table, Board, "board", sources, where)
-    sustained, sustained_facts = section_of(raw.get("sustained", {}), Sustained, "sustained", sources, where)
+    floors = read_floors(raw, sources, where)
     by_dtype = {dtype: peak for dtype, peak in msgspec.structs.asdict(peaks).items() if peak is not None}
     if not by_dtype:
         raise InputError("peak_flop_per_second: no dtype has a value", where=where)
@@ -286,7 +270,8 @@ def load(path: Path) -> Accelerator:
         aliases=tuple(aliases),
         peak_flop_per_second=by_dtype,
         board=board,
-        sustained=sustained,
-        facts=facts | peak_facts | board_facts | sustained_facts,
+        facts=facts | peak_facts | board_facts,
         sources=sources,
+        floors=floors,
+        no_floor=read_no_floor(raw, floors, where),
     )

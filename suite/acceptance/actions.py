@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.floors import NO_FLOOR
 from suite.acceptance import check_table as check
 from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
@@ -227,6 +228,11 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         command="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {gpu}",
     ),
     # rates
+    ActionRow(
+        _A.NONE,
+        "nothing on the node: accept three of its kind, and `fleet references` prints your own floor",
+        says=f"^{NO_FLOOR}:",
+    ),
     ActionRow(
         _A.FIX_SETTING,
         "restart nvidia-fabricmanager, and compare the driver with a good node's",

@@ -73,17 +73,18 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
     MATRIX: (
         "matrix rate",
         "2 M N K / t of the fastest 16-bit product, all ranks at once, the slowest rank",
-        _GPU + "what good ones reach; other GPUs and CPUs: 0.70 of the dense peak; " + _PAST,
+        _GPU + "floors; CPUs: 0.70 of clock x vector width, which only warns; " + _PAST,
     ),
     SPREAD: (
         "spread over ranks",
-        "slowest rank / median rank of check 1; on a CPU also each rank alone, by turns, over the median of the others",
+        "slowest rank / median rank of check 1; on GPUs also of copies; on a CPU also each rank alone, by turns, over "
+        "the median of the others",
         "the ranks themselves",
     ),
     MEMORY: (
         "memory copy and triad",
         "2 S / t and 3 S / t beyond every cache, all ranks at once, the slowest rank; on a CPU also the mean of all",
-        _GPU + "0.85 and 0.80 of the data sheet; " + _PAST,
+        _GPU + "floors; " + _PAST,
     ),
     HOST_DEVICE: (
         "host-device copy",
@@ -98,7 +99,7 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
     ALL_REDUCE: (
         "all-reduce",
         "busbw = S / t * 2 (n - 1) / n by number of ranks n; results checked to the bit",
-        "the exact sum; " + _GPU + "what good ones reach by a ring, and by sums in the switch; " + _PAST,
+        "the exact sum; " + _GPU + "floors of as many, by the library's choice, a ring, the switch; " + _PAST,
     ),
     EXACT_FIGURES: (
         "exact figures",
@@ -146,7 +147,7 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
         "soak",
         "products and copies between buffers with known patterns, every byte verified; flop/s of these products; "
         "products of each format (bf16, FP8, TF32, FP64; on a CPU bf16, fp32) and all-reduces at once, in pulses",
-        "the patterns; " + _GPU + "what good ones keep up at the power limit; " + _PAST,
+        "the patterns; " + _GPU + "floors at the power limit; " + _PAST,
     ),
     LOSS_CURVE: (
         "loss curve",

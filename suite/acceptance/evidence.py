@@ -59,7 +59,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         matrix: fastest 16-bit product of each rank, in flop/s.
         copy, triad: byte/s of each rank, beyond every cache.
         host_device: byte/s by direction; empty without a GPU.
-        peak: dense peak of one rank's processor or GPU, flop/s, and `peak_source`; None: not known.
+        peak: dense peak of one rank's processor, flop/s, and `peak_source`; None: not known, or a GPU.
         virtual: whether it is that of a virtual machine's processors, which may be half a core each.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
         wrong_products: verified products that were not as they must be, in words.

@@ -11,7 +11,6 @@ from suite.job.calibration_job import TimedTask
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import median
-from suite.predict.machine_model.from_profile import known_accelerator
 
 HOST_DEVICE = ("host_to_device", "device_to_host")
 SQUARE, MOVES = "square_product", ("copy", "triad")
@@ -84,17 +83,13 @@ def host_device_rates(profile: Profile) -> dict[str, float]:
 
 
 def peak_of_rank(profile: Profile, ranks: int) -> tuple[float | None, str]:
-    """Dense peak of one rank in flop/s, and its source."""
-    cuda = profile.fingerprint.device == "cuda"
-    try:
-        known = known_accelerator(profile) if cuda else accelerator("this-cpu")
-    except InputError:
-        known = None
-    if known is None:
+    """A CPU's dense peak of one rank in flop/s, and its source; none of a GPU, which floors judge."""
+    if profile.fingerprint.device == "cuda":
         return None, ""
-    dtype = "bf16" if "bf16" in known.peak_flop_per_second else "fp32"
-    peak = known.peak_flop_per_second[dtype]
-    if cuda:
-        return peak, f"data sheet of {known.title}, {dtype} dense"
-    source = f"1/{ranks} of this CPU's {dtype} peak, {peak / 1e9:,.0f} Gflop/s by its clock and vector width"
-    return peak / ranks, source
+    try:
+        peaks = accelerator("this-cpu").peak_flop_per_second
+    except InputError:
+        return None, ""
+    dtype = "bf16" if "bf16" in peaks else "fp32"
+    source = f"1/{ranks} of this CPU's {dtype} peak, {peaks[dtype] / 1e9:,.0f} Gflop/s by its clock and vector width"
+    return peaks[dtype] / ranks, source

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from reference_runs.floors import RateFloor
 from suite.fleet.fleet_record import FleetEnd
 from suite.fleet.health_events import HealthEvent
 from suite.fleet.node_patch import NodeCondition
@@ -42,7 +43,10 @@ class ListedRun(msgspec.Struct, kw_only=True):
 
 
 class Shown(msgspec.Struct, kw_only=True):
-    """A run, its miniature, or an accelerator: its facts by section, and where each is from."""
+    """A run, its miniature, or an accelerator: its facts by section, and where each is from.
+
+    An accelerator has `floors`, rates that working ones reached, and `no_floor`, why there is none of a quantity.
+    """
 
     name: str
     title: str | UnsetType = UNSET
@@ -52,6 +56,8 @@ class Shown(msgspec.Struct, kw_only=True):
     board: Section | UnsetType = UNSET
     facts: Section | UnsetType = UNSET
     sources: Section | UnsetType = UNSET
+    floors: list[RateFloor] | UnsetType = UNSET
+    no_floor: dict[str, str] | UnsetType = UNSET
 
 
 class ImportedRun(msgspec.Struct, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -11,6 +11,7 @@ import typer
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError
+from reference_runs.floors import FloorQuantity
 from reference_runs.incomplete import check_complete, missing_keys
 from reference_runs.miniature import Miniature, ScaledFact, miniature
 from reference_runs.miniature_shape import SCALES
@@ -53,7 +54,7 @@ def show(
     if json:
         print_json(record)
     elif isinstance(record, Accelerator):
-        _print_facts(record.title, record.facts, record.sources)
+        _print_facts(record.title, record.facts, record.sources, _floor_rows(record))
     else:
         title = f"{record.title}: {parameter_count(record.architecture):,} parameters"
         _print_facts(title, record.facts, record.sources)
@@ -74,7 +75,20 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
     return reference_run(name)
 
 
-def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str]) -> None:
+def _floor_rows(device: Accelerator) -> list[list[str]]:
+    """Its floors, then the quantities that have none."""
+    rows = []
+    for floor in device.floors:
+        origin = "; ".join(part for part in (floor.source, floor.why, floor.note) if part)
+        rows.append([floor.of, floor.interval, floor.kind.value, floor.date, origin])
+    for quantity, why in device.no_floor.items():
+        rows.append([FloorQuantity(quantity).words, "no floor", "", "", why])
+    return rows
+
+
+def _print_facts(
+    title: str, facts: dict[str, Sourced], sources: dict[str, str], floors: Sequence[Sequence[str]] = ()
+) -> None:
     out = console()
     print_folded(out, title, "bold")
     rows: list[list[object]] = []
@@ -86,6 +100,9 @@ def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str])
             conflict = coloured("conflict", "yellow")
             rows.append(["", _number(reading.value, fact.unit), conflict, f"{reading.source} {reading.note}".strip()])
     print_table(out, rows, ["fact", "value", "kind", "source"], right=())
+    if floors:
+        out.print("\n[bold]floors: what working ones reached, which `accept` compares with[/]")
+        print_table(out, floors, ["rate", "interval", "kind", "date", "source"], right=())
     out.print("\n[bold]sources[/]")
     print_table(out, sources.items(), ["key", "document"])
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
+from reference_runs.floors import NO_FLOOR, REJECTED_BELOW, FloorKind, FloorQuantity, RateFloor, floors_for
 from suite.first_hour.parts import HourPart, PartKind
 from suite.metrics.difference_words import difference_in_words, direction_of
 from suite.metrics.figures import Quantity
 from suite.paths import program
 from suite.records.kernel_runs import OURS, kernel_run
 
-COPY_ALLOWED = (0.85, 1.02)  # of the data sheet
-OF_BURST, OF_PEAK, MOST_OF_PEAK = 0.93, 0.70, 1.02  # for products of a device whose bursts are known, or of another
+OF_FLOOR, MOST = 0.93, 1.02  # of the lower end of a floor that is measured or assumed, and of the data sheet
 OF_COPY = {"forward": 0.90, "backward": 0.80}  # of the bandwidth of a copy, for kernels
 STEP_ERROR = 0.15  # of a predicted step time, where its own uncertainty is not known: what is asked on GPUs
 INTERPOLATION_ERROR = 0.10
@@ -84,18 +84,24 @@ def _rates(_part: HourPart, found: Any) -> PartReading:
     if known is None:
         return PartReading(f"{says}; no data sheet of {found['device']}", [])
     peak = dense_peak_flop_per_second(known, found["product_dtype"])
-    sheet, burst = known.board.memory_bytes_per_second, known.sustained.burst_flop_per_second
-    least = OF_BURST * burst if burst else OF_PEAK * peak
-    low, high = COPY_ALLOWED
-    differences = []
-    for name, rate, lowest, highest, unit, scale in (
-        ("copy", copy, low * sheet, high * sheet, "GB/s", 1e9),
-        ("product", product, least, MOST_OF_PEAK * peak, "Tflop/s", 1e12),
+    differences, floorless = [], []
+    for name, rate, quantity, sheet, unit, scale in (
+        ("copy", copy, FloorQuantity.COPY, known.board.memory_bytes_per_second, "GB/s", 1e9),
+        ("product", product, f"{found['product_dtype']}_gemm", peak, "Tflop/s", 1e12),
     ):
-        if not lowest <= rate <= highest:
-            expected = f"{lowest / scale:,.4g} to {highest / scale:,.4g} {unit} expected"
+        floors = [floor for wanted in FloorQuantity if wanted == quantity for floor in floors_for(known.floors, wanted)]
+        lowest = max(map(_least, floors), default=0.0)
+        floorless += [] if floors else [name]
+        if not lowest <= rate <= MOST * sheet:
+            expected = f"{lowest / scale:,.4g} to {MOST * sheet / scale:,.4g} {unit} expected"
             differences.append(f"{name}: {rate / scale:,.4g} {unit}, {expected} of {known.title}")
-    return PartReading(says, differences)
+    unknown = f"; no floor is known of: {', '.join(floorless)}" if floorless else ""
+    return PartReading(f"{says}{unknown}", differences)
+
+
+def _least(floor: RateFloor) -> float:
+    """The rate from which on a device agrees with a floor."""
+    return floor.lower * (REJECTED_BELOW if floor.kind is FloorKind.PUBLISHED else OF_FLOOR)
 
 
 def _calibrate(_part: HourPart, found: Any) -> PartReading:
@@ -152,7 +158,11 @@ def _figure(row: Any) -> str:
 
 
 def _accept(_part: HourPart, found: Any) -> PartReading:
-    worse = [row for row in found["findings"] if row["verdict"] not in ("PASS", "NOT RUN")]
+    worse = [
+        row
+        for row in found["findings"]
+        if row["verdict"] not in ("PASS", "NOT RUN") and not row["evidence"].startswith(NO_FLOOR)
+    ]
     differences = [f"{row['verdict']} {row['name']}, {row['subject']}: {row['evidence']}" for row in worse]
     steps = [(row["name"], row["part"] or row["subject"], row["to_do"], row["command"]) for row in worse]
     return PartReading(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from suite.acceptance.check_table import CHECKS, MATRIX, AcceptanceCheck
-from suite.acceptance.judge.expected_rates import DEVIATIONS, SPREAD_FROM, UNKNOWN_MODEL
+from suite.acceptance.judge.expected_rates import DEVIATIONS, SPREAD_FROM, SPREAD_UNKNOWN
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.fleet.fleet_record import FleetValue
 from suite.metrics.launch_statistics import t_quantile
@@ -74,7 +74,7 @@ def least_failing(check: AcceptanceCheck, siblings: int, *, spread: float, compa
     """
     deviation = spread * math.sqrt(1 + 1 / siblings)
     rare = max(DEVIATIONS, t_quantile(1 - FALSE_REJECTION / comparisons, siblings - 1)) * deviation
-    widest = max(1 - UNKNOWN_MODEL, DEVIATIONS * deviation)
+    widest = max(1 - SPREAD_UNKNOWN, DEVIATIONS * deviation)
     return max(abs(1 - (check.fail or 1.0)), min(rare, widest))
 
 

@@ -29,7 +29,7 @@ def launch(*rows: dict[str, Any], **options: Any) -> dict[str, Any]:
     return usual | {"figures": [*rows]} | options
 
 
-def test_rates_of_a_known_gpu_are_held_to_its_data_sheet_and_those_of_an_unknown_one_to_nothing() -> None:
+def test_rates_of_a_known_gpu_are_held_to_its_floors_and_data_sheet_and_those_of_an_unknown_one_to_nothing() -> None:
     def rates(device: str, copy: float | None, product: float | None) -> PartReading:
         entry = {"device": device, "copy_bytes_per_second": copy, "product_flop_per_second": product}
         return read(PartKind.RATES, entry | {"product_dtype": "bf16"})
@@ -37,7 +37,7 @@ def test_rates_of_a_known_gpu_are_held_to_its_data_sheet_and_those_of_an_unknown
     h100 = "NVIDIA H100 80GB HBM3"
     expected = {
         (3.0e12, 7.7e14): [],
-        (2.8e12, 7.7e14): ["copy: 2,800 GB/s, 2,848 to 3,417 GB/s expected of NVIDIA H100 SXM5 80 GB"],
+        (2.8e12, 7.7e14): ["copy: 2,800 GB/s, 2,810 to 3,417 GB/s expected of NVIDIA H100 SXM5 80 GB"],
         (3.5e12, 7.7e14): ["copy: 3,500 GB/s"],
         (3.0e12, 6.0e14): ["product: 600 Tflop/s, 716.1 to "],
         (3.0e12, 4.9e16): ["product: 4.9e+04 Tflop/s, "],
@@ -47,6 +47,12 @@ def test_rates_of_a_known_gpu_are_held_to_its_data_sheet_and_those_of_an_unknown
         assert [line.startswith(begin) for line, begin in zip(found, differing, strict=True)] == [True] * len(differing)
     assert len(rates(f"{h100} (simulated)", 1e14, 1e17).differences) == 2  # of its model
     assert rates("NVIDIA of tomorrow", 1e14, 1e17).differences == []
+    l40s = rates("NVIDIA L40S", 1e11, 1e13)
+    assert (l40s.differences, l40s.says.partition("; ")[2]) == ([], "no floor is known of: copy, product")
+    assert [line.split()[:3] for line in rates("NVIDIA B200", 7e12, 1.2e15).differences] == [
+        ["product:", "1,200", "Tflop/s,"]
+    ]
+    assert rates("NVIDIA B200", 7e12, 1.42e15).differences == []
     assert rates("x", None, None) == ("the device's clock stood still", [], True, ())
 
 
@@ -84,6 +90,13 @@ def test_findings_that_are_not_passed_differ_and_what_did_not_run_does_not() -> 
     assert found.says == "rejected"
     assert [line.split()[0] for line in found.differences] == ["WARN", "FAIL"]
     assert found.next_steps == ["matrix rate: GPU 1: reset it: c"]
+    floorless = {
+        "name": "matrix rate",
+        "verdict": "WARN",
+        "subject": "slowest rank",
+        "evidence": "no floor: no rate of",
+    }
+    assert read(PartKind.ACCEPT, {"summary": "accepted", "findings": [floorless]}).differences == []
 
 
 def test_each_part_that_differs_or_failed_says_what_to_do_next() -> None:

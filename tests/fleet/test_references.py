@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from reference_runs.accelerator import known_gpu
 from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.acceptance.check_table import CHECKS
+from suite.acceptance.judge.rates import micro_findings
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
 from suite.fleet.references import references
 from suite.fleet.siblings import least_failing
-from suite.records.battery import CheckFinding, CheckVerdict, encode
-from tests.support.batteries import ended
+from suite.records.battery import CheckFinding, CheckVerdict, battery_directory, encode
+from tests.support.batteries import NOTHING, ended, micro
 
 RATES = {"a": 100.0, "b": 80.0, "c": 120.0, "bad": 10.0}
 
@@ -46,6 +48,24 @@ def test_references_rest_on_accepted_nodes_and_their_spread(tmp_path: Path, caps
     limit = least_failing(CHECKS[3], 3, spread=0.2, comparisons=3)
     assert limit > 0.3
     assert found["figures"]["3 copy"] == {"value": 100.0, "lower": -limit, "upper": None, "unit": "byte/s"}
+
+
+def test_rates_without_a_floor_make_one_once_three_nodes_are_accepted(tmp_path: Path) -> None:
+    rates = (180e12, 181e12, 182e12)
+    nodes = {
+        node: micro_findings(micro(matrix=[rate] * 2, host_device={"host to device": 2e10}), NOTHING, known_gpu("L40S"))
+        for node, rate in zip("abc", rates, strict=True)
+    }
+    assert {one.verdict.value for of_node in nodes.values() for one in of_node if one.check == 1} == {"WARN"}
+    place = battery_directory(tmp_path)
+    place.mkdir()
+    for node, findings in nodes.items():
+        (place / f"{node}.end.json").write_bytes(encode(ended(findings, id=node, node=node)))
+    rows = [FleetRow(node=node, verdict="accepted", battery=node) for node in nodes]
+    found = references(tmp_path, FleetEnd(schema=SCHEMA, id="f", finished=0.0, rows=rows)).figures
+    (gemm,) = (reference for name, reference in found.items() if name.startswith("1 slowest rank"))
+    assert (gemm.value, gemm.unit, gemm.upper) == (181e12, "flop/s", None)
+    assert -0.3 <= gemm.lower < 0
 
 
 def test_nodes_of_several_kinds_and_too_few_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import load
 from reference_runs.defaults import DEFAULTS
 from reference_runs.errors import InputError
@@ -38,6 +39,7 @@ from suite.metrics.figures import Quantity
 from suite.paths import ROOT
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.machine_model import fit_page
+from suite.report.markdown.floors import floor_table
 from suite.reproduce.supported import check_executable, check_executable_layout
 
 DOCS = ROOT / "docs"
@@ -280,3 +282,8 @@ def test_the_glossary_defines_every_quantity_and_no_term_twice() -> None:
     heads = {"term", "quantity"}
     assert sorted({term for term in terms if terms.count(term) > 1} - heads) == []
     assert sorted(set(Quantity) - set(terms)) == []
+
+
+def test_the_table_of_floors_is_that_of_the_accelerators() -> None:
+    table = floor_table(map(accelerator, accelerator_names()))
+    assert table in (DOCS / "acceptance_rules.md").read_text(encoding="utf-8"), f"put this into the page:\n{table}"

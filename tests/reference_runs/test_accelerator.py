@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 import tomllib
@@ -21,9 +20,9 @@ from reference_runs.accelerator import (
     product_peak_flop_per_second,
 )
 from reference_runs.errors import InputError
+from reference_runs.floors import FloorKind
 from reference_runs.run import ProductFormat
 from reference_runs.sourced import Kind
-from suite.paths import ROOT
 from tests.support.recorded_entries import entries, unexplained, unused_sources
 
 FILES = sorted(ACCELERATORS.glob("*.toml"))
@@ -47,6 +46,8 @@ def test_every_recorded_value_has_kind_source_unit_and_reason_and_every_source_i
 def test_a_number_without_a_document_is_assumed() -> None:
     kinds = {e["kind"] for path in FILES for _, e in entries(path) if e["source"].split()[0] == "general"}
     assert kinds <= {Kind.ASSUMED, Kind.NOT_PUBLISHED}
+    floors = {floor.kind for device in DEVICES.values() for floor in device.floors if floor.source == "general"}
+    assert floors == {FloorKind.ASSUMED}
 
 
 # Multiprocessors or compute units, flop of one in a cycle of dense bf16 or fp16 products accumulated in fp32, and
@@ -197,46 +198,6 @@ def test_conflicting_readings_are_kept() -> None:
     }
     found = {(name, key): {each.value for each in DEVICES[name].facts[key].readings} for name, key in readings}
     assert found == readings
-
-
-def test_what_is_sustained_lies_below_bursts_and_these_below_what_is_promised() -> None:
-    known = {name: device.sustained for name, device in DEVICES.items() if device.sustained.burst_flop_per_second}
-    assert {
-        name: (sustained.burst_flop_per_second, sustained.product_flop_per_second) for name, sustained in known.items()
-    } == {
-        "a100-sxm-40gb": (270e12, 250e12),
-        "a100-sxm-80gb": (270e12, 250e12),
-        "h100-sxm": (770e12, 650e12),
-        "h200-sxm": (770e12, 650e12),
-    }
-    for name, sustained in known.items():
-        assert sustained.product_flop_per_second < sustained.burst_flop_per_second
-        assert 0.7 < sustained.burst_flop_per_second / DEVICES[name].peak_flop_per_second["bf16"] < 1
-
-
-def test_a_ring_stays_below_its_links_and_sums_in_the_switch_do_not_need_to() -> None:
-    known = {name: device.sustained for name, device in DEVICES.items() if device.sustained.ring_bytes_per_second}
-    assert {name: sustained.all_reduce_accelerators for name, sustained in known.items()} == {
-        **dict.fromkeys(("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm"), 8),
-        "gb200": 4,
-    }
-    for name, sustained in known.items():
-        link = DEVICES[name].board.link_bytes_per_second
-        assert 0.7 < sustained.ring_bytes_per_second / link < 1
-        if sustained.nvls_bytes_per_second is not None:  # one copy goes out and one comes back, whatever n is
-            ranks = sustained.all_reduce_accelerators
-            assert sustained.ring_bytes_per_second < sustained.nvls_bytes_per_second
-            assert sustained.nvls_bytes_per_second < 2 * (ranks - 1) / ranks * link
-
-
-def test_the_all_reduce_of_eight_h100_is_the_one_in_the_published_table() -> None:
-    """One number, recorded with the accelerator and in the table of collectives."""
-    with (ROOT / "reference_runs/published/collectives_measured.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if (row["collective"], row["nodes"]) == ("AllReduce", "1")]
-    sustained = DEVICES["h100-sxm"].sustained
-    assert [float(row["bandwidth_GBps_mean"]) * 1e9 for row in rows] == [sustained.nvls_bytes_per_second]
-    readings = DEVICES["h100-sxm"].facts["sustained.nvls_bytes_per_second"].readings
-    assert float(rows[0]["band_low"]) == readings[0].value
 
 
 def test_a_pair_of_eight_without_a_switch_has_a_seventh_of_the_links() -> None:

@@ -61,12 +61,13 @@ IN_STACKS: list[Case] = [
     ('with_stages = "', 'with_stages = "no-', ".with_stages; got 'no-"),
     ('split = "', 'split = "no-', ".split; got 'no-"),
 ]
+FIRST_FLOOR = '[[floors]]\nquantity = "bf16'
 IN_A100: list[Case] = [
     (
         "title = ",
         "titel = ",
-        "unknown key 'titel'; did you mean title? allowed: aliases, board, flop_per_cycle, peak_flop_per_second, "
-        "sources, sustained, title",
+        "unknown key 'titel'; did you mean title? allowed: aliases, board, floors, flop_per_cycle, no_floor, "
+        "peak_flop_per_second, sources, title",
     ),
     ("title = ", "# ", "missing key 'title'"),
     ('aliases = ["a100-80gb"', 'aliases = [7, "a100-80gb"', "aliases: expected a list of texts"),
@@ -89,12 +90,26 @@ IN_A100: list[Case] = [
     ('source = "datasheet TDP"', 'source = "blog"', "board.watts: source does not begin with a key of [sources]"),
     ("accelerators_per_node = {", "# {", "missing key 'board.accelerators_per_node'"),
     ("[board]", "[board", "not valid TOML"),
-    ("[sustained]", "[[sustained]]", "sustained: expected a table"),
+    (FIRST_FLOOR, '[[floors]]\nquantity = "bf61', "floors[0]: Invalid enum value 'bf61_gemm'"),
+    ("lower = 258\n", "", "floors[0]: the floor missing required field `lower`"),
+    ("lower = 258\n", "lowr = 258\n", "unknown key 'floors[0].lowr'; did you mean lower? allowed: quantity, lower"),
+    ("lower = 258\n", 'lower = "258"\n', "floors[0]: Expected `float`, got `str`"),
+    ("lower = 258\n", "lower = 272\n", "floors[0]: expected 0 < lower <= upper; got 272.0 and 271.2"),
+    ("lower = 258\n", "lower = nan\n", "floors[0]: expected 0 < lower <= upper; got nan and 271.2"),
+    ("upper = 271.2\n", "upper = inf\n", "floors[0]: expected 0 < lower <= upper; got 258.0 and inf"),
     (
-        "product_flop_per_second",
-        "gemm",
-        "unknown key 'sustained.gemm'; allowed: burst_flop_per_second, product_flop_per_second, ring_bytes",
+        'upper = 271.2\nunit = "Tflop/s"',
+        'upper = 271.2\nunit = "GB/s"',
+        "floors[0].unit; got 'GB/s', allowed: flop/s, ",
     ),
+    ('date = "2024-04-29"', 'date = "29 April"', "floors[0].date; got '29 April', allowed: YYYY, YYYY-MM or"),
+    ('source = "he cuBLAS', 'source = "blog cuBLAS', "floors[0]: source does not begin with a key of [sources]"),
+    ('why = "at the power limit', 'note = "at the power limit', "floors[1]: an assumed floor needs `why`"),
+    ("accelerators = 8\n", "", "floors[2]: `accelerators` and `algorithms` belong to all_reduce, and to nothing else"),
+    ("lower = 258\n", "lower = 258\naccelerators = 8\n", "floors[0]: `accelerators` and `algorithms` belong to"),
+    ("[no_floor]", "[[no_floor]]", "no_floor: expected a table of texts"),
+    ("[no_floor]\n", "[no_floor]\ncopi = 'x'\n", "unknown key 'no_floor.copi'; did you mean copy? allowed: bf16"),
+    ("[no_floor]\n", "[no_floor]\nbf16_gemm = 'x'\n", "no_floor.bf16_gemm: there is one under [[floors]]"),
 ]
 IN_BLOOM: list[Case] = [
     ("heads = { value = 112", "heads = { value = 111", "kv_heads does not divide heads = 111; got 112"),

@@ -10,7 +10,15 @@ from typing import Any
 from reference_runs.sourced import Kind
 from reference_runs.units import UNITS
 
-OTHER = ("title", "aliases", "miniature", "sources", "measured")  # what has no entries below its keys
+OTHER = (
+    "title",
+    "aliases",
+    "miniature",
+    "sources",
+    "measured",
+    "floors",
+    "no_floor",
+)  # what has no entries below its keys
 
 
 def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -43,4 +51,5 @@ def unused_sources(path: Path) -> set[str]:
     """Keys of [sources] that nothing cites."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     texts = [part["source"] for _, entry in entries(path) for part in [entry, *entry.get("readings", [])]]
+    texts += [floor["source"] for floor in raw.get("floors", [])]
     return set(raw["sources"]) - {word.strip("();,") for text in texts for word in text.split()}

@@ -1,4 +1,4 @@
-"""Rates that a known GPU should reach, and none can: by its data sheet, and by what good GPUs keep up; with sources."""
+"""Rates of links that a known GPU should reach, and rates that none can: by its data sheet, with the place in it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,15 @@ from operator import attrgetter
 
 from reference_runs.accelerator import Accelerator
 from reference_runs.sourced import Kind
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX, VERIFIED_PRODUCTS
 from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit
 
-# By name of a rate, its published fact, and the shares of it below which a check warns and fails: a judgement of what
-# good nodes reach, not yet compared with a GPU node of ours. A node's own past is held to the narrower thresholds of
-# the check itself. Copies reach 0.895 on an H100 (3.0 of 3.35 TB/s) and an H200 (4.3 of 4.8). Links to the host and of
-# pairs only warn: GPUs that all copy at once may share one uplink. What good GPUs keep up is assumed: a node warns
-# soon, and fails only far below.
-RATES: dict[str, tuple[str, float | None, float | None]] = {
-    "product": ("sustained.burst_flop_per_second", CHECKS[MATRIX].warn, None),
-    "sustained product": ("sustained.product_flop_per_second", VERIFIED_PRODUCTS.warn, VERIFIED_PRODUCTS.fail),
-    "copy": ("board.memory_bytes_per_second", 0.85, 0.80),
-    "triad": ("board.memory_bytes_per_second", 0.85, 0.80),
-    "host link": ("board.host_bytes_per_second_both_ways", 0.80, None),
-    "pair": ("board.link_bytes_per_second_both_ways", 0.78, None),
-    "all-to-all": ("board.link_bytes_per_second_both_ways", 0.70, None),
-    "ring": ("sustained.ring_bytes_per_second", CHECKS[ALL_REDUCE].warn, 0.70),
-    "nvls": ("sustained.nvls_bytes_per_second", CHECKS[ALL_REDUCE].warn, 0.70),
+# By name of a link's rate, its published fact, and the share of it below which a check warns: a judgement of what good
+# nodes reach, so that nothing fails by it. GPUs that all copy at once may share one uplink. A node's own past is held
+# to the narrower thresholds of the check itself; GEMMs, memory and all-reduces to floors (`floors.py`).
+RATES: dict[str, tuple[str, float]] = {
+    "host link": ("board.host_bytes_per_second_both_ways", 0.80),
+    "pair": ("board.link_bytes_per_second_both_ways", 0.78),
+    "all-to-all": ("board.link_bytes_per_second_both_ways", 0.70),
 }
 # By name of a rate, the published fact that none exceeds. Clocks and rounding may add this much to it
 LIMITS = {
@@ -38,7 +29,7 @@ LIMITS = {
 PRODUCTS = ("product", "sustained product")
 MOST = 1.02
 _WHOLE_NODE = ("pair", "all-to-all")  # with as many GPUs as the link's switch usually joins
-_ALL_REDUCE = ("ring", "nvls")  # with as many GPUs as it is known for
+_ALL_REDUCE = ("ring", "nvls")
 
 
 def expected(gpu: Accelerator | None, name: str, gpus: int = 0) -> list[ExpectedRate]:
@@ -49,18 +40,16 @@ def expected(gpu: Accelerator | None, name: str, gpus: int = 0) -> list[Expected
     """
     if gpu is None:
         return []
-    joined = dict.fromkeys(_WHOLE_NODE, gpu.board.accelerators_per_node)
-    joined |= dict.fromkeys(_ALL_REDUCE, gpu.sustained.all_reduce_accelerators or 0)
-    label, warn, fail = RATES[name]
+    label, warn = RATES[name]
     share = gpu.board.pair_share if name in _WHOLE_NODE else 1.0
     rate = _rate(gpu, label)
-    if rate is None or share is None or warn is None or gpus != joined.get(name, gpus):
+    if rate is None or share is None or (name in _WHOLE_NODE and gpus != gpu.board.accelerators_per_node):
         return []
-    return [ExpectedRate(value=share * rate, source=_source(gpu, label), warn=warn, fail=fail)]
+    return [ExpectedRate(value=share * rate, source=_source(gpu, label), warn=warn, fail=None)]
 
 
 def upper_limit(gpu: Accelerator | None, name: str, gpus: int = 0) -> UpperLimit | None:
-    """The limit that a rate of this name in `RATES`, measured well, cannot exceed; None where it is not known.
+    """The limit that a rate of this name in `LIMITS` or `PRODUCTS`, measured well, cannot exceed; None: not known.
 
     A switch that sums ("nvls") sends one copy out and one back over each link, in which time a ring's bus bandwidth
     counts 2 (n - 1) / n of the message. Where the library chose the algorithm, this is the limit too.
@@ -97,6 +86,4 @@ def _source(gpu: Accelerator, label: str) -> str:
     value = f"{fact.value:g} {fact.unit}{both}"
     if fact.kind is Kind.ASSUMED:
         return f"{gpu.title}: assumed {value}: {fact.why}"
-    if label.startswith("sustained."):
-        return f"measured by others on {gpu.title}: {value}, {fact.source}"
     return f"data sheet of {gpu.title}: {value}, {fact.source}"

@@ -1,4 +1,4 @@
-"""Expected rates: from a data sheet, this node's past, or other nodes of the fleet; each with its source."""
+"""Expected rates: from floors, this node's past, or other nodes of the fleet; each with its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from suite.acceptance.check_table import AcceptanceCheck
 from suite.acceptance.findings import joined_evidence
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
-from suite.acceptance.past_batteries import counted
+from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, counted, measured_values
 from suite.metrics.launch_statistics import t_quantile
 from suite.metrics.modified_z import LIMIT, WARNS_FROM, modified_z_among
 from suite.records.battery import WORST_FIRST, CheckFinding, CheckVerdict
@@ -20,8 +20,10 @@ from suite.records.battery import WORST_FIRST, CheckFinding, CheckVerdict
 SPREAD_FROM = 3  # values, from which a standard deviation is meaningful
 SPREAD_FROM_OF_VIRTUAL = 10  # of a virtual machine, whose rates have a ceiling: see `from_values`
 DEVIATIONS = 3.0  # standard deviations, where many values give them: Shewhart, Economic control of quality, 1931
+OF_CPU_PEAK = 0.70  # good CPUs reach more of it, if its vector units are as assumed
+NOTHING_EXPECTED = "measured, but no expected value: no data sheet, no accepted battery, no fleet"
 IMPOSSIBLE = "measurement: faster than such a device can be"
-UNKNOWN_MODEL = 0.70  # of a dense peak, or of values too few for a spread: no good node is below
+SPREAD_UNKNOWN = 0.70  # of the median of values too few for a spread: no good node is below
 
 
 class ExpectedRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +47,8 @@ class UpperLimit(NamedTuple):
 
 
 def from_peak(peak: float, what: str) -> ExpectedRate:
-    """A dense peak, of which 70 % must be reached: no good machine reaches all of it."""
-    return ExpectedRate(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL)
+    """A CPU's peak by its clock and vector width: below 70 % warns, and nothing rejects, as nobody measured it."""
+    return ExpectedRate(value=peak, source=what, warn=OF_CPU_PEAK, fail=None)
 
 
 def from_values(
@@ -78,7 +80,7 @@ def from_values(
         return None
     source = f"median of {counted(len(values), whose)}"
     sign = check.bad_side
-    widest = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
+    widest = SPREAD_UNKNOWN if sign < 0 else 1 / SPREAD_UNKNOWN
     if len(values) < (SPREAD_FROM_OF_VIRTUAL if virtual else SPREAD_FROM):
         return ExpectedRate(value=median, source=f"{source}, spread unknown", warn=check.warn, fail=widest)
     spread = statistics.stdev(values) / median
@@ -127,14 +129,16 @@ def rated(
     evidence: str = "",
     compared_as: str = "",
     most: UpperLimit | None = None,
+    without: str = "",
 ) -> CheckFinding:
     """The verdict on a rate against every expected value; the worst of them is reported.
 
-    Without any expected value the check did not run. An outlier among ten or more other nodes is at least a warning.
-    More than `most` is invalid, whatever is expected.
+    Without any expected value the check did not run, or warns where `without` says that a floor is missing. An outlier
+    among ten or more other nodes is at least a warning. More than `most` is invalid, whatever is expected.
 
     Args:
         compared_as: see `CheckFinding`; the subject unless it is given.
+        without: words for a rate of a GPU that nothing is expected of.
     """
     compared_as = compared_as or subject
     if most is not None and not value <= most.value:  # also where it is not a number
@@ -143,12 +147,10 @@ def rated(
         return CheckFinding(
             check=check.number,
             subject=subject,
-            verdict=CheckVerdict.NOT_RUN,
+            verdict=CheckVerdict.WARN if without else CheckVerdict.NOT_RUN,
             measured=value,
             unit=check.unit,
-            evidence=joined_evidence(
-                evidence, "measured, but no expected value: no data sheet, no accepted battery, no fleet"
-            ),
+            evidence=joined_evidence(without, evidence, "" if without else NOTHING_EXPECTED),
             compared_as=compared_as,
         )
     verdicts = [(_verdict(check, value / rate.value, rate), rate) for rate in expected]
@@ -173,6 +175,45 @@ def rated(
         part="" if verdict is CheckVerdict.PASS else part,
         evidence=joined_evidence(evidence, *others, outlier),
         compared_as=compared_as,
+    )
+
+
+def rate_finding(
+    check: AcceptanceCheck,
+    subject: str,
+    value: float,
+    history: History,
+    part: str,
+    known: Sequence[ExpectedRate],
+    evidence: str = "",
+    compared_as: str = "",
+    most: UpperLimit | None = None,
+    without: str = "",
+) -> CheckFinding:
+    """The verdict on a rate against `known` rates, this node's past, and other nodes of the fleet.
+
+    Args:
+        compared_as: name of what other batteries measured in the same way, where the subject alone does not say it.
+        most: that such a device can reach.
+        without: see `rated`.
+    """
+    past, fleet = (measured_values(findings) for findings in history.of(check.number, compared_as or subject))
+    measured = (
+        from_values(check, values, whose, virtual=history.virtual)
+        for values, whose in ((past, NODE_PAST), (fleet, OTHER_NODES))
+    )
+    expected = [*known, *(rate for rate in measured if rate)]
+    return rated(
+        check,
+        subject,
+        value,
+        expected,
+        part=part,
+        fleet=fleet,
+        evidence=evidence,
+        compared_as=compared_as,
+        most=most,
+        without=without,
     )
 
 

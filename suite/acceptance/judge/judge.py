@@ -172,7 +172,7 @@ def _why_not_slow(rank: int, in_launches: RankInLaunches | None, micro: MicroMea
 
 
 def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
-    gpus = battery.around.devices if battery.around else 0
+    gpus = battery.around.devices if battery.around and battery.around.device == "cuda" else 0
     return [
         _invalid_when_disturbed(finding, probe, limit=battery.others)
         for probe in battery.exchange_probes

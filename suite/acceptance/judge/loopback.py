@@ -10,8 +10,8 @@ import msgspec
 from suite.acceptance.check_table import CHECKS, PEER
 from suite.acceptance.evidence import Exchange, NicLoopback
 from suite.acceptance.findings import TO_THE_BIT, joined_evidence, not_run
-from suite.acceptance.judge.expected_rates import ExpectedRate
-from suite.acceptance.judge.rates import PAIRS_FOR_A_MEDIAN, rate_finding
+from suite.acceptance.judge.expected_rates import ExpectedRate, rate_finding
+from suite.acceptance.judge.rates import PAIRS_FOR_A_MEDIAN
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction

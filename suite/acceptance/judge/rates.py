@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from reference_runs.accelerator import Accelerator
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
+from reference_runs.floors import Algorithm, FloorQuantity
+from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD
 from suite.acceptance.evidence import ALL_TO_ALL, Exchange, MicroMeasurements, ProbeResult
 from suite.acceptance.findings import TO_THE_BIT, failed_measurement, not_run
 from suite.acceptance.judge import data_sheet
-from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, from_values, limited, rated
-from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
+from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, limited, rate_finding
+from suite.acceptance.judge.floors import floor_rates, without_floor
+from suite.acceptance.past_batteries import History
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
 from suite.machine.cpu_speed import ELEMENTWISE, PRODUCT
@@ -36,14 +38,25 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     """
     if micro.status is not Status.OK:
         return [failed_measurement(number, micro) for number in (MATRIX, SPREAD, MEMORY)]
-    findings = [_slowest_rank(micro, history, gpu), *_wrong_products(micro), _spread(micro.matrix), *_by_turns(micro)]
+    on_gpu = gpu is not None or bool(micro.host_device)
+    findings = [
+        _slowest_rank(micro, history, gpu, on_gpu=on_gpu),
+        *_wrong_products(micro),
+        _spread(micro.matrix),
+        *_by_turns(micro),
+    ]
     for operation, rates in (("copy", micro.copy), ("triad", micro.triad)):
         most = data_sheet.upper_limit(gpu, operation)
         rank = judged_rank(rates, most)
         part = f"memory bandwidth (rank {rank} slowest)"
-        expected = data_sheet.expected(gpu, operation)
-        findings.append(rate_finding(CHECKS[MEMORY], operation, rates[rank], history, part, expected, most=most))
-    if gpu is None and not micro.host_device:
+        expected = floor_rates(gpu, CHECKS[MEMORY], FloorQuantity.COPY)
+        without = without_floor(gpu, "copy or triad") if on_gpu else ""
+        findings.append(
+            rate_finding(CHECKS[MEMORY], operation, rates[rank], history, part, expected, most=most, without=without)
+        )
+    if on_gpu:
+        findings += _memory_spread(micro.copy)
+    if not on_gpu:
         findings.append(_memory_of_all(micro, history))
     if not micro.host_device:
         findings.append(not_run(HOST_DEVICE, "no GPU"))
@@ -69,11 +82,11 @@ def judged_rank(rates: Sequence[float], most: UpperLimit | None) -> int:
     return rates.index(highest if most is not None and highest > most.value else min(rates))
 
 
-def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator | None) -> CheckFinding:
+def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator | None, *, on_gpu: bool) -> CheckFinding:
     most = data_sheet.upper_limit(gpu, "product")
     rank = judged_rank(micro.matrix, most)
-    expected = data_sheet.expected(gpu, "product")
-    if micro.peak is not None:
+    expected = floor_rates(gpu, CHECKS[MATRIX], FloorQuantity.BF16_GEMM)
+    if micro.peak is not None and not on_gpu:
         expected.append(from_peak(micro.peak, micro.peak_source))
     return rate_finding(
         CHECKS[MATRIX],
@@ -84,6 +97,7 @@ def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator |
         expected,
         compared_as=f"slowest rank, {micro.points} shapes timed",
         most=most,
+        without=without_floor(gpu, "16-bit GEMM rate") if on_gpu else "",
     )
 
 
@@ -163,6 +177,23 @@ def _by_turns(micro: MicroMeasurements) -> list[CheckFinding]:
     return findings
 
 
+def _memory_spread(rates: Sequence[float]) -> list[CheckFinding]:
+    """Check 2 of GPUs' copies: each has memory of its own, so that the others say what is good without any floor."""
+    if len(rates) < 2:
+        return []
+    slowest = rates.index(min(rates))
+    return [
+        limited(
+            CHECKS[SPREAD],
+            "memory copy",
+            rates[slowest] / statistics.median(rates),
+            part=f"memory bandwidth of rank {slowest}",
+            source="median of the ranks",
+            evidence="GB/s: " + ", ".join(f"rank {rank} {rate / 1e9:,.0f}" for rank, rate in enumerate(rates)),
+        )
+    ]
+
+
 def _turns_of(of_rank: RankMoments) -> str:
     return f"{of_rank.turns} turns" + ("" if of_rank.processor is None else f" on processor {of_rank.processor}")
 
@@ -198,7 +229,7 @@ def exchange_findings(
     Of a probe that did not end well, what had finished before is judged too.
 
     Args:
-        gpu: the model of the node's GPUs, where it is known; `gpus` their number.
+        gpu: the model of the node's GPUs, where it is known; `gpus` their number, 0 of a CPU's ranks.
     """
     failed: list[CheckFinding] = []
     if not probe.has("exchanges"):
@@ -219,7 +250,7 @@ def exchange_findings(
         *failed,
         *_pairs(messages, history, gpu, gpus),
         *(_all_to_all(at_once, history, gpu, gpus) if ended or probe.has("all-to-all") else ()),
-        *(_all_reduces(sums, history, gpu) if ended else ()),
+        *(_all_reduces(sums, history, gpu, on_gpu=gpus > 0) if ended else ()),
         *([_contents(PEER, "messages", [*messages, *at_once])] if ended or messages else []),
         *([_contents(ALL_REDUCE, "sums", sums)] if ended or sums else []),
     ]
@@ -280,15 +311,18 @@ def _all_to_all(
     ]
 
 
-def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | None) -> list[CheckFinding]:
-    """Check 6, one finding for each algorithm. Where the library chose the algorithm, the floor is a ring's."""
+def _all_reduces(
+    sums: Sequence[Exchange], history: History, gpu: Accelerator | None, *, on_gpu: bool
+) -> list[CheckFinding]:
+    """Check 6, one finding for each algorithm: the library's choice, a ring, sums in the switch."""
     findings = []
     for algorithm in sorted({exchange.algorithm for exchange in sums}):
         of_algorithm = [exchange for exchange in sums if exchange.algorithm == algorithm]
         ranks = len(of_algorithm)
         factor = 2 * (ranks - 1) / ranks
         most = data_sheet.upper_limit(gpu, algorithm or BY_SWITCH, ranks)
-        expected = data_sheet.expected(gpu, algorithm or "ring", ranks)
+        summed = Algorithm(algorithm or Algorithm.LIBRARY)
+        expected = floor_rates(gpu, CHECKS[ALL_REDUCE], FloorQuantity.ALL_REDUCE, accelerators=ranks, algorithm=summed)
         rates = [exchange.bytes_per_second * factor for exchange in of_algorithm]
         name = f"busbw of {ranks} ranks" + (f", {algorithm}" if algorithm else "")
         if not all(rates):
@@ -304,6 +338,7 @@ def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | 
                 expected,
                 compared_as=f"{name}, {_size(of_algorithm)}",
                 most=most,
+                without=without_floor(gpu, f"all-reduce of {ranks} ({summed})") if on_gpu else "",
             )
         )
     return findings
@@ -343,32 +378,4 @@ def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> CheckFin
         source="what was sent" if kind == "messages" else "the exact sum",
         part=", ".join(sorted(parts)),
         evidence=evidence or f"{len(exchanges)} exchanges",
-    )
-
-
-def rate_finding(
-    check: AcceptanceCheck,
-    subject: str,
-    value: float,
-    history: History,
-    part: str,
-    known: Sequence[ExpectedRate],
-    evidence: str = "",
-    compared_as: str = "",
-    most: UpperLimit | None = None,
-) -> CheckFinding:
-    """The verdict on a rate against `known` rates, this node's past, and other nodes of the fleet.
-
-    Args:
-        compared_as: name of what other batteries measured in the same way, where the subject alone does not say it.
-        most: that such a device can reach.
-    """
-    past, fleet = (measured_values(findings) for findings in history.of(check.number, compared_as or subject))
-    measured = (
-        from_values(check, values, whose, virtual=history.virtual)
-        for values, whose in ((past, NODE_PAST), (fleet, OTHER_NODES))
-    )
-    expected = [*known, *(rate for rate in measured if rate)]
-    return rated(
-        check, subject, value, expected, part=part, fleet=fleet, evidence=evidence, compared_as=compared_as, most=most
     )

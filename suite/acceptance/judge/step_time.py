@@ -10,9 +10,8 @@ from typing import NamedTuple
 from suite.acceptance.check_table import CHECKS, CPU_SPEED, MATRIX, MEMORY, STEP_TIME
 from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.findings import joined_evidence
-from suite.acceptance.judge.expected_rates import UNKNOWN_MODEL, ExpectedRate, outlier_words
+from suite.acceptance.judge.expected_rates import SPREAD_UNKNOWN, ExpectedRate, outlier_words, rate_finding
 from suite.acceptance.judge.noninferiority import FEWEST, Look, launches_missing, look
-from suite.acceptance.judge.rates import rate_finding
 from suite.acceptance.judge.step_time_margin import MARGIN, WIDEST, WITHOUT_HISTORY, Reference, reference
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.events import Status
@@ -184,7 +183,7 @@ def cpu_speed_findings(run: str, launches: Sequence[MiniatureLaunch], history: H
             statistics.median(speeds),
             history,
             "host: processors slower than in the micro-measurements",
-            [ExpectedRate(value=1.0, source=before, warn=1 / (1 + MARGIN), fail=UNKNOWN_MODEL)],
+            [ExpectedRate(value=1.0, source=before, warn=1 / (1 + MARGIN), fail=SPREAD_UNKNOWN)],
             f"{len(speeds)} launches, {min(speeds):.3f} to {max(speeds):.3f}",
             compared_as=f"{run}, cpu_slowdown",
         )

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from reference_runs.accelerator import Accelerator
+from reference_runs.floors import FloorQuantity
 from suite.acceptance.check_table import CHECKS, MATRIX, SOAK, VERIFIED_PRODUCTS
 from suite.acceptance.evidence import ProbeResult, SoakResult
 from suite.acceptance.findings import PRODUCTS, joined_evidence, not_run
 from suite.acceptance.judge import data_sheet
-from suite.acceptance.judge.expected_rates import limited
-from suite.acceptance.judge.rates import judged_rank, rate_finding
+from suite.acceptance.judge.expected_rates import limited, rate_finding
+from suite.acceptance.judge.floors import floor_rates, without_floor
+from suite.acceptance.judge.rates import judged_rank
 from suite.acceptance.past_batteries import History
 from suite.records.battery import CheckFinding
 
@@ -47,9 +49,10 @@ def product_findings(probe: ProbeResult, history: History, gpu: Accelerator | No
                 bursts[number],
                 history,
                 f"matrix rate of rank {timed[number].rank}",
-                data_sheet.expected(gpu, "product"),
+                floor_rates(gpu, BURST, FloorQuantity.BF16_GEMM),
                 _of_ranks(timed, bursts),
                 most=most,
+                without=without_floor(gpu, "16-bit GEMM rate"),
             )
         )
     seconds, subject = min(soak.product_seconds for soak in timed), f"{PRODUCTS}, sustained"
@@ -66,9 +69,10 @@ def product_findings(probe: ProbeResult, history: History, gpu: Accelerator | No
             rates[number],
             history,
             f"matrix rate of rank {timed[number].rank} under sustained load",
-            data_sheet.expected(gpu, "sustained product"),
+            floor_rates(gpu, VERIFIED_PRODUCTS, FloorQuantity.SUSTAINED_GEMM),
             joined_evidence(f"{seconds:.0f} s", _of_ranks(timed, rates)),
             most=most,
+            without=without_floor(gpu, "16-bit GEMM rate of 10 s or more"),
         )
     )
     if len(timed) > 1:

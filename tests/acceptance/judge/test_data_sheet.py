@@ -1,4 +1,4 @@
-"""Rates of a known GPU are held to its data sheet and to what known-good ones keep up, with the source on the line."""
+"""A known GPU's links are held to its data sheet, all its rates to what it can, with the source on the line."""
 
 from __future__ import annotations
 
@@ -48,11 +48,10 @@ def test_a_good_h200_passes_every_rate_of_its_first_battery():
 @pytest.mark.parametrize(
     ("changes", "key", "expected", "verdict"),
     [
-        ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, "WARN"),  # 0.72 of the dense peak
-        ({"copy": [4.3e12] * 7 + [4.0e12]}, (3, "copy"), 4.8e12, "WARN"),
-        ({"copy": [4.3e12] * 7 + [3.8e12]}, (3, "copy"), 4.8e12, "FAIL"),
-        ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, "WARN"),
-        ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, "FAIL"),
+        ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 720e12, "WARN"),
+        ({"matrix": [780e12] * 7 + [640e12]}, (1, "slowest rank"), 720e12, "FAIL"),
+        ({"copy": [4.3e12] * 7 + [4.1e12]}, (3, "copy"), 4.3e12, "WARN"),
+        ({"triad": [3.8e12] * 8}, (3, "triad"), 4.3e12, "WARN"),  # nobody's measurement supports more
         ({"host_device": {"host to device": 27e9}}, (4, "host to device"), 64e9, "WARN"),
     ],
 )
@@ -63,19 +62,12 @@ def test_a_slow_h200_is_found_by_its_first_battery(changes, key, expected, verdi
     assert finding.part
 
 
-def test_products_of_a_known_gpu_are_held_to_its_dense_peak_too():
-    finding = of_micro(msgspec.structs.replace(GOOD, matrix=[780e12] * 7 + [690e12]))[1, "slowest rank"]
-    assert (finding.verdict, finding.expected, finding.fail) == ("FAIL", 989.5e12, 0.70)
-
-
 def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
     found = of_micro(GOOD)
-    assert (
-        found[3, "copy"].source
-        == "data sheet of NVIDIA H200 SXM 141 GB (2024): 4.8 TB/s, datasheet GPU Memory Bandwidth"
+    assert found[3, "copy"].source.startswith(
+        "assumed of NVIDIA H200 SXM 141 GB (2024): 4,300 GB/s, 2026-11-23, copies of 4.3 TB/s are told of"
     )
     assert found[4, "host to device"].source.endswith("128 GB/s both ways, datasheet Interconnect")
-    assert found[1, "slowest rank"].source.startswith("NVIDIA H200 SXM 141 GB (2024): assumed 770 Tflop/s: known-good")
 
 
 @pytest.mark.parametrize(
@@ -85,15 +77,15 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
         ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), "WARN"),
         ({"sums": 180e9}, 8, (6, "busbw of 8 ranks"), "FAIL"),  # one link at half rate holds up a ring
         ({"by": {"ring": 365e9, "nvls": 473e9}}, 8, (6, "busbw of 8 ranks, nvls"), "PASS"),
-        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, nvls"), "WARN"),
-        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, ring"), "PASS"),
+        ({"by": {"ring": 365e9, "nvls": 430e9}}, 8, (6, "busbw of 8 ranks, nvls"), "WARN"),
+        ({"by": {"ring": 365e9, "nvls": 430e9}}, 8, (6, "busbw of 8 ranks, ring"), "PASS"),
         ({"by": {"ring": 365e9, "nvls": 240e9}}, 8, (6, "busbw of 8 ranks, nvls"), "FAIL"),
         ({"by": {"ring": 365e9, "nvls": 0.0}}, 8, (6, "busbw of 8 ranks, nvls"), "WARN"),  # refused
         ({"by": {"ring": 365e9, "nvls": 0.0}, "ranks": 4}, 4, (6, "busbw of 4 ranks, nvls"), "NOT RUN"),
         ({"all_to_all": [340e9] * 8}, 8, (5, "all-to-all of 8 ranks"), "PASS"),
         ({"all_to_all": [340e9] * 7 + [200e9]}, 8, (5, "all-to-all of 8 ranks"), "WARN"),
         ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), "PASS"),  # a board of 4 has no switch: a third
-        ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), "NOT RUN"),
+        ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), "WARN"),  # no floor of 4
         ({"pair": 160e9, "ranks": 2}, 2, (5, "link 0-1"), "NOT RUN"),
     ],
 )
@@ -151,36 +143,20 @@ def test_cards_that_a_bridge_may_join_have_no_limit_of_their_pcie_links():
     assert "INVALID" not in {f.verdict for f in found}
 
 
-def test_each_model_has_its_own_floors_of_an_all_reduce():
-    floors = {}
-    for model, ranks in (("NVIDIA H100 80GB HBM3", 8), ("NVIDIA A100-SXM4-80GB", 8), ("NVIDIA GB200", 4)):
-        probe = probing(by={"ring": 1e9, "nvls": 1e9}, ranks=ranks)
-        found = exchange_findings(probe, NOTHING, known_gpu(model), ranks)
-        floors[model] = [f.expected for f in found if f.check == 6 and f.expected]
-    assert floors == {
-        "NVIDIA H100 80GB HBM3": [435.97e9, 365e9],
-        "NVIDIA A100-SXM4-80GB": [230e9],
-        "NVIDIA GB200": [690e9, 675e9],
-    }
-
-
-def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
-    found = of_micro(msgspec.structs.replace(GOOD, matrix=[700e12] * 8), None)
-    assert (found[1, "slowest rank"].verdict, found[1, "slowest rank"].fail) == ("PASS", 0.70)
-    assert found[1, "slowest rank"].expected == 989.5e12
-    assert {f.verdict for (check, _), f in found.items() if check in (3, 4)} == {"NOT RUN"}
+def test_an_unknown_model_has_nothing_to_be_held_to():
+    found = of_micro(msgspec.structs.replace(GOOD, matrix=[100e12] * 8), None)
+    assert {f.verdict for (check, _), f in found.items() if check in (1, 3)} == {"WARN"}
+    assert found[1, "slowest rank"].expected is None
+    assert "of a GPU that the catalog does not know is published" in found[1, "slowest rank"].evidence
+    assert {f.verdict for (check, _), f in found.items() if check == 4} == {"NOT RUN"}
     for models in ("NVIDIA H200, NVIDIA A100-SXM4-80GB", "NVIDIA X1", "none"):
         assert known_gpu(models) is None
-    pcie = known_gpu("NVIDIA H100 PCIe")
-    assert (
-        of_micro(msgspec.structs.replace(GOOD, matrix=[560e12] * 8, peak=756e12), pcie)[1, "slowest rank"].fail == 0.70
-    )
 
 
 def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none():
-    slow = msgspec.structs.replace(GOOD, copy=[3.8e12] * 8)
+    slow = msgspec.structs.replace(GOOD, matrix=[640e12] * 8)
     around = surroundings(device="cuda", ranks=8, devices=8, gpus="NVIDIA H200")
-    on_gpu = battery_findings([around, slow], NOTHING, others=0.05, selected={3})
-    assert [f.verdict for f in on_gpu] == ["FAIL", "PASS"]
-    on_cpu = battery_findings([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={3})
+    on_gpu = battery_findings([around, slow], NOTHING, others=0.05, selected={1})
+    assert [f.verdict for f in on_gpu] == ["FAIL"]
+    on_cpu = battery_findings([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={1})
     assert [f.verdict for f in on_cpu] == ["NOT RUN"]

@@ -30,12 +30,14 @@ def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
     assert found.source == "median of 3 batteries, spread 1.0%"
     assert "0.900 of a data sheet" in found.evidence
     assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict == "PASS"
-    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict == "FAIL"
+    assert rated(CHECKS[MATRIX], "x", 1.0, [from_peak(100.0, "s")], part="").verdict == "WARN"
 
 
 def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
     found = rated(CHECKS[MATRIX], "x", 90.0, [], part="rank 0")
     assert (found.verdict, found.measured, found.compared_as) == ("NOT RUN", 90.0, "x")
+    of_gpu = rated(CHECKS[MATRIX], "x", 90.0, [], part="rank 0", evidence="e", without="no floor")
+    assert (of_gpu.verdict, of_gpu.measured, of_gpu.evidence, of_gpu.part) == ("WARN", 90.0, "no floor; e", "")
 
 
 def test_few_values_of_a_virtual_machine_may_all_lie_at_a_ceiling():

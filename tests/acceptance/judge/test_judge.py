@@ -127,8 +127,9 @@ def test_a_probe_that_did_not_end_well_names_its_ranks_in_every_check_that_it_se
 
 def test_in_an_invalid_environment_failures_by_clocks_are_invalid_and_exact_figures_keep_their_verdict():
     evidence = [micro(matrix=[9e10, 6e10]), launched(unequal=["x"])]
+    past = history_of(past={"1:slowest rank, 0 shapes timed": [9e10]})
     for share, by_clocks in ((0.9, "INVALID"), (0.0, "FAIL")):
-        found = battery_findings([surroundings(others_share=share), *evidence], NOTHING, others=0.05)
+        found = battery_findings([surroundings(others_share=share), *evidence], past, others=0.05)
         assert {(f.check, f.verdict) for f in found} >= {(1, by_clocks), (2, by_clocks), (7, "FAIL")}
 
 

@@ -11,7 +11,7 @@ from suite.acceptance.judge.verified_products import product_findings
 from tests.support.batteries import NOTHING, probing
 from tests.support.batteries import soaked as made_up_soak
 
-H200 = known_gpu("NVIDIA H200")
+H100, H200 = known_gpu("NVIDIA H100 80GB HBM3"), known_gpu("NVIDIA H200")
 BURST, SUSTAINED, SPREAD = (
     f"verified products, {what}" for what in ("burst", "sustained", "slowest rank / median rank")
 )
@@ -26,15 +26,15 @@ def soaked(rates, *, seconds=60.0, bursts=None):
     return probing(soaks=soaks)
 
 
-def found(probe):
-    return {finding.subject: finding for finding in product_findings(probe, NOTHING, H200)}
+def found(probe, gpu=H200):
+    return {finding.subject: finding for finding in product_findings(probe, NOTHING, gpu)}
 
 
 @pytest.mark.parametrize(
     ("rates", "seconds", "sustained", "spread"),
     [
         ([700e12] * 8, 60.0, "PASS", "PASS"),
-        ([650e12] * 8, 10.0, "PASS", "PASS"),
+        ([660e12] * 8, 10.0, "PASS", "PASS"),
         ([700e12] * 7 + [620e12], 60.0, "WARN", "WARN"),
         ([700e12] * 7 + [350e12], 60.0, "FAIL", "FAIL"),  # one is throttled
         ([350e12] * 8, 60.0, "FAIL", "PASS"),  # all are
@@ -43,20 +43,22 @@ def found(probe):
     ],
 )
 def test_products_of_ten_seconds_are_held_to_the_power_limit(rates, seconds, sustained, spread):
-    findings = found(soaked(rates, seconds=seconds))
+    findings = found(soaked(rates, seconds=seconds), H100)
     assert {finding.check for finding in findings.values()} == {15}
     assert findings[SUSTAINED].verdict == sustained
     assert (findings[SPREAD].verdict if SPREAD in findings else None) == spread
     if sustained == "FAIL":
         assert findings[SUSTAINED].part == f"matrix rate of rank {rates.index(350e12)} under sustained load"
         assert rests_on_clocks(findings[SUSTAINED])  # a re-run of the soak confirms it
+        # what an H200 keeps up is assumed: only its siblings reject it
+        assert found(soaked(rates, seconds=seconds))[SUSTAINED].verdict == "WARN"
 
 
 @pytest.mark.parametrize(
-    ("bursts", "verdict"), [([780e12] * 2, "PASS"), ([780e12, 735e12], "WARN"), ([780e12, 1100e12], "INVALID")]
+    ("bursts", "verdict"), [([780e12] * 2, "PASS"), ([780e12, 715e12], "WARN"), ([780e12, 1100e12], "INVALID")]
 )
 def test_bursts_are_held_to_more_than_what_is_kept_up(bursts, verdict):
-    """A rank whose bursts are at 735 Tflop/s is slow, one that keeps up as much is not."""
+    """A rank whose bursts are at 715 Tflop/s is slow, one that keeps up as much is not."""
     findings = found(soaked([700e12] * 2, bursts=bursts))
     assert (findings[BURST].verdict, findings[SUSTAINED].verdict) == (verdict, "PASS")
     assert findings[BURST].check == 15
