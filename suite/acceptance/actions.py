@@ -89,13 +89,13 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         _A.REBOOT_NODE,
         "look for XID 79 in the kernel log, and reboot; if a GPU stays away, reseat it",
         (check.ENVIRONMENT,),
-        r"GPUs: (none|\d+) in place of|GPUs: \d+ of \d+",
+        r"^GPUs: (none|\d+)(?: of| in place of|$)",
     ),
     ActionRow(
         _A.FREE_NODE,
         "wait for the other processes, or ask their owner to stop them",
         (check.ENVIRONMENT,),
-        "^other processes|other processes:|SMT sibling|other guests",
+        "^other processes|other processes:|of its memory are in use|SMT sibling|other guests",
     ),
     ActionRow(
         _A.RESEAT,
@@ -177,6 +177,7 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         (check.ERRORS,),
         "replace the GPU|remapping a row failed",
     ),
+    ActionRow(_A.RESET_GPU, _RESET_FIRST, (check.ERRORS,), "^launch of "),
     ActionRow(_A.REBOOT_NODE, "reboot; if the XID comes back, reseat the GPU", (check.ERRORS,), r"XID 79\b"),
     ActionRow(
         _A.RESET_GPU,

@@ -15,10 +15,18 @@ from suite.acceptance.actions import with_action
 from suite.acceptance.battery_record import BatteryRecord, unfinished
 from suite.acceptance.check_table import ENVIRONMENT, STEP_TIME
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
-from suite.acceptance.evidence import Evidence, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
+from suite.acceptance.evidence import (
+    Evidence,
+    LaunchPurpose,
+    MicroMeasurements,
+    MiniatureLaunch,
+    PhaseTiming,
+    Surroundings,
+)
 from suite.acceptance.findings import decision
 from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.gpu_watch import HealthWatch
+from suite.acceptance.judge.environment import DEVICES
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.past_batteries import NodeIdentity, history
 from suite.acceptance.starts import starts
@@ -149,18 +157,34 @@ def _no_room(stopped: OSError) -> CheckFinding:
 def _measure(battery: RunningBattery, stops: Callable[[str], bool]) -> None:
     """Run all phases that the selected checks need; none where the environment is invalid and it `stops`."""
     settings = battery.settings
-    battery.progress(f"{settings.profile}: {starts(phases.planned(battery))}")
+    if settings.ranks:
+        battery.progress(f"{settings.profile}: {starts(phases.planned(battery))}")
     battery.evidence_of["environment"] = battery.run(phases.environment_phase(battery))
-    if (why := _already_invalid(battery)) and stops(why):
+    seen = _seen_before(battery)
+    devices = [finding for finding in seen if finding.subject == DEVICES]
+    if missing := [finding.part for finding in devices if finding.verdict is CheckVerdict.FAIL]:
+        battery.end(f"ended at once, nothing was measured: {missing[0]}")
+        return
+    if busy := [item.busy_gpus for item in battery.evidence() if isinstance(item, Surroundings) and item.busy_gpus]:
+        battery.evidence_of["counters"] = battery.run(phases.counters_phase(battery))
+        numbers = " ".join(map(str, busy[0]))
+        battery.end(f"others use GPU {numbers}: their counters were read, nothing was executed")
+        return
+    invalid = [finding.part or finding.evidence for finding in seen if finding.verdict is CheckVerdict.INVALID]
+    if invalid and stops("; ".join(invalid)):
         battery.note("stopped before anything was measured: the environment is invalid")
         return
+    if invalid:
+        _measure_bits(battery)
     if phases.measures_machine(settings):
         _measure_machine(battery)
     launches, exact = phases.launch_phases(battery), phases.exact_phases(battery)
-    for phase in exact if not launches else ():
+    for phase in exact if not (launches or invalid) else ():
         battery.evidence_of[phase.name] = battery.run(phase)
     for number, phase in enumerate(launches):
         _launch(battery, phase, launches[number + 1 :])
+    if invalid:
+        return
     _further_looks(battery)
     probe = phases.probe_phase(battery)
     if probe is not None:
@@ -173,13 +197,19 @@ def _measure(battery: RunningBattery, stops: Callable[[str], bool]) -> None:
         battery.evidence_of[phase.name] = battery.run_if_time(phase, _rerun_seconds(battery))
 
 
-def _already_invalid(battery: RunningBattery) -> str:
-    """Why no time of this battery will be judged, seen before anything is measured; empty where nothing speaks so."""
+def _seen_before(battery: RunningBattery) -> list[CheckFinding]:
+    """Findings about the environment before anything is measured."""
     health = None if battery.gpu_watch is None else battery.health(battery.gpu_watch.so_far())
-    invalid = [
-        finding for finding in repetition.seen_before(battery, health) if finding.verdict is CheckVerdict.INVALID
-    ]
-    return "; ".join(finding.part or finding.evidence for finding in invalid)
+    return repetition.seen_before(battery, health)
+
+
+def _measure_bits(battery: RunningBattery) -> None:
+    """Figures of all miniatures, and the probe: where no time will be judged, they come before all clocks."""
+    for phase in phases.exact_phases(battery, timed=True):
+        battery.evidence_of[phase.name] = battery.run(phase)
+    probe = phases.probe_phase(battery)
+    if probe is not None:
+        battery.evidence_of[probe.name] = battery.run(probe)
 
 
 def _launch(battery: RunningBattery, phase: LaunchesPhase, later: Sequence[BatteryPhase]) -> None:
@@ -259,7 +289,7 @@ def _further_looks(battery: RunningBattery) -> None:
                 break
             attempt = f"from launch {len(ratios) + 1}"
             evidence = battery.evidence_of[f"{phase.name} {attempt}"] = battery.run(phase, attempt)
-            if any(isinstance(item, PhaseTiming) and item.outcome != "ok" for item in evidence):
+            if not evidence or any(isinstance(item, PhaseTiming) and item.outcome != "ok" for item in evidence):
                 break
 
 

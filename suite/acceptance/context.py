@@ -26,6 +26,7 @@ from suite.acceptance.gpu_evidence import HangReadings, Health
 from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.hang_suspect import HangSuspect, hang_suspect
 from suite.acceptance.judge.judge import battery_findings
+from suite.acceptance.judge.launch_errors import hardware_errors, uncorrectable
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import Effort
 from suite.job.events import Event, Hung, Status
@@ -112,6 +113,7 @@ class RunningBattery:
         self.gpu_watch: HealthWatch | None = None
         self.earlier_health: list[Health] = []  # of the interrupted battery, phase by phase
         self.notes: list[str] = []
+        self.why_over = ""  # what decides the battery, or lets nothing more be executed: no further phase runs
 
     @property
     def seconds_left(self) -> float:
@@ -124,6 +126,12 @@ class RunningBattery:
         """Print a line now, and have it in the report."""
         self.progress(text)
         self.notes.append(text)
+
+    def end(self, why: str) -> None:
+        """Run no further phase."""
+        if not self.why_over:
+            self.why_over = why
+            self.note(why)
 
     def health(self, now: Health) -> Health:
         """All readings of the GPUs, those before an interruption too."""
@@ -155,6 +163,8 @@ class RunningBattery:
         The battery's limit ends it, and no phase begins without half of its predicted time. What such a phase had
         measured is stored under another name: a resumed battery runs it anew.
 
+        An uncorrectable error of a GPU decides the battery: nothing runs after it.
+
         Args:
             attempt: distinguishes a repetition of the phase.
         """
@@ -164,6 +174,8 @@ class RunningBattery:
             self.progress(f"{name}: from the interrupted battery")
             self.earlier_health += [item for item in stored if isinstance(item, Health)]
             return [item for item in stored if not isinstance(item, Health)]
+        if self.why_over:
+            return []
         left = max(0.0, self._seconds_to_limit())
         if left < BEGINS * phase.predicted_seconds:
             self.progress(
@@ -180,6 +192,8 @@ class RunningBattery:
         evidence.append(timing)
         health = None if self.gpu_watch is None else self.gpu_watch.since_last()
         self.record.keep(name, [*evidence, health] if health and health.gpus else evidence)
+        if errors := [*hardware_errors(evidence), *uncorrectable(health)]:
+            self.end(f"ended at once: {errors[0]}")
         return evidence
 
     def _readings_of(self, phase: BatteryPhase) -> Callable[[], HangReadings | None]:

@@ -24,9 +24,14 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
 
     Args:
         devices: GPUs that torch can use, or processor cores.
+        driver_gpus: GPUs that the driver's library knows and that answer it; None: there is no such library.
+        why_fewer: what hides GPUs of the driver from torch; empty where nothing is known to.
+        why_gone: why no GPU is there, of which the node is to blame.
+        busy_gpus: numbers of the GPUs, as the driver counts, that others use: nothing is executed then.
         gpus: their models, comma-separated; empty on a CPU.
         gpus_with_ranks: by rank, the number of its GPU as the driver counts; empty on a CPU, and where it is not known.
-        gpus_before: where the node has none and nobody asked for the CPU: those that an earlier battery of it had.
+        gpus_before: where the node has none and nobody asked for the CPU: those that it had or has, and `seen_by` what
+            says so.
         devices_expected: that the operator asked for; None: not said.
         others_share: of all processors, what other processes used while nothing of ours ran; None: not known.
         competitors: the busiest of them first.
@@ -45,6 +50,11 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
     past_problems: list[str] = []
     gpus: str = ""
     gpus_before: str = ""
+    seen_by: str = "an earlier battery of this node"
+    driver_gpus: int | None = None
+    why_fewer: str = ""
+    why_gone: str = ""
+    busy_gpus: list[int] = []
     gpus_with_ranks: list[int] = []
     host: HostState | None = None
     cores: int = 0

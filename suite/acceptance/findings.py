@@ -14,6 +14,7 @@ from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
+_NOT_IMPORTED = re.compile(r"\b(?:ImportError|ModuleNotFoundError)\b")
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
 TIME_LIMIT = "time limit"  # the part of what the battery's limit left unmeasured
 NOT_HUNG = "slow, not hung"  # the part of a phase that took too long
@@ -33,7 +34,7 @@ def decision(findings: Sequence[CheckFinding]) -> Decision:
 
     In this order, the most certain decision first:
         rejected            a check failed on what it measured
-        execution failed    a launch hung, crashed, ran out of memory or became NaN
+        execution failed    a launch hung, crashed, ran out of memory or became NaN, and nobody else explains it
         not decidable       the environment is invalid, a check is inconclusive, or nothing was measured
         accepted            something was measured, and all of it passes, with warnings perhaps
     A check that did not run never counts as passed. It prevents no acceptance either: a CPU has no ECC counters.
@@ -41,7 +42,11 @@ def decision(findings: Sequence[CheckFinding]) -> Decision:
     verdicts = [finding.verdict for finding in findings]
     if any(finding.verdict is CheckVerdict.FAIL and finding.status is Status.OK for finding in findings):
         return Decision.REJECTED
-    if CheckVerdict.HANG in verdicts or any(finding.status is not Status.OK for finding in findings):
+    ended_badly = [finding for finding in findings if finding.status is not Status.OK]
+    if (
+        any(finding.verdict is not CheckVerdict.INCONCLUSIVE for finding in ended_badly)
+        or CheckVerdict.HANG in verdicts
+    ):
         return Decision.EXECUTION_FAILED
     if CheckVerdict.INVALID in verdicts or CheckVerdict.INCONCLUSIVE in verdicts:
         return Decision.UNDECIDED
@@ -157,14 +162,19 @@ def rank_names(ranks: Iterable[int]) -> str:
 
 
 def failed_measurement(check: int, failed: Load) -> CheckFinding:
-    """The finding of a check whose measurement hung, crashed, ran out of memory or became NaN; its ranks at fault."""
+    """The finding of a check whose measurement hung, crashed, ran out of memory or became NaN; its ranks at fault.
+
+    A rank that could not import a package says nothing about the node.
+    """
+    not_imported = failed.status is Status.CRASHED and _NOT_IMPORTED.search(failed.message) is not None
+    bad = CheckVerdict.HANG if failed.status is Status.HANG else CheckVerdict.FAIL
     record = f"; record {failed.record}" if isinstance(failed, MiniatureLaunch) else ""
     return CheckFinding(
         check=check,
         subject=failed.run if isinstance(failed, MiniatureLaunch) else "",
-        verdict=CheckVerdict.HANG if failed.status is Status.HANG else CheckVerdict.FAIL,
+        verdict=CheckVerdict.INCONCLUSIVE if not_imported else bad,
         status=failed.status,
-        part=rank_names(failed.ranks_at_fault),
+        part="a package that does not import" if not_imported else rank_names(failed.ranks_at_fault),
         evidence=f"{failed.status.value}: {failed.message}{record}",
     )
 

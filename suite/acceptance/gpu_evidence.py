@@ -12,6 +12,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         corrected, uncorrected: ECC errors since the driver was loaded; `lifetime_uncorrected` since the GPU was made.
+        used_bytes: memory that is allocated, whoever did it.
         sram_threshold_exceeded: whether so many errors of its static memory occurred that it should be replaced.
         spare_rows: banks of memory by how many spare rows they have left: "max", "high", "partial", "low", "none".
         nvlinks: of each NVLink, whether it is active.
@@ -40,6 +41,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     processes: list[int] = []
+    used_bytes: int | None = None
     lifetime_uncorrected: int | None = None
     sram_threshold_exceeded: bool | None = None
     spare_rows: dict[str, int] = {}

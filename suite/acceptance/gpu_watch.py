@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from suite.acceptance import kernel_log
+from suite.acceptance.findings import joined_evidence
 from suite.acceptance.gpu_evidence import GpuHealth, GpuSample, GpuState, Health
 from suite.acceptance.host_faults import host_reading
 from suite.acceptance.log_events import log_events
@@ -109,6 +111,16 @@ class HealthWatch:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         if self._before:
             self._thread.start()
+
+    @property
+    def why_fewer(self) -> str:
+        """Reason for which torch may use fewer GPUs than the driver has; empty where none is known."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        divided = [str(number) for number, state in enumerate(self._before) if state.mig]
+        return joined_evidence(
+            "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}",
+            f"MIG on GPU {' '.join(divided)}" if divided else "",
+        )
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):

@@ -64,8 +64,9 @@ class Gpus:
         self._unanswered: dict[int, set[str]] = {}
         self._calls = BoundedCalls(CALL_SECONDS)
         self._blocked: dict[tuple[int, str], Future[Any]] = {}
+        self._library: Any = None
         try:
-            self._library: Any = importlib.import_module("pynvml")
+            self._library = importlib.import_module("pynvml")
         except ImportError:
             self.why_none = "nvidia-ml-py is not installed"
             return
@@ -88,6 +89,13 @@ class Gpus:
     def count(self) -> int:
         """GPUs that the driver knows."""
         return len(self._handles)
+
+    @property
+    def answering(self) -> int | None:
+        """GPUs that the driver knows and that answer; None without its library: then nothing is known."""
+        if self._library is None:
+            return None
+        return sum(self._answer(number, "nvmlDeviceGetUUID") is not None for number in range(self.count))
 
     def names(self) -> list[tuple[str, str, str]]:
         """Model, driver and firmware of every GPU; "not reported" without an answer."""
@@ -140,6 +148,7 @@ class Gpus:
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
             processes=[int(process.pid) for process in running],
+            used_bytes=self._used_bytes(number),
             lifetime_uncorrected=ask(
                 "nvmlDeviceGetTotalEccErrors",
                 self._constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
@@ -160,6 +169,12 @@ class Gpus:
                 "nvmlDeviceGetTemperatureThreshold", self._constant("NVML_TEMPERATURE_THRESHOLD_MEM_MAX"), optional=True
             ),
         )
+
+    def _used_bytes(self, number: int) -> int | None:
+        """Allocated memory, without what the driver keeps for itself."""
+        version = getattr(self._library, "nvmlMemory_v2", None)
+        memory = self._answer(number, "nvmlDeviceGetMemoryInfo", version, optional=True)
+        return None if memory is None else int(memory.used)
 
     def _nvlinks(self, number: int) -> list[bool]:
         """Whether each link is active, up to the first that the GPU does not have."""
@@ -293,7 +308,7 @@ def gpus_with_ranks(device: str, ranks: int, addresses: Sequence[str]) -> list[i
     Args:
         addresses: of all GPUs, in the library's order.
     """
-    if device != "cuda":
+    if device != "cuda" or not ranks:
         return []
     used = [torch_device.pci for torch_device in cuda_device_list()[:ranks]]
     if len(used) < ranks or not set(used) <= set(addresses):

@@ -11,7 +11,6 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.acceptance.check_table import HANG_GUARD
-from suite.paths import stores
 from suite.records.battery import (
     DIRECTORY,
     BatteryEnd,
@@ -136,7 +135,7 @@ def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
     problems: list[str] = []
     left_out: Counter[str] = Counter()
     judged: list[tuple[PastBattery, list[CheckFinding]]] = []
-    for end in (end for store in stores(results) for end in _ended(battery_directory(store), problems)):
+    for end in _ended(battery_directory(results), problems):  # the project's own are nobody's past
         accepted = end.decision is Decision.ACCEPTED
         if end.node != here.node:
             continue

@@ -10,11 +10,12 @@ from suite.acceptance import check_table as check
 from suite.acceptance.battery_record import NO_GPUS
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, NicLoopback, Surroundings
+from suite.acceptance.judge.environment import others_gpus
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.acceptance.starts import STATED, stated_launches
 from suite.job.events import Event, Status
 from suite.machine.cpu_contention import competitors
-from suite.machine.devices import cuda_devices, usable_cores
+from suite.machine.devices import accelerators, cuda_state, usable_cores
 from suite.machine.host_state import host_state, thread_ticks
 from suite.records.battery import battery_directory
 
@@ -31,6 +32,7 @@ PURPOSES = {
 }
 UNDER_LOAD = frozenset({check.THROTTLE, check.ERRORS})
 EXCHANGES = frozenset({check.PEER, check.ALL_REDUCE})
+COUNTERS_SECONDS = 5.0  # ten samples of a GPU that others use
 MEASURED_BY_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
 
 
@@ -57,33 +59,58 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
     def run(_on_event: Callable[[int, Event], None]) -> list[Evidence]:
         ticks = thread_ticks()
         busy, share = competitors()
-        devices = cuda_devices() if settings.device == "cuda" else usable_cores()
-        begin = battery.record.opening
-        addresses = [] if battery.gpu_watch is None else battery.gpu_watch.addresses
-        lost = settings.device == "cpu" and not settings.device_named and begin.hardware["gpus"] == NO_GPUS
+        begin, watch, on_gpus = battery.record.opening, battery.gpu_watch, settings.device == "cuda"
+        known = begin.hardware["gpus"] if on_gpus else NO_GPUS
+        addresses = [] if watch is None else watch.addresses
+        lost = not on_gpus and not settings.device_named and begin.hardware["gpus"] == NO_GPUS
+        gpus_before, seen_by = _gpus_before(battery) if lost else ("", "")
         return [
             Surroundings(
                 device=settings.device,
                 ranks=settings.ranks,
-                devices=devices,
+                devices=len(cuda_state().devices) if on_gpus else usable_cores(),
                 devices_expected=settings.devices,
                 others_share=share,
                 competitors=busy,
                 fleet_problems=history.fleet_problems,
                 past_problems=history.past_problems,
-                gpus=begin.hardware["gpus"] if settings.device == "cuda" else "",
+                gpus="" if known == NO_GPUS else known,
                 gpus_with_ranks=nvml.gpus_with_ranks(settings.device, settings.ranks, addresses),
                 host=host_state(settings.results, ticks),
                 cores=usable_cores(),
                 now=time.time(),
                 newest_past=max((past.finished for past, _ in history.judged), default=0.0),
-                gpus_before=battery_record.gpus_before(settings.results, begin.node) if lost else "",
+                gpus_before=gpus_before,
+                seen_by=seen_by,
+                driver_gpus=watch.gpus.answering if on_gpus and watch is not None else None,
+                why_fewer=watch.why_fewer if on_gpus and watch is not None else "",
+                why_gone=cuda_state().why_gone if on_gpus else "",
+                busy_gpus=others_gpus(watch.so_far().gpus) if on_gpus and watch is not None else [],
             )
         ]
 
     stated = STATED[settings.device]
     seconds = stated.question + stated.surroundings
     return BatteryPhase(name="environment", predicted_seconds=seconds, serves=frozenset({check.ENVIRONMENT}), run=run)
+
+
+def _gpus_before(battery: RunningBattery) -> tuple[str, str]:
+    """GPUs that this node had or has while no driver reports one, and what says so; empty texts where nothing does."""
+    earlier = battery_record.gpus_before(battery.settings.results, battery.record.opening.node)
+    if earlier:
+        return earlier, "an earlier battery of this node"
+    on_bus = accelerators("NVIDIA")
+    return (f"{len(on_bus)} of NVIDIA on the PCI bus", "the PCI bus") if on_bus else ("", "")
+
+
+def counters_phase(_battery: RunningBattery) -> BatteryPhase:
+    """Wait while the watch samples GPUs under the load of others; nothing is executed."""
+
+    def run(_on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        time.sleep(COUNTERS_SECONDS)
+        return []
+
+    return BatteryPhase(name="counters", predicted_seconds=COUNTERS_SECONDS, serves=UNDER_LOAD, run=run)
 
 
 def micro_phase(battery: RunningBattery) -> BatteryPhase:
@@ -122,12 +149,12 @@ def launch_phases(battery: RunningBattery) -> list[LaunchesPhase]:
     return planned
 
 
-def exact_phases(battery: RunningBattery) -> list[LaunchesPhase]:
-    """One launch of each miniature whose time is not judged, for its exact figures."""
+def exact_phases(battery: RunningBattery, *, timed: bool = False) -> list[LaunchesPhase]:
+    """One launch of each miniature whose time is not judged, for its exact figures; `timed`: of the others too."""
     settings = battery.settings
     if check.EXACT_FIGURES not in settings.selected:
         return []
-    others = [name for name in settings.miniatures if name not in _timed(settings)]
+    others = [name for name in settings.miniatures if timed or name not in _timed(settings)]
     return [launches_phase(battery, name, LaunchPurpose.EXACT, 1) for name in others]
 
 

@@ -156,6 +156,8 @@ def run_again(battery: RunningBattery, health: Callable[[], Health]) -> list[dic
 
     A fourth measurement is made where others disturbed an earlier one, which then counts for nothing.
     """
+    if battery.why_over:
+        return []
     first = battery.findings(health())
     rounds: list[dict[str, list[Evidence]]] = []
     failed = first

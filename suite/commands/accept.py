@@ -26,8 +26,8 @@ from suite.commands.options import JsonWithProgress, check_writable, command_lin
 from suite.fleet.health_events import health_events
 from suite.fleet.node_patch import node_condition
 from suite.launch.interruption import check_minutes, end_as_interrupted
-from suite.machine.devices import resolved_device, usable_cores
-from suite.machine.packages import require
+from suite.machine.devices import cuda_state, resolved_device, usable_cores
+from suite.machine.packages import LAUNCHES, require
 from suite.paths import RESULTS
 from suite.records.battery import CheckFinding, CheckVerdict, Decision
 from suite.records.record import shared_fields
@@ -112,19 +112,22 @@ def accept_command(asked: AcceptOptions) -> None:
 
     Examples: python -m suite accept; python -m suite accept --profile accept --fleet /shared/results --summary
 
-    Exit codes: 0 accepted, 1 rejected, 2 bad usage or input, 3 not decidable or nothing ran, 4 an execution failed
-    (hang, crash, out of memory, NaN), 128 + n ended by signal n.
+    Exit codes: 0 accepted, 1 rejected, 2 bad usage or input, a missing package, or GPUs that PyTorch cannot use, 3 not
+    decidable, nothing ran, or a package does not import, 4 an execution failed (hang, crash, out of memory, NaN), 128 +
+    n ended by signal n.
     """
     if asked.checks:
         print_checks(console())
         return
-    require("torch")
+    require(*LAUNCHES, anew=True)
     chosen = effort(asked.profile)
     check_minutes(asked.minutes, "--minutes")
     if asked.minutes is not None:
         chosen = msgspec.structs.replace(chosen, limit_seconds=60 * asked.minutes)
     launched, timed = selected_miniatures(asked.miniatures, chosen)
-    kind, processes = _device_and_ranks(asked.device, asked.ranks)
+    kind, processes = _device_and_ranks(asked.device, asked.ranks, asked.devices)
+    if kind == "cuda":
+        require("pynvml")  # without it no counter is read
     same = shared_fields(Settings, AcceptOptions, "device", "ranks", "miniatures")
     settings = Settings(
         **{name: getattr(asked, name) for name in same},
@@ -219,8 +222,11 @@ def _write_junit(report: BatteryReport, file: Path) -> None:
         print_refusal(error)
 
 
-def _device_and_ranks(device: str, ranks: int | None) -> tuple[str, int]:
-    kind, most = resolved_device(device)
+def _device_and_ranks(device: str, ranks: int | None, expected: int | None) -> tuple[str, int]:
+    """The kind of device, and the number of processes; fewer than asked for where GPUs are missing, which rejects."""
+    kind, most = ("cuda", 0) if device == "cuda" and cuda_state().why_gone else resolved_device(device)
+    if kind == "cuda" and most < (expected or 1):
+        return kind, most if ranks is None else min(ranks, most)
     if kind == "cpu":
         most = usable_cores()
     count = (min(2, most) if kind == "cpu" else most) if ranks is None else ranks

@@ -19,6 +19,7 @@ from suite.first_hour.run import Hour, result_of, run_bounded, run_hour
 from suite.launch.interruption import check_minutes, end_as_interrupted
 from suite.machine.devices import resolved_device
 from suite.machine.fingerprint import fingerprint
+from suite.machine.packages import LAUNCHES, require
 from suite.paths import RESULTS as DEFAULT_RESULTS
 from suite.paths import whole_file
 from suite.records.store import writable
@@ -80,6 +81,7 @@ def first_hour_command(  # the command's options
     if listed:
         print_parts(console(), [(part, result_of(hour, part)) for part in hour.parts])
         return
+    require(*LAUNCHES, anew=True)
     end_as_interrupted()
     code = exit_codes.EXECUTION_FAILED
     try:

@@ -17,6 +17,7 @@ from suite.paths import ROOT
 
 CHOICES = ("auto", "cpu", "cuda")
 DRIVER = "libcuda.so.1"  # also in containers, which may show neither /dev/nvidiactl nor /proc/driver/nvidia
+KERNEL_GPUS = Path("/proc/driver/nvidia/gpus")
 ANSWER_SECONDS = 180.0  # a lost GPU can block the driver for ever
 NO_DEVICE = 100  # cuInit's answer where the driver has none, or none is visible
 # cuInit's answers where the driver's library and the kernel's driver do not fit: of an image, or of an update
@@ -55,12 +56,14 @@ class CudaState(msgspec.Struct, frozen=True, kw_only=True):
     """Devices of the NVIDIA driver, and those that torch can use of them.
 
     Args:
+        kernel_devices: that the kernel's driver has, where its library is not here: an image or a container lacks it.
         driver_devices: that the driver reports to this process, as CUDA_VISIBLE_DEVICES says.
         driver_error: what the driver answers in place of starting; 0 where it starts, `NO_DEVICE` without a device.
         torch: its version, and `built_for` the version of CUDA or ROCm; empty where no device is there to ask for.
         devices: that torch can use, in its order, which is that of local ranks.
     """
 
+    kernel_devices: int = 0
     driver_devices: int = 0
     driver_error: int = NO_DEVICE
     torch: str = ""
@@ -70,14 +73,34 @@ class CudaState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_unusable(self) -> str:
         """Why devices that are there cannot be used, in words that name the driver and torch; empty where they can."""
+        if self.kernel_devices:
+            return f"the kernel's NVIDIA driver has {_devices(self.kernel_devices)}, but {DRIVER} does not load here"
         if self.driver_error not in (0, NO_DEVICE):
             why = MISMATCHES.get(self.driver_error, "")
             return f"the NVIDIA driver does not start: CUDA error {self.driver_error}{f' ({why})' if why else ''}"
         if self.driver_devices and not self.devices:
             built = f"built for {self.built_for}" if self.built_for else "built without CUDA"
-            number = f"{self.driver_devices} device{'s' if self.driver_devices > 1 else ''}"
-            return f"the NVIDIA driver has {number}, but PyTorch {self.torch} ({built}) can use none"
+            has = _devices(self.driver_devices)
+            return f"the NVIDIA driver has {has}, but PyTorch {self.torch} ({built}) can use none"
         return ""
+
+    @property
+    def why_gone(self) -> str:
+        """Why there is no device for which the node is to blame: a driver that has none, or that does not start.
+
+        Empty where devices are there, or an image, the environment or another vendor explain it.
+        """
+        if self.driver_devices or self.kernel_devices or self.driver_error in MISMATCHES or amd_gpus():
+            return ""
+        if self.driver_error != NO_DEVICE:
+            return self.why_unusable
+        if not has_driver():
+            return f"no NVIDIA driver: {DRIVER} does not load"
+        return "" if "CUDA_VISIBLE_DEVICES" in os.environ else "the NVIDIA driver has no device"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' if count > 1 else ''}"
 
 
 def cuda_state() -> CudaState:
@@ -106,7 +129,7 @@ def cuda_device_list() -> tuple[CudaDevice, ...]:
 
 @cache
 def _state(_cuda_visible_devices: str | None) -> CudaState:
-    return _answer_of_torch() if has_driver() else CudaState()
+    return _answer_of_torch() if has_driver() else CudaState(kernel_devices=len([*KERNEL_GPUS.glob("*")]))
 
 
 def _answer_of_torch() -> CudaState:
@@ -233,7 +256,9 @@ def resolved_device(choice: str) -> tuple[str, int]:
             where="--device",
         )
     if choice == "cuda":
-        raise InputError("no CUDA device here", got="cuda", allowed="cpu, auto", where="--device")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        got = "cuda" if visible is None else f"cuda, with CUDA_VISIBLE_DEVICES={visible}"
+        raise InputError("no CUDA device here", got=got, allowed="cpu, auto", where="--device")
     return "cpu", 2
 
 

@@ -24,6 +24,7 @@ from suite.paths import DISTRIBUTION, INSTALLED, ROOT, cache_directory
 
 OWN = ("suite", "reference_runs", "kernels", "refruns")
 _LAUNCHES = "reproduce, calibrate, accept, regress, ladder, dry-run"
+LAUNCHES = ("torch", "psutil", "tokenizers")  # modules that ranks import, or what prepares a launch
 CHECK_SECONDS = 20.0  # of a compiler
 IMPORT_SECONDS = 120.0  # of PyTorch from a disk that others use
 
@@ -78,19 +79,22 @@ class BrokenPackageError(Exception):
     """A package is installed and does not import."""
 
 
-def require(*modules: str) -> None:
+def require(*modules: str, anew: bool = False) -> None:
     """Check that packages are installed, before anything is launched or written; none is imported here.
 
-    PyTorch is also imported once, in another process: ranks that cannot import it would crash their launch.
+    Those of ranks are also imported once, in another process: ranks that cannot import one would crash their launch.
+
+    Args:
+        anew: import even what imported before: a verdict about hardware must not rest on it.
 
     Raises:
         InputError: one is not installed.
-        BrokenPackageError: PyTorch is installed and does not import.
+        BrokenPackageError: one of a rank's is installed and does not import.
     """
     if missing := lacking(modules):
         raise InputError(lacking_line(missing))
-    if "torch" in modules:
-        _try_import("torch")
+    for module in (name for name in modules if name in LAUNCHES):
+        _try_import(module, anew)
 
 
 def lacking_line(packages: Iterable[Package]) -> str:
@@ -136,8 +140,11 @@ def broken(error: ImportError) -> str:
 
 
 @cache
-def _try_import(module: str) -> None:
+def _try_import(module: str, anew: bool = False) -> None:
     """Import a module in another process, once for each installation: a file in the cache remembers that it worked.
+
+    Args:
+        anew: whether the file does not count.
 
     Raises:
         BrokenPackageError: it does not import.
@@ -147,7 +154,7 @@ def _try_import(module: str) -> None:
     installation = f"{sys.executable} {origin} {origin.stat().st_mtime_ns if origin.exists() else 0}"
     with contextlib.suppress(InputError):  # without a cache it is tried every time
         remembered = cache_directory() / f"imports-{hashlib.sha256(installation.encode()).hexdigest()[:16]}"
-        if remembered.exists():
+        if remembered.exists() and not anew:
             return
     command = [sys.executable, "-c", f"import {module}"]
     try:

@@ -113,6 +113,7 @@ def actions_on_gpus(monkeypatch):
     ecc = "CUDA error: uncorrectable ECC error encountered"
     return [
         (A.RESET_GPU, "return", launch_that_ended(Status.CRASHED, ecc)),
+        (A.RESET_GPU, "return", bad_ones([CUDA, launched(status=Status.CRASHED, message=ecc)], 13)),
         (A.RESET_GPU, "return", launch_that_ended(Status.HANG, "rank 3 was silent; GPU 5 stands out: 90 W")),
         (A.REBOOT_NODE, "XID 79", bad_ones([surroundings(device="cuda", devices=7, devices_expected=8)], 0)),
         (A.REBOOT_NODE, "XID 79", bad_ones([surroundings(gpus_before="8 x H100")], 0)),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
+from suite import paths
 from suite.acceptance.past_batteries import NodeIdentity, history, measured_values
 from suite.records.battery import CheckFinding, CheckVerdict, Decision, PastBattery, encode
 from tests.support.batteries import ended
@@ -46,6 +47,16 @@ def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tm
     known = of_here(tmp_path)
     assert values(known) == ([1.0, 6.0], [])
     assert known.past_problems == ["2 accepted batteries of this node had other hardware or software: not its past"]
+
+
+def test_the_projects_own_batteries_are_nobodys_past(tmp_path, monkeypatch):
+    """Those that a fresh clone brings, where results are stored without --results."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    battery(tmp_path / "recorded", 1, software="other")
+    battery(tmp_path / "recorded", 2)
+    known = of_here(tmp_path)
+    assert (values(known), known.past_problems, known.judged) == (([], []), [], [])
 
 
 @pytest.mark.parametrize("options", [{"device": "cpu", "ranks": "1"}, {"device": "cuda", "ranks": "2"}, {}])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from suite.acceptance import battery, context, measurements
+from suite.acceptance import phases as planned_phases
 from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
@@ -129,6 +130,21 @@ def test_where_a_step_time_failed_the_prediction_is_made_anew(tmp_path, capsys, 
     node.slow = {"bloom-mini": [1.6]}
     accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini", "--minutes", "60")
     assert [node.asked.count(name) for name in ("micro", "rates")] == [2, 0]
+
+
+def test_where_no_time_will_be_judged_figures_and_bits_come_before_all_clocks(tmp_path, capsys, node, monkeypatch):
+    """Clocks may take all that is left: the exact figures of every miniature are judged, of the timed ones too."""
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.5))
+    micro = node.micro_measurements
+    monkeypatch.setattr(
+        measurements, "micro_measurements", lambda *given: (setattr(node, "now", 280.0), micro(*given))[1]
+    )
+    code, _, found = accept(capsys, tmp_path)
+    exact = EFFORTS["quick"].miniatures
+    assert node.asked[: len(exact) + 2] == [*exact, "probe", "micro"]
+    assert {found[7, name]["verdict"] for name in exact} == {"PASS"}
+    assert {finding["verdict"] for (check, _), finding in found.items() if check == 14} == {"PASS"}
+    assert code == 3
 
 
 def test_of_the_probe_only_the_failed_part_is_run_again(tmp_path, capsys, node):

@@ -175,7 +175,7 @@ def test_without_reframe_its_engine_is_refused_in_a_line_and_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(packages, "_try_import", lambda _module: None)  # would start that Python
+    monkeypatch.setattr(packages, "_try_import", lambda *_arguments: None)  # would start that Python
     assert main(["fleet", "accept", "--engine", "reframe", "--nodes", "a", "--results", str(tmp_path / "r")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: --engine: ReFrame is not installed; got reframe, allowed: pip install reframe-hpc")

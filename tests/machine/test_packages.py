@@ -121,7 +121,7 @@ def test_every_command_that_needs_an_extra_says_in_one_line_how_to_get_it(
             if module != "torch":  # present, so that it is the other one that is missed
                 patch.setitem(sys.modules, "torch", ModuleType("torch"))
                 sys.modules["torch"].__spec__ = ModuleSpec("torch", None)
-                patch.setattr(packages, "_try_import", lambda _module: None)
+                patch.setattr(packages, "_try_import", lambda *_arguments: None)
             code = main(line.split())
         printed = capsys.readouterr()
         name = PACKAGES[module].name
@@ -189,6 +189,8 @@ def test_an_import_that_worked_is_not_tried_again_until_the_package_is_another(
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", lambda *_arguments, **_options: pytest.fail("tried again"))
         packages._try_import.__wrapped__("tried_once")
+        with pytest.raises(pytest.fail.Exception, match="tried again"):
+            packages._try_import.__wrapped__("tried_once", anew=True)
     module.write_text("raise ImportError('now broken')\n")
     os.utime(module, (1, 1))
     with pytest.raises(BrokenPackageError, match="now broken"):

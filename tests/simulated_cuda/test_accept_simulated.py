@@ -16,6 +16,7 @@ import pytest
 from suite.__main__ import main
 from suite.acceptance import measurements, presets
 from suite.calibration.density import Density
+from suite.machine import devices
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long]
@@ -194,6 +195,29 @@ def test_a_hang_in_an_all_reduce_names_the_gpu_out_of_step_and_keeps_the_pairs(a
     pairs = [found["verdict"] for (check, subject), found in findings.items() if check == 5 and "link" in subject]
     assert len(pairs) == RANKS * (RANKS - 1) // 2
     assert set(pairs) <= {"PASS", "WARN"}
+
+
+def test_seven_of_eight_devices_are_rejected_and_nothing_is_launched(accept, monkeypatch):
+    import pynvml
+
+    monkeypatch.setenv("SIMULATED_CUDA_DEVICES", "7")
+    monkeypatch.setattr(pynvml, "_SCENE", pynvml._SCENE | {"gpus": 7})
+    devices._state.cache_clear()
+    try:
+        code, findings = accept("0,14")
+    finally:
+        devices._state.cache_clear()
+    assert (code, bad(findings)) == (1, {(0, "GPUs: 7 of 8")})
+    assert findings[14, ""]["verdict"] == "NOT RUN"
+
+
+def test_an_uncorrectable_error_in_a_launch_is_rejected_by_its_gpu(accept, monkeypatch):
+    """The driver breaks the device for its process, whose error NCCL's other ranks only hear of."""
+    monkeypatch.setenv("SIMULATED_CUDA_FAULTS", "ecc@device=3,launch=500")
+    code, findings = accept("7,12,13", "--miniatures", "gpt2-mini")
+    assert code == 1
+    (part,) = [part for check, part in bad(findings) if check == 13]
+    assert part == "memory or board of rank 3 (GPU 3 at 0000:13:00.0)"
 
 
 def test_devices_that_compute_nothing_are_rejected(node, accept):

@@ -113,7 +113,9 @@ class Node:
 def accept(capsys, results, *arguments):
     """Exit code of `accept`, its report, and findings by check and subject."""
     code = main(["accept", *arguments, "--results", str(results), "--json"])
-    report = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert said.out, said.err
+    report = json.loads(said.out)
     return code, report, {(f["check"], f["subject"]): f for f in report["findings"]}
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accept_selftest import faults
+from benchmarks.accept_selftest.faults import HERE
 from suite.acceptance import gpu_watch, kernel_log
 from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.node_state import HostReading
 
-FAKE = faults.HERE / "nvml" / "pynvml.py"
+FAKE = HERE / "nvml" / "pynvml.py"
 
 
-def fake_library(monkeypatch: pytest.MonkeyPatch, **second: Any) -> ModuleType:
-    """It as the module pynvml, with two GPUs, of which the second has faults."""
-    monkeypatch.setenv("FAKE_NVML", json.dumps({"gpus": 2, "faults": {"1": second}}))
+def fake_library(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 2, gpu: int = 1, **faults: Any) -> ModuleType:
+    """It as the module pynvml, with two GPUs or more, of which the second or another one has faults."""
+    monkeypatch.setenv("FAKE_NVML", json.dumps({"gpus": gpus, "faults": {str(gpu): faults}}))
     spec = importlib.util.spec_from_file_location("pynvml", FAKE)
     assert spec is not None
     assert spec.loader is not None

@@ -42,6 +42,7 @@ nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x0000000000000080
 NVML_NVLINK_MAX_LINKS = 36
 NVML_FI_DEV_MEMORY_TEMP = 82
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+nvmlMemory_v2 = 33554472
 NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
 NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
 NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL = 52
@@ -313,6 +314,10 @@ def nvmlDeviceGetMaxPcieLinkWidth(handle: int) -> int:
 
 def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=0) for pid in _fault(handle, "processes", [])]
+
+
+def nvmlDeviceGetMemoryInfo(handle: int, version: int | None = None) -> SimpleNamespace:
+    return SimpleNamespace(used=int(_fault(handle, "used_bytes", 0)))
 
 
 def nvmlEventSetCreate() -> object:

@@ -16,6 +16,9 @@ from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 LEAST_MEMORY_CLOCK = 0.97  # of a GPU's highest
 FABRIC_MANAGER, IMEX = "fabric manager", "IMEX"  # among the services of a `HostReading`
 SERVICES = {FABRIC_MANAGER: "NVSwitches, and nvidia-fabricmanager", IMEX: "IMEX channels, and nvidia-imex"}
+DEVICES = "devices"  # the subject of their number
+OTHERS_BYTES = 64 * 2**20  # of a GPU's memory: an idle one has none, a context takes some hundred MiB
+BUSY_BYTES = 2**30  # of a GPU's memory: a display takes less, and a pod does not see whose it is
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 
 
@@ -51,18 +54,22 @@ def environment_findings(
 
 
 def _devices(around: Surroundings) -> CheckFinding:
+    if around.device == "cuda" and around.devices < (around.devices_expected or 1):
+        return _missing_gpus(around)
     kind = "GPUs" if around.device == "cuda" else "cores"
     expected = around.devices_expected
     wrong = expected is not None and around.devices != expected
     if around.gpus_before:
-        before = "an earlier battery of this node"
         part = f"GPUs: none in place of {around.gpus_before}"
-        evidence = f"{before} had GPUs, and now no driver reports one; --device cpu judges the rest of the node"
-        invalid = CheckFinding(check=ENVIRONMENT, subject="devices", verdict=CheckVerdict.INVALID, measured=0.0)
-        return msgspec.structs.replace(invalid, source=before, part=part, evidence=evidence)
+        evidence = (
+            f"{around.seen_by} had GPUs, and now no driver reports one; --device cuda rejects such a node, "
+            "--device cpu judges the rest of it"
+        )
+        invalid = CheckFinding(check=ENVIRONMENT, subject=DEVICES, verdict=CheckVerdict.INVALID, measured=0.0)
+        return msgspec.structs.replace(invalid, source=around.seen_by, part=part, evidence=evidence)
     return CheckFinding(
         check=ENVIRONMENT,
-        subject="devices",
+        subject=DEVICES,
         verdict=CheckVerdict.INVALID if wrong else CheckVerdict.PASS,
         measured=float(around.devices),
         expected=None if expected is None else float(expected),
@@ -70,6 +77,32 @@ def _devices(around: Surroundings) -> CheckFinding:
         part=f"{kind}: {around.devices} in place of {expected}" if wrong else "",
         evidence=f"{around.devices} {kind}, {around.ranks} ranks",
     )
+
+
+def _missing_gpus(around: Surroundings) -> CheckFinding:
+    """A missing GPU rejects the node, unless the driver has them all and something hides them from torch."""
+    expected, seen = around.devices_expected or 1, around.devices
+    hidden = around.why_fewer and (around.driver_gpus is None or around.driver_gpus >= expected)
+    if around.why_fewer and not hidden:
+        seen = around.driver_gpus or 0
+    known = "" if around.driver_gpus is None else f"{around.driver_gpus} answer NVIDIA's management library"
+    usable = f"PyTorch can use {around.devices}"
+    return CheckFinding(
+        check=ENVIRONMENT,
+        subject=DEVICES,
+        verdict=CheckVerdict.INVALID if hidden else CheckVerdict.FAIL,
+        measured=float(seen),
+        expected=float(expected),
+        source="--devices" if around.devices_expected else "--device cuda",
+        part=f"GPUs: {seen or 'none'} of {expected}" if around.devices_expected else "GPUs: none",
+        evidence=joined_evidence(around.why_gone, usable, known, around.why_fewer),
+        action=RecoveryAction.FIX_SETTING if hidden else None,
+    )
+
+
+def others_gpus(gpus: Sequence[GpuHealth]) -> list[int]:
+    """Numbers of the GPUs that others used before anything of ours ran: with processes, or with memory of theirs."""
+    return [gpu.index for gpu in gpus if gpu.before.processes or (gpu.before.used_bytes or 0) >= BUSY_BYTES]
 
 
 def _other_processes(around: Surroundings, during: Sequence[Timed], limit: float) -> CheckFinding:
@@ -152,6 +185,8 @@ def _wrong_settings(gpu: GpuHealth, *, loaded: bool) -> list[str]:
         wrong.append("MIG on")
     if state.processes:
         wrong.append(f"other processes: {state.processes}")
+    elif (state.used_bytes or 0) >= BUSY_BYTES:
+        wrong.append(f"{(state.used_bytes or 0) / 2**30:.1f} GiB of its memory are in use")
     if state.watts_limit and state.watts_default and state.watts_limit < state.watts_default:
         wrong.append(f"power limit {state.watts_limit:.0f} W, default {state.watts_default:.0f} W")
     if state.fabric not in ("", "completed"):

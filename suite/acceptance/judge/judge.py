@@ -22,9 +22,10 @@ from suite.acceptance.evidence import (
 from suite.acceptance.findings import guard_findings, joined_evidence, not_run, rests_on_clocks, unmeasured_findings
 from suite.acceptance.gpu_evidence import Health
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
-from suite.acceptance.judge.environment import environment_findings, share_of_others
+from suite.acceptance.judge.environment import OTHERS_BYTES, environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.gpu_health import gpu_findings, with_gpus
+from suite.acceptance.judge.launch_errors import IN_A_LAUNCH, launch_error_findings
 from suite.acceptance.judge.launches import (
     RankInLaunches,
     exact_findings,
@@ -77,7 +78,9 @@ class JudgedBattery:
         self.loads: list[Load] = [*self.micro, *self.launches, *self.probes]
         self.gpu = known_gpu(self.around.gpus) if self.around and self.around.gpus else None
         ended_well = any(load.status is Status.OK for load in self.loads)
-        self.loaded_gpus = self.around.gpus_with_ranks if self.around and ended_well else []
+        self.busy_gpus = self.around.busy_gpus if self.around else []
+        ranks_on = self.around.gpus_with_ranks if self.around and ended_well else []
+        self.loaded_gpus = self.busy_gpus or ranks_on
         self.environment = environment_findings(
             self.around, self.health, [*self.micro, *self.launches], others=others, loaded=self.loaded_gpus
         )
@@ -98,6 +101,12 @@ class JudgedBattery:
         ]
 
     @property
+    def others_hold_memory(self) -> bool:
+        """Whether others held memory of a GPU when the battery began, or when all ranks had ended."""
+        states = [state for gpu in (self.health.gpus if self.health else []) for state in (gpu.before, gpu.after)]
+        return any(state.processes or (state.used_bytes or 0) > OTHERS_BYTES for state in states)
+
+    @property
     def exchange_probes(self) -> list[ProbeResult]:
         """Probes with exchanges; with one rank all of them, to say that it has no other rank."""
         alone = self.around is not None and self.around.ranks == 1
@@ -106,6 +115,8 @@ class JudgedBattery:
     @property
     def why_idle(self) -> str:
         """Why no load ended well on a GPU."""
+        if self.busy_gpus:
+            return "others use other GPUs of the node, and nothing was executed"
         if self.loads and all(load.status is not Status.OK for load in self.loads):
             return "no load ended well"
         if self.loads and self.around is not None and self.around.device == "cuda" and not self.around.gpus_with_ranks:
@@ -181,9 +192,9 @@ def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckF
 
 
 def _health(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """GPUs, and the node beside them."""
+    """GPUs, the errors that ended launches on them, and the node beside them."""
     of_gpus = gpu_findings(battery.health, loaded=battery.loaded_gpus, why_idle=battery.why_idle)
-    return [*of_gpus, *node_findings(battery.health)]
+    return [*of_gpus, *launch_error_findings(battery.loads), *node_findings(battery.health)]
 
 
 def _loopback(battery: JudgedBattery) -> list[CheckFinding]:
@@ -271,11 +282,14 @@ def battery_findings(
     findings += unmeasured_findings(battery.phases, findings)
     if battery.disturbed:
         findings = [_invalid(finding) for finding in findings]
+    if battery.disturbed or battery.others_hold_memory:
+        findings = [_out_of_memory_beside_others(finding) for finding in findings]
     reported = [finding for finding in findings if finding.check in selected]
     reported += _invalid_environment(reported, battery, selected)
     reported += _always_reported(findings, selected)
     missing = sorted(set(selected) - {finding.check for finding in reported})
-    reported += [not_run(number, "nothing in this battery measures it") for number in missing]
+    why = "others use GPUs: nothing was executed" if battery.busy_gpus else "nothing in this battery measures it"
+    reported += [not_run(number, why) for number in missing]
     gpus = battery.around.gpus_with_ranks if battery.around else []
     return sorted((with_gpus(finding, gpus, battery.health) for finding in reported), key=lambda finding: finding.check)
 
@@ -291,7 +305,7 @@ def _invalid_environment(
 
 
 def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]) -> list[CheckFinding]:
-    """Findings of checks that are not selected: bit errors of a soak, and failed measurements, each once.
+    """Findings of checks that are not selected: bit errors, missing GPUs, and failed measurements, each once.
 
     A soak also runs as a load for the counters of GPUs. A failed probe is reported as a failed soak: where no check of
     its own is selected, nothing else of it ran.
@@ -302,8 +316,9 @@ def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]
         if finding.check in selected or finding.check == check.HANG_GUARD:  # what was measured reports a hang too
             continue
         if finding.status is Status.OK:
-            wrong = finding.check == check.SOAK and finding.verdict is CheckVerdict.FAIL
-            reported += [finding] if wrong and not rests_on_clocks(finding) else []
+            wrong = finding.verdict is CheckVerdict.FAIL and not rests_on_clocks(finding)
+            counts = finding.check in (check.SOAK, check.ENVIRONMENT) or finding.subject.startswith(IN_A_LAUNCH)
+            reported += [finding] if wrong and counts else []
         elif finding.evidence not in seen:
             seen.add(finding.evidence)
             reported.append(finding)
@@ -317,6 +332,14 @@ def _invalid_when_disturbed(finding: CheckFinding, probe: ProbeResult, *, limit:
     if share <= limit or not too_low or not rests_on_clocks(finding):
         return finding
     return _with_verdict_invalid(finding, f"while other processes used {share:.0%} of the processors")
+
+
+def _out_of_memory_beside_others(finding: CheckFinding) -> CheckFinding:
+    """A launch that ran out of memory where others use the machine decides nothing: it may be theirs."""
+    if finding.status is not Status.OUT_OF_MEMORY:
+        return finding
+    evidence = joined_evidence(finding.evidence, "beside other processes, whose memory it may be")
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.INCONCLUSIVE, evidence=evidence)
 
 
 def _invalid(finding: CheckFinding, why: str = "in an invalid environment") -> CheckFinding:
