@@ -26,10 +26,12 @@ run() {
     wait "$child"
 }
 
-# battery: sets `verdict` to its exit code and `words` to its one line; what cannot be decided is asked again.
+# battery: sets `verdict` to its exit code and `words` to its one line. What cannot be decided is asked again, a failed
+# execution once; asking again changes no usage (2).
 # 1 and 4 are verdicts only with that line: Python ends with 1 too where a package is missing, on every node of a sweep.
 battery() {
     attempt=1
+    failed=
     while :; do
         # shellcheck disable=SC2086  # several options
         run timeout -k 10 "${SUITE_SECONDS:-3600}" "$SUITE_PYTHON" -m suite accept --results "$SUITE_RESULTS" --summary \
@@ -40,9 +42,17 @@ battery() {
             words=$(tail -n 1 "$said/errors")
             case $verdict in 1 | 4) verdict=2 words="no verdict: $words" ;; esac
         fi
-        case $verdict in 0 | 1 | 4) return ;; esac
-        [ "$attempt" -lt "${SUITE_ATTEMPTS:-3}" ] || return
-        attempt=$((attempt + 1))
+        case $verdict in
+        0 | 1 | 2) return ;;
+        4)
+            [ -z "$failed" ] || return
+            failed=once
+            ;;
+        *)
+            [ "$attempt" -lt "${SUITE_ATTEMPTS:-3}" ] || return
+            attempt=$((attempt + 1))
+            ;;
+        esac
         run sleep "${SUITE_PAUSE_SECONDS:-10}"
     done
 }

@@ -16,7 +16,8 @@ import reframe.utility.sanity as sn
 from reframe.core.builtins import run_before, sanity_function, variable
 from reframe.core.exceptions import SanityError
 
-UNDECIDED = 3  # exit code of `accept`
+BAD_USAGE, UNDECIDED = 2, 3  # exit codes of `accept`
+ENDED = "suite: exit code"
 
 
 @rfm.simple_test
@@ -45,15 +46,19 @@ class Battery(rfm.RunOnlyRegressionTest):
         self.prerun_cmds = [f"cd {self.suite_root}"]
         self.executable = self.suite_python
         self.executable_opts = ["-m suite accept --json", f"--results {self.results}", self.options]
-        self.postrun_cmds = ["true"]  # the exit code is in the output
+        self.postrun_cmds = [f'echo "{ENDED} $?"']
 
     @sanity_function
     def accepted(self):
         """Only "accepted" passes; the part at fault is in the message."""
         output = Path(self.stagedir, str(self.stdout)).read_text(encoding="utf-8", errors="replace")
         lines = [line for line in output.splitlines() if line.startswith("{")]
-        if not lines:
-            raise SanityError("accept gave no verdict")
+        if not lines:  # not a word about the node
+            error = Path(self.stagedir, str(self.stderr)).read_text(encoding="utf-8", errors="replace").strip()
+            why = (error.splitlines() or ["it said nothing"])[-1]
+            self.skip_if(f"{ENDED} {UNDECIDED}" in output, f"not decided: {why}")
+            bad_usage = f"{ENDED} {BAD_USAGE}" in output
+            raise SanityError(f"{'bad usage' if bad_usage else 'no verdict'}, the node is not judged: {why}")
         self.said = json.loads(lines[-1])
         self.skip_if(self.said["exit_code"] == UNDECIDED, f"not decided: {self.said['summary']}")
         return sn.assert_eq(self.said["exit_code"], 0, msg=self.said["summary"])

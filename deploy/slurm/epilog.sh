@@ -8,6 +8,6 @@ decided --only "$SUITE_CHECKS" --others "$others_share"
 case $verdict in
 1 | 4) drain "$words" ;;
 0) ;;
-*) say "epilog: not decided (exit code $verdict): $words" ;;
+*) unjudged epilog ;;
 esac
 exit 0

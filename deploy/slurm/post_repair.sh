@@ -28,7 +28,8 @@ sleep 2 # until the controller has it
 cd "$SUITE_ROOT" || exit 4
 # shellcheck disable=SC2086  # several options
 reason=$(SLURM_RESERVATION=$reservation "$SUITE_PYTHON" -m suite fleet accept --nodes "$names" --groups none \
-    --results "$SUITE_SHARED_RESULTS" --device "$SUITE_DEVICE" --json ${SUITE_FLEET:-} -- ${SUITE_ACCEPT:-} |
+    --results "$SUITE_SHARED_RESULTS" --device "$SUITE_DEVICE" --json ${SUITE_FLEET:-} -- \
+    ${SUITE_DEVICES:+--devices "$SUITE_DEVICES"} ${SUITE_ACCEPT:-} |
     "$SUITE_PYTHON" -c '
 import json, sys # this fleet alone: an earlier one may have accepted the node
 row = next(row for row in json.load(sys.stdin)["rows"] if row["node"] == sys.argv[1])

@@ -12,6 +12,6 @@ case $verdict in
     exit 1 # Slurm requeues the job; the node is drained already, with our reason
     ;;
 0) ;;
-*) say "prolog: not decided (exit code $verdict): $words" ;;
+*) unjudged prolog ;;
 esac
 exit 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 import time
@@ -26,6 +27,9 @@ PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
 GROUP_SECONDS = 1800.0
 SPARE_FACTOR = 4.0  # over a profile's limit, after which a battery gets no more time
 GROUP_STEPS = 6
+BAD_USAGE, EXECUTION_FAILED = 2, 4  # exit codes of `accept`
+NOT_STARTED = (126, 127)  # exit codes of a shell for a command that is not there, such as Python
+_NOT_IMPORTED = re.compile(r"\bImportError\b|No module named")
 ATTEMPTS = (1, 2)
 
 
@@ -150,6 +154,9 @@ def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, Node
     names = [node.name for node in nodes]
     _attempt(running, [name for name in names if name not in refused], first, refused)
     facts = {name: refused.get(name) or _facts(running, name) for name in names}
+    answers = [answer for known in facts.values() for answer in known.answers]
+    if answers and all(answer.exit_code == BAD_USAGE for answer in answers):  # of one node alone it may be the image
+        raise InputError(f"accept refuses on every node: {answers[0].words.splitlines()[-1]}", where=answers[0].node)
     compared = judge.first_batteries(facts)
     again = [name for name, known in facts.items() if known.answers and _needs_second(name, known, compared)]
     if again:
@@ -163,7 +170,7 @@ def _batteries(running: _Running, nodes: Sequence[EngineNode]) -> dict[str, Node
 def _needs_second(name: str, known: NodeFacts, compared: FirstBatteries) -> bool:
     """Whether the execution failed, or a figure stands out from the siblings'; `accept` repeats its own failures."""
     stands_out = any(compared.failures(name, battery) for battery in known.batteries[:1])
-    return known.answers[0].exit_code not in (0, 1, 3) or stands_out
+    return known.answers[0].exit_code == EXECUTION_FAILED or stands_out
 
 
 def _attempt(running: _Running, names: Sequence[str], attempt: int, refused: dict[str, NodeFacts]) -> None:
@@ -186,12 +193,12 @@ def _attempt(running: _Running, names: Sequence[str], attempt: int, refused: dic
         answer = fleet_record.kept(fleet_record.node_file(directory, name, attempt), NodeAnswer)
         if answer is not None:
             running.progress(f"{name}: {answer.words.splitlines()[-1] if answer.words else answer.exit_code}")
-            if answer.exit_code == 2:
-                raise InputError(f"accept refuses its options: {answer.words.splitlines()[-1]}", where=name)
             return
         last = how.words.splitlines()[-1] if how.words else f"ended with code {how.code}, and said nothing"
         if running.engine.did_not_get(how.words):
             refused[name] = NodeFacts(not_run=f"{running.engine.name} gave it not: {last}")
+        elif how.code in NOT_STARTED or _NOT_IMPORTED.search(how.words):
+            refused[name] = NodeFacts(not_run=f"no battery was started: {last}")
         else:
             late = f"no answer within {seconds:.0f} s" if how.code is None else "its battery ended without an answer"
             refused[name] = NodeFacts(why_none=f"{late}: {last}")

@@ -16,7 +16,7 @@ from suite.fleet.verdicts import ACCEPTED, FAILED, NO_ANSWER, NOT_RUN, REJECTED,
 from suite.records.battery import BatteryEnd, worst_of
 
 _DECIDING = (NO_ANSWER, REJECTED, FAILED, UNDECIDED)  # of several verdicts on a node, the first of these
-_BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 3: UNDECIDED, 4: FAILED}
+_BY_EXIT_CODE = {0: ACCEPTED, 1: REJECTED, 4: FAILED}  # others decide nothing about the node
 LINK, PRODUCTS, CLOCK = "link", "products with a partner", "clock ahead"  # figures of pairs
 CONSEQUENCES = (TIME_LIMIT, NOT_HUNG)  # parts of a battery that took too long: what is slow is another part
 UNITS = {LINK: "byte/s", PRODUCTS: "flop/s", CLOCK: "s"}
@@ -102,7 +102,7 @@ def battery_faults(node: str, known: NodeFacts, first: FirstBatteries) -> Iterat
     if not known.answers:
         return
     answer = known.answers[-1]
-    verdict = _BY_EXIT_CODE.get(answer.exit_code, FAILED)
+    verdict = _BY_EXIT_CODE.get(answer.exit_code, UNDECIDED)
     if verdict != ACCEPTED:
         worst = worst_of(known.batteries[-1].findings) if known.batteries else None
         if worst is None:

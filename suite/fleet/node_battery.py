@@ -18,6 +18,7 @@ from suite.machine.processes import die_with_parent
 from suite.paths import ROOT
 
 WORDS_CHARACTERS = 400
+VERDICTS, NO_VERDICT = (1, 4), 2  # exit codes of `accept`: rejected and execution failed are told, and bad usage is not
 
 
 def main() -> int:
@@ -38,6 +39,8 @@ def main() -> int:
     if said.stdout.startswith("{"):
         entry = msgspec.json.decode(said.stdout)
     code = said.returncode if said.returncode >= 0 else 128 - said.returncode
+    if not entry and code in VERDICTS:  # Python ends so too, where a package or the checkout is missing
+        code = NO_VERDICT
     keep(
         Path(answer),
         NodeAnswer(

@@ -19,7 +19,8 @@ from suite.launch.slurm import drain_reason
 CONDITION = "BatteryRejected"
 TAINT = "llm-reference-runs/battery"
 EFFECT = "NoSchedule"  # running pods stay
-DECIDED = {0: "Accepted", 1: "Rejected", 4: "ExecutionFailed"}  # of exit codes of `accept`
+# of exit codes of `accept`; of all others NotDecided
+DECIDED = {0: "Accepted", 1: "Rejected", 2: "NotJudged", 3: "NotDecided", 4: "ExecutionFailed"}
 VALUES = {1: "rejected", 4: "execution-failed"}  # of the taint
 
 

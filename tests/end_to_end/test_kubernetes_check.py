@@ -69,6 +69,18 @@ def test_what_is_not_decided_is_asked_again_and_taints_nothing(place: Path) -> N
     assert len((place / "asked").read_text().splitlines()) == 2
 
 
+def test_bad_usage_is_asked_once_and_a_failed_execution_is_asked_again_before_it_taints(place: Path) -> None:
+    code, (condition,) = checked(place, 2, SUITE_ATTEMPTS="3")
+    assert (code, condition["status"]["conditions"][0]["reason"]) == (2, "NotJudged")
+    assert len((place / "asked").read_text().splitlines()) == 1
+    (place / "asked").unlink()
+    (place / "patches").unlink()
+    code, (taints, _) = checked(place, 4)
+    assert code == 4
+    assert taints["spec"]["taints"] == [TAINT | {"value": "execution-failed"}]
+    assert len((place / "asked").read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize("code", [1, 4])
 def test_an_end_without_a_verdict_taints_nothing(place: Path, code: int) -> None:
     """Python ends so in an image that lacks a package: on every node of a sweep."""

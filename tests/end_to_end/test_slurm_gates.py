@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,81 @@ def drained(place: Path) -> bool:
 EVERY = [(shell, gate) for shell in SHELLS for gate in GATES]
 
 
-def test_a_verdict_drains(place: Path) -> None:
+def test_each_exit_code_has_its_own_effect(place: Path) -> None:
+    """How often `accept` is asked, whether the node is drained, and what is said of it."""
+    conf = place / "gates.conf"
+    conf.write_text(conf.read_text().replace("ATTEMPTS=1", "ATTEMPTS=2"))
+    wrong = []
     for shell, gate in EVERY:
-        assert ran(place, gate, shell=shell).returncode == (gate == "prolog"), (shell, gate)
-        assert drained(place), (shell, gate)
-        (place / "scontrol").unlink()
+        once = gate == "health_check"  # which repeats nothing: Slurm would end it
+        for code, asked, drains, words in (
+            (0, 1, False, ""),
+            (1, 1, True, "drained"),
+            (2, 1, False, "the node is not judged"),
+            (3, 1 if once else 2, False, "not decided"),
+            (4, 1 if once else 2, not once, "the next check decides" if once else "drained"),
+            (130, 1 if once else 2, False, "not decided (exit code 130)"),
+        ):
+            answers(place, f'echo >>{place}/asked; echo "{SAID}"; exit {code}')
+            said = ran(place, gate, shell=shell)
+            found = len((place / "asked").read_text().splitlines()), drained(place), words in said.stderr
+            if found != (asked, drains, True) or said.returncode != (gate == "prolog" and drains):
+                wrong.append((shell, gate, code, found, said.returncode, said.stderr))
+            for name in ("asked", "scontrol", ".failed_once"):
+                (place / name).unlink(missing_ok=True)
+    assert wrong == []
+
+
+def test_an_execution_that_fails_in_two_health_checks_running_drains(place: Path) -> None:
+    answers(place, f'echo "{SAID}"; exit 4')
+    ran(place, "health_check")
+    assert not drained(place)
+    answers(place, f'echo "{SAID}"; exit 0')
+    ran(place, "health_check")  # forgets it
+    answers(place, f'echo "{SAID}"; exit 4')
+    ran(place, "health_check")
+    assert not drained(place)
+    ran(place, "health_check")
+    assert drained(place)
+
+
+def test_the_gates_say_how_many_gpus_a_node_must_have(place: Path) -> None:
+    answers(place, f'echo "$*" >>{place}/asked; echo "{SAID}"; exit 0')
+    for number, options in (("8", "--device cuda --devices 8 --results"), ("", "--device cuda --results")):
+        with (place / "gates.conf").open("a") as conf:
+            conf.write(f"SUITE_DEVICE=cuda\nSUITE_DEVICES={number}\n")
+        for gate in GATES:
+            ran(place, gate)
+        lines = (place / "asked").read_text().splitlines()
+        assert all(options in line for line in lines), lines
+        (place / "asked").unlink()
+
+
+# State of a node (tests/support/gpu_node.py) -> whether it is drained, and what is said of it
+NODES = {
+    "healthy": (False, ""),
+    "broken image": (False, "not decided (exit code 3): error: torch is installed, but does not import: ImportError"),
+    "no image": (False, "the node is not judged: error: "),
+    "missing GPU": (True, "suite: quick: rejected: environment FAIL: GPUs: 7 of 8"),
+    "busy": (False, "not decided (exit code 3): quick: not decidable: environment INVALID: GPU 3"),
+    "ECC": (True, "memory or board of rank 3 (GPU 3 at 0000:1b:00.0)"),
+}
+
+
+def test_the_real_accept_drains_for_a_missing_gpu_and_for_ecc_errors_and_for_no_image(place: Path) -> None:
+    """The command itself, in the bare environment of a prolog."""
+    with (place / "gates.conf").open("a") as conf:
+        conf.write(
+            f"SUITE_ROOT={ROOT}\nSUITE_SECONDS=55\nSUITE_DEVICE=cuda\nSUITE_DEVICES=8\nSUITE_CHECKS=0,12,13,14\n"
+        )
+    wrong = []
+    for state, (drains, words) in NODES.items():
+        answers(place, f'shift 2; exec {sys.executable} -m tests.support.gpu_node "{state}" "$@" --others 1')
+        said = ran(place, "prolog")
+        if (said.returncode == 1, drained(place), words in said.stderr) != (drains, drains, True):
+            wrong.append((state, said.returncode, drained(place), said.stderr))
+        (place / "scontrol").unlink(missing_ok=True)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("amiss", ["no package", "no checkout", "no results", "no python", "no configuration"])

@@ -113,6 +113,19 @@ def test_a_host_that_cannot_be_entered_has_its_own_verdict_and_the_others_have_t
     assert sorted(of_pairs) == [f"pair_probe pair.{names}.1.json" for names in ("a+c", "c+d", "d+a")]
 
 
+def test_a_broken_image_rejects_no_host(place: Path) -> None:
+    """Bad usage, no verdict, a signal, no Python: each says nothing about its host. On every host it is bad usage."""
+    for host, code in {"b": 2, "c": 3, "d": 130}.items():
+        (place / f"says.{host}").write_text(str(code))
+    code, end, _ = ended(fleet(place, "a,b,c,d"))
+    assert [row["verdict"] for row in end["rows"]] == ["accepted", *["not decidable"] * 3]
+    assert code == 3
+    assert asked(place)["node_battery b"] == 1
+    code, end, words = ended(fleet(place, "b"))
+    assert (code, end) == (2, {})
+    assert "accept refuses on every node: said" in words
+
+
 def test_what_commands_said_is_kept_without_the_paths_of_who_ran_them(place: Path) -> None:
     (place / "r").mkdir()
     first = fleet(place, "dead", HOME=f"{place}/home/ann")

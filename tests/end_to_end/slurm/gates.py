@@ -19,6 +19,7 @@ from tests.support.slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.timeout(3600)
 SAID = "quick: rejected: rank 1, GPU 3 (0000:0a:00.0) bitwise replays FAIL " + "and so on " * 30
+ON_GPUS = "--device cuda --devices 8 --only 0,12,13,14 --others 1"
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +34,18 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake.write_text(
         "#!/bin/sh\n"
         f'echo "$(hostname) PATH=$PATH $*" >> {place}/asked\n'
+        f"state={place}/state.$(hostname)\n"
+        'if [ -e "$state" ]; then\n'
+        "    shift 2\n"
+        f'    exec {sys.executable} -m tests.support.gpu_node "$(cat "$state")" "$@" {ON_GPUS}\n'
+        "fi\n"
         f"code=$(cat {place}/verdict.$(hostname) 2>/dev/null || echo 0)\n"
         f"echo '{SAID}'\nexit $code\n"
     )
     fake.chmod(0o755)
     (place / "gates.conf").write_text(
         f"SUITE_ROOT={ROOT}\nSUITE_PYTHON={fake}\nSUITE_RESULTS={place}\nSUITE_SHARED_RESULTS={place}/shared\n"
-        "SUITE_DEVICE=cpu\nSUITE_SECONDS=20\nSUITE_CHECKS=14\nSUITE_ATTEMPTS=2\nSUITE_PAUSE_SECONDS=1\n"
+        "SUITE_DEVICE=cpu\nSUITE_SECONDS=50\nSUITE_CHECKS=14\nSUITE_ATTEMPTS=2\nSUITE_PAUSE_SECONDS=1\n"
     )
     return place
 
@@ -59,7 +65,7 @@ def cluster(gates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def released(cluster: SlurmCluster, gates: Path) -> Iterator[None]:
     """Every node is accepted and idle at the beginning of a test."""
     yield
-    for path in gates.glob("verdict.*"):
+    for path in (*gates.glob("verdict.*"), *gates.glob("state.*"), *gates.glob(".failed_once")):
         path.unlink()
     cluster.run("scancel", "--user=root")
     time.sleep(6)  # a health check that had begun
@@ -123,6 +129,19 @@ def test_the_prolog_drains_with_the_part_as_reason_and_the_job_goes_elsewhere(
         assert time.monotonic() < until, cluster.run("squeue").stdout
         time.sleep(2)
     assert place.read_text() == "n1\n"
+
+
+def test_the_real_accept_drains_for_a_missing_gpu_and_for_ecc_errors_alone(cluster: SlurmCluster, gates: Path) -> None:
+    """In each state of tests/support/gpu_node.py. On the others jobs begin, although nothing is decided."""
+    states = {"n1": "broken image", "n2": "missing GPU", "n3": "busy", "n4": "ECC"}
+    for node, state in states.items():
+        (gates / f"state.{node}").write_text(state)
+    assert "GPUs: 7 of 8" in drained(cluster, "n2", seconds=240)
+    assert "GPU 3 at 0000:1b:00.0" in drained(cluster, "n4", seconds=240)
+    for node in ("n1", "n3"):
+        said = cluster.run("srun", "-w", node, "-N1", "hostname", timeout=240)
+        assert said.stdout == f"{node}\n", said.stderr
+        assert cluster.reason(node) == ""
 
 
 def test_the_epilog_drains_what_a_job_left_broken(cluster: SlurmCluster, gates: Path) -> None:
