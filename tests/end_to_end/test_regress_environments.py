@@ -5,25 +5,47 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from suite.__main__ import main
+from suite.paths import ROOT
 from suite.records.index import launches as all_launches
 from suite.records.store import read
+from tests.support.run_file import run_file
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 HANGS = "import os, time\nif 'RANK' in os.environ:\n    time.sleep(3600)\n"
 
 
+# Every linear layer's forward pass waits for as long again as it took, and a half: no flop, message or byte changes
+SLOW_LINEAR = """
+import os
+if 'RANK' in os.environ:
+    import time
+    import torch.nn.functional as functional
+    def slow(*arguments, own=functional.linear, **named):
+        began = time.perf_counter()
+        found = own(*arguments, **named)
+        until = time.perf_counter() + 1.5 * (time.perf_counter() - began)
+        while time.perf_counter() < until:
+            pass
+        return found
+    functional.linear = slow
+"""
+# A step of some ten milliseconds, mostly linear layers
+LINEAR = {"hidden": 256, "head_dim": 128, "ffn_hidden": 2048, "sequence": 64, "data_parallel": 1, "accumulation": 4}
+
+
 @pytest.fixture
-def old_environment(tmp_path):
+def environment(tmp_path):
     """A function that makes another environment with the packages of this one, and code that runs as it starts."""
 
-    def made(startup):
-        directory = tmp_path / "old"
+    def made(name, startup):
+        directory = tmp_path / name
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
         (packages,) = directory.glob("lib/python3*/site-packages")
         (packages / "packages.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
@@ -31,6 +53,12 @@ def old_environment(tmp_path):
         return str(directory / "bin" / "python")
 
     return made
+
+
+@pytest.fixture
+def old_environment(environment):
+    """As `environment`, of the one that is compared with."""
+    return partial(environment, "old")
 
 
 def check(capsys, results, python, *options):
@@ -71,3 +99,19 @@ def test_the_time_is_kept_while_a_launch_hangs_and_its_record_is_whole(old_envir
     (launch,) = all_launches(tmp_path / "results")[0]
     assert launch.finished - launch.started < 60  # it had 6 s, and as a hang it would be noticed after 120 s
     assert read(Path(launch.path)).end.message == "the launcher ended: OutOfTimeError"
+
+
+@pytest.mark.rare  # forty launches, and a time that is judged
+@pytest.mark.alone
+def test_a_slow_operator_of_the_new_environment_is_a_regression(environment, tmp_path):
+    new, old = environment("new", SLOW_LINEAR), environment("old", "")
+    run = run_file(tmp_path / "linear.toml", **LINEAR, precision='"fp32"')
+    options = ["--device", "cpu", "--no-compile", "--steps", "20", "--launches", "10", "--results", str(tmp_path / "r")]
+    command = [new, "-m", "suite", "regress", str(run), "--python", old, *options, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    (comparison,) = json.loads(done.stdout)["comparisons"]
+    changes = {(one["quantity"], one["term"]): one for one in comparison["findings"]}
+    assert (done.returncode, changes["step_seconds", None]["change"]) == (1, "regression")
+    assert len(comparison["again"]) == 20  # it was launched in turn again
+    counted = ("parameters", "hardware_flop", "weight_bytes", "optimizer_bytes")
+    assert {changes[name, None]["change"] for name in counted} == {"same"}
