@@ -268,7 +268,13 @@ def test_other_numbers_are_searched_when_asked_for_and_go_with_another_question(
 @pytest.mark.skipif(not AXE, reason="axe-core is not at AXE_CORE: npm, or no network")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    "query", ["", "?run=bloom-176b&layout=dp8,tp4,pp12&other=dp8,tp8,pp6,zero1&price=2", "?run=bloom-176b&layout=tp5"]
+    "query",
+    [
+        "",
+        "?run=bloom-176b&layout=dp8,tp4,pp12&other=dp8,tp8,pp6,zero1&price=2",
+        "?run=bloom-176b&layout=tp5",
+        "?run=llama2-7b&on=h100-sxm&gpus=8&layout=",  # probably fits
+    ],
 )
 def test_axe_finds_nothing(browser: Browser, address: str, scheme: Any, query: str) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
