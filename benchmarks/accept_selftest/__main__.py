@@ -210,6 +210,11 @@ def _problems(injection: Injection, answer: Answer) -> list[str]:
         seen = "; ".join(f"{f['verdict']} {f['part']!r} {f['evidence']}" for f in of_check)
         verdict = " or ".join(wanted)
         problems.append(f"no {verdict} on {injection.part!r} with {injection.words!r}: {seen[:600]}")
+    problems += [
+        f"{f['verdict']} on {f['part']!r} does not say what to do next"
+        for f in named
+        if f["verdict"] not in (CheckVerdict.PASS, CheckVerdict.NOT_RUN) and not (f["action"] and f["to_do"])
+    ]
     for check in injection.passes:
         verdicts = [finding["verdict"] for finding in report["findings"] if finding["check"] == check]
         if verdicts != [CheckVerdict.PASS]:

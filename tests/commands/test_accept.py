@@ -166,7 +166,9 @@ def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path
     code, out, _ = printed("--only", "0,7,12", "--summary")
     assert (code, out.count("\n")) == (exit_codes.FAIL, 1)
     assert len(out) <= _SUMMARY_CHARACTERS + 1
-    assert out.startswith("quick: rejected: exact figures FAIL: software")
+    assert out.startswith(
+        "quick: rejected: exact figures FAIL: software: another amount of work than predicted, next: fix the setting ("
+    )
 
 
 def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(accept, launches, kept):

@@ -324,7 +324,7 @@ def _battery_name(past: PastBattery) -> str:
 
 
 def summary(report: BatteryReport | BatteryEnd) -> str:
-    """One line: the decision, every part at fault with its check, and the counts of verdicts.
+    """One line: the decision, every part at fault with its check and what to do, and the counts of verdicts.
 
     Dates are added as far as the line has room, of the worst part first.
     """
@@ -332,7 +332,8 @@ def summary(report: BatteryReport | BatteryEnd) -> str:
     for finding in _bad_findings(report.findings):
         part = finding.part or finding.subject or "unknown part"
         apart = compared(finding, finding.ratio, than="expected")
-        dates.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {_comma(part, apart)}", since(finding))
+        told = _comma(part, apart, f"next: {finding.action.value}" if finding.to_do and finding.action else "")
+        dates.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {told}", since(finding))
     line = f"{report.profile}: {report.decision.value}"
     tail = f" ({_verdict_counts(report.findings)}; {report.seconds:.0f} s)"
     room = _SUMMARY_CHARACTERS - len(tail) - len(f"{line}: {'; '.join(dates)}")
