@@ -15,7 +15,7 @@ from reference_runs.errors import InputError
 from reference_runs.incomplete import missing_keys
 from reference_runs.layout import AXES, Layout, layout_text
 from reference_runs.miniature import miniature
-from reference_runs.run import ProductFormat, Workload
+from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from reference_runs.stack import OWN_NAME
 from suite.commands import exit_codes
@@ -56,7 +56,7 @@ from suite.predict.plan.predicted_run import (
 )
 from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices
-from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
+from suite.predict.recorded_run.published import BY_ARITHMETIC, OF_THE_MODEL, measured_where
 from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.report.slice import print_sliced
 from suite.report.terminal.plan import print_assumptions
@@ -319,7 +319,9 @@ def _print(
         print_sliced(out, predicted.sliced, published, elsewhere=elsewhere, parts_compare=alike)
     if arithmetic and arithmetic.memory:
         print_fit(out, arithmetic.memory, predicted.memory)
-    rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]
+    rows = predicted.rows
+    if not predicted.is_of_record:
+        rows = [row if complete and row.term in BY_ARITHMETIC else _not_compared(row) for row in rows]
     more = ""
     if complete:
         _print_all(out, predicted, rows)
@@ -338,12 +340,19 @@ def _print(
             print_folded(out, f"not predicted: {reason}")
     if predicted.remark:
         print_folded(out, f"implausible: {predicted.remark}", "yellow")
-    is_published = any(row.right is not None for row in predicted.rows)
-    if is_published and not predicted.is_of_record and (where := measured_where(predicted.run)):
-        where = where if complete else f"{where.partition(',')[0]} in the recorded layout"
+    is_published = any(row.right is not None and row.quantity not in OF_THE_MODEL for row in predicted.rows)
+    if is_published and not predicted.is_of_record and (where := _published_of(predicted.run, complete=complete)):
         print_folded(out, f"published figures are {where}: not compared")
     if more:
         print_folded(out, more)
+
+
+def _published_of(run: ReferenceRun, *, complete: bool) -> str | None:
+    """Where the published figures were measured; None where that is not recorded."""
+    if run.unpublished:
+        return f"of a layout that is not published ({', '.join(run.unpublished)})"
+    where = measured_where(run)
+    return where if where is None or complete else f"{where.partition(',')[0]} in the recorded layout"
 
 
 def _first_line(name: str, predicted: Predicted) -> str:

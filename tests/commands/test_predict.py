@@ -141,13 +141,21 @@ def test_the_first_line_says_which_attention_was_taken(text):
         assert said in words, stack
 
 
-def test_unpublished_facts_are_named(text):
+def test_a_layout_that_is_not_published_is_assumed_and_its_missing_facts_are_named(text, answer):
     shown = text("llama2-70b")
-    (line,) = (line for line in shown.replace("\n    ", " ").splitlines() if "not published" in line)
+    lines = shown.replace("\n    ", " ").splitlines()
+    (line,) = (line for line in lines if "not published" in line)
     for key in ("micro_batch", "data_parallel", "tensor_parallel", "pipeline_stages"):
         assert f"layout.{key}" in line
-    assert line.endswith(": recorded as not published: give --layout or --gpus")
-    assert "where the memory goes" not in shown
+    assert line.endswith(": not compared")
+    assert "where the memory goes" in shown
+    assumed = {line.rpartition("(")[2].rstrip(")") for line in lines if line.startswith("assumed: ")}
+    assert assumed == {"--gpus", "--layout", "--network", "--stack"}
+    assert {option for _, option in answer("llama2-70b")["assumed"]} == assumed
+    # what was published of its hours needs no layout: its MFU is compared, and is not the predicted one
+    mfu = [line.split()[1:6] for line in text("llama2-70b", "--all").splitlines() if line.startswith("MFU")]
+    assert ["42.8", "%", "42.8", "%", "0.1"] in mfu
+    assert not any("42.8" in line for line in lines if line.startswith("MFU"))
     assert "not predicted: first_loss: the formula holds for pre-norm, not for deep-norm" in text("glm-130b", "--all")
 
 

@@ -192,9 +192,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     is_recorded_layout = layout == recorded
     absent = NotPredicted()
     missing = []
-    if run.unpublished and not layout:
-        missing.append(f"{', '.join(run.unpublished)}: recorded as not published: give --layout or --gpus")
-    if layout is None and not run.unpublished:
+    if layout is None:
         missing.append("memory, traffic, step time: no layout divides model, batch and accelerators")
     machine = None
     with absent.unless("machine"):
@@ -229,9 +227,9 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
         is_of_record = False
         left = [figure for figure in left if figure.quantity not in _OF_THE_ACCELERATOR]
         missing.append(f"mfu, hfu, energy: the slice was measured on {sliced.device}, no {machine.accelerator.name}")
-    if is_of_record:
+    if is_of_record or (run.unpublished and request.is_of_record):
         peak = machine.peak if machine else None
-        measured = ([], []) if sliced else measured_figures(run, able)
+        measured = measured_figures(run, able) if is_of_record and not sliced else ([], [])
         for computed, published in (figures_at_published_times(run, predicted, peak), measured):
             left += computed
             right += published
@@ -270,9 +268,6 @@ def _settled(run: ReferenceRun, request: PredictionRequest) -> _AskedLayout:
     if asked_layout is not None:
         check_layout(Workload(run.architecture, run.recipe, asked_layout), "--layout" if request.layout else run.where)
         return _AskedLayout(run, asked_layout, request, assumed, asked.notes)
-    if run.unpublished and request.gpus is None:
-        used = tuple(each for each in assumed if each.option != "--gpus")
-        return _AskedLayout(run, None, request, used, asked.notes)
     layout = _fastest_layout(run, request, asked.ranks)
     if layout is None:
         return _AskedLayout(run, None, request, assumed, asked.notes)

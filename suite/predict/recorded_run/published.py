@@ -22,6 +22,7 @@ AT_PUBLISHED_TIME = "at the published step time"
 AT_PUBLISHED_RATE = "at the published tokens per second"
 AT_PUBLISHED_ACCELERATOR_TIME = "at the published accelerator time"
 FROM_SAMPLES = "from published samples per second"
+BY_ARITHMETIC = (AT_PUBLISHED_TIME, AT_PUBLISHED_RATE, AT_PUBLISHED_ACCELERATOR_TIME, FROM_SAMPLES)
 
 
 def published_figures(run: ReferenceRun) -> list[Figure]:
