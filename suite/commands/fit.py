@@ -8,37 +8,17 @@ import typer
 
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.commands.planned_run import Asked, AskedQuestion, asked_question, found_entry, print_command, print_next
-from suite.commands.training_options import (
-    LAYOUT_PANEL,
-    Batch,
-    Gpus,
-    JsonOutput,
-    MicroBatch,
-    Network,
-    On,
-    PrecisionName,
-    Sequence,
-    StackName,
-    Tokens,
-    asked_training,
-)
+from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
+from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
 from suite.report.terminal.tables import console
 
 
-def fit_command(  # noqa: PLR0913  # the command's options
+@asks_training
+def fit_command(
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
-    on: On = None,
-    gpus: Gpus = None,
-    network: Network = None,
-    stack: StackName = None,
-    precision: PrecisionName = None,
-    batch: Batch = None,
-    micro_batch: MicroBatch = None,
-    sequence: Sequence = None,
-    tokens: Tokens = None,
+    asked: Asked,
     fix: Annotated[
         str,
         typer.Option(
@@ -66,10 +46,7 @@ def fit_command(  # noqa: PLR0913  # the command's options
 
     Exit codes: 0 fits; 1 does not; 2 bad input.
     """
-    training = asked_training(
-        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
-    )
-    asked = Asked(on, gpus, network, stack, training, fix)
+    asked = asked._replace(fix=fix)
     found = asked_question(run, asked)
     answer = fit(every_switch(found.question) if any_software else found.question)
     if json:

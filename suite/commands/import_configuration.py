@@ -19,32 +19,21 @@ from reference_runs.run_text import run_text
 from reference_runs.sourced import Kind, Sourced, Value
 from reference_runs.stack import stack as known_stack
 from suite.commands.options import print_json
-from suite.commands.planned_run import Asked, print_command
-from suite.commands.training_options import (
-    OUTPUT_PANEL,
-    TRAINING_PANEL,
-    Batch,
-    Gpus,
-    MicroBatch,
-    Network,
-    On,
-    PrecisionName,
-    Sequence,
-    StackName,
-    Tokens,
-    asked_training,
-)
+from suite.commands.planned_run import print_command
+from suite.commands.training_options import OUTPUT_PANEL, TRAINING_PANEL, Asked, asks_training
 from suite.predict.analytic.parameters import parameter_count
-from suite.predict.plan.asked import USUAL_ACCELERATOR, asked_run, check_positive
+from suite.predict.plan.asked import USUAL_ACCELERATOR, asked_run
 from suite.report.terminal.tables import console, print_folded
 
 STDOUT = "-"
 
 
-def import_command(  # noqa: PLR0913  # long: the command's options
+@asks_training
+def import_command(  # long: the command's options
     configuration: Annotated[
         Path, typer.Argument(help="A config.json of Hugging Face's transformers.", show_default=False, readable=False)
     ],
+    asked: Asked,
     output: Annotated[
         str | None,
         typer.Option(
@@ -53,15 +42,6 @@ def import_command(  # noqa: PLR0913  # long: the command's options
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    on: On = None,
-    gpus: Gpus = None,
-    network: Network = None,
-    stack: StackName = None,
-    precision: PrecisionName = None,
-    batch: Batch = None,
-    micro_batch: MicroBatch = None,
-    sequence: Sequence = None,
-    tokens: Tokens = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -89,12 +69,7 @@ def import_command(  # noqa: PLR0913  # long: the command's options
     """
     if json and output == STDOUT:
         raise InputError("the run file itself goes to stdout", allowed="a file", where="--output")
-    training = asked_training(
-        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
-    )
-    check_positive({"--gpus": gpus, "--network": network})
-    asked = Asked(on, gpus, network, stack, training)
-    run = imported(configuration, sequence=sequence)
+    run = imported(configuration, sequence=asked.training.sequence)
     run = run._replace(facts=run.facts | _option_facts(asked))
     if any(fact.source.startswith("option ") for fact in run.facts.values()):
         run = run._replace(sources=run.sources | {"option": OF_OPTIONS})

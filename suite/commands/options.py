@@ -54,19 +54,13 @@ def command_of(
             command(options(**given))
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
-        called.__annotations__ = types
-        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # inspect reads it; no stub has it
-            [
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=inspect.Parameter.empty if field.required else field.default,
-                    annotation=types[field.name],
-                )
+        return with_parameters(
+            called,
+            {
+                field.name: (types[field.name], inspect.Parameter.empty if field.required else field.default)
                 for field in fields
-            ]
+            },
         )
-        return called
 
     return decorate
 
@@ -88,6 +82,18 @@ def command_line(words: Sequence[str], asked: msgspec.Struct, *without: str) -> 
         option = next(name.partition("/")[0] for name in declared if isinstance(name, str) and name.startswith("--"))
         line += [option] if value is True else [option, str(value)]
     return shlex.join(line)
+
+
+def with_parameters(called: Callable[..., None], parameters: Mapping[str, tuple[Any, object]]) -> Callable[..., None]:
+    """The same function, for which typer sees these parameters: each annotated type, and its default."""
+    called.__annotations__ = {name: annotated for name, (annotated, _) in parameters.items()}
+    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # inspect reads it; no stub has it
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotated)
+            for name, (annotated, default) in parameters.items()
+        ]
+    )
+    return called
 
 
 def help_of(command: Callable[..., object]) -> str:

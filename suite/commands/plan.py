@@ -14,25 +14,17 @@ from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.pictures import check_picture
 from suite.commands.planned_export import TRIED, check_alone, print_export
-from suite.commands.planned_run import Asked, AskedQuestion, asked_question, found_entry, print_command, print_next
+from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.training_options import (
     COST_PANEL,
     LAYOUT_PANEL,
     OUTPUT_PANEL,
-    Batch,
+    Asked,
     EnergyPrice,
-    Gpus,
     JsonOutput,
-    MicroBatch,
-    Network,
-    On,
-    PrecisionName,
     Price,
     Pue,
-    Sequence,
-    StackName,
-    Tokens,
-    asked_training,
+    asks_training,
 )
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import check_positive
@@ -60,17 +52,10 @@ GUIDED = (
 )
 
 
+@asks_training
 def plan_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
-    on: On = None,
-    gpus: Gpus = None,
-    network: Network = None,
-    stack: StackName = None,
-    precision: PrecisionName = None,
-    batch: Batch = None,
-    micro_batch: MicroBatch = None,
-    sequence: Sequence = None,
-    tokens: Tokens = None,
+    asked: Asked,
     fix: Annotated[
         str,
         typer.Option(
@@ -162,10 +147,7 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
         from suite.report.export.formats import export_format
 
         chosen = export_format(export)
-    training = asked_training(
-        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
-    )
-    asked = Asked(on, gpus, network, stack, training, fix)
+    asked = asked._replace(fix=fix)
     found = asked_question(run, asked, usual_stack=chosen.stack if chosen else None)
     described, machine, question = found.run, found.machine, found.question
     prices = Prices(price, energy_price, pue)
@@ -178,7 +160,7 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     if planned.best:
         _check_limits(planned.best[0], others, question.ranks, days=days, budget=budget)
     if chosen is not None:
-        print_export(run, chosen, planned, stack=machine.stack.name, batch=batch)
+        print_export(run, chosen, planned, stack=machine.stack.name, batch=asked.training.batch)
         raise typer.Exit(exit_codes.PASS if planned.best else exit_codes.FAIL)
     if picture is not None:
         from suite.report.plots.plan import draw_numbers

@@ -13,57 +13,14 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
+from suite.commands.training_options import Asked
 from suite.paths import program
 from suite.predict.machine_model.intervals import memory_verdict
 from suite.predict.machine_model.model import RunMachine
-from suite.predict.plan.asked import (
-    AskedTraining,
-    Assumed,
-    asked_run,
-    check_micro_batch,
-    check_positive,
-    machine_assumptions,
-)
+from suite.predict.plan.asked import Assumed, asked_run, check_micro_batch, machine_assumptions
 from suite.predict.plan.plan import machine_of, question_of
 from suite.predict.plan.question import Question
 from suite.predict.plan.search import Found
-
-
-class Asked(NamedTuple):
-    """Options that `fit` and `plan` share; None where one is absent.
-
-    Args:
-        network: Gbit/s out of a node.
-        fix: words of a layout that stay.
-    """
-
-    on: str | None
-    gpus: int | None
-    network: float | None
-    stack: str | None
-    training: AskedTraining
-    fix: str = ""
-
-    @property
-    def options(self) -> dict[str, str | None]:
-        """The options as they are typed."""
-        training = self.training
-        return {
-            "--on": self.on,
-            "--gpus": _typed(self.gpus),
-            "--network": _typed(self.network),
-            "--stack": self.stack,
-            "--precision": training.precision,
-            "--batch": _typed(training.batch),
-            "--micro-batch": _typed(training.micro_batch),
-            "--sequence": _typed(training.sequence),
-            "--tokens": _typed(training.tokens),
-            "--fix": self.fix,
-        }
-
-
-def _typed(value: float | None) -> str | None:
-    return None if value is None else f"{value:.12g}"
 
 
 class AskedQuestion(NamedTuple):
@@ -90,7 +47,6 @@ def asked_question(name: str, asked: Asked, *, usual_stack: str | None = None) -
     Raises:
         InputError: no such run, accelerator or stack; an option that does not go with the run.
     """
-    check_positive({"--gpus": asked.gpus, "--network": asked.network})
     found = asked_run(planned_run(name), asked.training, on=asked.on, ranks=asked.gpus)
     machine = machine_of(found.run, found.on, found.ranks, asked.network, asked.stack or usual_stack)
     fixed = named_fields(asked.fix, where="--fix") if asked.fix else {}

@@ -26,20 +26,12 @@ from suite.commands.training_options import (
     MACHINE_PANEL,
     OUTPUT_PANEL,
     TRAINING_PANEL,
-    Batch,
+    Asked,
     EnergyPrice,
-    Gpus,
     JsonOutput,
-    MicroBatch,
-    Network,
-    On,
-    PrecisionName,
     Price,
     Pue,
-    Sequence,
-    StackName,
-    Tokens,
-    asked_training,
+    asks_training,
 )
 from suite.job.trace_job import OptimizerKernel
 from suite.metrics.comparison import Row, overall
@@ -76,13 +68,13 @@ from suite.report.terminal.prediction import (
 from suite.report.terminal.tables import console, print_folded
 
 
+@asks_training
 def predict(  # noqa: PLR0913  # long: the command's options
     runs: Annotated[
         list[str],
         typer.Argument(help="Recorded runs, miniatures, run files ending in .toml, config.json, or FILE.py:FUNCTION."),
     ],
-    on: On = None,
-    gpus: Gpus = None,
+    asked: Asked,
     machine: Annotated[
         Path | None,
         typer.Option(
@@ -91,13 +83,6 @@ def predict(  # noqa: PLR0913  # long: the command's options
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = None,
-    network: Network = None,
-    stack: StackName = None,
-    precision: PrecisionName = None,
-    batch: Batch = None,
-    micro_batch: MicroBatch = None,
-    sequence: Sequence = None,
-    tokens: Tokens = None,
     products: Annotated[
         ProductFormat | None,
         typer.Option(help="GEMM format of the layers (default: the run's own).", rich_help_panel=TRAINING_PANEL),
@@ -159,19 +144,14 @@ def predict(  # noqa: PLR0913  # long: the command's options
 
     Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
-    training = asked_training(
-        precision=precision, batch=batch, micro_batch=micro_batch, sequence=sequence, tokens=tokens
-    )
-    check_positive({"--gpus": gpus})
     exceeded = False
-    asked = ModelRequest(on, gpus, None if network is None else network * 1e9 / 8, layout, training, optimizer)
+    network = None if asked.network is None else asked.network * 1e9 / 8
+    traced = ModelRequest(asked.on, asked.gpus, network, layout, asked.training, optimizer)
     for name in [name for name in runs if is_traced(name, always=trace or optimizer is not None)]:
-        exceeded |= predict_model(name, asked, complete=every_figure, as_json=json).verdict is MemoryVerdict.NOT
+        exceeded |= predict_model(name, traced, complete=every_figure, as_json=json).verdict is MemoryVerdict.NOT
         runs.remove(name)
-    request = _request(on, machine, layout, network, Prices(price, energy_price, pue), stack)
-    request = request._replace(
-        products=products, slices=_slices(records or [], runs, show_choices=show_choices), gpus=gpus, training=training
-    )
+    request = _request(asked, machine, layout, Prices(price, energy_price, pue))
+    request = request._replace(products=products, slices=_slices(records or [], runs, show_choices=show_choices))
     predictions = [(name, predicted_run(name, request)) for name in runs]
     for name, predicted in predictions:
         chosen = _choices(predicted) if show_choices else []
@@ -195,22 +175,23 @@ class _StackEffects(NamedTuple):
     changed: list[Departure]
 
 
-def _request(
-    on: str | None, machine: Path | None, layout: str | None, network: float | None, prices: Prices, stack: str | None
-) -> PredictionRequest:
+def _request(asked: Asked, machine: Path | None, layout: str | None, prices: Prices) -> PredictionRequest:
     """The options, checked: numbers that a quantity has, one machine, a profile that can be used."""
     check_positive(
         {
-            "--network": network,
             "--price": prices.accelerator_hour or None,  # what costs nothing is a price too
             "--energy-price": prices.kilowatt_hour or None,
             "--pue": prices.power_usage_effectiveness,
         }
     )
-    if machine is not None and on is not None:
-        raise InputError("excludes --on: the profile is of a machine of its own", got=f"--on {on}", where="--machine")
+    if machine is not None and asked.on is not None:
+        got = f"--on {asked.on}"
+        raise InputError("excludes --on: the profile is of a machine of its own", got=got, where="--machine")
     profile = None if machine is None else undisturbed_profile(machine)
-    return PredictionRequest(on, profile, layout, None if network is None else network * 1e9 / 8, prices, stack)
+    network = None if asked.network is None else asked.network * 1e9 / 8
+    return PredictionRequest(
+        asked.on, profile, layout, network, prices, asked.stack, gpus=asked.gpus, training=asked.training
+    )
 
 
 def _slices(records: list[str], runs: list[str], *, show_choices: bool) -> tuple[MeasuredSlice, ...]:

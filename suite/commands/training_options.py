@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from reference_runs.run import precision_of
+from suite.commands.options import with_parameters
 from suite.predict.plan.asked import AskedTraining, check_positive
 
 MACHINE_PANEL = "Machine and software"
@@ -76,20 +80,85 @@ JsonOutput = Annotated[
 ]
 
 
-def asked_training(
-    *, precision: str | None, batch: int | None, micro_batch: int | None, sequence: int | None, tokens: float | None
-) -> AskedTraining:
-    """The training that these options ask for.
+_SHARED: dict[str, Any] = {
+    "on": On,
+    "gpus": Gpus,
+    "network": Network,
+    "stack": StackName,
+    "precision": PrecisionName,
+    "batch": Batch,
+    "micro_batch": MicroBatch,
+    "sequence": Sequence,
+    "tokens": Tokens,
+}
+
+
+class Asked(NamedTuple):
+    """The shared options; None where one is absent.
+
+    Args:
+        network: Gbit/s out of a node.
+        fix: words of a layout that stay, of the commands that search.
+    """
+
+    on: str | None
+    gpus: int | None
+    network: float | None
+    stack: str | None
+    training: AskedTraining
+    fix: str = ""
+
+    @property
+    def options(self) -> dict[str, str | None]:
+        """The options as they are typed."""
+        training = self.training
+        return {
+            "--on": self.on,
+            "--gpus": _typed(self.gpus),
+            "--network": _typed(self.network),
+            "--stack": self.stack,
+            "--precision": training.precision,
+            "--batch": _typed(training.batch),
+            "--micro-batch": _typed(training.micro_batch),
+            "--sequence": _typed(training.sequence),
+            "--tokens": _typed(training.tokens),
+            "--fix": self.fix,
+        }
+
+
+def _typed(value: float | None) -> str | None:
+    return None if value is None else f"{value:.12g}"
+
+
+def asks_training(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a command: its parameter `asked`, an `Asked`, stands for all options that these commands share."""
+    parameters: dict[str, tuple[Any, object]] = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        shared = {option: (annotated, None) for option, annotated in _SHARED.items()}
+        parameters |= shared if name == "asked" else {name: (parameter.annotation, parameter.default)}
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        asked = _asked({option: given.pop(option) for option in _SHARED})
+        command(asked=asked, **given)
+
+    return with_parameters(called, parameters)
+
+
+def _asked(given: dict[str, Any]) -> Asked:
+    """The shared options, checked.
 
     Raises:
-        InputError: a number that is not above 0, or no precision.
+        InputError: a number that is not above 0, or no precision of that name.
     """
-    numbers = {"--batch": batch, "--micro-batch": micro_batch, "--sequence": sequence, "--tokens": tokens}
-    check_positive(numbers)
-    return AskedTraining(
+    numbers = ("gpus", "network", "batch", "micro_batch", "sequence", "tokens")
+    check_positive({f"--{name.replace('_', '-')}": given[name] for name in numbers})
+    precision, tokens = given["precision"], given["tokens"]
+    training = AskedTraining(
         None if precision is None else precision_of(precision, where="--precision"),
-        batch,
-        micro_batch,
-        sequence,
+        given["batch"],
+        given["micro_batch"],
+        given["sequence"],
         None if tokens is None else int(tokens),
     )
+    return Asked(given["on"], given["gpus"], given["network"], given["stack"], training)
