@@ -81,7 +81,8 @@ def first_hour_command(  # the command's options
     if listed:
         print_parts(console(), [(part, result_of(hour, part)) for part in hour.parts])
         return
-    require(*LAUNCHES, anew=True)
+    if any(part.name != "environment" for part in hour.parts):
+        require(*LAUNCHES, anew=True)
     end_as_interrupted()
     code = exit_codes.EXECUTION_FAILED
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from suite.__main__ import main
 from suite.commands import first_hour
 from suite.first_hour.result import PartStatus
+from suite.machine import packages
 
 QUICK = ["--device", "cpu", "--short", "--no-page"]
 
@@ -49,6 +51,16 @@ def test_the_list_runs_nothing(tmp_path, run):
     assert code == 0
     assert all(line.startswith("not begun") for line in out.splitlines())
     assert not list(tmp_path.iterdir())
+
+
+def test_without_pytorch_nothing_but_the_environment_is_begun(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(packages, "find_spec", lambda module: None if module == "torch" else find_spec(module))
+    code, out, err = run()
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "lacks torch" in err
+    assert len(err.splitlines()) == 1
+    code, out, _ = run("--parts", "environment")
+    assert (code, out.split()[:2]) == (1, ["done", "environment,"])
 
 
 REFUSED = [
