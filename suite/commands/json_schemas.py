@@ -71,7 +71,10 @@ class ImportedRun(msgspec.Struct, kw_only=True):
 
 
 class PredictAnswer(msgspec.Struct, kw_only=True):
-    """Figures of a run beside published ones: `left` is predicted, `right` published."""
+    """Figures of a run beside published ones: `left` is predicted, `right` published.
+
+    What was assumed has its words, and the option that changes it.
+    """
 
     run: str
     status: str
@@ -79,6 +82,8 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     record: str | None
     figures: list[Row]
     stack: Section | UnsetType | None = UNSET
+    assumed: list[tuple[str, str]] | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
     step_seconds_uncertainty: float | UnsetType | None = UNSET
     intervals: Section | UnsetType = UNSET
     memory: Section | UnsetType | None = UNSET
@@ -114,6 +119,8 @@ class FitAnswer(msgspec.Struct, kw_only=True):
     run: str
     accelerator: str
     accelerators: int
+    stack: str
+    assumed: list[tuple[str, str]]
     fits: bool
     memory_bytes: float
     layouts: Section
@@ -129,6 +136,7 @@ class PlanAnswer(msgspec.Struct, kw_only=True):
     accelerator: str
     accelerators: int
     stack: str | None
+    assumed: list[tuple[str, str]]
     tokens: int | None
     memory_bytes: float
     step_seconds_uncertainty: float | None

@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import typer
 
 from suite.__main__ import application, main
+from suite.calibration.calibrate import CalibrationResult
 from suite.commands.json_schemas import TYPES, schema
+from suite.fleet.fleet_record import SCHEMA as FLEET_SCHEMA
+from suite.fleet.fleet_record import FleetEnd, FleetRow, keep
+from suite.job.events import Status
+from suite.ladder.result import read as read_ladder
+from suite.machine.profile import read as read_profile
 from suite.paths import RECORDED, ROOT
+from suite.report.terminal.ladder import as_json
 from tests.support.configurations import QWEN3_30B
 
 ALWAYS_JSON = {"fleet references"}  # without an option
@@ -115,3 +123,43 @@ def test_what_launches_print_is_valid(capsys: pytest.CaptureFixture[str], tmp_pa
         if code not in (0, 1, 3) or (reasons := invalid(printed.out, command)):
             wrong[line] = (code, printed.err[-500:], printed.out[:0] or reasons)
     assert wrong == {}
+
+
+def stored_fleet(results: Path) -> None:
+    """A fleet of the machines whose batteries are recorded."""
+    (results / "acceptance").mkdir(parents=True)
+    rows = []
+    for path in sorted((RECORDED / "acceptance").glob("*.json")):
+        (results / "acceptance" / path.name).write_bytes(path.read_bytes())
+        if path.name.endswith(".end.json"):
+            identity = path.name.removesuffix(".end.json")
+            rows.append(FleetRow(node=identity, verdict="accepted", battery=identity))
+    (results / "fleet" / "f").mkdir(parents=True)
+    keep(results / "fleet" / "f" / "end.json", FleetEnd(schema=FLEET_SCHEMA, id="f", finished=0.0, rows=rows))
+
+
+def test_what_machines_ladders_fleets_and_hours_print_is_valid(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored_fleet(tmp_path)
+    profile = read_profile(sorted((RECORDED / "machines").glob("*.json"))[-1])
+    measured = CalibrationResult(status=Status.OK, message="", profile=profile, path="machines/a.json")
+    monkeypatch.setattr("suite.commands.calibrate.calibrate", lambda *_: measured)
+    lines = {
+        "calibrate": f"calibrate --device cpu --ranks 1 --results {tmp_path} --json",
+        "first-hour": f"first-hour --parts environment --no-page --results {tmp_path} --json",
+        "fleet show": f"fleet show --results {tmp_path} --json",
+        "fleet report": f"fleet report {tmp_path} --json",
+    }
+    wrong = {}
+    for command, line in lines.items():
+        code = main(line.split())
+        printed = capsys.readouterr()
+        if code not in (0, 1, 3) or (reasons := invalid(printed.out, command)):
+            wrong[line] = (code, printed.err[-500:], printed.out[:0] or reasons)
+    for path in (RECORDED / "ladder").glob("*.json"):
+        printed_ladder = msgspec.json.encode(as_json(read_ladder(path)) | {"plot": str(path)}).decode()
+        if reasons := invalid(printed_ladder, "ladder"):
+            wrong[str(path)] = reasons
+    assert wrong == {}
+    assert invalid(printed_ladder.replace('"verdict":', '"word":'), "ladder") != []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from reference_runs.accelerator import known_gpu
@@ -12,6 +13,7 @@ from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.judge.rates import micro_findings
+from suite.commands.json_schemas import schema
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep
 from suite.fleet.references import references
 from suite.fleet.siblings import least_failing
@@ -43,6 +45,7 @@ def test_references_rest_on_accepted_nodes_and_their_spread(tmp_path: Path, caps
     fleet(tmp_path, {"bad": "other"})
     assert main(["fleet", "references", "--results", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, schema("fleet references"))
     assert (found["fleet"], found["nodes"]) == ("f", ["a", "b", "c"])
     assert list(found["figures"]) == ["3 copy"]  # no value of check 8 fails by itself
     limit = least_failing(CHECKS[3], 3, spread=0.2, comparisons=3)
