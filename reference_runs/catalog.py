@@ -373,7 +373,9 @@ def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | N
         allowed = f"a multiple of {layout.dealt_to * layout.micro_batch}"
         return InputError(what, got=f"{batch} samples", allowed=allowed, where=where)
     if samples > batch:
-        return InputError(f"{replicas} = {samples} samples are more than the global batch of {batch}", where=where)
+        what = f"{replicas} = {samples} samples are more than the global batch of {batch}"
+        allowed = f"a batch of {samples} or more, fewer replicas, or a smaller micro-batch"
+        return InputError(what, allowed=allowed, where=where)
     if batch % samples:
         what = f"{replicas} does not divide the global batch of {batch} samples"
         slices, rest = divmod(batch, layout.micro_batch)

@@ -202,9 +202,9 @@ class Configuration:
             self.put("sequence", Sourced(kind=Kind.STATED, source="option --sequence", value=self.sequence))
         else:
             value = min(longest.value, USUAL_SEQUENCE)
-            longer = f"usual for pre-training; the configuration allows up to {longest.value:,}"
-            why = "the longest that the configuration allows" if value == longest.value else longer
-            why += ", and does not say what training used (--sequence)"
+            longer = f"usual for pre-training; the configuration allows up to {longest.value:,}, and"
+            why = "the longest of the configuration, which" if value == longest.value else longer
+            why += " does not say what training used (--sequence)"
             effect = "flop and activations of attention"
             assumed = Sourced(kind=Kind.ASSUMED, source=longest.source, value=value, why=why, effect=effect)
             self.put("sequence", assumed)

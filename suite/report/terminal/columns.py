@@ -43,7 +43,7 @@ def energy_column(joules: Sequence[float]) -> tuple[str, list[str]]:
 
 def percent(share: float) -> str:
     """A share in percent with one decimal, "54.8 %"."""
-    return f"{share:.1%}".replace("%", " %")
+    return f"{100 * share:,.1f} %"
 
 
 def more_or_less(change: float, of: str, *, least: float = 0.0) -> str:

@@ -88,7 +88,7 @@ def uncertain_words() -> str:
 def _room_words(question: Question) -> str:
     """How much of the memory a layout may fill."""
     limit, memory = question.memory_bytes / GIB, question.machine.memory_bytes / GIB
-    return f"{limit:,.1f} of {memory:,.1f} usable GiB may be filled"
+    return f"at most {limit:,.1f} of {memory:,.1f} usable GiB are filled"
 
 
 def _verdict(found: Found, question: Question) -> MemoryVerdict:
@@ -275,7 +275,7 @@ def print_fit_answer(
         print_folded(
             out, f"largest model of this width that fits: {words}; this one has {question.architecture.layers}", ""
         )
-    print_folded(out, f"memory: {_room_words(question)}")
+    print_folded(out, f"limit: {_room_words(question)}")
     batch = f"{samples(question.recipe.global_batch)} of {question.architecture.sequence:,} tokens a step"
     print_folded(out, f"held: {batch}, {question.recipe.precision}{f', {fix}' if fix else ''}")
     switches = "every switch, whatever software has it" if any_software else f"what {machine.stack.name} executes"
