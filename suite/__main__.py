@@ -82,7 +82,7 @@ def application(arguments: list[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        help="Predicts published LLM training runs, executes them in small, and explains the differences.",
+        help="Predicts published LLM training runs, executes them at small scale, and explains the differences.",
     )
     from suite.commands.grouped_help import GroupedCommand
 

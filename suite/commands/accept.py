@@ -69,7 +69,9 @@ class AcceptOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     minutes: Annotated[float | None, typer.Option(help="Time limit in place of the profile's: --minutes 12.")] = None
     device: Device = "auto"
-    ranks: Annotated[int | None, typer.Option(help="Processes; default: 2 on the CPU, otherwise all GPUs.")] = None
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of processes (default: 2 on the CPU, otherwise all GPUs).")
+    ] = None
     devices: Annotated[
         int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
     ] = None

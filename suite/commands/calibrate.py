@@ -33,7 +33,7 @@ def calibrate_command(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, fewer times: predictions are rougher.")] = False,
     json: JsonWithProgress = False,
 ) -> None:
-    """Measure matrix products, memory, operators and collectives here, with 1, 2, 4, ... ranks at once.
+    """Measure GEMMs, memory, operators and collectives of this machine, with 1, 2, 4 and more ranks at once.
 
     The profile is stored as results/machines/NODE__FINGERPRINT.json, never over another; the newest valid one counts. A
     rank that is silent for 120 s ends the command as a hang. Other work on the machine makes the numbers worse: the

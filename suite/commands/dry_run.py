@@ -34,13 +34,14 @@ ALL = "all"
 def dry_run_command(  # noqa: PLR0913  # the command's options
     name: Annotated[str, typer.Argument(help="A recorded run such as bloom-176b, a miniature, or a run file.")],
     mini: Annotated[bool, typer.Option("--mini", help="The miniature of the run or run file.")] = False,
-    layout: Annotated[str | None, typer.Option(help="For instance dp8,tp4,pp12,zero1; default: as recorded.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout: dp8,tp4,pp12,zero1 (default: as recorded).")] = None,
     compare: Annotated[
         list[str] | None, typer.Option(help="Another layout to print beside the first; may be given several times.")
     ] = None,
-    on: Annotated[str | None, typer.Option(help="Accelerator whose memory counts; default: the recorded one.")] = None,
+    on: Annotated[str | None, typer.Option(help="Accelerator whose memory counts (default: the recorded one).")] = None,
     ranks: Annotated[
-        str | None, typer.Option(help="all, or numbers such as 0,32; default: one of each class of equal ranks.")
+        str | None,
+        typer.Option(help="Ranks to execute: all, or 0,32 and the like (default: one of each class of equals)."),
     ] = None,
     whole_step: Annotated[
         bool, typer.Option("--whole-step", help="Execute all micro-batches, rather than few from which they follow.")

@@ -34,7 +34,7 @@ MACHINE_SOFTWARE = ("torch", "triton")  # results of others do not count
 Names = Annotated[str | None, typer.Option("--parts", help="Run these alone: --parts environment,rates.")]
 Again = Annotated[str | None, typer.Option(help="Do these again: --again calibrate.")]
 Minutes = Annotated[
-    float | None, typer.Option(help="Minutes for this call and its page: --minutes 9; default: no limit.")
+    float | None, typer.Option(help="Minutes for this call and its page: --minutes 9 (default: no limit).")
 ]
 Short = Annotated[bool, typer.Option("--short", help="Take a few steps and sizes of each part, to see that all run.")]
 Listed = Annotated[bool, typer.Option("--list", help="Print the parts with their bounds and what is stored; run none.")]

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from suite.commands import exit_codes
+from suite.commands.grouped_help import GroupedCommand
 from suite.commands.options import help_of
 
 # Command -> its module and function. Only the module of the command that is asked for is imported.
@@ -22,13 +23,13 @@ NAMES = {
 
 def fleet_commands(asked: str = "") -> typer.Typer:
     """The group `fleet`; with a known command, that command alone."""
-    app = typer.Typer(rich_markup_mode=None, help="Many nodes: judged by an engine that starts everything on them.")
+    app = typer.Typer(rich_markup_mode=None, help="Judge many nodes, and ask about the batteries of all of them.")
     app.callback(invoke_without_command=True)(_help)
     for name in [asked] if asked in NAMES else NAMES:
         module, function = NAMES[name]
         settings: dict[str, Any] = {"allow_extra_args": True} if name == "accept" else {}
         command = getattr(importlib.import_module(f"suite.commands.{module}"), function)
-        app.command(name, help=help_of(command), context_settings=settings)(command)
+        app.command(name, cls=GroupedCommand, help=help_of(command), context_settings=settings)(command)
     return app
 
 

@@ -49,7 +49,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     groups: Annotated[str, typer.Option(help="Miniature that groups of nodes run, or none.")] = "gpt2-mini",
     node_minutes: Annotated[
         float | None,
-        typer.Option(help="Minutes after which a node counts as silent; default: four times the profile's limit."),
+        typer.Option(help="Minutes after which a node counts as silent (default: four times the profile's limit)."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the newest interrupted fleet like this.")
@@ -99,15 +99,15 @@ def accept_command(  # noqa: PLR0913  # the command's options
 
 
 def show_command(
-    fleet: Annotated[str | None, typer.Argument(help="The beginning of its id; default: the newest.")] = None,
+    fleet: Annotated[str | None, typer.Argument(help="The beginning of its id (default: the newest).")] = None,
     results: Results = RESULTS,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """The table of a fleet that was judged.
+    """Print the table of a fleet that was judged.
 
     Example: python -m suite fleet show --results /shared/results
 
-    Exit codes: same as of `fleet accept`.
+    Exit codes: those of `fleet accept`.
     """
     _print(latest(results, fleet), json=json, where=str(results))
 

@@ -14,11 +14,11 @@ from suite.paths import RESULTS
 
 
 def references_command(
-    fleet: Annotated[str | None, typer.Argument(help="The beginning of its id; default: the newest.")] = None,
+    fleet: Annotated[str | None, typer.Argument(help="The beginning of its id (default: the newest).")] = None,
     nodes: Annotated[str | None, typer.Option(help="These accepted nodes alone: a,b,c.")] = None,
     results: Annotated[Path, typer.Option(help="The directory that all nodes share.")] = RESULTS,
 ) -> None:
-    """Medians of a fleet's accepted nodes, and how far a good node is from them at most, as one JSON object.
+    """Print medians of a fleet's accepted nodes, and how far a good node is from them at most, as one JSON object.
 
     For an engine that compares figures by itself, such as ReFrame (deploy/reframe). `lower` and `upper` are shares of
     the value; null is never bad. Three nodes of one kind are needed.

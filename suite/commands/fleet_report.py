@@ -33,11 +33,11 @@ def report_command(  # the command's options
     ] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Ask the store alone: look for no new records.")] = False,
     store: Annotated[
-        Path | None, typer.Option(help="Directory of Parquet files; default: fleet-store in the directory.")
+        Path | None, typer.Option(help="Directory of Parquet files (default: fleet-store in the directory).")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """The last verdict of every node, or the history of one, from all batteries and fleets below a directory.
+    """Print the last verdict of every node, or the history of one, from all batteries and fleets below a directory.
 
     New records are taken into a columnar store first. A damaged one is named and left out. Without conditions, figures
     that stand out from their siblings (modified z of 3.5 or more, among nodes of the rack or firmware) are listed too,

@@ -25,7 +25,7 @@ WORDS = {
 
 
 def formulas(
-    examples: Annotated[list[str] | None, typer.Argument(help="Worked examples; default: all.")] = None,
+    examples: Annotated[list[str] | None, typer.Argument(help="Worked examples (default: all).")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for each result.")] = False,
 ) -> None:
     """Check published arithmetic: 6 N D, 18 bytes a parameter, 40 s h L and others, claimed and computed.

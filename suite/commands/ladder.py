@@ -56,7 +56,7 @@ class LadderOptions(msgspec.Struct, frozen=True, kw_only=True):
     rungs: Annotated[
         str | None, typer.Option(help="Run these alone, and what they are compared with: --rungs accumulate,compile.")
     ] = None
-    track: Annotated[str | None, typer.Option(help="memory or speed; default: both; --track memory.")] = None
+    track: Annotated[str | None, typer.Option(help="memory or speed, as in --track memory (default: both).")] = None
     start: Annotated[str | None, typer.Option("--from", help="Start at this rung of its track: --from bf16.")] = None
     repeat: Annotated[int, typer.Option(help="Launches of every rung: --repeat 3. Times are medians.")] = 1
     ablated: Annotated[

@@ -61,7 +61,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         typer.Option(
             "--baseline",
             help="A record's id, a commit (launched alternately where it is not recorded, as in --baseline main), or "
-            "best, the fastest stretch of the history; default: what was accepted last.",
+            "best, the fastest stretch of the history (default: what was accepted last).",
         ),
     ] = None,
     python: Annotated[
@@ -86,12 +86,12 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         float,
         typer.Option(help="Slow-down that has to be seen; where less is visible, no change is inconclusive: 0.05."),
     ] = LIMIT,
-    ranks: Annotated[int | None, typer.Option(help="Same as of reproduce: --ranks 2.")] = None,
-    layout: Annotated[str | None, typer.Option(help="Same as of reproduce: --layout dp2,zero1.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of processes, as in `reproduce`.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout, as in `reproduce`: --layout dp2,zero1.")] = None,
     device: Device = "auto",
     compiled: Compiled = None,
-    kernels: Annotated[str, typer.Option(help="torch or triton, as of reproduce.")] = "torch",
-    steps: Annotated[int, typer.Option(help="Steps of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
+    kernels: Annotated[str, typer.Option(help="Kernels, as in `reproduce`: torch or triton.")] = "torch",
+    steps: Annotated[int, typer.Option(help="Number of steps of each launch.")] = DEFAULT_STEPS,
     results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = RESULTS,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with every comparison, for machines.")] = False,
     junit_file: Annotated[

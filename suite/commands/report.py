@@ -53,7 +53,7 @@ Against the dense bf16 peak of the data sheet (989 Tflop/s of an H100 or H200), 
 
 def report_command(
     out: Annotated[
-        Path | None, typer.Option(readable=False, help="Directory to write into; default: the results directory.")
+        Path | None, typer.Option(readable=False, help="Directory to write into (default: the results directory).")
     ] = None,
     results: Results = RESULTS,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page too; example: --no-page.")] = True,

@@ -16,10 +16,7 @@ OF_ONE = ("show", "diff")  # single records; the others take what options choose
 
 def results_commands(asked: str = "") -> typer.Typer:
     """The group `results`; with a known command, that command alone."""
-    app = typer.Typer(
-        rich_markup_mode=None,
-        help="What is recorded: list, show, compare, check, export, merge from another machine, remove on request.",
-    )
+    app = typer.Typer(rich_markup_mode=None, help="List, show, compare, check, export, merge and remove records.")
     app.callback(invoke_without_command=True)(_help)
     for name in [asked] if asked in NAMES else NAMES:
         module = importlib.import_module(f"suite.commands.results_of_{'one' if name in OF_ONE else 'many'}")

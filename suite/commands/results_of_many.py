@@ -39,7 +39,7 @@ def list_command(
     machine: Machine = None,
     status: Statuses = None,
     since: Since = None,
-    limit: Annotated[int | None, typer.Option(help="Number of launches to list, the latest; default: all.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of launches to list, the latest (default: all).")] = None,
     results: Results = RESULTS,
     json: Json = False,
 ) -> None:

@@ -78,7 +78,7 @@ Json = Annotated[
 
 
 def validate(
-    tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv; default: all published.")] = None,
+    tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv (default: all published).")] = None,
     worst: Worst = 5,
     every_table: EveryLine = False,
     plot: Plot = None,

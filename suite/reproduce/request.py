@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stage: Annotated[
         str | None,
         typer.Option(
-            help="Stage of a slice: first, middle, last, or a number from 0; default: middle, or what there is."
+            help="Stage of a slice: first, middle, last, or a number from 0 (default: middle, or what there is)."
         ),
     ] = None
     layers: Annotated[int | None, typer.Option(help="Number of layers of a slice (default: all of the stage).")] = None
@@ -82,7 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     products: Annotated[
         str | None,
         typer.Option(
-            help="GEMM format of linear layers: none or fp8-current; default: the run's own; see docs/predictions.md."
+            help="GEMM format of linear layers: none or fp8-current; see docs/predictions.md (default: the run's own)."
         ),
     ] = None
     optimizer: Annotated[

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
+
+from suite.__main__ import COMMANDS as ALL
+from suite.commands import fleet, results
+
+OF_OTHERS = {"results": results.NAMES, "fleet": tuple(fleet.NAMES)}
 
 COMMANDS = ("import", "predict", "fit", "plan")
 SHARED = (
@@ -45,3 +51,24 @@ def test_shared_options_have_the_same_heading_and_words_in_every_command(groups)
             (words,) = re.findall(rf"^  {option} (.*?)(?=^  --|\Z)", lines, re.DOTALL | re.MULTILINE)
             said.add((heading, " ".join(words.split())))
         assert len(said) == 1, said
+
+
+EVERY = (
+    *(name for name in ALL if name not in OF_OTHERS),
+    *(f"{group} {name}" for group, names in OF_OTHERS.items() for name in names),
+)
+
+
+def test_no_help_breaks_a_name_or_cuts_a_line_and_examples_can_be_pasted(said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    wrong = []
+    for command in ("", *OF_OTHERS, *EVERY):
+        lines = said(*command.split(), "--help").splitlines()
+        wrong += [
+            (command, line) for line in lines if len(line) > 80 or re.search(r"^ .*\w(-|\.\.\.)$|^Usage: .*[{}]", line)
+        ]
+    shown = said("plan", "--help").partition("  Examples:\n")[2].partition("\n\n")[0]
+    pasted = [shlex.split(line) for line in shown.replace("\\\n", "").splitlines()]
+    assert [pasted[2][4], *pasted[2][-2:]] == ["gpt-neox-20b", "2.5", "--numbers"]
+    assert len(pasted) == 4
+    assert wrong == []
