@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reference_runs.errors import MissingFactError, Mistakes
-from reference_runs.run import Recipe, ReferenceRun
+from reference_runs.run import Moments, Recipe, ReferenceRun
 
 _RECIPE_KEYS = frozenset(Recipe.__struct_fields__)
 
@@ -29,6 +29,11 @@ class IncompleteRecipe(Recipe, frozen=True, kw_only=True):
             where = object.__getattribute__(self, "where")
             raise MissingFactError(f"recipe.{name} is needed, and the file leaves it out", where=where)
         return object.__getattribute__(self, name)
+
+    @property
+    def kept_moments(self) -> Moments:
+        """Dtype of the optimizer's moments; of Adam's where the file names no optimizer."""
+        return self.moments if "optimizer" in self.missing else super().kept_moments
 
 
 def incomplete_recipe(values: dict[str, Any], missing: tuple[str, ...], where: str) -> IncompleteRecipe:

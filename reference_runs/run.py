@@ -153,10 +153,11 @@ class ProductFormat(enum.StrEnum):
 
 
 class Optimizer(enum.StrEnum):
-    """Update rule."""
+    """Update rule. "sgd" has no momentum, so that nothing but weights and gradients lives from step to step."""
 
     ADAM = "adam"
     ADAMW = "adamw"
+    SGD = "sgd"
 
 
 class LearningRateDecay(enum.StrEnum):
@@ -182,10 +183,11 @@ _BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", 
 
 
 class Moments(enum.StrEnum):
-    """Dtype of the optimizer's two moments."""
+    """Dtype of the optimizer's two moments; none: it keeps none."""
 
     FP32 = "fp32"
     BF16 = "bf16"
+    NONE = "none"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,6 +237,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mean_span: Tokens | None = None
     packed_samples: Count | None = None
     instruction_share: Fraction | None = None
+
+    @property
+    def kept_moments(self) -> Moments:
+        """Dtype of the moments that the optimizer keeps from step to step: none with SGD."""
+        return Moments.NONE if self.optimizer is Optimizer.SGD else self.moments
 
     def check(self, where: str) -> None:
         """Refuse a mix of samples without blank infilling, and blank infilling without the whole mix.

@@ -17,6 +17,7 @@ from reference_runs.run import (
     Moments,
     Norm,
     Objective,
+    Optimizer,
     Position,
     Precision,
     ProductFormat,
@@ -102,6 +103,7 @@ def _of_the_products(a: Architecture, recipe: Recipe) -> tuple[_Limit, ...]:
     return (
         _Limit(pure, "training without fp32 moments", recipe.precision.value, others),
         _Limit(recipe.moments is not Moments.FP32, "moments of the optimizer in that dtype", moments, "fp32"),
+        _Limit(recipe.optimizer is Optimizer.SGD, "training with SGD", "sgd recipe.optimizer", "adam, adamw"),
         _Limit(product_format not in executed, "products in that format", got, ", ".join(executed)),
         _Limit(with_experts, "experts with products in a format of their own", got, ProductFormat.NONE.value),
     )

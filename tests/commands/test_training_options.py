@@ -40,6 +40,30 @@ def test_pure_bf16_keeps_8_bytes_a_parameter_and_bf16_16_or_more(tune, answered)
     assert peak(answered("predict", *on, "bf16", code=1)) > 2 * 54.4e9
 
 
+def test_sgd_keeps_no_moments_and_is_predicted_and_not_executed(tmp_path, answered, reasons):
+    path = tmp_path / "sgd.toml"
+    recipe = {"global_batch": 1, "optimizer": "sgd", "precision": "bf16-pure"}
+    short_run_file(
+        path,
+        architecture=SHAPE | {"sequence": 512},
+        recipe=recipe,
+        layout=ALONE,
+        cluster={"accelerator": "rtx-4090"},
+        software={"stack": "torchtune"},
+    )
+    entry = answered("predict", str(path), code=1)
+    # 27.8 GB: torchtune's pull request 389, as its allocator counts; 2 + 2 bytes a parameter are 26.95
+    assert peak(entry) == pytest.approx(27.8e9, rel=0.03)
+    assert peak(entry) > 4 * 6_738_415_616
+    path.write_text(path.read_text().replace('"sgd"', '"adamw"'), encoding="utf-8")
+    assert peak(answered("predict", str(path), code=1)) - peak(entry) == 4 * 6_738_415_616
+    text = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
+    text = text.replace('optimizer = { value = "adamw"', 'optimizer = { value = "sgd"')
+    path.write_text(text.replace('miniature = "bloom-mini"', ""), encoding="utf-8")
+    (line,) = reasons(str(path), "--mini")
+    assert "does not execute training with SGD; got sgd recipe.optimizer, allowed: adam, adamw" in line
+
+
 def test_a_model_of_one_and_a_half_billion_fits_into_24_gb_in_pure_bf16(tmp_path, answered):
     path = tmp_path / "qwen.toml"
     short_run_file(path, architecture=QWEN, recipe={"global_batch": 1}, layout=ALONE, software={"stack": "TRL"})

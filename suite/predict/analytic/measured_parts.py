@@ -116,7 +116,7 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
         part(first, EMBEDDING, layer),
         part(first, HEAD, layer),
         machine.update_passes
-        * update_element_bytes(recipe.precision, recipe.moments)
+        * update_element_bytes(recipe.precision, recipe.kept_moments)
         / machine.achievable_memory_bytes_per_second,
     )
 

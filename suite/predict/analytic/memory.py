@@ -42,12 +42,12 @@ BYTES_PER_PARAMETER = {
     Precision.FP16_NO_MASTER: StateBytes(2, 2, 0, 0, 8),
     Precision.BF16_PURE: StateBytes(2, 2, 0, 0, 4),
 }
-MOMENT_BYTES = {Moments.FP32: 8, Moments.BF16: 4}  # a parameter, both moments
+MOMENT_BYTES = {Moments.FP32: 8, Moments.BF16: 4, Moments.NONE: 0}  # a parameter, both moments
 WEIGHT_ELEMENT_BYTES = {precision: int(each.weights) for precision, each in BYTES_PER_PARAMETER.items()}
 
 
 def moment_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
-    """Bytes of both moments of a parameter: 8, or 4 in bf16, as bf16-pure has them whatever `moments` says."""
+    """Bytes of both moments of a parameter: 8; 4 in bf16, which bf16-pure has in place of fp32; 0 without any."""
     return min(MOMENT_BYTES[moments], BYTES_PER_PARAMETER[precision].moments)
 
 
@@ -66,7 +66,7 @@ def state_bytes(
     Args:
         gradients: parameters whose gradients this rank keeps; None: all of them.
         optimizer: parameters whose moments, master weights and gradient copy it keeps; None: all of them.
-        moments: their dtype; 4 bytes a parameter for both in bf16, as `BF16_PURE` has them whatever this says.
+        moments: see `moment_bytes`.
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 (16 = 2 + 2 + 12); the docstring of `Precision` for
     the others; BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (fp32 gradients, unsharded).
@@ -79,9 +79,9 @@ def state_bytes(
     return StateBytes(weight * parameters, gradient * kept, copy * own, master * own, moment * own)
 
 
-def bytes_per_parameter(precision: Precision) -> float:
+def bytes_per_parameter(precision: Precision, moments: Moments = Moments.FP32) -> float:
     """Bytes of state a parameter on one rank without sharding: 16 (fp32, fp16), 18 (bf16), 20, 12, 8."""
-    return state_bytes(1, precision).all
+    return state_bytes(1, precision, moments=moments).all
 
 
 def zero_bytes_per_parameter(precision: Precision, *, zero_stage: int, ranks: int) -> float:

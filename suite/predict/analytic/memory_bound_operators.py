@@ -153,13 +153,13 @@ def loss_bytes(workload: Workload) -> int:
 
 
 def update_element_bytes(precision: Precision, moments: Moments = Moments.FP32) -> float:
-    """Least bytes that one parameter's update by Adam moves, gradient clipping included.
+    """Least bytes that one parameter's update moves, gradient clipping included.
 
     g + c      making the optimizer's fp32 copy of the gradient, where there is one
     2 g'       reading the gradient (or its copy) for its norm, and again for the update
     2 v        reading and writing the weight that is updated: the master weight where there is one
     w          writing the 16-bit weight next to a master weight
-    2 * 8      reading and writing both moments; 2 * 4 in bf16
+    2 * 8      reading and writing both moments; 2 * 4 in bf16, 0 with SGD
 
     32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights, 16 in bf16-pure.
     Source: counted here from the bytes a parameter of each precision.

@@ -231,7 +231,9 @@ def _before_passes(
     stored, kept_gradients, share = (sum(pair) for pair in zip(dense, of_experts, strict=True))
     if layout.schedule in NO_FLUSH:
         stored = stored * weight_versions(layout, stage=stage, micro_batches=micro_batches)
-    state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share, moments=recipe.moments)
+    state = state_bytes(
+        stored, recipe.precision, gradients=kept_gradients, optimizer=share, moments=recipe.kept_moments
+    )
     state = state_of_modules(state, shared.keeping, workload, share=share)
     if layout.offload is not Offload.NONE:
         state = _offloaded(state, layout)

@@ -290,7 +290,7 @@ def _update_seconds(workload: Workload, machine: Machine, *, updated: float, mic
     recipe, layout = workload.recipe, workload.layout
     if layout.offload is Offload.OPTIMIZER:
         return offloaded_update_seconds(layout, recipe.precision, machine, updated=updated, micro_batches=micro_batches)
-    moved = update_element_bytes(recipe.precision, recipe.moments)
+    moved = update_element_bytes(recipe.precision, recipe.kept_moments)
     return machine.update_passes * moved / machine.achievable_memory_bytes_per_second * updated
 
 

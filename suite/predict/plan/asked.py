@@ -100,7 +100,7 @@ def asked_run(
         assumed.append(Assumed(f"precision {precision}", "--precision"))
     number = layout.ranks if layout else ranks or own_ranks(run)
     if number is None:
-        number = _holding(architecture, recipe.precision, device)
+        number = _holding(architecture, recipe, device)
         reason = "the model's state fits" if number == 1 else "the fewest, doubled from 1, that hold the model's state"
         assumed.append(Assumed(f"{number:,} {'accelerator' if number == 1 else 'accelerators'}: {reason}", "--gpus"))
     if "global_batch" in missing_keys(recipe):
@@ -191,9 +191,9 @@ def _with_sequence(architecture: Architecture, sequence: int | None, notes: list
     return msgspec.structs.replace(architecture, sequence=sequence)
 
 
-def _holding(architecture: Architecture, precision: Precision, device: Accelerator) -> int:
+def _holding(architecture: Architecture, recipe: Recipe, device: Accelerator) -> int:
     """The fewest accelerators, doubled from 1, that hold the sharded state in a share of their memory."""
-    held = bytes_per_parameter(precision) * parameter_count(architecture)
+    held = bytes_per_parameter(recipe.precision, recipe.kept_moments) * parameter_count(architecture)
     needed = held / (STATE_SHARE * usable_memory(device.board).usable)
     return 1 << max(0, math.ceil(math.log2(needed)))
 

@@ -145,7 +145,9 @@ def _text(value: Any) -> str:
 
 
 def _moments(job: ExportedJob) -> Iterator[str]:
-    if (moments := job.workload.recipe.moments) is not Moments.FP32:
+    if job.recorded("optimizer") is Optimizer.SGD:
+        yield "optimizer = sgd: it is AdamW"
+    elif (moments := job.workload.recipe.moments) is not Moments.FP32:
         yield f"moments in {moments}"
 
 
