@@ -330,8 +330,8 @@ def _print(
 
 def _published_of(run: ReferenceRun, *, complete: bool) -> str | None:
     """Where the published figures were measured; None where that is not recorded."""
-    if run.unpublished:
-        return f"of a layout that is not published ({', '.join(run.unpublished)})"
+    if missing := ", ".join(run.unpublished):
+        return f"of a layout that is not published{f' ({missing})' if complete else ''}"
     where = measured_where(run)
     return where if where is None or complete else f"{where.partition(',')[0]} in the recorded layout"
 

@@ -101,7 +101,7 @@ def asked_run(
     number = layout.ranks if layout else ranks or own_ranks(run)
     if number is None:
         number = _holding(architecture, recipe, device)
-        reason = "the model's state fits" if number == 1 else "the fewest, doubled from 1, that hold the model's state"
+        reason = "the model's state fits" if number == 1 else "the first power of 2 that holds the state"
         assumed.append(Assumed(f"{number:,} {'accelerator' if number == 1 else 'accelerators'}: {reason}", "--gpus"))
     if "global_batch" in missing_keys(recipe):
         batch = _usual_batch(architecture, _batch_unit(layout) if layout else number)
@@ -124,7 +124,7 @@ def machine_assumptions(machine: RunMachine, *, ranks: int) -> tuple[Assumed, ..
         found.append(Assumed(words, "--network"))
     if machine.stack.name == GENERIC and machine.is_stack_assumed:
         proposed = proposed_stacks(machine.accelerator, ranks)
-        words = f"software: none is named, so {GENERIC}; such trainings mostly run {' or '.join(proposed)}"
+        words = f"{GENERIC} software; usual is {' or '.join(proposed)}"
         found.append(Assumed(words, "--stack"))
     return tuple(found)
 

@@ -273,7 +273,7 @@ def _settled(run: ReferenceRun, request: PredictionRequest) -> _AskedLayout:
         return _AskedLayout(run, None, request, assumed, asked.notes)
     request = request._replace(layout=layout_text(layout, complete=True))
     if layout.ranks > 1:
-        assumed += (Assumed(f"layout {layout_text(layout)}: the fastest that fits", "--layout"),)
+        assumed += (Assumed("this layout: the fastest that fits", "--layout"),)
     return _AskedLayout(run, layout, request, assumed, asked.notes)
 
 

@@ -307,9 +307,14 @@ def print_figures(out: Console, rows: Sequence[Row], intervals: Mapping[str, tup
     """
     whole = [row for row in rows if row.rank is None and row.stage is None and row.axis is None]
     main = [row for quantity in _MAIN if (row := _main_row(whole, quantity)) is not None]
-    marked = [(row, within(intervals[row.quantity], row.quantity) if row.quantity in intervals else "") for row in main]
+    marked = [(row, _between(intervals, row.quantity)) for row in main]
     print_rows(out, marked, marks="80 % between" if intervals else "")
     return sum(row.right is not None for row in whole) - sum(row.right is not None for row in main)
+
+
+def _between(intervals: Mapping[str, tuple[float, float]], quantity: str) -> str:
+    """The interval as short as a column of 80 has room for: "141–245 GiB"; empty without one."""
+    return within(intervals[quantity], quantity).replace(" to ", "\u2013") if quantity in intervals else ""
 
 
 def _main_row(rows: Sequence[Row], quantity: Quantity) -> Row | None:
