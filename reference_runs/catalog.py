@@ -84,8 +84,12 @@ def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
     path = RUNS / f"{name.replace('-', '_')}.toml"
     if name not in run_names():
         names = [*run_names(), *also]
-        allowed = ", ".join(names) + ", or a file ending in .toml"
-        raise InputError("unknown run", got=repr(name), meant=meant_run(name, names), allowed=allowed)
+        if name.endswith(".json"):
+            what = "a configuration is no run: `import` writes a run file of it"
+            raise InputError(what, got=repr(name), allowed="a file ending in .toml, or a name that `runs` lists")
+        meant = meant_run(name, names)
+        listed = "a name that `runs` lists" if meant else ", ".join(names)
+        raise InputError("unknown run", got=repr(name), meant=meant, allowed=f"{listed}, or a file ending in .toml")
     return _recorded(path, path.stat().st_mtime_ns)
 
 

@@ -248,7 +248,8 @@ def read_configuration(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(typed_text(path))
     except OSError as error:
-        raise InputError(f"cannot read the configuration: {error.strerror}", where=str(path)) from error
+        what, allowed = (f"cannot read the configuration: {error.strerror}", "a config.json, or its directory")
+        raise InputError(what, allowed=allowed, where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON: {error}", where=str(path)) from error
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):

@@ -31,7 +31,10 @@ STDOUT = "-"
 @asks_training
 def import_command(  # long: the command's options
     configuration: Annotated[
-        Path, typer.Argument(help="A config.json of Hugging Face's transformers.", show_default=False, readable=False)
+        Path,
+        typer.Argument(
+            help="A config.json of Hugging Face's transformers, or its directory.", show_default=False, readable=False
+        ),
     ],
     asked: Asked,
     output: Annotated[
@@ -69,6 +72,8 @@ def import_command(  # long: the command's options
     """
     if json and output == STDOUT:
         raise InputError("the run file itself goes to stdout", allowed="a file", where="--output")
+    if configuration.is_dir():
+        configuration /= "config.json"
     run = imported(configuration, sequence=asked.training.sequence)
     run = run._replace(facts=run.facts | _option_facts(asked))
     if any(fact.source.startswith("option ") for fact in run.facts.values()):

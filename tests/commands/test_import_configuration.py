@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_to_stdout_the_file_is_printed_alone(configuration, said):
     run = load(Path("printed.toml"))
     assert (run.architecture.sequence, run.recipe.precision) == (8192, "bf16")
     assert "up to 131,072" in run.facts["architecture.sequence"].why
+
+
+def test_a_directory_is_read_and_what_is_no_configuration_or_run_says_what_to_do(configuration, said, refused):
+    Path("model").mkdir()
+    shutil.copy(configuration, "model/config.json")
+    assert said("import", "model", "--output", "-") == said("import", configuration, "--output", "-")
+    allowed = "a config.json, or its directory"
+    line = refused("import", "org/model")
+    assert line == f"org/model: cannot read the configuration: No such file or directory; allowed: {allowed}"
+    line = refused("fit", configuration)
+    assert line.startswith("a configuration is no run: `import` writes a run file of it; got 'config.json', allowed: ")
+    line = refused("predict", "llama3-8b")
+    meant = "did you mean llama3.1-8b? allowed: a name that `runs` lists, or a file ending in .toml"
+    assert line == f"unknown run; got 'llama3-8b', {meant}"
+    line = refused("predict", "llama2-7b", "--micro-batch", "7")
+    assert line.startswith("--micro-batch: does not divide the batch of 1,024 samples; got 7, allowed: a divisor")
 
 
 def test_a_recipe_is_borrowed_as_an_assumption_and_makes_a_miniature(configuration):

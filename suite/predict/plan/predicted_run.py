@@ -25,7 +25,14 @@ from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict, peak_interval, step_interval
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import as_executed, usual_layout
-from suite.predict.plan.asked import USUAL_ACCELERATOR, AskedTraining, Assumed, asked_run, machine_assumptions
+from suite.predict.plan.asked import (
+    USUAL_ACCELERATOR,
+    AskedTraining,
+    Assumed,
+    asked_run,
+    check_micro_batch,
+    machine_assumptions,
+)
 from suite.predict.plan.plan import question_of
 from suite.predict.plan.search import search
 from suite.predict.recorded_run.figures import Prices, predicted_figures
@@ -191,9 +198,7 @@ def prediction_of_run(run: ReferenceRun, request: PredictionRequest, *, by_stage
     run, layout, request, assumed, notes = _settled(run, request)
     is_recorded_layout = layout == recorded
     absent = NotPredicted()
-    missing = []
-    if layout is None:
-        missing.append("memory, traffic, step time: no layout divides model, batch and accelerators")
+    missing = [] if layout else ["memory, traffic, step time: no layout divides model, batch and accelerators"]
     machine = None
     with absent.unless("machine"):
         machine = requested_machine(run, layout, request)
@@ -304,6 +309,7 @@ def _fastest_layout(run: ReferenceRun, request: PredictionRequest, ranks: int) -
     if machine is None or machine.machine is None:
         return Layout(fused_attention=usual_layout(run, request.stack).fused_attention) if ranks == 1 else None
     micro_batch = request.training.micro_batch
+    check_micro_batch(run.recipe.global_batch, micro_batch)
     fixed = {} if micro_batch is None else {"micro_batch": micro_batch}
     found = search(question_of(run, machine, ranks=ranks, fixed=fixed, global_batch=None), top=1)
     best = found.best[0] if found.best else found.smallest
