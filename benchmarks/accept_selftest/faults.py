@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ def _fake_gpus(*kernel_log: str, **faults: Any) -> Prepare:
     scene = json.dumps({"gpus": 2, "with_ranks": True, "kernel_log": kernel_log, "faults": {"1": faults}})
     environment = {"FAKE_NVML": scene, "PYTHONPATH": str(HERE / "nvml")}
     return lambda _directories: nullcontext(Prepared([], environment, []))
+
+
+def _hang_of_a_gpu(_directories: InjectionDirectories) -> AbstractContextManager[Prepared]:
+    """A rank that hangs, on a node of four GPUs whose second one is idle meanwhile."""
+    idle = {"utilisation": 0, "watts_drawn": 90, "mhz": 345}
+    scene = json.dumps({"gpus": 4, "with_ranks": True, "faults": {"1": idle}})
+    paths = os.pathsep.join(str(HERE / name) for name in ("ranks", "nvml"))
+    return nullcontext(Prepared([], {"SUITE_FAULT": "hang", "FAKE_NVML": scene, "PYTHONPATH": paths}, []))
 
 
 def _arguments(*arguments: str) -> Prepare:
@@ -323,6 +331,7 @@ INJECTIONS = (
         stacks_of=(0, 1),
         passes=(14,),
     ),
+    Injection("hung-gpu", _LAUNCHES, _STOPPED, 17, "HANG", "rank 1 (GPU 1", "GPU 1 stands out", _hang_of_a_gpu),
     Injection(
         "extra-message",
         ["--only", "7", "--miniatures", "gpt2-mini"],

@@ -167,7 +167,7 @@ def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path
     assert (code, out.count("\n")) == (exit_codes.FAIL, 1)
     assert len(out) <= _SUMMARY_CHARACTERS + 1
     assert out.startswith(
-        "quick: rejected: exact figures FAIL: software: another amount of work than predicted, next: fix the setting ("
+        "quick: rejected: exact figures FAIL: software: another amount of work than predicted, next: fix the setting"
     )
 
 
@@ -377,7 +377,8 @@ def test_what_to_do_next_is_a_line_a_part_with_its_command_and_ends_on_one_page(
         return found(verdict, 13, f"GPU {number}", **to_do)
 
     noted = found(CheckVerdict.WARN, 13, "GPU 9", action=RecoveryAction.NONE, to_do="nothing")
-    lines = short_form(bad(0), bad(0), bad(1), noted, again="refruns accept")
+    twice = msgspec.structs.replace(bad(0), check=17, evidence="of another check")
+    lines = short_form(bad(0), bad(0), bad(1), twice, noted, again="refruns accept")
     assert lines[-3:] == [
         *(f"next   hardware errors: GPU {n}: reset it: nvidia-smi --gpu-reset -i {n}" for n in (0, 1)),
         "then   drain the node until this passes: refruns accept",

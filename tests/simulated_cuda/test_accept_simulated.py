@@ -129,7 +129,9 @@ def accept(tmp_path, monkeypatch, capsys, node):
         monkeypatch.setenv("SIMULATED_CUDA_TIMES", node.table(tmp_path / "times.txt"))
         usual = ["--profile", "quick", "--others", "1", "--results", str(tmp_path / "results"), "--only", checks]
         code = main(["accept", "--device", "cuda", "--devices", str(RANKS), *usual, *options, "--json"])
-        report = json.loads(capsys.readouterr().out)
+        said = capsys.readouterr()
+        assert said.out, said.err  # where it ends without a report, it says why
+        report = json.loads(said.out)
         return code, {(found["check"], found["subject"]): found for found in report["findings"]}
 
     return run

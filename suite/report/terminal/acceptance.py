@@ -150,11 +150,13 @@ def _next_steps(report: BatteryReport, again: str) -> list[_VerdictLine]:
     """
     accepted = report.decision is Decision.ACCEPTED
     passing = (None, RecoveryAction.NONE, RecoveryAction.REPEAT) if accepted else (None, RecoveryAction.NONE)
-    steps = dict.fromkeys(
-        next_step(finding) for finding in _shown_findings(report.findings) if finding.action not in passing
-    )
+    shown = [finding for finding in _shown_findings(report.findings) if finding.action not in passing]
+    orders: dict[tuple[str, str, str], str] = {}
+    for one in shown:  # of several checks that failed on one part, the first
+        orders.setdefault((one.part or one.subject, one.to_do, one.command), next_step(one))
+    steps = [*orders.values()]
     head = "later  " if accepted else "next   "
-    lines = [_VerdictLine(head, step) for step in list(steps)[:_STEPS]]
+    lines = [_VerdictLine(head, step) for step in steps[:_STEPS]]
     if len(steps) > _STEPS:
         lines.append(_VerdictLine("", f"{len(steps) - _STEPS} more"))
     if accepted or not again:
