@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.skipif(sys.platform != "linux", rea
 def begun(log: Path, identity: str, *module: str, ranks: int) -> subprocess.Popen[bytes]:
     environment = os.environ | {LAUNCH_VARIABLE: identity, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", TORCHRUN[0], "--standalone", f"--nproc-per-node={ranks}", "--monitor-interval=0.1"]
-    command = warm([*command, "-m", *module], environment)
+    command = warm([*command, f"--log-dir={log.parent}/logs", "-m", *module], environment)
     assert Path(command[3]).name == "warm_ranks.py"
     with log.open("wb") as file:
         return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)

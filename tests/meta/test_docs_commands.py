@@ -167,7 +167,8 @@ def test_the_code_on_the_page_of_calibration_reads_a_recorded_profile(monkeypatc
 @pytest.mark.ranks
 def test_the_program_on_the_page_of_1_bit_adam_runs_from_another_directory(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(code_on("docs/one_bit_adam.md"), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", "logs", "train.py"]  # else they stay in /tmp
     run = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )
