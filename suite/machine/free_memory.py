@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import psutil
-
 # by version of cgroups: limit, use, and the use that the kernel can reclaim
 _CONTROLLERS = {
     "": ("memory.max", "memory.current", "inactive_file"),
@@ -20,6 +18,8 @@ def free_bytes(root: Path = Path("/")) -> int:
     Args:
         root: below which proc and sys/fs/cgroup are.
     """
+    import psutil  # commands that only list or describe do without
+
     return max(0, min([psutil.virtual_memory().available, *_allowed(root)]))
 
 

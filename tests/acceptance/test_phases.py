@@ -9,6 +9,7 @@ import pytest
 from suite.acceptance import battery, context, measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.gpu_evidence import Health
+from suite.acceptance.node_state import HostReading
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
 from suite.acceptance.repetition import Rerun, affordable, launches_that_fit
@@ -194,6 +195,7 @@ def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypa
 
     class Watch:
         addresses = ()
+        host = HostReading()
 
         def since_last(self):
             return Health(gpus=[])
@@ -238,18 +240,17 @@ def test_a_battery_asks_torch_for_its_devices_once(tmp_path, capsys, node, monke
 
     def answer():
         asked.append("torch")
-        return (
-            devices.CudaDevice(name="NVIDIA H100 80GB HBM3", uuid="u", pci="0000:1b:00.0", memory_bytes=85 * 10**9),
-        )
+        one = devices.CudaDevice(name="NVIDIA H100 80GB HBM3", uuid="u", pci="0000:1b:00.0", memory_bytes=85 * 10**9)
+        return devices.CudaState(driver_devices=1, driver_error=0, devices=(one,))
 
     monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
     monkeypatch.setattr(devices, "_answer_of_torch", answer)
     # a simulated step of each miniature, whose memory is not this test's subject
     monkeypatch.setattr("suite.reproduce.plan.check_device_memory", lambda *_arguments, **_options: None)
-    devices._visible_devices.cache_clear()
+    devices._state.cache_clear()
     try:
         accept(capsys, tmp_path, "--device", "cuda", "--profile", "quick")
     finally:
-        devices._visible_devices.cache_clear()
+        devices._state.cache_clear()
     assert len(node.asked) > 7
     assert asked == ["torch"]

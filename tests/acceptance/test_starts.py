@@ -26,18 +26,19 @@ def asked(monkeypatch):
 
     def answer():
         questions.append("devices")
-        return tuple(
+        listed = tuple(
             CudaDevice(name="NVIDIA H100 80GB HBM3", uuid=f"u{n}", pci=f"0000:{n:02x}:00.0", memory_bytes=85 * 10**9)
             for n in range(8)
         )
+        return devices.CudaState(driver_devices=8, driver_error=0, devices=listed)
 
     monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
     monkeypatch.setattr(devices, "_answer_of_torch", answer)
     # a simulated step of each miniature, whose memory is not this file's subject
     monkeypatch.setattr("suite.reproduce.plan.check_device_memory", lambda *_arguments, **_options: None)
-    devices._visible_devices.cache_clear()
+    devices._state.cache_clear()
     yield questions
-    devices._visible_devices.cache_clear()
+    devices._state.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -466,7 +466,6 @@ REFUSED = [
     ("--junit /nonexistent/a.xml", "cannot write: No such file or directory"),
     ("--junit /proc", "cannot write: Is a directory"),
     ("--junit /proc/a.xml", "cannot write"),
-    ("--device cuda", "no CUDA device here"),
 ]
 
 

@@ -128,7 +128,7 @@ def driver_of_8(tmp_path, monkeypatch):
 
 def test_every_command_that_launches_refuses_a_torch_that_cannot_use_the_drivers_devices(tmp_path, monkeypatch, capsys):
     without = devices.CudaState(driver_devices=8, driver_error=0, torch="2.13.0+cpu")
-    monkeypatch.setattr(devices, "cuda_state", lambda: without)
+    monkeypatch.setattr(devices, "_state", lambda _visible: without)
     wrong = []
     for command in (
         "accept --only 14",
@@ -174,7 +174,7 @@ def test_amd_gpus_are_refused_whatever_shows_them(tmp_path, monkeypatch, capsys)
         (tmp_path / "bus/pci/devices" / name / "class").write_text(f"{kind}\n")
     assert devices.amd_gpus(tmp_path / "none", tmp_path) == "the PCI bus"
     assert devices.accelerators("NVIDIA", tmp_path) == ["0000:06:00.0"]
-    monkeypatch.setattr(devices, "cuda_state", devices.CudaState)
+    monkeypatch.setattr(devices, "_state", lambda _visible: devices.CudaState())
     monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
     assert main(["reproduce", "bloom-mini", "--results", str(tmp_path / "results")]) == 2
     said = capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from suite.machine import free_memory
@@ -51,7 +52,7 @@ VERSION_1 = {
 )
 def test_what_is_free_is_the_least_of_system_and_cgroups(tmp_path, monkeypatch, available, groups, files, free):
     system = SimpleNamespace(available=available * GIB)
-    monkeypatch.setattr(free_memory.psutil, "virtual_memory", lambda: system)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: system)
     assert free_memory.free_bytes(machine(tmp_path, groups=groups, files=files)) == free * GIB
 
 

@@ -138,10 +138,15 @@ def test_the_real_accept_drains_for_a_missing_gpu_and_for_ecc_errors_alone(clust
         (gates / f"state.{node}").write_text(state)
     assert "GPUs: 7 of 8" in drained(cluster, "n2", seconds=240)
     assert "GPU 3 at 0000:1b:00.0" in drained(cluster, "n4", seconds=240)
-    for node in ("n1", "n3"):
-        said = cluster.run("srun", "-w", node, "-N1", "hostname", timeout=240)
-        assert said.stdout == f"{node}\n", said.stderr
-        assert cluster.reason(node) == ""
+    script = gates / "begun.sh"
+    script.write_text(f"#!/bin/sh\ntouch {gates}/begun.$(hostname)\n")
+    for node in ("n1", "n3"):  # sbatch waits for a long prolog
+        cluster.run("sbatch", "-w", node, "-N1", "-o", "/dev/null", str(script))
+    until = time.monotonic() + 240
+    while not all((gates / f"begun.{node}").exists() for node in ("n1", "n3")):
+        assert time.monotonic() < until, cluster.run("squeue").stdout
+        time.sleep(2)
+    assert [cluster.reason(node) for node in ("n1", "n3")] == ["", ""]
 
 
 def test_the_epilog_drains_what_a_job_left_broken(cluster: SlurmCluster, gates: Path) -> None:
