@@ -40,7 +40,8 @@ def _rate(gpu: Accelerator, floor: RateFloor, warn: float) -> ExpectedRate:
         FloorKind.MEASURED: (warn, SPREAD_UNKNOWN),
         FloorKind.ASSUMED: (warn, None),
     }[floor.kind]
-    document = floor.why or " ".join([gpu.sources[floor.source.split()[0].rstrip(",:;")], *floor.source.split()[1:]])
+    key, _, place = floor.source.partition(" ")
+    document = floor.why or ": ".join(part for part in (gpu.sources[key.rstrip(",:;")], place) if part)
     source = f"{floor.kind} of {gpu.title}: {floor.interval}, {floor.date}, {document}"
     return ExpectedRate(value=floor.lower, source=source, warn=warn, fail=fail)
 

@@ -207,7 +207,7 @@ def _limit(finding: CheckFinding) -> str:
         return ""
     what = "warns" if warns else "fails"
     if _is_compared(finding):
-        return f"{what} at {compared(finding, limit)}"
+        return f"{what} below that" if limit == 1 else f"{what} at {compared(finding, limit)}"
     falling = finding.fail is None or (finding.warn is not None and finding.fail <= finding.warn)
     return f"{what} {'below' if falling and limit < 1 else 'above'} {limit:.3g}"
 

@@ -18,8 +18,10 @@ from suite.acceptance.judge.floors import floor_rates, without_floor
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.records.battery import WORST_FIRST
+from suite.report.terminal.acceptance import comparison
 from tests.support.batteries import NOTHING, exchange, history_of, micro, probing, surroundings
 
+SHAPE = "BF16, 8192 x 8192 x 8192"
 HALVES = {"host to device": 55e9, "device to host": 54e9}
 B200, MI300X, L40S, H100 = "NVIDIA B200", "AMD Instinct MI300X", "NVIDIA L40S", "NVIDIA H100 80GB HBM3"
 
@@ -64,6 +66,8 @@ def test_a_rejection_says_on_whose_numbers_and_when():
     assert source.startswith(
         "published by others of NVIDIA H100 SXM5 80 GB (2022): 720 to 794.5 Tflop/s, 2024-12-22, SemiAnalysis, MI300X"
     )
+    assert source.endswith("(known figures, not re-read for this file): " + SHAPE + "; upper end: mamf H100 SXM")
+    assert comparison(battery(B200, 1300e12)[0][1, "slowest rank"]).endswith("warns below that")
 
 
 def test_without_a_floor_the_rate_is_kept_and_the_way_to_a_floor_is_named():
