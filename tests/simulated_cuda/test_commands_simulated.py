@@ -58,6 +58,19 @@ def test_a_compiled_launch_on_the_device_that_the_user_names_agrees_and_is_said_
     assert rank.environment["gpu_uuid"] == THIRD.removeprefix("GPU-")
 
 
+def test_the_example_of_the_readme_passes(tmp_path: Path) -> None:
+    lines = (ROOT / "tests" / "simulated_cuda" / "README.md").read_text(encoding="utf-8").splitlines()
+    (example,) = [line.split() for line in lines if line.startswith("    python -m tests.simulated_cuda")]
+    done = subprocess.run(
+        [sys.executable, *example[1:], "--results", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "accepted: 1 checks ran, none failed"), done.stderr
+
+
 @pytest.mark.long
 def test_a_slice_is_compiled_counted_and_timed_in_the_device_s_stream(tmp_path: Path) -> None:
     """One of two tensor-parallel ranks of the last of three stages, whose other ranks do not exist."""
