@@ -187,4 +187,4 @@ def test_a_model_that_is_not_described_is_refused_with_its_reason(kind, tmp_path
 
 def test_a_misspelt_model_type_is_told(tmp_path, refused):
     line = refused("import", str(written(tmp_path / "config.json", {"model_type": "lama"})))
-    assert line.endswith("no model of that type was read; did you mean llama?")
+    assert line.endswith("no model of that type was read; `predict` traces it; did you mean llama?")

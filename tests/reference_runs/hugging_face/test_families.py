@@ -222,7 +222,10 @@ NEOX, V3 = PUBLISHED["pythia-12b"][0], PUBLISHED["deepseek-v3"][0]
 MIXTRAL, QWEN3_MOE = PUBLISHED["mixtral-8x7b"][0], PUBLISHED["qwen3-30b-a3b"][0]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "model_type 'mamba' is not described: it has linear attention or state-space layers"),
-    ({"model_type": "lama"}, "model_type 'lama' is not described: no model of that type was read; did you mean llama?"),
+    (
+        {"model_type": "lama"},
+        "model_type 'lama' is not described: no model of that type was read; `predict` traces it; did you mean llama?",
+    ),
     (LLAMA | {"hidden_act": "snake"}, 'hidden_act; got "snake", allowed: silu, swish, gelu, '),
     (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type; got "linear", '),
     (
