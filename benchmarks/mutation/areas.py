@@ -35,6 +35,15 @@ FEW = 6  # modules, whose own tests are run to see what they run: all of an area
 
 # Modules that have no test file of their name, and modules that others' tests check too
 ALSO = {
+    "suite/acceptance/judge/causes.py": (
+        "tests/acceptance/judge/test_gpu_health.py",
+        "tests/acceptance/judge/test_node_health.py",
+    ),
+    "suite/acceptance/judge/gpu_clocks.py": ("tests/acceptance/judge/test_gpu_health.py",),
+    "suite/acceptance/judge/launch_errors.py": ("tests/commands/test_accept_of_gpus.py",),
+    "suite/acceptance/judge/loopback.py": ("tests/acceptance/test_nic_loopback.py",),
+    "suite/acceptance/judge/nics.py": ("tests/acceptance/judge/test_node_health.py",),
+    "suite/records/in_processes.py": ("tests/records/test_index.py",),
     "suite/metrics/change_points.py": ("tests/metrics/test_change_points.py", "tests/regression/test_segments.py"),
     "suite/metrics/figures.py": ("tests/metrics/test_figures.py", "tests/metrics/test_comparison.py"),
     "suite/predict/analytic/collective_time.py": (

@@ -70,11 +70,11 @@ def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(t
 
 def test_rates_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6]}
-    node.peak = 10.0  # of which the products reach a tenth
+    node.matrix = [[1.0, 1.0, spread] for spread in (0.87, 0.88)]
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # not for 3 launches
-    _, _, found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
+    _, _, found = accept(capsys, tmp_path, "--only", "2,8", "--miniatures", "bloom-mini")
     assert [node.asked.count(name) for name in ("micro", "rates", "bloom-mini")] == [1, 1, 5]
-    assert found[1, "slowest rank"]["verdict"] == "FAIL"
+    assert found[2, "matrix rate"]["verdict"] == "FAIL"
     assert found[8, "bloom-mini"]["verdict"] == "INCONCLUSIVE"
 
 

@@ -30,7 +30,8 @@ REFUSED = [
     ({"ranks_per_node": 2}, "--ranks-per-node"),
     ({"engine": "mpi"}, "allowed: slurm"),
     ({"engine": "slurm", "nodes": 9}, "at most 4"),
-    ({"engine": "slurm", "nodes": 0, "ranks_per_node": -1}, "--ranks-per-node"),
+    ({"engine": "slurm", "nodes": 2, "ranks_per_node": -1}, "--ranks-per-node"),
+    ({"engine": "slurm", "nodes": 0, "ranks_per_node": 1}, "--nodes"),
     ({"engine": "slurm", "nodes": 2, "ranks": 3}, "2 nodes of 1 ranks are 2 ranks"),
     ({"engine": "slurm", "nodes": 2, "node_list": "n1"}, "--on"),
 ]

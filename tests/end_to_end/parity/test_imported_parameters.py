@@ -14,6 +14,7 @@ from reference_runs.hugging_face.families import FAMILIES, imported
 from suite.predict.analytic.parameters import parameter_count
 
 NEEDED = {"nemotron": {"num_key_value_heads": 8}, "deepseek_v2": {"num_experts_per_tok": 6}}  # no default makes a model
+SAME_AS = {"kimi_k2": "deepseek_v3"}  # which transformers does not know by its own name
 ODD = {"vocab_size": 331, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6}
 EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 30, "first_k_dense_replace": 1}
 LATENT = {
@@ -33,6 +34,7 @@ ODD_WIDTHS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"intermediate_size": 100},
     "gptj": {"n_inner": 100, "rotary_dim": 6},
     "mpt": {},
+    "phi3": {"intermediate_size": 100, "num_key_value_heads": 3, "pad_token_id": None},
     "opt": {"ffn_dim": 100, "enable_bias": False, "word_embed_proj_dim": 96},
 }
 LIKE_LLAMA = {"intermediate_size": 100, "num_key_value_heads": 3}
@@ -41,9 +43,10 @@ IN_STATE = "e_score_correction_bias"  # DeepSeek-V3's counts have it among the p
 
 def counts(kind: str, directory: Path, **changes: Any) -> tuple[int, int]:
     """Parameters of transformers' model with these changes of its family's defaults, and of what is imported."""
-    configuration = AutoConfig.for_model(kind, **(NEEDED.get(kind, {}) | changes))
+    kind_there = SAME_AS.get(kind, kind)
+    configuration = AutoConfig.for_model(kind_there, **(NEEDED.get(kind, {}) | changes))
     path = directory / "config.json"
-    path.write_text(json.dumps(configuration.to_dict()), encoding="utf-8")
+    path.write_text(json.dumps(configuration.to_dict() | {"model_type": kind}), encoding="utf-8")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration)
     tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name.endswith(IN_STATE))]
@@ -59,6 +62,6 @@ def test_defaults_of_every_family(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_odd_sizes_of_every_family(kind: str, tied: bool, tmp_path: Path) -> None:
-    widths = ODD_WIDTHS.get(kind, LIKE_LLAMA)
+    widths = ODD_WIDTHS.get(SAME_AS.get(kind, kind), LIKE_LLAMA)
     of_transformers, here = counts(kind, tmp_path, **(ODD | widths), tie_word_embeddings=tied)
     assert here == of_transformers
