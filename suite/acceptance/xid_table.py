@@ -20,7 +20,7 @@ _LINK_ERROR = re.compile(r"\b(Fatal|Non-?fatal)\b", re.IGNORECASE)
 
 
 class Severity(enum.StrEnum):
-    """What an XID says of its GPU, as xids.toml explains."""
+    """An XID of the table, as xids.toml explains it."""
 
     FATAL = "fatal"
     LINK = "link"

@@ -8,7 +8,7 @@ import msgspec
 
 
 class OperatorKind(StrEnum):
-    """What limits the time of an operator, and what can be done about it."""
+    """Kind of operator: it decides what limits its time."""
 
     GEMM = "gemm"
     ATTENTION = "attention"

@@ -89,7 +89,7 @@ class TracedParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
-    """What one rank executes in a step after the first.
+    """A step of one rank after the first: its operators, messages and memory.
 
     Args:
         model: the module's class.

@@ -22,7 +22,7 @@ class TraceError(Exception):
 
 
 def traced(jobs: Sequence[TraceJob]) -> list[StepTrace]:
-    """What a step of each job does.
+    """The step of each job, traced.
 
     Raises:
         InputError: a model cannot be built or traced.

@@ -50,7 +50,7 @@ def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tm
 
 
 def test_the_projects_own_batteries_are_nobodys_past(tmp_path, monkeypatch):
-    """Those that a fresh clone brings, where results are stored without --results."""
+    """Batteries that a fresh clone brings, where results are stored without --results."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     battery(tmp_path / "recorded", 1, software="other")

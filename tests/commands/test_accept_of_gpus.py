@@ -128,7 +128,7 @@ def test_an_image_that_hides_the_gpus_is_bad_input(gpus, capsys, tmp_path):
 
 
 def test_of_gpus_that_others_use_the_counters_are_read_and_nothing_is_executed(gpus):
-    """That decides nothing where they are clean, and rejects where one counted an error."""
+    """Decides nothing where counters are clean, and rejects where one counted an error."""
     for fault in ({"processes": [4711]}, {"used_bytes": 30 * 2**30}):  # a pod does not see whose the memory is
         gpus.faults(**fault)
         code, report, found = gpus.judged()

@@ -264,7 +264,7 @@ def nvmlDeviceGetNvLinkState(device: int, link: int) -> int:
 
 
 def nvmlDeviceGetFieldValues(handle: int, fieldIds: list[int]) -> list[SimpleNamespace]:
-    """Of the links only replays and failed recoveries are counted here; this library has not the others."""
+    """Counts replays and failed recoveries of links; this library lacks the other counters."""
     newer = {
         NVML_FI_DEV_MEMORY_TEMP: lambda: int(_fault(handle, "memory_celsius", 70)),
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: lambda: int(_fault(handle, "recovery", 0)),

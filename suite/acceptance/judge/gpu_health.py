@@ -168,7 +168,7 @@ def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
 
 
 def _fabric_causes(state: GpuState) -> list[Cause]:
-    """What the switches' manager reports of a GPU: each field of its health; the summary where no field says more."""
+    """Causes that the switches' manager reports: each field of a GPU's health, or the summary where none says more."""
     names = list(state.fabric_problems)
     if not names and state.fabric_summary in SUMMARY_PROBLEMS:
         names = [SUMMARY_PROBLEMS[state.fabric_summary]]

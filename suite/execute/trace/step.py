@@ -53,7 +53,7 @@ class _Clock:
 
 
 def trace(job: TraceJob) -> StepTrace:
-    """What a step of the job does.
+    """The step of the job, executed without memory.
 
     Raises:
         SourceError: its model cannot be built.

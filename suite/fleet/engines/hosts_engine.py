@@ -28,7 +28,7 @@ class HostsEngine(msgspec.Struct, frozen=True):
         return command_on_host(HostAccess.SSH, node, command, dict(os.environ))
 
     def passed_on(self) -> list[str]:
-        """Those that ssh's command line carries."""
+        """The variables that ssh's command line carries."""
         return sorted(passed_on(os.environ))
 
     def hosts(self, names: Sequence[str]) -> Hosts:

@@ -1,4 +1,4 @@
-"""What is printed of a traced step."""
+"""Prints the prediction of a traced step."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _TRACEBACK = re.compile(r"^Traceback \(most recent call last\)|^\w+Error: ", re.
 
 
 class GoesToWorkError(BaseException):
-    """What a command accepted goes beyond this process: no more is asked here."""
+    """An accepted command goes beyond this process: no more is asked here."""
 
 
 class TookLongError(BaseException):
@@ -88,7 +88,7 @@ def _files(place: Path) -> dict[str, int]:
 
 
 def _wrong(trial: Trial, code: int | str, out: str, err: str, before: dict[str, int], after: dict[str, int]) -> str:
-    """What is wrong with a command that raised nothing."""
+    """The fault of a command that raised nothing."""
     if code != WORKS and code not in CODES:
         return f"exit code {code}"
     if _TRACEBACK.search(err):
