@@ -184,7 +184,6 @@ def _requirements() -> dict[str, str]:
     return {re.split(r"[\s<>=!~\[]", requirement, maxsplit=1)[0]: requirement for requirement in plain}
 
 
-@cache
 def compilation_missing(device: str) -> str:
     """The compiler or header that torch.compile lacks here for "cpu" or "cuda", in words; empty where it lacks none.
 
@@ -193,10 +192,14 @@ def compilation_missing(device: str) -> str:
     """
     language, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
     names = ["gcc", "clang"] if device == "cuda" else ["g++"]
-    asked = os.environ.get(variable)
-    compiler = asked or next(filter(shutil.which, names), None)
+    compiler = os.environ.get(variable) or next(filter(shutil.which, names), None)
     if compiler is None:
         return f"no {language} compiler ({' or '.join(names)} on the PATH, or {variable})"
+    return _why_not_compiling(language, compiler)
+
+
+@cache
+def _why_not_compiling(language: str, compiler: str) -> str:
     scheme = sysconfig.get_default_scheme()
     include = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
     command = [compiler, f"-I{include}", "-fsyntax-only", f"-x{language.lower()}", "-"]
