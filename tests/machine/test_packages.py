@@ -236,9 +236,9 @@ def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("PATH", str(tmp_path))
     for variable in ("CC", "CXX"):
         monkeypatch.delenv(variable, raising=False)
-    compilation_missing.cache_clear()
+    packages._why_not_compiling.cache_clear()
     yield tmp_path
-    compilation_missing.cache_clear()
+    packages._why_not_compiling.cache_clear()
 
 
 def compiler(path: Path, script: str) -> Path:
@@ -255,7 +255,7 @@ def test_a_compiler_on_the_path_that_compiles_is_enough_and_a_missing_one_is_nam
     assert {device: compilation_missing(device) for device in missing} == missing
     for name, device in (("clang", "cuda"), ("gcc", "cuda"), ("g++", "cpu")):
         path = compiler(compilers / name, "exit 0")
-        compilation_missing.cache_clear()
+        packages._why_not_compiling.cache_clear()
         assert compilation_missing(device) == ""
         path.unlink()
 
@@ -266,7 +266,7 @@ def test_a_compiler_that_fails_is_quoted(compilers: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(variable, str(path))
         assert compilation_missing(device).endswith(f"{path} fails: cc: fatal error: cannot execute cc1")
         monkeypatch.setenv(variable, str(compilers / "nowhere"))
-        compilation_missing.cache_clear()
+        packages._why_not_compiling.cache_clear()
         assert "does not run" in compilation_missing(device)
 
 
@@ -274,6 +274,6 @@ def test_a_compiler_that_fails_is_quoted(compilers: Path, monkeypatch: pytest.Mo
 def test_missing_headers_of_python_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc")
     monkeypatch.setattr(sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
-    compilation_missing.cache_clear()
+    packages._why_not_compiling.cache_clear()
     assert compilation_missing("cuda") == f"no Python.h in {tmp_path} (Debian: python3-dev)"
-    compilation_missing.cache_clear()
+    packages._why_not_compiling.cache_clear()
