@@ -20,7 +20,7 @@ from reference_runs.sourced import Kind
 from reference_runs.stack import OWN_NAME
 from suite.commands import exit_codes
 from suite.commands.options import print_json
-from suite.commands.traced_model import ModelRequest, is_traced, predict_model
+from suite.commands.traced_model import check_absent, is_traced, predict_model
 from suite.commands.training_options import (
     LAYOUT_PANEL,
     MACHINE_PANEL,
@@ -144,12 +144,27 @@ def predict(  # noqa: PLR0913  # long: the command's options
 
     Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
+    traced = [name for name in runs if is_traced(name, always=trace or optimizer is not None)]
+    of_models: dict[str, object] = {"--trace": trace or None, "--optimizer": optimizer}
+    of_runs: dict[str, object] = {
+        "--stack": asked.stack,
+        "--tokens": asked.training.tokens,
+        "--machine": machine,
+        "--products": products,
+        "--from": records,
+        "--choices": show_choices or None,
+        "--price": price,
+        "--energy-price": energy_price,
+    }
+    if traced:
+        check_absent(of_runs, what="is of runs")
+    else:
+        check_absent(of_models, what="is of models that are traced")
     exceeded = False
-    network = None if asked.network is None else asked.network * 1e9 / 8
-    traced = ModelRequest(asked.on, asked.gpus, network, layout, asked.training, optimizer)
-    for name in [name for name in runs if is_traced(name, always=trace or optimizer is not None)]:
-        exceeded |= predict_model(name, traced, complete=every_figure, as_json=json).verdict is MemoryVerdict.NOT
-        runs.remove(name)
+    for name in traced:
+        predicted_model = predict_model(name, asked, layout, optimizer, complete=every_figure, as_json=json)
+        exceeded |= predicted_model.verdict is MemoryVerdict.NOT
+    runs = [name for name in runs if name not in traced]
     request = _request(asked, machine, layout, Prices(price, energy_price, pue))
     request = request._replace(products=products, slices=_slices(records or [], runs, show_choices=show_choices))
     predictions = [(name, predicted_run(name, request)) for name in runs]

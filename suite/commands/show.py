@@ -76,7 +76,7 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
 
 
 def _floor_rows(device: Accelerator) -> list[list[str]]:
-    """Its floors, then the quantities that have none."""
+    """Rows of an accelerator's floors, then of the quantities that have none."""
     rows = []
     for floor in device.floors:
         origin = "; ".join(part for part in (floor.source, floor.why, floor.note) if part)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import typer
@@ -15,10 +16,11 @@ from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.run import Precision
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.commands.training_options import Asked
 from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, TraceJob
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.packages import require
-from suite.predict.plan.asked import USUAL_ACCELERATOR, AskedTraining
+from suite.predict.plan.asked import USUAL_ACCELERATOR
 from suite.predict.traced_run.prediction import TracedPrediction, traced_prediction
 from suite.report.terminal.tables import console
 from suite.report.terminal.traced import print_traced
@@ -33,15 +35,19 @@ _SPLITS = ("data_parallel", "zero_stage", "reshard_after_forward", "recomputatio
 ALLOWED = "dpN, zero0 (DistributedDataParallel), zero3 (FSDP2), noreshard, recompute-full, accumulateN, microN"
 
 
-class ModelRequest(NamedTuple):
-    """Options of a command about a model that is traced; None: not given."""
+def check_absent(options: Mapping[str, object | None], *, what: str) -> None:
+    """Refuse options that say nothing about what a command predicts.
 
-    on: str | None
-    gpus: int | None
-    network_bytes_per_second: float | None
-    layout: str | None
-    training: AskedTraining
-    optimizer: OptimizerKernel | None
+    Args:
+        options: values by option, None for those that were not given.
+        what: says of which predictions they are.
+
+    Raises:
+        InputError: one was given.
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(what, where=option)
 
 
 def is_traced(name: str, *, always: bool) -> bool:
@@ -61,8 +67,13 @@ def is_traced(name: str, *, always: bool) -> bool:
     return False
 
 
-def predict_model(name: str, request: ModelRequest, *, complete: bool, as_json: bool) -> TracedPrediction:
+def predict_model(  # long: options of a command
+    name: str, asked: Asked, layout: str | None, optimizer: OptimizerKernel | None, *, complete: bool, as_json: bool
+) -> TracedPrediction:
     """Trace a model, and print what its step takes.
+
+    Args:
+        layout: the words of one; None: not given.
 
     Raises:
         InputError: no such file, a model that cannot be traced, or an option that a trace does not know.
@@ -70,16 +81,17 @@ def predict_model(name: str, request: ModelRequest, *, complete: bool, as_json: 
     source = _source(name)
     require("torch", *(("transformers",) if source.configuration else ()))
     end_as_interrupted()
-    job, assumed = _job(source, request)
-    on = request.on or USUAL_ACCELERATOR
+    job, assumed = _job(source, asked, layout, optimizer)
+    on = asked.on or USUAL_ACCELERATOR
     try:
         (trace,) = traced([job])
     except TraceError as error:
         console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
-    if request.training.sequence is None:
+    if asked.training.sequence is None:
         assumed.append(f"{trace.sequence:,} tokens a sample, as many as the model takes (--sequence)")
-    predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=request.network_bytes_per_second)
+    network = None if asked.network is None else asked.network * 1e9 / 8
+    predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=network)
     if as_json:
         print_json(_entry(name, predicted, assumed))
     else:
@@ -105,56 +117,63 @@ def _source(name: str) -> ModelSource:
     return ModelSource(configuration=str(path.resolve()))
 
 
-def _job(source: ModelSource, request: ModelRequest) -> tuple[TraceJob, list[str]]:
+def _job(
+    source: ModelSource, asked: Asked, words: str | None, optimizer: OptimizerKernel | None
+) -> tuple[TraceJob, list[str]]:
     """The job that options ask for, and what is assumed in it."""
     assumed: list[str] = []
-    training = request.training
-    precision = training.precision
+    training, precision = asked.training, asked.training.precision
     if precision is None:
         precision = Precision.BF16
         assumed.append("bf16 with fp32 weights (--precision)")
     if precision not in _FORMATS:
         raise InputError("is not traced", got=precision.value, allowed=", ".join(_FORMATS), where="--precision")
-    ranks = request.gpus or 1
-    usual = Layout(data_parallel=ranks, zero_stage=3 if ranks > 1 else 0)
-    if request.layout is None:
-        layout = usual
-        if ranks == 1 and request.gpus is None:
-            assumed.append("one accelerator (--gpus, or --layout)")
-        elif ranks > 1:
-            assumed.append("FSDP2: weights, gradients and optimizer state are sharded (--layout)")
+    if words is not None:
+        layout = _layout(words, ranks=asked.gpus)
     else:
-        layout = _layout(request.layout, ranks=request.gpus)
-    ranks = layout.data_parallel
+        ranks = asked.gpus or 1
+        layout = Layout(data_parallel=ranks, zero_stage=3 if ranks > 1 else 0)
+        if ranks > 1:
+            assumed.append("FSDP2: weights, gradients and optimizer state are sharded (--layout)")
+        elif asked.gpus is None:
+            assumed.append("one accelerator (--gpus, or --layout)")
     micro_batch = training.micro_batch or layout.micro_batch
-    if training.micro_batch is None and "micro" not in (request.layout or ""):
+    if training.micro_batch is None and "micro" not in (words or ""):
         assumed.append(f"micro-batches of {micro_batch} sample{'' if micro_batch == 1 else 's'} (--micro-batch)")
-    micro_batches = layout.accumulation or 1
-    if training.batch is not None:
-        micro_batches, rest = divmod(training.batch, ranks * micro_batch)
-        if rest or not micro_batches:
-            what = f"no multiple of {ranks * micro_batch:,} samples, a micro-batch of each rank"
-            raise InputError(what, got=training.batch, where="--batch")
-    optimizer = request.optimizer
     if optimizer is None:
         optimizer = OptimizerKernel.ADAMW
         assumed.append("AdamW as PyTorch computes it on a GPU (--optimizer)")
-    if layout.zero_stage == 0:
-        sharding = Sharding.REPLICATED
-    else:
-        sharding = Sharding.RESHARDED if layout.reshard_after_forward else Sharding.KEPT
+    sharded = Sharding.RESHARDED if layout.reshard_after_forward else Sharding.KEPT
     job = TraceJob(
         source=source,
-        ranks=ranks,
-        sharding=sharding,
+        ranks=layout.ranks,
+        sharding=sharded if layout.fully_sharded else Sharding.REPLICATED,
         number_format=_FORMATS[precision],
         optimizer=optimizer,
-        micro_batches=micro_batches,
+        micro_batches=_micro_batches(layout, micro_batch, training.batch),
         micro_batch=micro_batch,
         sequence=training.sequence,
         recompute=layout.recomputation is Recomputation.FULL,
     )
     return job, assumed
+
+
+def _micro_batches(layout: Layout, micro_batch: int, batch: int | None) -> int:
+    """Micro-batches of a rank's step.
+
+    Raises:
+        InputError: the batch is no multiple of them, or not of as many as the layout says.
+    """
+    if batch is None:
+        return layout.accumulation or 1
+    number, rest = divmod(batch, layout.ranks * micro_batch)
+    if rest or not number:
+        what = f"no multiple of {layout.ranks * micro_batch:,} samples, a micro-batch of each rank"
+        raise InputError(what, got=batch, where="--batch")
+    if layout.accumulation not in (None, number):
+        what = f"makes {number:,} micro-batches a rank, and the layout says {layout.accumulation:,}"
+        raise InputError(what, got=batch, where="--batch")
+    return number
 
 
 def _layout(text: str, *, ranks: int | None) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,18 @@ def test_a_line_without_a_field_is_not_valid() -> None:
     assert invalid(json.dumps(line), "runs") == ["'title' is a required property"]
 
 
+def not_valid(lines: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """Commands whose lines are not valid by the schema of their key: exit code, errors, and reasons."""
+    wrong: dict[str, object] = {}
+    for command, line in lines.items():
+        code = main(line.split())
+        printed = capsys.readouterr()
+        reasons = invalid(printed.out, command) if code in (0, 1, 3) else []
+        if code not in (0, 1, 3) or reasons:
+            wrong[line] = (code, printed.err[-500:], reasons)
+    return wrong
+
+
 @pytest.mark.ranks
 @pytest.mark.usefixtures("warm_ranks")
 def test_what_launches_print_is_valid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -116,13 +129,7 @@ def test_what_launches_print_is_valid(capsys: pytest.CaptureFixture[str], tmp_pa
         "regress": f"regress gpt2-mini --ranks 1 --steps 6 --launches 1 --no-compile --accept {here}",
         "accept": f"accept --ranks 1 --only 0 {here}",
     }
-    wrong = {}
-    for command, line in lines.items():
-        code = main(line.split())
-        printed = capsys.readouterr()
-        if code not in (0, 1, 3) or (reasons := invalid(printed.out, command)):
-            wrong[line] = (code, printed.err[-500:], printed.out[:0] or reasons)
-    assert wrong == {}
+    assert not_valid(lines, capsys) == {}
 
 
 def stored_fleet(results: Path) -> None:
@@ -151,12 +158,7 @@ def test_what_machines_ladders_fleets_and_hours_print_is_valid(
         "fleet show": f"fleet show --results {tmp_path} --json",
         "fleet report": f"fleet report {tmp_path} --json",
     }
-    wrong = {}
-    for command, line in lines.items():
-        code = main(line.split())
-        printed = capsys.readouterr()
-        if code not in (0, 1, 3) or (reasons := invalid(printed.out, command)):
-            wrong[line] = (code, printed.err[-500:], printed.out[:0] or reasons)
+    wrong = not_valid(lines, capsys)
     for path in (RECORDED / "ladder").glob("*.json"):
         printed_ladder = msgspec.json.encode(as_json(read_ladder(path)) | {"plot": str(path)}).decode()
         if reasons := invalid(printed_ladder, "ladder"):

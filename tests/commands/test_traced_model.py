@@ -50,6 +50,13 @@ def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
     for layout in ("dp2,tp2", "pp2", "dp2,zero1"):
         assert "allowed: dpN, zero0" in refused("predict", f"{FILE}:build", "--layout", layout)
     assert "--gpus says 4" in refused("predict", f"{FILE}:build", "--layout", "dp2", "--gpus", "4")
+    assert "makes 4 micro-batches a rank, and the layout says 2" in refused(
+        "predict", f"{FILE}:build", "--layout", "dp1,accumulate2", "--batch", "4"
+    )
+    for option in (("--stack", "pytorch"), ("--tokens", "1e9"), ("--price", "2"), ("--choices",)):
+        assert refused("predict", f"{FILE}:build", *option) == f"{option[0]}: is of runs"
+    for option in (("--trace",), ("--optimizer", "sgd")):
+        assert refused("predict", "gpt2-124m", *option) == f"{option[0]}: is of models that are traced"
     assert "no multiple of 3 samples" in refused("predict", f"{FILE}:build", "--batch", "7", "--micro-batch", "3")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from suite.job.trace_job import ModelSource
 
@@ -51,18 +53,13 @@ class Built(NamedTuple):
 
 
 def _loss(returned: Any) -> Tensor:
+    values = list(returned.values()) if isinstance(returned, Mapping) else [returned]
     named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
-    first = (
-        next(iter(returned.values() if isinstance(returned, Mapping) else returned), None)
-        if (isinstance(returned, (tuple, list, Mapping)) and returned)
-        else returned
-    )
-    chosen = first if named is None else named
-    if not isinstance(chosen, Tensor) or not chosen.requires_grad:
-        raise SourceError(
-            f"the forward pass returns no tensor with gradients, but a value of type {type(returned).__name__}"
-        )
-    return chosen if chosen.ndim == 0 else chosen.float().mean()
+    found = next((leaf for leaf in [named, *tree_leaves(values)] if isinstance(leaf, Tensor)), None)
+    if found is None or not found.requires_grad:
+        what = type(returned).__name__
+        raise SourceError(f"the forward pass returns no tensor with gradients, but a value of type {what}")
+    return found if found.ndim == 0 else found.float().mean()
 
 
 def build(source: ModelSource, *, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
@@ -131,9 +128,7 @@ def _by_function(name: str, dtype: torch.dtype, micro_batch: int, sequence: int 
     return Built(module.train(), inputs, f"PyTorch {torch.__version__.partition('+')[0]}", tokens)
 
 
-def _by_name(module: nn.Module, inputs: Any) -> dict[str, Any]:
-    import inspect
-
+def _by_name(module: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
     names = list(inspect.signature(module.forward).parameters)
     return dict(zip(names, inputs, strict=False))
 

@@ -101,7 +101,7 @@ def trace(job: TraceJob) -> StepTrace:
 
 
 class _TracedRank:
-    """One rank's model and optimizer."""
+    """Model and optimizer of a rank."""
 
     def __init__(
         self, job: TraceJob, built: Built, paths: ModulePaths, clock: _Clock, allocations: Allocations
@@ -131,7 +131,7 @@ class _TracedRank:
         self._allocations.name("optimizer state", (local(value) for value in state if isinstance(value, Tensor)))
 
     def step(self) -> None:
-        """All micro-batches and the update."""
+        """Execute all micro-batches and the update."""
         model = self._built.module
         weights = {local(parameter.detach()).untyped_storage()._cdata for parameter in model.parameters()}
         with self._paths.followed():
