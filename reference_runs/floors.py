@@ -48,7 +48,7 @@ class FloorQuantity(enum.StrEnum):
 
     @property
     def words(self) -> str:
-        """Its name for people."""
+        """Name for people."""
         return self.value.replace("_gemm", " GEMM").replace("all_reduce", "all-reduce")
 
 

@@ -173,7 +173,7 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
     # counters and clocks of GPUs
     ActionRow(
         _A.RETURN,
-        "return the GPU: its memory cannot be mended any more",
+        "return the GPU: its memory can no longer be repaired",
         (check.ERRORS,),
         "replace the GPU|remapping a row failed",
     ),

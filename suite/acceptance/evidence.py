@@ -9,7 +9,7 @@ import msgspec
 from suite.acceptance.gpu_evidence import HangReadings, Health
 from suite.job.calibration_job import RankMoments
 from suite.job.events import Status
-from suite.job.probe_job import FormatLoad
+from suite.job.probe_job import PulsedCounts
 from suite.machine.cpu_contention import Competitor
 from suite.machine.host_state import HostState
 
@@ -207,20 +207,10 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     burst_flop_per_second: float | None = None
 
 
-class PulsedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Products of several formats and all-reduces at once, in pulses, by one rank; see `suite.job.probe_job.Loaded`."""
+class PulsedLoad(PulsedCounts, frozen=True, kw_only=True):
+    """Counts of `rank`."""
 
     rank: int
-    size: int
-    formats: list[FormatLoad]
-    missing: dict[str, str]
-    sums: int
-    wrong_sums: int
-    sum_bytes: int
-    pulses: int
-    pulse_seconds: float
-    seconds: float
-    first: str
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):

@@ -8,7 +8,7 @@ from suite.acceptance.node_state import HostReading, LogEvent
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a GPU; None or empty where the driver did not answer in time, or the GPU has no such thing.
+    """Reading of a GPU; None or empty where the driver did not answer in time, or the GPU has no such thing.
 
     Args:
         corrected, uncorrected: ECC errors since the driver was loaded; `lifetime_uncorrected` since the GPU was made.
@@ -60,7 +60,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample under load."""
+    """Sample of a GPU under load."""
 
     second: float
     mhz: float | None
@@ -75,7 +75,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU before, during and after the load; `pci` its address, as in "0000:0a:00.0"."""
+    """A GPU before, during and after the load; `pci` its address, as in "0000:0a:00.0"."""
 
     index: int
     model: str
@@ -95,7 +95,7 @@ class EarlierXid(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         gpu: number of the GPU; -1 where no GPU of today has the address.
-        message: that the driver wrote behind the number; empty in records before 8.4.
+        message: the driver's text after the number; empty in records before 8.4.
         resolved: how the GPU recovered from it; empty where no line of the log says so.
     """
 

@@ -60,7 +60,7 @@ class HostCounter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicPort(msgspec.Struct, frozen=True, kw_only=True):
-    """One port of an RDMA network card, by the names that the kernel gives; None or empty where it does not say.
+    """Port of an RDMA network card, by the names that the kernel gives; None or empty where it does not say.
 
     Args:
         kind: the card's model; ports of one kind are alike.
@@ -93,7 +93,7 @@ class NicPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """One NVMe controller, as far as it is readable without root.
+    """NVMe controller, as far as it is readable without root.
 
     Args:
         state: "live" where it works.
@@ -114,7 +114,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of the host.
+    """Reading of the host.
 
     Args:
         services: of NVIDIA's, that run; None where other processes of the host are not visible.

@@ -30,7 +30,7 @@ class Severity(enum.StrEnum):
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of the table."""
+    """Entry of the table."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     severity: Severity
@@ -94,7 +94,7 @@ def is_fatal(number: int, message: str) -> bool:
     """Whether the GPU needs a recovery after this XID.
 
     Args:
-        message: that the driver wrote behind the number.
+        message: the driver's text after the number.
     """
     severity = xid_entry(number).severity
     if severity is Severity.LINK:

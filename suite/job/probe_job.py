@@ -100,7 +100,7 @@ class FormatLoad(msgspec.Struct, frozen=True, kw_only=True):
     flop_per_second: float | None
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+class PulsedCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Products of several formats and all-reduces at once, in pulses, by one rank.
 
     Args:
@@ -121,6 +121,11 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     pulse_seconds: float
     seconds: float
     first: str
+
+
+class Loaded(PulsedCounts, frozen=True, kw_only=True, tag="loaded"):
+    """Event of a rank that has ended its pulsed load, at `time`."""
+
     time: float
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from suite.acceptance.findings import joined_evidence
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 
-# the first one is the only one that helps against all behind it
+# each also helps against whatever the later ones help against
 _STRONGEST_FIRST = (
     RecoveryAction.RETURN,
     RecoveryAction.RESEAT,
@@ -23,7 +23,7 @@ _WORST_FIRST = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.NOT_RUN)
 
 
 class Cause(NamedTuple):
-    """One observation about a part of the node; without an action, `suite.acceptance.actions` chooses it."""
+    """Observation about a part of the node; without an action, `suite.acceptance.actions` chooses it."""
 
     verdict: CheckVerdict
     words: str
@@ -46,13 +46,13 @@ def unread(words: str) -> Cause:
 
 
 def finding_of(
-    check: int, subject: str, causes: Sequence[Cause], *, part: str, fine: str, told: str = ""
+    check: int, subject: str, causes: Sequence[Cause], *, part: str, fine: str, also: str = ""
 ) -> CheckFinding:
     """The finding of the worst cause, with the evidence of all, worst first; PASS without any.
 
     Args:
         part: that is at fault where a cause fails or warns.
-        fine: the evidence where there is no cause; `told` follows in any case.
+        fine: the evidence where there is no cause; `also` follows in any case.
     """
     ordered = sorted(causes, key=lambda cause: _WORST_FIRST.index(cause.verdict))
     verdict = ordered[0].verdict if ordered else CheckVerdict.PASS
@@ -62,7 +62,7 @@ def finding_of(
         subject=subject,
         verdict=verdict,
         part=part if at_fault else "",
-        evidence=joined_evidence(*(cause.words for cause in ordered), "" if ordered else fine, told),
+        evidence=joined_evidence(*(cause.words for cause in ordered), "" if ordered else fine, also),
         action=strongest_action(cause.action for cause in ordered if cause.verdict is verdict) if at_fault else None,
     )
 

@@ -48,7 +48,7 @@ def clock_finding(gpu: GpuHealth, gpus: Sequence[GpuHealth], loaded: Collection[
         [*slowed, *capped, *warm],
         part=f"clocks of {name}: {', '.join(parts)}" if slowed or capped else f"cooling of {name}",
         fine="",
-        told=_extremes(samples),
+        also=_extremes(samples),
     )
 
 

@@ -94,7 +94,7 @@ def _errors(gpu: GpuHealth, logged: Sequence[EarlierXid]) -> CheckFinding:
         causes,
         part=f"memory or board of {name}",
         fine="no counter changed",
-        told=f"not read: {', '.join(not_offered)}" if not_offered else "",
+        also=f"not read: {', '.join(not_offered)}" if not_offered else "",
     )
 
 
@@ -162,7 +162,7 @@ def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
             causes,
             part=f"{', '.join(parts) or 'NVLink'} of {name}",
             fine=fine,
-            told=f"not read of the fabric: {', '.join(after.fabric_unread)}" if after.fabric_unread else "",
+            also=f"not read of the fabric: {', '.join(after.fabric_unread)}" if after.fabric_unread else "",
         )
     ]
 

@@ -99,9 +99,9 @@ def _against(words: str, usual: str, alike: Sequence[bool], port: NicPort, ports
         other.label != port.label and port.pci and other.pci.rpartition(".")[0] == port.pci.rpartition(".")[0]
         for other in ports
     )
-    told = f"{words}, {usual} on {sum(alike)} of {len(alike)} others of its kind" if alike else words
+    evidence = f"{words}, {usual} on {sum(alike)} of {len(alike)} others of its kind" if alike else words
     fails = len(alike) >= LEAST_SIBLINGS and all(alike) and not second
-    return (bad if fails else minor)(told, RecoveryAction.RESEAT)
+    return (bad if fails else minor)(evidence, RecoveryAction.RESEAT)
 
 
 def _summary(ports: Sequence[NicPort]) -> str:
@@ -112,6 +112,6 @@ def _summary(ports: Sequence[NicPort]) -> str:
     )
     downs = sum(port.counters.get(WENT_DOWN, 0) for port in ports)
     active = [port for port in ports if port.state == ACTIVE]
-    told = [f"{count} active: {words}" for words, count in rates.items()] or [f"{len(active)} active"]
-    told += [f"{len(ports) - len(active)} not used"] if len(active) < len(ports) else []
-    return "; ".join([*told, *([f"links went down {downs} times since the driver was loaded"] if downs else [])])
+    evidence = [f"{count} active: {words}" for words, count in rates.items()] or [f"{len(active)} active"]
+    evidence += [f"{len(ports) - len(active)} not used"] if len(active) < len(ports) else []
+    return "; ".join([*evidence, *([f"links went down {downs} times since the driver was loaded"] if downs else [])])

@@ -49,7 +49,7 @@ def _device_names(health: Health) -> dict[str, str]:
 
 
 def _log_findings(health: Health, names: Mapping[str, str]) -> list[CheckFinding]:
-    """One finding for each part of the node with messages, or one that says that there are none, or are not readable.
+    """Findings on the kernel's messages, one a part of the node; without messages one that says so, or why.
 
     On a node with GPUs, the finding of earlier XIDs says that the log cannot be read.
     """
@@ -136,10 +136,10 @@ def _disk_finding(disks: Sequence[Disk]) -> CheckFinding:
     unread = sorted(
         {"state" for disk in disks if not disk.state} | {"temperature" for disk in disks if not disk.celsius}
     )
-    told = f"not read: {', '.join([*unread, 'wear', 'media errors'])} (the latter two need root: nvme smart-log)"
+    not_read = f"not read: {', '.join([*unread, 'wear', 'media errors'])} (the latter two need root: nvme smart-log)"
     part = f"disk {_parts(causes, lambda disk: disk.name)}"
     fine = f"{len(disks)} live"
-    return finding_of(ERRORS, title, [cause for cause, _ in causes], part=part, fine=fine, told=told)
+    return finding_of(ERRORS, title, [cause for cause, _ in causes], part=part, fine=fine, also=not_read)
 
 
 def _disk_causes(disk: Disk, disks: Sequence[Disk]) -> list[Cause]:
