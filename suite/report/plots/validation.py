@@ -10,7 +10,7 @@ from reference_runs.errors import InputError
 from suite.predict.validation.published_tables import TimedRow, relative_errors
 
 BAND = 0.1  # shaded around equality, and drawn on both sides of it
-DIFFERENCE_AXIS = "published step, in % of the predicted time: below 0 it is faster than predicted, above 0 slower"
+DIFFERENCE_AXIS = "published step, in % of the predicted one: below 0 faster, above 0 slower"
 
 
 def axis_ends(timed: Iterable[TimedRow]) -> tuple[float, float]:
