@@ -21,6 +21,7 @@ OF_ARITHMETIC = re.compile(
 OF_NO_STEP = frozenset(  # named like arithmetic, but of the same product's numerics, of generation, of classifiers
     {
         "attention_softmax_in_fp32",
+        "attn_implementation",
         "bias_dropout_fusion",
         "chunk_size_feed_forward",
         "classifier_dropout",
@@ -58,6 +59,18 @@ GATED_ACTIVATIONS = {
 }
 
 
+class NotDescribedError(InputError):
+    """A configuration that no formula describes.
+
+    Args:
+        reason: what of it, in a few words.
+    """
+
+    def __init__(self, what: str, *, reason: str, **parts: Any) -> None:
+        super().__init__(what, **parts)
+        self.reason = reason
+
+
 class Configuration:
     """The keys of one configuration: each is asked for by name, and gives a fact whose source names it.
 
@@ -85,7 +98,8 @@ class Configuration:
 
     def refusal(self, key: str, *, allowed: str) -> InputError:
         """The refusal of a key's value."""
-        return InputError(key, got=json.dumps(self.values.get(key)), allowed=allowed, where=self.where)
+        got = json.dumps(self.values.get(key))
+        return NotDescribedError(key, got=got, allowed=allowed, where=self.where, reason=f"{key} = {got}")
 
     def given(self, key: str) -> bool:
         """Whether the configuration has the key, be it null."""

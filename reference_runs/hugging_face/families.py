@@ -10,6 +10,7 @@ import msgspec
 
 from reference_runs.architecture import Architecture
 from reference_runs.hugging_face import experts, gpt, llama
+from reference_runs.hugging_face.aliases import ALIASES
 from reference_runs.hugging_face.configuration import Configuration, read_configuration
 from reference_runs.hugging_face.refused import refused_type
 from reference_runs.incomplete import incomplete_recipe
@@ -27,7 +28,6 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neox": gpt.gpt_neox,
     "gptj": gpt.gptj,
-    "kimi_k2": experts.deepseek_v3,
     "llama": llama.llama,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
@@ -44,6 +44,7 @@ FAMILIES: dict[str, Callable[[Configuration], None]] = {
     "qwen3_moe": experts.qwen3_moe,
     "starcoder2": gpt.starcoder2,
 }
+FAMILIES |= {alias: FAMILIES[kind] for alias, kind in ALIASES.items()}
 OF_OPTIONS = "what `import` was given"
 SECTIONS: dict[str, type[msgspec.Struct]] = {"architecture": Architecture, "recipe": Recipe}
 

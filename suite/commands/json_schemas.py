@@ -6,7 +6,7 @@ default is printed by some calls only. Keys may be added; none goes without a li
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -88,12 +88,18 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     intervals: Section | UnsetType = UNSET
     memory: Section | UnsetType | None = UNSET
     memory_verdict: MemoryVerdict | UnsetType = UNSET
+    answered_by: Literal["formula"] | UnsetType = UNSET
 
 
 class TracedAnswer(msgspec.Struct, kw_only=True):
-    """A model's step that was executed without memory; seconds are null where the network is needed and not known."""
+    """A model's step that was executed without memory; seconds are null where the network is needed and not known.
+
+    `no_formula` is the reason why no formula answered.
+    """
 
     run: str
+    answered_by: Literal["trace"]
+    no_formula: str
     traced: Section
     job: TraceJob
     assumed: list[str]

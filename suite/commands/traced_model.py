@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import typer
 
-from reference_runs.configured_run import configured_run
+from reference_runs.configured_run import not_described
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.run import Precision
 from suite.commands import exit_codes
 from suite.commands.options import print_json
+from suite.commands.traced_options import TracedOptions
 from suite.commands.training_options import Asked
 from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, TraceJob
 from suite.launch.interruption import end_as_interrupted
@@ -50,30 +51,26 @@ def check_absent(options: Mapping[str, object | None], *, what: str) -> None:
             raise InputError(what, where=option)
 
 
-def is_traced(name: str, *, always: bool) -> bool:
-    """Whether a command's argument names a function, or a configuration that no formula describes.
-
-    Args:
-        always: a configuration is traced whatever describes it.
-    """
-    if not name.endswith(".json"):
-        return ".py:" in name
-    if always:
-        return True
-    try:
-        configured_run(Path(name))
-    except InputError:
-        return Path(name).is_file()
-    return False
+def no_formula(name: str, options: TracedOptions) -> str | None:
+    """Why a model is traced, in words that follow "no formula: "; None: a run, or a formula describes it."""
+    if ".py:" in name:
+        return "a module of your own"
+    if not name.endswith(".json") or not Path(name).is_file():
+        return None
+    if any(options.given.values()):
+        (option, *_) = (option for option, value in options.given.items() if value)
+        return f"{option} was given"
+    return not_described(Path(name))
 
 
 def predict_model(  # long: options of a command
-    name: str, asked: Asked, layout: str | None, optimizer: OptimizerKernel | None, *, complete: bool, as_json: bool
+    name: str, asked: Asked, layout: str | None, options: TracedOptions, *, reason: str, complete: bool, as_json: bool
 ) -> TracedPrediction:
     """Trace a model, and print what its step takes.
 
     Args:
         layout: the words of one; None: not given.
+        reason: why no formula answers.
 
     Raises:
         InputError: no such file, a model that cannot be traced, or an option that a trace does not know.
@@ -81,7 +78,7 @@ def predict_model(  # long: options of a command
     source = _source(name)
     require("torch", *(("transformers",) if source.configuration else ()))
     end_as_interrupted()
-    job, assumed = _job(source, asked, layout, optimizer)
+    job, assumed = _job(source, asked, layout, options)
     on = asked.on or USUAL_ACCELERATOR
     try:
         (trace,) = traced([job])
@@ -93,9 +90,9 @@ def predict_model(  # long: options of a command
     network = None if asked.network is None else asked.network * 1e9 / 8
     predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=network)
     if as_json:
-        print_json(_entry(name, predicted, assumed))
+        print_json(_entry(name, predicted, assumed, reason))
     else:
-        print_traced(console(), predicted, assumed=assumed, complete=complete)
+        print_traced(console(), predicted, reason=reason, assumed=assumed, complete=complete)
     return predicted
 
 
@@ -117,9 +114,7 @@ def _source(name: str) -> ModelSource:
     return ModelSource(configuration=str(path.resolve()))
 
 
-def _job(
-    source: ModelSource, asked: Asked, words: str | None, optimizer: OptimizerKernel | None
-) -> tuple[TraceJob, list[str]]:
+def _job(source: ModelSource, asked: Asked, words: str | None, options: TracedOptions) -> tuple[TraceJob, list[str]]:
     """The job that options ask for, and what is assumed in it."""
     assumed: list[str] = []
     training, precision = asked.training, asked.training.precision
@@ -140,6 +135,7 @@ def _job(
     micro_batch = training.micro_batch or layout.micro_batch
     if training.micro_batch is None and "micro" not in (words or ""):
         assumed.append(f"micro-batches of {micro_batch} sample{'' if micro_batch == 1 else 's'} (--micro-batch)")
+    optimizer = options.optimizer
     if optimizer is None:
         optimizer = OptimizerKernel.ADAMW
         assumed.append("AdamW as PyTorch computes it on a GPU (--optimizer)")
@@ -195,10 +191,12 @@ def _layout(text: str, *, ranks: int | None) -> Layout:
     return layout
 
 
-def _entry(name: str, predicted: TracedPrediction, assumed: list[str]) -> dict[str, Any]:
+def _entry(name: str, predicted: TracedPrediction, assumed: list[str], reason: str) -> dict[str, Any]:
     job, trace, time = predicted.job, predicted.trace, predicted.time
     return {
         "run": name,
+        "answered_by": "trace",
+        "no_formula": reason,
         "traced": {"model": trace.model, "software": trace.software, "seconds": trace.seconds},
         "job": msgspec.to_builtins(job),
         "assumed": assumed,

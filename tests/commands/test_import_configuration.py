@@ -168,7 +168,7 @@ UNDESCRIBED = {
     "whisper": ({"num_mel_bins": 80}, "an audio part"),
     "t5": ({"is_encoder_decoder": True}, "an encoder"),
     "mamba2": ({"state_size": 128}, "linear attention or state-space layers"),
-    "unheard_of": ({"layer_types": ["linear_attention", "full_attention"]}, "linear attention or state-space layers"),
+    "unheard_of": ({"layer_types": ["linear_attention", "full_attention"]}, "linear attention in 1 of 2 layers"),
     "gemma2": ({}, "soft caps of logits and scores"),
     "granite": ({}, "factors on embeddings, residuals and logits"),
     "gpt_oss": ({}, "attention sinks"),
@@ -187,4 +187,4 @@ def test_a_model_that_is_not_described_is_refused_with_its_reason(kind, tmp_path
 
 def test_a_misspelt_model_type_is_told(tmp_path, refused):
     line = refused("import", str(written(tmp_path / "config.json", {"model_type": "lama"})))
-    assert line.endswith("no model of that type was read; `predict` traces it; did you mean llama?")
+    assert line.endswith("no model of that type was read; `predict` and `fit` trace it; did you mean llama?")

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from suite.commands.traced_model import no_formula
+from suite.commands.traced_options import TracedOptions
 from suite.machine.packages import PACKAGES
 from tests.execute.trace import models
 
 pytestmark = pytest.mark.ranks
 
 FILE = str(Path(models.__file__))
+SHAPE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+SHAPE |= {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
+SHAPE |= {"max_position_embeddings": 4096, "head_dim": 64}  # of Llama 3.2 1B
 ASKED = ("--on", "h100-sxm", "--sequence", "256", "--micro-batch", "4")
 
 
 def test_a_module_of_ones_own_is_predicted_and_the_first_line_says_how(said):
     lines = said("predict", f"{FILE}:build", *ASKED).splitlines()
     assert lines[0].startswith("traced: Model of PyTorch ")
-    assert lines[1].startswith("fits: ")
+    assert lines[1] == "no formula: a module of your own, so its own code was executed"
+    assert lines[2].startswith("fits: ")
     assert all(len(line) <= 80 for line in lines)
     assert "assumed: bf16 with fp32 weights (--precision)" in lines
     assert any(line.startswith("parameters: 2,616,832; buffers: 7 elements") for line in lines)
@@ -60,14 +67,51 @@ def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
     assert "no multiple of 3 samples" in refused("predict", f"{FILE}:build", "--batch", "7", "--micro-batch", "3")
 
 
-def test_a_configuration_that_a_formula_describes_is_a_run_of_its_own(said, tmp_path):
-    values = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
-    values |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
+def test_a_configuration_that_a_formula_describes_is_a_run_of_its_own(said, answered, tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(values | {"max_position_embeddings": 4096, "head_dim": 64}))
+    path.write_text(json.dumps({"model_type": "llama"} | SHAPE))
     out = said("predict", str(path))
+    assert out.startswith(f"by formula: {path} on ")
     assert "1,235,814,400" in out
     assert "traced" not in out
+    assert answered("predict", str(path))["answered_by"] == "formula"
+
+
+REASONS: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "llama", "hidden_act": "snake", **SHAPE}, 'hidden_act = "snake"'),
+    (
+        {"model_type": "qwen3_next", "layer_types": 3 * ["linear_attention"] + ["full_attention"]},
+        "linear attention in 3 of 4 layers",
+    ),
+    ({"model_type": "new_one"}, "none was compared with model type 'new_one'"),
+    ({"model_type": "gemma2"}, "soft caps of logits and scores, or norms on both sides of each part"),
+    ({"model_type": "llama"}, "missing key 'num_hidden_layers'"),
+]
+
+
+def test_the_reason_why_no_formula_answers_is_a_part_of_the_configuration(tmp_path):
+    path, wrong = tmp_path / "config.json", {}
+    for values, reason in REASONS:
+        path.write_text(json.dumps(values))
+        if (found := no_formula(str(path), TracedOptions())) != reason:
+            wrong[reason] = found
+    assert wrong == {}
+    assert no_formula("gpt2-124m", TracedOptions()) is None
+    assert no_formula(f"{FILE}:build", TracedOptions()) == "a module of your own"
+    path.write_text(json.dumps({"model_type": "llama"} | SHAPE))
+    assert no_formula(str(path), TracedOptions()) is None
+    assert no_formula(str(path), TracedOptions(trace=True)) == "--trace was given"
+
+
+def test_a_type_by_another_name_is_traced_as_the_one_that_transformers_has(answered, tmp_path):
+    path = tmp_path / "config.json"
+    small = SHAPE | {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    for kind, named in (("Yi", []), ("own_llama", ["LlamaForCausalLM"])):
+        path.write_text(json.dumps({"model_type": kind, "architectures": named, "auto_map": {}} | small))
+        answer = answered("predict", str(path), "--trace", *ASKED)
+        assert answer["traced"]["software"].endswith(" as llama")
+        assert answer["traced"]["model"] == "LlamaForCausalLM"
+        assert (answer["answered_by"], answer["no_formula"]) == ("trace", "--trace was given")
 
 
 def test_a_configuration_that_no_formula_describes_needs_transformers(refused, tmp_path, monkeypatch):

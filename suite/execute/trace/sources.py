@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from reference_runs.hugging_face.aliases import known_type
 from suite.job.trace_job import ModelSource
 
 TOKENS = 1024  # of a sample, where neither an option nor the configuration says how many
@@ -81,7 +82,9 @@ def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence:
     software = f"transformers {transformers.__version__}"
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     values.pop(REMOTE, None)
-    kind = values.pop("model_type")
+    kind = _transformers_type(values)
+    if kind != values.pop("model_type"):
+        software += f" as {kind}"
     if kind not in CONFIG_MAPPING:
         raise SourceError(f"{software} has no model of type {kind!r}", "model_type")
     try:
@@ -99,6 +102,21 @@ def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence:
     ids_BT = torch.ones(micro_batch, tokens, dtype=torch.int64)
     inputs = {"input_ids": ids_BT, "labels": ids_BT, "use_cache": False}
     return Built(module.train(), inputs, software, tokens)
+
+
+def _transformers_type(values: Mapping[str, Any]) -> str:
+    """The model type of transformers that a configuration is of.
+
+    Its own, the one that its own is by another name, or the one whose causal language model it names.
+    """
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as MODELS
+
+    kind = known_type(values["model_type"])
+    if kind in transformers.CONFIG_MAPPING:
+        return kind
+    named = [model for model in values.get("architectures") or () if model in MODELS.values()]
+    return str(getattr(transformers, named[0]).config_class.model_type) if named else kind
 
 
 def _by_function(name: str, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:

@@ -32,15 +32,19 @@ _SHARDINGS = {
 }
 
 
-def print_traced(out: Console, predicted: TracedPrediction, *, assumed: Iterable[str], complete: bool) -> None:
+def print_traced(
+    out: Console, predicted: TracedPrediction, *, reason: str, assumed: Iterable[str], complete: bool
+) -> None:
     """Print who executed what, whether it fits, figures, and where time and memory go.
 
     Args:
+        reason: why no formula answers.
         assumed: what nobody said, each with the option that changes it.
         complete: every part, not only the largest.
     """
     job, trace, time = predicted.job, predicted.trace, predicted.time
     print_folded(out, f"traced: {trace.model} of {trace.software}, eager PyTorch operators one by one", "bold")
+    print_folded(out, f"no formula: {reason}, so its own code was executed")
     on = f"{job.ranks:,} {predicted.machine.accelerator.name}"
     usable = predicted.memory.usable / GIB
     print_folded(out, f"{predicted.verdict}: {_need(trace.peak_bytes)} of {usable:,.1f} GiB usable on {on}", "bold")

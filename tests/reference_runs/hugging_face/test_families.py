@@ -24,6 +24,7 @@ from reference_runs.architecture import (
 )
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
+from reference_runs.hugging_face.aliases import ALIASES
 from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
 from reference_runs.hugging_face.families import FAMILIES, imported
 from reference_runs.sourced import Kind
@@ -49,7 +50,17 @@ def architecture(directory: Path, values: dict[str, Any], **options: Any) -> Arc
 def test_public_models_of_every_family_have_their_published_parameters_to_the_unit(tmp_path: Path) -> None:
     counted = {name: parameter_count(architecture(tmp_path, values)) for name, (values, _) in PUBLISHED.items()}
     assert counted == {name: parameters for name, (_, parameters) in PUBLISHED.items()}
-    assert {values["model_type"] for values, _ in PUBLISHED.values()} | {"nemotron", "kimi_k2"} == FAMILIES.keys()
+    assert {values["model_type"] for values, _ in PUBLISHED.values()} | {"nemotron", *ALIASES} == FAMILIES.keys()
+
+
+def test_types_that_are_others_by_another_name_have_their_published_parameters(tmp_path: Path) -> None:
+    widths = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5}
+    yi = {"num_key_value_heads": 4, "intermediate_size": 11008, "vocab_size": 64000}
+    internlm2 = {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 92544, "bias": False}
+    software = {"attn_implementation": "eager", "auto_map": {"AutoConfig": "configuration_internlm2.InternLM2Config"}}
+    of = {"Yi": widths | yi, "internlm2": widths | internlm2 | software}
+    counted = {kind: parameter_count(architecture(tmp_path, {"model_type": kind} | of[kind])) for kind in of}
+    assert counted == {"Yi": 6_061_035_520, "internlm2": 7_737_708_544}
 
 
 def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:
@@ -224,7 +235,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "model_type 'mamba' is not described: it has linear attention or state-space layers"),
     (
         {"model_type": "lama"},
-        "model_type 'lama' is not described: no model of that type was read; `predict` traces it; did you mean llama?",
+        "model_type 'lama' is not described: no model of that type was read; `predict` and `fit` trace it; "
+        "did you mean llama?",
     ),
     (LLAMA | {"hidden_act": "snake"}, 'hidden_act; got "snake", allowed: silu, swish, gelu, '),
     (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type; got "linear", '),
