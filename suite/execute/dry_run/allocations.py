@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -17,13 +17,14 @@ MOST_MOMENTS = 400  # of a history: as many as a picture has columns
 
 
 class _Held:
-    """A storage's bytes, and what they are for."""
+    """A storage's bytes, what they are for, and the module that they belong to."""
 
-    __slots__ = ("bytes", "category")
+    __slots__ = ("bytes", "category", "owner")
 
-    def __init__(self, size: int, category: str) -> None:
+    def __init__(self, size: int, category: str, owner: str = "") -> None:
         self.bytes = size
         self.category = category
+        self.owner = owner
 
 
 class _Change(NamedTuple):
@@ -44,10 +45,12 @@ class Allocations:
             says what it is for.
 
     Attributes:
+        owner: the module that runs now; what is allocated in it belongs to it, until `name` says another.
         peak: the largest sum of bytes that lived at a time since `record`.
     """
 
     def __init__(self, phase: Callable[[], str]) -> None:
+        self.owner: Callable[[], str] = str
         self.peak = 0
         self._now = 0
         self._phase = phase
@@ -67,7 +70,7 @@ class Allocations:
     def _follow(self, storage: UntypedStorage) -> None:
         key = storage._cdata
         if key not in self._alive:
-            block = self._alive[key] = _Held(0, self._phase())
+            block = self._alive[key] = _Held(0, self._phase(), self.owner())
             self._followed[key] = weakref.ref(storage, lambda _: self._free(key))
             self._grow(block, storage.nbytes())
 
@@ -93,10 +96,17 @@ class Allocations:
         self.peak = max(self.peak, self._now)
         self._changes.append(_Change(block, size, self._phase()))
 
-    def name(self, category: str, tensors: Iterable[Tensor]) -> None:
-        """Say what the storages of `tensors` are for, from their allocation on."""
+    def name(self, category: str, tensors: Iterable[Tensor], *, owner: str | None = None) -> None:
+        """Say what the storages of `tensors` are for, and whose, from their allocation on."""
         for tensor in tensors:
             if (block := self._alive.get(tensor.untyped_storage()._cdata)) is not None:
+                block.category = category
+                block.owner = block.owner if owner is None else owner
+
+    def name_emptied(self, category: str) -> None:
+        """Say what storages are for that live and have no bytes now: those that are filled and emptied at each use."""
+        for block in self._alive.values():
+            if not block.bytes:
                 block.category = category
 
     def keep(self, category: str, tensor: Tensor) -> None:
@@ -123,6 +133,17 @@ class Allocations:
         self.peak = self._now
         self._changes = [_Change(block, block.bytes, self._begun) for block in self._alive.values()]
         self._before = len(self._changes)
+
+    def owners(self) -> dict[str, dict[str, int]]:
+        """Bytes at the peak since `record` by owner, and by category within it."""
+        held: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        total = 0
+        for number, (block, size, _) in enumerate(self._changes, 1):
+            held[block.owner][block.category] += size
+            total += size
+            if number >= self._before and total == self.peak:
+                break
+        return {owner: found for owner, each in held.items() if (found := _bytes(each))}
 
     def history(self) -> tuple[list[Moment], list[Moment]]:
         """The fullest moment of each phase since `record`, and a history: the fullest of every few changes."""

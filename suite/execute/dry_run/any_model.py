@@ -20,7 +20,6 @@ print(counted.peak_bytes / 2**30, counted.flop, counted.collectives)
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -28,11 +27,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
-from suite.execute.dry_run.rank import StepCollectives, complete_reductions
+from suite.execute.dry_run.model_step import ModelStep, StepClock
+from suite.execute.dry_run.rank import StepCollectives
 from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
@@ -88,37 +87,18 @@ def dry_run(
     ranks = math.prod(mesh.values())
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks}")
-    phase = ["weights"]
-    allocations = Allocations(lambda: phase[0])
+    clock = StepClock()
+    allocations = Allocations(clock.category)
     with fake_group(rank, ranks):
         device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         axes: dict[str, str] = {device_mesh.get_group(axis).group_name: axis for axis in mesh}
         with fake_tensors(allocations):
             built = model(device_mesh)
-            for module in built.modules():
-                if isinstance(module, DistributedDataParallel):
-                    complete_reductions([module], module.process_group)
-            updates = optimizer(built.parameters())
-
-            def step() -> None:
-                phase[0] = "forward pass"
-                output = loss(built)
-                phase[0] = "backward pass"
-                output.backward()
-                gradients = (local(p.grad) for p in built.parameters() if p.grad is not None)
-                allocations.name("gradients", gradients)
-                phase[0] = "update"
-                updates.step()
-                updates.zero_grad()
-
-            step()
-            state = (value for values in updates.state.values() for value in values.values())
-            allocations.name("optimizer state", (local(value) for value in state if isinstance(value, Tensor)))
+            updates = (optimizer(built.parameters()),)
+            step = ModelStep(built, lambda _: loss(built), updates, allocations=allocations, clock=clock)
+            step.prepare()
             collectives, flop = StepCollectives(axes), LocalFlopCounter()
-            gc.collect()
-            allocations.record()
-            with collectives, flop:
-                step()
+            step.measure(collectives, flop)
             fullest, history = allocations.history()
             parameters = sum(local(parameter.detach()).numel() for parameter in built.parameters())
     return CountedModel(
