@@ -12,13 +12,13 @@ import typer
 
 from reference_runs.configured_run import not_described
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.run import Precision
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.traced_options import TracedOptions
 from suite.commands.training_options import Asked
-from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, TraceJob
+from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, TraceJob
+from suite.job.trace_layout import TraceLayout, trace_layout
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.packages import require
 from suite.predict.plan.asked import USUAL_ACCELERATOR
@@ -32,8 +32,6 @@ _FORMATS = {
     Precision.BF16: NumberFormat.BF16,
     Precision.BF16_PURE: NumberFormat.BF16_PURE,
 }
-_SPLITS = ("data_parallel", "zero_stage", "reshard_after_forward", "recomputation", "accumulation", "micro_batch")
-ALLOWED = "dpN, zero0 (DistributedDataParallel), zero3 (FSDP2), noreshard, recompute-full, accumulateN, microN"
 
 
 def check_absent(options: Mapping[str, object | None], *, what: str) -> None:
@@ -76,7 +74,8 @@ def predict_model(  # long: options of a command
         InputError: no such file, a model that cannot be traced, or an option that a trace does not know.
     """
     source = _source(name)
-    require("torch", *(("transformers",) if source.configuration else ()))
+    of_optimizer = ("bitsandbytes",) if options.optimizer is OptimizerKernel.ADAMW_8BIT else ()
+    require("torch", *(("transformers",) if source.configuration else ()), *of_optimizer)
     end_as_interrupted()
     job, assumed = _job(source, asked, layout, options)
     on = asked.on or USUAL_ACCELERATOR
@@ -127,34 +126,40 @@ def _job(source: ModelSource, asked: Asked, words: str | None, options: TracedOp
         layout = _layout(words, ranks=asked.gpus)
     else:
         ranks = asked.gpus or 1
-        layout = Layout(data_parallel=ranks, zero_stage=3 if ranks > 1 else 0)
+        layout = trace_layout(f"dp{ranks},zero{3 if ranks > 1 else 0}")
         if ranks > 1:
             assumed.append("FSDP2: weights, gradients and optimizer state are sharded (--layout)")
         elif asked.gpus is None:
             assumed.append("one accelerator (--gpus, or --layout)")
-    micro_batch = training.micro_batch or layout.micro_batch
-    if training.micro_batch is None and "micro" not in (words or ""):
-        assumed.append(f"micro-batches of {micro_batch} sample{'' if micro_batch == 1 else 's'} (--micro-batch)")
+    micro_batch = training.micro_batch or layout.micro_batch or 1
+    if training.micro_batch is None and layout.micro_batch is None:
+        assumed.append("micro-batches of 1 sample (--micro-batch)")
     optimizer = options.optimizer
     if optimizer is None:
         optimizer = OptimizerKernel.ADAMW
         assumed.append("AdamW as PyTorch computes it on a GPU (--optimizer)")
-    sharded = Sharding.RESHARDED if layout.reshard_after_forward else Sharding.KEPT
+    micro_batches = _micro_batches(layout, micro_batch, training.batch)
+    if micro_batches > 1 and layout.ranks > 1 and "sync" not in (words or ""):
+        when = "after the last micro-batch" if layout.synchronises_once else "after each micro-batch"
+        assumed.append(f"gradients are reduced {when} (--layout with sync or no-sync)")
     job = TraceJob(
         source=source,
         ranks=layout.ranks,
-        sharding=sharded if layout.fully_sharded else Sharding.REPLICATED,
+        sharding=layout.sharding,
         number_format=_FORMATS[precision],
         optimizer=optimizer,
-        micro_batches=_micro_batches(layout, micro_batch, training.batch),
+        micro_batches=micro_batches,
         micro_batch=micro_batch,
         sequence=training.sequence,
-        recompute=layout.recomputation is Recomputation.FULL,
+        recompute=layout.recompute,
+        recompute_every=layout.recompute_every,
+        saves_products=layout.saves_products,
+        synchronises_once=layout.synchronises_once,
     )
     return job, assumed
 
 
-def _micro_batches(layout: Layout, micro_batch: int, batch: int | None) -> int:
+def _micro_batches(layout: TraceLayout, micro_batch: int, batch: int | None) -> int:
     """Micro-batches of a rank's step.
 
     Raises:
@@ -172,20 +177,13 @@ def _micro_batches(layout: Layout, micro_batch: int, batch: int | None) -> int:
     return number
 
 
-def _layout(text: str, *, ranks: int | None) -> Layout:
-    """The layout of that text, which only data parallelism may split.
+def _layout(text: str, *, ranks: int | None) -> TraceLayout:
+    """The layout of that text.
 
     Raises:
-        InputError: it splits tensors or layers, or has another number of ranks.
+        InputError: it is not traced, or has another number of ranks.
     """
-    plain = Layout()
-    layout = parse_layout(text, base=plain)
-    for field in msgspec.structs.fields(Layout):
-        if field.name not in _SPLITS and getattr(layout, field.name) != getattr(plain, field.name):
-            what = "a trace splits neither tensors nor layers"
-            raise InputError(what, got=text, allowed=ALLOWED, where="--layout")
-    if layout.zero_stage not in (0, 3) or layout.recomputation not in (Recomputation.NONE, Recomputation.FULL):
-        raise InputError("is not traced", got=text, allowed=ALLOWED, where="--layout")
+    layout = trace_layout(text)
     if ranks is not None and ranks != layout.ranks:
         raise InputError(f"has {layout.ranks:,} ranks, and --gpus says {ranks:,}", got=text, where="--layout")
     return layout
@@ -210,7 +208,7 @@ def _entry(name: str, predicted: TracedPrediction, assumed: list[str], reason: s
         "tokens_per_second": predicted.tokens_per_second,
         "mfu": predicted.mfu,
         "peak_bytes": trace.peak_bytes,
-        "at_peak": {"phase": trace.at_peak.phase, "bytes": trace.at_peak.bytes},
+        "at_peak": {"phase": trace.at_peak.phase, "bytes": trace.at_peak.bytes, "modules": trace.peak_modules},
         "kept_bytes": trace.kept_bytes,
         "collectives": msgspec.to_builtins(trace.collectives),
         "operators": msgspec.to_builtins(trace.operators),

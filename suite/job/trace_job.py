@@ -24,7 +24,10 @@ class OptimizerKernel(StrEnum):
 
     ADAMW = "adamw"  # foreach: over lists of tensors, PyTorch's default on a GPU
     ADAMW_FUSED = "adamw-fused"  # one kernel, without temporaries
+    ADAMW_8BIT = "adamw-8bit"  # bitsandbytes' AdamW8bit: moments in one byte, with a scale for each block of 256
+    MUON = "muon"  # PyTorch's, for the matrices of decoder layers; foreach AdamW for the rest
     SGD = "sgd"  # without momentum: no state
+    SGD_MOMENTUM = "sgd-momentum"
 
 
 class NumberFormat(StrEnum):
@@ -57,7 +60,10 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         micro_batches: of a rank's step, each of `micro_batch` samples of `sequence` tokens.
-        recompute: whether each decoder layer keeps its input alone.
+        recompute: whether decoder layers keep their input alone, and are computed again in the backward pass.
+        recompute_every: of so many layers one is computed again, the last; the others keep everything.
+        saves_products: whether a layer that is computed again keeps attention and every other matrix product too, the
+            first among them: torchtitan's selective recomputation by operator.
         synchronises_once: whether gradients are reduced after the last micro-batch alone.
     """
 
@@ -70,6 +76,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch: int = 1
     sequence: int | None = None
     recompute: bool = False
+    recompute_every: int = 1
+    saves_products: bool = False
     synchronises_once: bool = False
 
 
@@ -77,7 +85,7 @@ class TracedParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of a whole model, each tied tensor once.
 
     Args:
-        by_dtype: elements by dtype as the module is built.
+        by_dtype: elements by dtype as the step begins.
         trainable: those that have gradients.
         buffers: elements of registered buffers, which no optimizer updates.
     """
@@ -102,6 +110,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
         collectives: calls and payload by group.
         kept_bytes: that the forward pass of a micro-batch leaves for its backward pass, by module, weights left out.
         peak_bytes: the most that its tensors hold at a time; what kernels need inside is not in it.
+        peak_modules: bytes at that moment by module, and by category within it; empty: no module.
         fullest: the moment of each phase of the step in which its sum is the largest.
         seconds: that the trace took.
     """
@@ -116,6 +125,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     collectives: list[CountedCollective]
     kept_bytes: dict[str, int]
     peak_bytes: int
+    peak_modules: dict[str, dict[str, int]]
     fullest: list[Moment]
     seconds: float
 

@@ -50,6 +50,7 @@ PACKAGES = {
         Package("torch", "torch", _LAUNCHES, "execute"),
         Package("psutil", "psutil", _LAUNCHES),
         Package("transformers", "transformers", "models that are traced", "models"),
+        Package("bitsandbytes", "bitsandbytes", "--optimizer adamw-8bit", "models"),
         Package("tokenizers", "tokenizers", _LAUNCHES),
         Package("pynvml", "nvidia-ml-py", "accept and calibrate on GPUs", "execute"),
         Package("triton", "triton", "--kernels triton, kernel tests and benchmarks", "kernels"),

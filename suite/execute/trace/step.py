@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -19,37 +16,18 @@ from torch.utils._pytree import tree_leaves
 
 from suite.execute.dry_run.allocations import INPUTS, Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
-from suite.execute.dry_run.rank import StepCollectives, complete_reductions
+from suite.execute.dry_run.model_step import ModelStep, StepClock
+from suite.execute.dry_run.rank import StepCollectives
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
-from suite.execute.trace.operators import ModulePaths, OperatorRecorder
+from suite.execute.trace.operators import ModulePaths, OperatorRecorder, short_path
+from suite.execute.trace.recomputation import recompute
 from suite.execute.trace.sources import Built, build
-from suite.job.operators import TracePhase
-from suite.job.trace_job import NumberFormat, OptimizerKernel, Sharding, StepTrace, TracedParameters, TraceJob
+from suite.execute.trace.updates import optimizers
+from suite.job.trace_job import NumberFormat, Sharding, StepTrace, TracedParameters, TraceJob
 
 DATA = "dp"
 KEPT = "kept by "  # how the categories begin of what a forward pass keeps, by module
-CATEGORIES = {
-    TracePhase.FORWARD: "forward pass",
-    TracePhase.BACKWARD: "backward pass",
-    TracePhase.RECOMPUTATION: "computed again",
-    TracePhase.UPDATE: "update",
-}
-
-
-class _Clock:
-    """The part of a step that runs now."""
-
-    def __init__(self) -> None:
-        self.part: TracePhase | None = None
-
-    def phase(self) -> TracePhase:
-        if self.part is TracePhase.BACKWARD and torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled():
-            return TracePhase.RECOMPUTATION
-        return self.part or TracePhase.FORWARD
-
-    def category(self) -> str:
-        return "weights" if self.part is None else CATEGORIES[self.phase()]
 
 
 def trace(job: TraceJob) -> StepTrace:
@@ -59,7 +37,7 @@ def trace(job: TraceJob) -> StepTrace:
         SourceError: its model cannot be built.
     """
     start = time.perf_counter()
-    clock = _Clock()
+    clock = StepClock()
     allocations = Allocations(clock.category)
     with fake_group(0, job.ranks):
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
@@ -71,19 +49,24 @@ def trace(job: TraceJob) -> StepTrace:
             parameters = _parameters(built.module)
             units = decoder_layers(built.module)
             name = type(built.module).__name__
+            passes = _Forward(job, allocations)
             if job.recompute:
-                apply_activation_checkpointing(built.module, check_fn=lambda module: any(module is u for u in units))
+                recompute(
+                    built.module, units, every=job.recompute_every, saves_products=job.saves_products, keep=passes.keep
+                )
             model = _parallel(built.module, units, job, mesh)
-            built = built._replace(module=model)
-            paths = ModulePaths(model)
-            rank = _TracedRank(job, built, paths, clock, allocations)
-            rank.prepare()
-            collectives, recorder = StepCollectives(axes), OperatorRecorder(paths, clock.phase)
-            gc.collect()
-            allocations.record()
-            with collectives, recorder:
-                rank.step()
+            passes.model, passes.built, passes.paths = model, built._replace(module=model), ModulePaths(model)
+            allocations.owner = passes.paths.of_operator
+            updates = optimizers(job.optimizer, model, units)
+            step = ModelStep(
+                model, passes.loss, updates, allocations=allocations, clock=clock, micro_batches=job.micro_batches
+            )
+            collectives, recorder = StepCollectives(axes), OperatorRecorder(passes.paths, clock.phase)
+            with passes.paths.followed():
+                step.prepare()
+                step.measure(collectives, recorder)
             fullest, _ = allocations.history()
+            owners = allocations.owners()
     return StepTrace(
         model=name,
         software=built.software,
@@ -91,79 +74,67 @@ def trace(job: TraceJob) -> StepTrace:
         layers=len(units),
         layer_class=type(units[0]).__name__ if units else "",
         parameters=parameters,
-        operators=recorder.calls(rank.kept),
+        operators=recorder.calls(passes.kept),
         collectives=collectives.collectives(),
-        kept_bytes=dict(rank.kept),
+        kept_bytes=dict(passes.kept),
         peak_bytes=allocations.peak,
+        peak_modules=_by_module(owners),
         fullest=fullest,
         seconds=time.perf_counter() - start,
     )
 
 
-class _TracedRank:
-    """Model and optimizer of a rank."""
+class _Forward:
+    """Forward passes of a rank, and what they keep.
 
-    def __init__(
-        self, job: TraceJob, built: Built, paths: ModulePaths, clock: _Clock, allocations: Allocations
-    ) -> None:
+    Attributes:
+        kept: bytes by module of the last one.
+    """
+
+    model: nn.Module
+    built: Built
+    paths: ModulePaths
+
+    def __init__(self, job: TraceJob, allocations: Allocations) -> None:
         self._job = job
-        self._built = built
-        self._paths = paths
-        self._clock = clock
         self._allocations = allocations
-        self._optimizer = _optimizer(job.optimizer, (p for p in built.module.parameters() if p.requires_grad))
+        self._weights: set[int] = set()
         self.kept = Counter[str]()
 
-    def prepare(self) -> None:
-        """Make what a first step makes: the optimizer's state, and what sharding arranges in a first pass."""
-        model = self._built.module
-        if isinstance(model, (FSDPModule, DistributedDataParallel)):
-            self.step()
-            if isinstance(model, DistributedDataParallel):
-                self.step()  # which begins with new buckets
-        else:
-            self._clock.part = TracePhase.UPDATE
-            for parameter in model.parameters():
-                parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-        state = (value for values in self._optimizer.state.values() for value in values.values())
-        self._allocations.name("optimizer state", (local(value) for value in state if isinstance(value, Tensor)))
+    def loss(self, number: int) -> Tensor:
+        """The loss of the micro-batch with this number."""
+        synchronise(self.model, not self._job.synchronises_once or number == self._job.micro_batches - 1)
+        self._weights = {local(each.detach()).untyped_storage()._cdata for each in self.model.parameters()}
 
-    def step(self) -> None:
-        """Execute all micro-batches and the update."""
-        model = self._built.module
-        weights = {local(parameter.detach()).untyped_storage()._cdata for parameter in model.parameters()}
-        with self._paths.followed():
-            for number in range(self._job.micro_batches):
-                with _synchronised(model, self._job, is_last=number == self._job.micro_batches - 1):
-                    self._micro_batch(weights)
-        self._clock.part = TracePhase.UPDATE
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def _micro_batch(self, weights: set[int]) -> None:
         def pack(tensor: Tensor) -> Tensor:
-            stored = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
-            if stored.untyped_storage()._cdata not in weights:
-                self._allocations.keep(KEPT + (self._paths.now or "the loss"), stored)
+            self.keep(tensor)
             return tensor
 
-        self._clock.part = TracePhase.FORWARD
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), self._autocast():
-            loss = self._built.loss()
+            loss = self.built.loss()
         held = self._allocations.bytes()
         self.kept = Counter({n.removeprefix(KEPT): size for n, size in held.items() if n.startswith(KEPT)})
-        self._clock.part = TracePhase.BACKWARD
-        loss.backward()
-        gradients = (local(p.grad) for p in self._built.module.parameters() if p.grad is not None)
-        self._allocations.name("gradients", gradients)
+        return loss
+
+    def keep(self, tensor: Tensor) -> None:
+        """Say that the module that runs keeps the tensor for the backward pass, unless it is a weight."""
+        stored = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+        if stored.untyped_storage()._cdata not in self._weights:
+            self._allocations.keep(KEPT + (self.paths.now or "the loss"), stored)
 
     def _autocast(self) -> AbstractContextManager[object]:
         sharded = self._job.sharding is not Sharding.REPLICATED  # FSDP casts itself
         if self._job.number_format is NumberFormat.BF16 and not sharded:
             return torch.autocast("cpu", torch.bfloat16)
         return nullcontext()
+
+
+def _by_module(owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Bytes by module and category, those of modules together that differ in a number alone."""
+    found: dict[str, Counter[str]] = {}
+    for owner, categories in owners.items():
+        found.setdefault(short_path(owner), Counter()).update(categories)
+    return {module: dict(categories) for module, categories in found.items()}
 
 
 def _parameters(model: nn.Module) -> TracedParameters:
@@ -193,9 +164,7 @@ def _parallel(model: nn.Module, units: list[nn.Module], job: TraceJob, mesh: Any
             return model
         # without messages for what has no memory: the weights at the start, and buffers at each step
         group = mesh.get_group(DATA)
-        replicated = DistributedDataParallel(model, process_group=group, init_sync=False, broadcast_buffers=False)
-        complete_reductions([replicated], replicated.process_group)
-        return replicated
+        return DistributedDataParallel(model, process_group=group, init_sync=False, broadcast_buffers=False)
     half = job.number_format is NumberFormat.BF16
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
     reshard = job.sharding is Sharding.RESHARDED
@@ -206,22 +175,9 @@ def _parallel(model: nn.Module, units: list[nn.Module], job: TraceJob, mesh: Any
     return model
 
 
-@contextmanager
-def _synchronised(model: nn.Module, job: TraceJob, *, is_last: bool) -> Iterator[None]:
-    """Within this a micro-batch's gradients are reduced, unless they wait for the last one's."""
-    waits = not is_last and (job.synchronises_once or isinstance(model, DistributedDataParallel))
+def synchronise(model: nn.Module, now: bool) -> None:
+    """Say whether the gradients of the next backward pass are reduced: what `no_sync` of PyTorch's wrappers says."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(not waits)
-        yield
-    elif waits and isinstance(model, DistributedDataParallel):
-        with model.no_sync():
-            yield
-    else:
-        yield
-
-
-def _optimizer(kind: OptimizerKernel, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    if kind is OptimizerKernel.SGD:
-        return torch.optim.SGD(parameters, lr=1e-3, foreach=True)
-    fused = kind is OptimizerKernel.ADAMW_FUSED
-    return torch.optim.AdamW(parameters, fused=fused, foreach=not fused)
+        model.set_requires_gradient_sync(now)
+    elif isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = now

@@ -23,7 +23,10 @@ _FORMATS = {
 _OPTIMIZERS = {
     OptimizerKernel.ADAMW: "AdamW",
     OptimizerKernel.ADAMW_FUSED: "fused AdamW",
+    OptimizerKernel.ADAMW_8BIT: "AdamW with states of 8 bits",
+    OptimizerKernel.MUON: "Muon for the layers' matrices, AdamW for the rest",
     OptimizerKernel.SGD: "SGD without momentum",
+    OptimizerKernel.SGD_MOMENTUM: "SGD with momentum",
 }
 _SHARDINGS = {
     Sharding.REPLICATED: "DistributedDataParallel",
@@ -79,6 +82,9 @@ def print_traced(
     title = f"where the memory goes, in the {held.phase}"
     unit, factor = ("GiB", GIB) if held.total >= GIB else ("MiB", MIB)
     print_bars(out, (title, unit), _largest(held.bytes, complete), held.total, factor)
+    out.print()
+    owned = {name or "no module": sum(each.values()) for name, each in trace.peak_modules.items()}
+    print_bars(out, ("then, by module", unit), _largest(owned, complete), held.total, factor)
 
 
 def _need(size: int) -> str:
@@ -91,8 +97,12 @@ def _job_words(job: TraceJob, sequence: int) -> str:
     words = [f"{batches}{samples} a rank", _FORMATS[job.number_format], _OPTIMIZERS[job.optimizer]]
     if job.ranks > 1:
         words.append(_SHARDINGS[job.sharding])
+    if job.ranks > 1 and job.micro_batches > 1:
+        words.append(f"gradients reduced {'once' if job.synchronises_once else 'after each micro-batch'}")
     if job.recompute:
-        words.append("each layer computed again in the backward pass")
+        layers = "each layer" if job.recompute_every == 1 else f"one of every {job.recompute_every} layers"
+        products = " but for attention and every other matrix product" if job.saves_products else ""
+        words.append(f"{layers} computed again in the backward pass{products}")
     return "; ".join(words)
 
 

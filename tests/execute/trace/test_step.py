@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +113,83 @@ def test_sharded_ranks_gather_and_reduce_what_fsdp_says() -> None:
         assert sharded.at_peak.bytes[category] == pytest.approx(size / 8, rel=0.01)
 
 
-def test_gradients_that_wait_for_the_last_micro_batch_are_reduced_once_and_live_whole() -> None:
-    options = {"ranks": 8, "sharding": Sharding.RESHARDED, "micro_batches": 4}
+@pytest.mark.parametrize("sharding", [Sharding.REPLICATED, Sharding.RESHARDED])
+def test_gradients_that_wait_for_the_last_micro_batch_are_reduced_once(sharding: Sharding) -> None:
+    options = {"ranks": 8, "sharding": sharding, "micro_batches": 4}
     each, once = traced([job(**options), job(**options, synchronises_once=True)])
+    reduction = "all_reduce" if sharding is Sharding.REPLICATED else "reduce_scatter"
     of_each, of_once = (
-        next(c.payload_bytes for c in found.collectives if c.operation == "reduce_scatter") for found in (each, once)
+        next(c.payload_bytes for c in found.collectives if c.operation == reduction) for found in (each, once)
     )
     assert of_each == 4 * of_once
-    assert once.peak_bytes > each.peak_bytes
+    shares = [1, 1] if sharding is Sharding.REPLICATED else [8, 1]  # a shard of each gradient, or all of it
+    for found, share in zip((each, once), shares, strict=True):
+        most = max(moment.bytes.get("gradients", 0) for moment in found.fullest)
+        assert most == pytest.approx(4 * PARAMETERS / share, rel=0.01)
 
 
-def test_sgd_has_no_state_and_a_fused_update_no_temporaries() -> None:
-    adamw, fused, sgd = traced([job(optimizer=kind) for kind in OptimizerKernel])
-    assert "optimizer state" not in sgd.at_peak.bytes
+def test_selective_recomputation_keeps_attention_and_every_other_product() -> None:
+    plain, by_operator, whole = traced([job(), job(recompute=True, saves_products=True), job(recompute=True)])
+    elements = SAMPLES * SEQUENCE * models.HIDDEN
+    kept = 1 + 3 + 1 + 4  # input, queries with keys and values, what attention returns, the wider of the two layers
+    sums = SAMPLES * SEQUENCE * models.HEADS  # log-sum-exp of attention
+    of_layers = sum(size for name, size in by_operator.kept_bytes.items() if name.startswith("layers"))
+    assert of_layers == models.LAYERS * 4 * (kept * elements + sums)
+    again = [o for o in by_operator.operators if o.phase is TracePhase.RECOMPUTATION]
+    assert {o.module for o in again if o.kind is OperatorKind.GEMM} == {"layers.*.output"}
+    assert sum(o.calls * o.flop for o in again) == models.LAYERS * 2 * elements * models.HIDDEN
+    assert whole.peak_bytes < by_operator.peak_bytes < plain.peak_bytes
+
+
+def test_every_second_layer_is_computed_again() -> None:
+    plain, second = traced([job(), job(recompute=True, recompute_every=2)])
+    products = [o for o in second.operators if o.phase is TracePhase.RECOMPUTATION and o.kind is OperatorKind.GEMM]
+    assert sum(o.calls for o in products) == 3  # of one of three layers, without the last product
+    of_layers = [sum(n for name, n in t.kept_bytes.items() if name.startswith("layers")) for t in (plain, second)]
+    hidden = SAMPLES * SEQUENCE * models.HIDDEN * 4
+    assert of_layers[1] == of_layers[0] * 2 // 3 + hidden
+
+
+def test_the_peak_is_told_by_module_too() -> None:
+    (found,) = traced([job(ranks=8, sharding=Sharding.RESHARDED)])
+    categories: dict[str, int] = {}
+    for each in found.peak_modules.values():
+        for category, size in each.items():
+            categories[category] = categories.get(category, 0) + size
+    assert categories == found.at_peak.bytes
+    up = found.peak_modules["layers.*.up"]
+    assert up["weights"] == models.LAYERS * 4 * 4 * models.HIDDEN**2 // 8
+    assert up["optimizer state"] == pytest.approx(2 * up["weights"], rel=1e-3)
+
+
+def states(*, sharded: bool) -> dict[OptimizerKernel, int]:
+    """Bytes of optimizer state over all ranks."""
+    ranks, sharding = (8, Sharding.RESHARDED) if sharded else (1, Sharding.REPLICATED)
+    kinds = [kind for kind in OptimizerKernel if kind is not OptimizerKernel.ADAMW_8BIT or find_spec("bitsandbytes")]
+    found = traced([job(optimizer=kind, ranks=ranks, sharding=sharding) for kind in kinds])
+    return {k: ranks * t.at_peak.bytes.get("optimizer state", 0) for k, t in zip(kinds, found, strict=True)}
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["one", "fsdp"])
+def test_state_bytes_of_every_optimizer(sharded: bool) -> None:
+    matrices = models.LAYERS * 12 * models.HIDDEN**2
+    norms = models.LAYERS * 2 * models.HIDDEN
+    large = PARAMETERS - norms
+    wanted = {
+        OptimizerKernel.ADAMW: 8 * PARAMETERS,
+        OptimizerKernel.ADAMW_FUSED: 8 * PARAMETERS,
+        OptimizerKernel.MUON: 4 * matrices + 8 * (PARAMETERS - matrices),
+        OptimizerKernel.SGD: 0,
+        OptimizerKernel.SGD_MOMENTUM: 4 * PARAMETERS,
+        # two bytes an element, two scales for every 256, and two tables a rank; small tensors stay in fp32
+        OptimizerKernel.ADAMW_8BIT: (2 + 8 / 256) * large + 8 * norms + 2048 * (8 if sharded else 1),
+    }
+    found = states(sharded=sharded)
+    wrong = {kind: (size, wanted[kind]) for kind, size in found.items() if abs(size - wanted[kind]) > 1000}
+    assert wrong == {}
+
+
+def test_a_fused_update_has_no_temporaries() -> None:
+    adamw, fused = traced([job(optimizer=kind) for kind in (OptimizerKernel.ADAMW, OptimizerKernel.ADAMW_FUSED)])
     largest = [max((m.total for m in each.fullest if m.phase == "update"), default=0) for each in (adamw, fused)]
     assert largest[0] - largest[1] >= 4 * PARAMETERS  # roots of all second moments, a list at a time

@@ -1,0 +1,44 @@
+"""Words of a traced layout, and the fields that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_runs.errors import InputError
+from suite.job.trace_job import Sharding
+from suite.job.trace_layout import TraceLayout, trace_layout
+
+SHARDED = TraceLayout(ranks=8, sharding=Sharding.RESHARDED)
+
+
+def test_words_name_fields() -> None:
+    expected = {
+        "dp1": TraceLayout(synchronises_once=True),
+        "dp8,zero0,sync": TraceLayout(ranks=8),
+        "dp8,zero3": SHARDED,
+        "dp8,zero3,no-sync,accumulate4": SHARDED._replace(synchronises_once=True, accumulation=4),
+        "dp8,zero3,noreshard,micro2": SHARDED._replace(sharding=Sharding.KEPT, micro_batch=2),
+        "dp8,zero3,recompute-full": SHARDED._replace(recompute=True),
+        "dp8, zero3, selective-op": SHARDED._replace(recompute=True, saves_products=True),
+        "selective-layer2,dp8,zero3": SHARDED._replace(recompute=True, recompute_every=2),
+    }
+    wrong = {text: found for text, layout in expected.items() if (found := trace_layout(text)) != layout}
+    assert wrong == {}
+
+
+def test_other_words_are_refused_with_those_there_are() -> None:
+    expected = {
+        "dp2,tp2": "a trace splits neither tensors nor layers",
+        "dp2,zero1": "is not traced",
+        "dp2,recompute-selective": "is not traced",
+        "dp2,sync,no-sync": "exclude each other",
+        "recompute-full,selective-op": "exclude each other",
+        "selective-layer0": "not a layout",
+    }
+    wrong = {}
+    for text, words in expected.items():
+        with pytest.raises(InputError) as refused:
+            trace_layout(text)
+        if words not in str(refused.value):
+            wrong[text] = str(refused.value)
+    assert wrong == {}
