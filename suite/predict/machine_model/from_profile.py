@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from reference_runs.accelerator import Accelerator, Board, dense_peak_flop_per_second, known_gpu
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
-from reference_runs.run import Activation, ReferenceRun, Workload
+from reference_runs.run import Activation, Precision, ReferenceRun, Workload
 from reference_runs.stack import RecordedStack, reading
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.profile import Profile
@@ -86,13 +86,43 @@ def profiled_machine(
         key = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         missing = f"{key} are needed for the step time, but neither recorded nor in a machine profile"
         return RunMachine(measured.accelerator, measured.dtype, software, None, None, missing, (), read_as=read.how)
-    machine = _machine(profile, measured, run, layout or Layout(), software, network)
+    bandwidth = profile.memory_bytes_per_second(ranks=profile.conditions.ranks)
+    passes = _passes(profile, run, layout or Layout(), software, measured.dtype, bandwidth)
+    machine = _machine(profile, measured, passes, software, network)
     notes = [
         *_hardware_notes(profile, measured),
         *_layout_notes(profile, measured, layout, network or 0.0, asked=bool(network_bytes_per_second)),
         *_step_notes(profile, machine, software),
     ]
     return RunMachine(measured.accelerator, measured.dtype, software, machine, None, "", tuple(notes), read_as=read.how)
+
+
+def profiled_operators(
+    profile: Profile, precision: Precision, *, ranks: int, network_bytes_per_second: float | None, stack_name: str
+) -> tuple[RunMachine, dict[str, float]]:
+    """Machines like the one that `profile` measured, for operators that are priced one by one.
+
+    As `profiled_machine`, but memory-bound operators are told apart: how many times what their bytes take at the
+    memory's bandwidth norms, softmax, cross-entropy, activations (GELU stands for all) and sums take, at least once.
+
+    Raises:
+        InputError: something that is needed was not measured, or the profile has no memory size.
+    """
+    read = asked_stack(stack_name, stages=False)
+    measured = _measured(profile, WORK_DTYPES[precision])
+    if ranks > profile.conditions.ranks and network_bytes_per_second is None:
+        missing = f"--network is needed for more than the {profile.conditions.ranks} ranks that the profile has"
+        return RunMachine(measured.accelerator, measured.dtype, read.stack, None, None, missing, ()), {}
+    machine = _machine(profile, measured, {}, read.stack, network_bytes_per_second)
+    width, dtype, shares = WEIGHT_ELEMENT_BYTES[precision], measured.dtype, BACKWARD_SHARES
+    tables = {"norm": ("layer_norm", dtype, shares["norm"]), "softmax": ("softmax", "fp32", shares["softmax"])}
+    tables["loss"] = ("cross_entropy", "fp32", float(BACKWARD))
+    seconds = {name: _table_element_seconds(profile, *table) / (2 * width) for name, table in tables.items()}
+    seconds["activation"] = _line_element_seconds(profile, "gelu", dtype, shares["activation"]) / (2 * width)
+    seconds["sum"] = _line(profile, "add", "forward", dtype).seconds_per_unit / (3 * width)
+    passes = {name: max(1.0, each * machine.memory_bytes_per_second) for name, each in seconds.items()}
+    notes = [*_hardware_notes(profile, measured), *_step_notes(profile, machine, read.stack)]
+    return RunMachine(measured.accelerator, dtype, read.stack, machine, None, "", tuple(notes)), passes
 
 
 class _Measured(NamedTuple):
@@ -129,14 +159,13 @@ def _measured(profile: Profile, dtype: str) -> _Measured:
 
 
 def _machine(
-    profile: Profile,
-    measured: _Measured,
-    run: ReferenceRun,
-    layout: Layout,
-    software: RecordedStack,
-    network: float | None,
+    profile: Profile, measured: _Measured, passes: Mapping[str, float], software: RecordedStack, network: float | None
 ) -> Machine:
-    """The machine of the time model: measured where the profile has it, else fitted to other machines."""
+    """The machine of the time model: measured where the profile has it, else fitted to other machines.
+
+    Args:
+        passes: those of the machine's operators.
+    """
     model = machine_model().values()
     on_cuda = profile.fingerprint.device == "cuda"
     peak, (link_seconds, link_bandwidth) = measured.peak_flop_per_second, measured.link
@@ -172,7 +201,7 @@ def _machine(
         kernel_seconds=kernel_seconds,
         launch_seconds=call_seconds if on_cuda and software.switches.python_launches else 0.0,
         stack=software.switches,
-        **_passes(profile, run, layout, software, measured.dtype, bandwidth),
+        **passes,
     )
 
 

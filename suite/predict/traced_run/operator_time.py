@@ -3,55 +3,102 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from suite.job.operators import OperatorKind, TracedOperator
-from suite.predict.analytic.gemm import ProductTables, gemm_seconds
+from suite.job.operators import OperatorKind, TracedOperator, TracePhase
+from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, ProductTables, gemm_seconds
+from suite.predict.analytic.layer_time import ALIGNED
 from suite.predict.analytic.machine import Machine
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _CAUSAL_SHARE = 0.5  # of the square, which a kernel computes under a causal mask
+_TRANSCENDENTAL = ("gelu", "silu", "sigmoid", "tanh", "exp", "cos", "sin", "softplus", "erf")
+NORM, SOFTMAX, LOSS, ACTIVATION, SUM = "norm", "softmax", "loss", "activation", "sum"
 
 
-def operator_seconds(call: TracedOperator, machine: Machine, *, causal: bool) -> float:
-    """Seconds of one call on the accelerator.
-
-    gemm            max(2 M N K / (e P) ..., bytes / B), see `gemm_seconds`, for each matrix of a batch
-    attention       max(flop / (e_attention P), bytes / B); under a causal mask half of the square's flop
-    host            none: the accelerator waits
-    others          bytes / B: each tensor is read or written once
-
-    and the filling and draining of a kernel. Products in fp32 take as long as TF32's, half of the rate of 16 bits.
+class OperatorRates(NamedTuple):
+    """What prices operators.
 
     Args:
+        fp32_flop_per_second: peak of products in fp32; `machine` has the peak in the dtype of the step.
+        is_fp32: whether the dtype of the step is fp32.
         causal: whether attention sees the past alone.
+        tokens: of a micro-batch, by which products of the backward pass are told apart.
+        passes: seconds of memory-bound operators over what their bytes take at the memory's bandwidth, by `subject`;
+            1 where there is none.
     """
+
+    machine: Machine
+    fp32_flop_per_second: float
+    is_fp32: bool
+    causal: bool
+    tokens: int
+    passes: Mapping[str, float] = {}
+
+
+def operator_seconds(call: TracedOperator, rates: OperatorRates) -> float:
+    """Seconds of one call on the accelerator.
+
+    gemm            `gemm_seconds` of each matrix of a batch; with a dimension that is no multiple of 8, the machine's
+                    `misalignment` times as long; of experts, its `expert_slowdown` times
+    attention       max(flop / (e_attention P), bytes / B); under a causal mask half of the square's flop
+    host            none: the accelerator waits
+    others          p bytes / B: each tensor is read or written once, p times as slowly as the memory could
+
+    and the filling and draining of a kernel.
+    """
+    machine = rates.machine
     if call.kind in (OperatorKind.HOST, OperatorKind.COLLECTIVE):
         return 0.0
     moved = (call.read_bytes + call.written_bytes) / machine.achievable_memory_bytes_per_second
     if call.kind is OperatorKind.GEMM and call.flop:
-        return _products_seconds(call, machine) + machine.kernel_seconds
+        return _products_seconds(call, rates) + machine.kernel_seconds
     if call.kind is OperatorKind.ATTENTION:
-        flop = call.flop * (_CAUSAL_SHARE if causal else 1.0)
+        flop = call.flop * (_CAUSAL_SHARE if rates.causal else 1.0)
         rate = machine.fused_attention_efficiency * machine.peak_flop_per_second
         return max(flop / rate, moved) + machine.kernel_seconds
-    return moved + machine.kernel_seconds
+    return rates.passes.get(subject(call), 1.0) * moved + machine.kernel_seconds
 
 
-def _products_seconds(call: TracedOperator, machine: Machine) -> float:
-    table = machine.matrix_efficiency
+def subject(call: TracedOperator) -> str:
+    """What a calibration times that is like a memory-bound operator."""
+    if "softmax" in call.operator or "nll_loss" in call.operator:
+        return SOFTMAX if call.module else LOSS
+    if call.kind is OperatorKind.NORM:
+        return NORM
+    return ACTIVATION if any(word in call.operator for word in _TRANSCENDENTAL) else SUM
+
+
+def _products_seconds(call: TracedOperator, rates: OperatorRates) -> float:
+    machine = rates.machine
     element_bytes = _BYTES.get(call.dtype, 2)
     count, (M, N, K) = product_sizes(call)
-    return count * gemm_seconds(
+    full = rates.is_fp32 or element_bytes < _BYTES["float32"]
+    seconds = gemm_seconds(
         M,
         N,
         K,
         element_bytes,
-        table.forward if isinstance(table, ProductTables) else table,
-        machine.peak_flop_per_second / (2 if element_bytes == 4 else 1),
+        _table(call, K, rates),
+        machine.peak_flop_per_second if full else rates.fp32_flop_per_second,
         machine.achievable_memory_bytes_per_second,
         machine.matrix_saturation,
         machine.product_overlap,
     )
+    slowed = machine.misalignment if any(size % ALIGNED for size in (M, N, K)) else 1.0
+    of_experts = "grouped_mm" in call.operator or "experts" in call.module.split(".")
+    return count * seconds * slowed * (machine.expert_slowdown if of_experts else 1.0)
+
+
+def _table(call: TracedOperator, depth: int, rates: OperatorRates) -> EfficiencyTable | IntensityTable:
+    """The efficiencies of a product: in the backward pass, the gradient of a weight sums over tokens."""
+    tables = rates.machine.matrix_efficiency
+    if not isinstance(tables, ProductTables):
+        return tables
+    if call.phase is not TracePhase.BACKWARD:
+        return tables.forward
+    return tables.weight_gradient if depth == rates.tokens else tables.input_gradient
 
 
 def product_sizes(call: TracedOperator) -> tuple[int, tuple[int, int, int]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs.accelerator import accelerator
 from reference_runs.run import Precision
 from suite.job.operators import OperatorKind, TracePhase
 from suite.job.trace_job import NumberFormat, StepTrace, TraceJob
+from suite.machine.profile import Profile
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
+from suite.predict.machine_model.from_profile import profiled_operators
 from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict
 from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.traced_run.operator_time import OperatorRates
 from suite.predict.traced_run.step_time import TracedTime, traced_time
 
 STACK = "pytorch"  # eager operators, one by one: what a trace sees
@@ -62,23 +64,30 @@ class TracedPrediction(NamedTuple):
 
 
 def traced_prediction(
-    job: TraceJob, trace: StepTrace, *, on: str, network_bytes_per_second: float | None
+    job: TraceJob, trace: StepTrace, *, on: str, network_bytes_per_second: float | None, profile: Profile | None = None
 ) -> TracedPrediction:
-    """The prediction of a traced step on accelerators of this name.
+    """The prediction of a traced step on accelerators of this name, or on ranks of the machine that `profile` measured.
 
     Raises:
-        InputError: no such accelerator, or it does not compute in the job's format.
+        InputError: no such accelerator, it does not compute in the job's format, or the profile lacks a measurement.
     """
     precision = PRECISION[job.number_format]
-    machine = run_machine(
-        None,
-        precision,
-        ranks=job.ranks,
-        accelerator_name=on,
-        network_bytes_per_second=network_bytes_per_second,
-        stack_name=STACK,
-    )
-    assert machine is not None  # an accelerator is named
+    passes: dict[str, float] = {}
+    if profile is not None:
+        machine, passes = profiled_operators(
+            profile, precision, ranks=job.ranks, network_bytes_per_second=network_bytes_per_second, stack_name=STACK
+        )
+    else:
+        named = run_machine(
+            None,
+            precision,
+            ranks=job.ranks,
+            accelerator_name=on,
+            network_bytes_per_second=network_bytes_per_second,
+            stack_name=STACK,
+        )
+        assert named is not None  # an accelerator is named
+        machine = named
     hardware = again = 0
     for call in trace.operators:
         flop = job.ranks * call.calls * call.flop
@@ -89,13 +98,15 @@ def traced_prediction(
             again += flop // 5  # a fused backward pass computes the scores, one of its five products, again
     time = None
     if machine.machine is not None:
-        time = traced_time(
-            trace.operators,
-            trace.collectives,
+        peak = machine.machine.peak_flop_per_second
+        rates = OperatorRates(
             machine.machine,
-            ranks=job.ranks,
-            layers=trace.layers,
+            fp32_flop_per_second=machine.accelerator.peak_flop_per_second.get("fp32", peak / 2),
+            is_fp32=job.number_format is NumberFormat.FP32,
             causal=bool(job.source.configuration),
+            tokens=job.micro_batch * trace.sequence,
+            passes=passes,
         )
-    memory = usable_memory(accelerator(on).board)
+        time = traced_time(trace.operators, trace.collectives, rates, job)
+    memory = usable_memory(machine.accelerator.board)
     return TracedPrediction(job, trace, machine, memory, hardware - again, hardware, time)
