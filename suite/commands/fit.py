@@ -9,6 +9,7 @@ import typer
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
+from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
 from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
@@ -16,9 +17,11 @@ from suite.report.terminal.tables import console
 
 
 @asks_training
+@asks_serving
 def fit_command(
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
     asked: Asked,
+    serving: AskedServing,
     fix: Annotated[
         str,
         typer.Option(
@@ -38,15 +41,21 @@ def fit_command(
 ) -> None:
     """Say whether a model fits, in which layout, how long its step takes, and what the largest is that would fit.
 
-    Layouts are searched as the run's software or --stack executes them, as `plan` does.
+    Layouts are searched as the run's software or --stack executes them, as `plan` does. With --serve: whether it can be
+    served, with weights in 16, 8 and 4 bits, and for how many sequences at a time.
 
     Examples: python -m suite fit llama2-70b --on h100-sxm --gpus 32 --stack megatron-core;
     python -m suite fit gpt2-1558m --on rtx-4090 --gpus 1 --sequence 2048 --batch 8;
-    python -m suite fit llama2-70b --on h100-sxm --gpus 8 --any-software
+    python -m suite fit llama2-70b --on h100-sxm --gpus 8 --any-software;
+    python -m suite fit llama3.1-70b --serve --on h100-sxm --gpus 2 --context 8192 --sequences 16
 
     Exit codes: 0 fits; 1 does not; 2 bad input.
     """
     asked = asked._replace(fix=fix)
+    check_serving(serving, asked, any_software=any_software)
+    if serving.serve:
+        serve_model(run, asked, serving, as_json=json)
+        return
     found = asked_question(run, asked)
     answer = fit(every_switch(found.question) if any_software else found.question)
     if json:

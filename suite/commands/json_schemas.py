@@ -18,6 +18,7 @@ from suite.fleet.node_patch import NodeCondition
 from suite.fleet.references import FleetReferences
 from suite.job.events import CountedCollective
 from suite.job.operators import TracedOperator
+from suite.job.served_job import ServedTrace
 from suite.job.trace_job import TracedParameters, TraceJob
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
@@ -132,6 +133,19 @@ class FitAnswer(msgspec.Struct, kw_only=True):
     layouts: Section
     fastest: Section | None
     smallest: Section | None
+
+
+class ServingAnswer(msgspec.Struct, kw_only=True):
+    """The memory to serve a model on each of so many accelerators; `traced` is null where formulas answer."""
+
+    run: str
+    accelerator: str
+    accelerators: int
+    assumed: list[str]
+    fits: bool
+    memory_bytes: float
+    serving: Section
+    traced: ServedTrace | None
 
 
 class PlanAnswer(msgspec.Struct, kw_only=True):
@@ -336,7 +350,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "import": (ImportedRun,),
     "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
-    "fit": (FitAnswer,),
+    "fit": (FitAnswer, ServingAnswer),
     "validate": (Score, ProxyPair, RankedLayout),
     "formulas": (FormulaResult,),
     "reproduce": (LaunchAnswer, Launches),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import typer
@@ -32,6 +32,7 @@ _FORMATS = {
     Precision.BF16: NumberFormat.BF16,
     Precision.BF16_PURE: NumberFormat.BF16_PURE,
 }
+Traces = TypeVar("Traces")
 
 
 def check_absent(options: Mapping[str, object | None], *, what: str) -> None:
@@ -73,17 +74,13 @@ def predict_model(  # long: options of a command
     Raises:
         InputError: no such file, a model that cannot be traced, or an option that a trace does not know.
     """
-    source = _source(name)
+    source = model_source(name)
     of_optimizer = ("bitsandbytes",) if options.optimizer is OptimizerKernel.ADAMW_8BIT else ()
     require("torch", *(("transformers",) if source.configuration else ()), *of_optimizer)
     end_as_interrupted()
     job, assumed = _job(source, asked, layout, options)
     on = asked.on or USUAL_ACCELERATOR
-    try:
-        (trace,) = traced([job])
-    except TraceError as error:
-        console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+    (trace,) = answered_or_exit(lambda: traced([job]))
     if asked.training.sequence is None:
         assumed.append(f"{trace.sequence:,} tokens a sample, as many as the model takes (--sequence)")
     network = None if asked.network is None else asked.network * 1e9 / 8
@@ -95,7 +92,25 @@ def predict_model(  # long: options of a command
     return predicted
 
 
-def _source(name: str) -> ModelSource:
+def answered_or_exit(ask: Callable[[], Traces]) -> Traces:
+    """What a trace answers.
+
+    Raises:
+        typer.Exit: its process ended without an answer; the reason is on stderr.
+    """
+    try:
+        return ask()
+    except TraceError as error:
+        console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+
+
+def model_source(name: str) -> ModelSource:
+    """The configuration or function that a command's argument names.
+
+    Raises:
+        InputError: there is no such file, or it is neither.
+    """
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
     if not path.is_file():

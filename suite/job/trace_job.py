@@ -55,7 +55,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.configuration or self.module
 
 
-class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="step"):
     """A step of one rank of so many.
 
     Args:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.job.served_job import ServedJob, ServedTrace
 from suite.job.trace_job import NotTraced, StepTrace, TraceAnswer, TraceJob
 from suite.launch.interruption import check_interrupted, held
 from suite.machine.processes import die_with_parent
@@ -27,6 +28,24 @@ def traced(jobs: Sequence[TraceJob]) -> list[StepTrace]:
     Raises:
         InputError: a model cannot be built or traced.
         TraceError: the process ended without an answer, for want of memory perhaps.
+    """
+    return [answer for answer in _answers(jobs) if isinstance(answer, StepTrace)]
+
+
+def traced_serving(jobs: Sequence[ServedJob]) -> list[ServedTrace]:
+    """The forward pass of each job, traced.
+
+    Raises:
+        InputError, TraceError: as `traced`.
+    """
+    return [answer for answer in _answers(jobs) if isinstance(answer, ServedTrace)]
+
+
+def _answers(jobs: Sequence[TraceJob] | Sequence[ServedJob]) -> list[StepTrace | ServedTrace]:
+    """The answer to each job.
+
+    Raises:
+        InputError, TraceError: as `traced`.
     """
     with held():
         process = subprocess.Popen(
@@ -48,14 +67,13 @@ def traced(jobs: Sequence[TraceJob]) -> list[StepTrace]:
     if len(lines) != len(jobs):
         last = errors.decode(errors="replace")[-TAIL:].strip()
         raise TraceError(f"the process that traces ended with {process.returncode}: {last}")
-    answers = [msgspec.json.decode(line, type=TraceAnswer) for line in lines]
+    answers = [msgspec.json.decode(line, type=TraceAnswer | ServedTrace) for line in lines]
     return [_found(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
 
-def _found(job: TraceJob, answer: TraceAnswer) -> StepTrace:
-    if isinstance(answer, StepTrace):
+def _found(job: TraceJob | ServedJob, answer: TraceAnswer | ServedTrace) -> StepTrace | ServedTrace:
+    if not isinstance(answer, NotTraced):
         return answer
-    assert isinstance(answer, NotTraced)
     if not answer.is_input:
         raise TraceError(f"{job.source.words}: {answer.message}")
     where = f" ({answer.place})" if answer.place else ""

@@ -38,6 +38,7 @@ LINES = [
     "predict gpt-neox-20b --on h100-sxm --layout dp8,tp8,zero1",
     "fit gpt2-124m --on h100-sxm --gpus 2",
     "fit llama3.1-405b --on rtx-4090 --gpus 1",
+    "fit deepseek-v3 --serve --gpus 16",
     "plan gpt2-124m --on h100-sxm --gpus 2",
     f"validate {TABLE}",
     "formulas",

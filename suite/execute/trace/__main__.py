@@ -15,8 +15,10 @@ life.die_with_parent()
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException  # it takes seconds
 
+from suite.execute.trace.served import trace_served
 from suite.execute.trace.sources import SourceError, last_line, one_line
 from suite.execute.trace.step import trace
+from suite.job.served_job import ServedJob, ServedTrace
 from suite.job.trace_job import NotTraced, TraceAnswer, TraceJob
 
 
@@ -26,7 +28,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a model prints is no answer
     for line in sys.stdin.buffer:
-        job = msgspec.json.decode(line, type=TraceJob)
+        job = msgspec.json.decode(line, type=TraceJob | ServedJob)
         if job.source.configuration:
             import transformers  # noqa: F401  # once, not in each child
         child = os.fork()
@@ -40,9 +42,9 @@ def main() -> None:
             answers.write(msgspec.json.encode(NotTraced(message=message, is_input=False)) + b"\n")
 
 
-def _answer(job: TraceJob) -> TraceAnswer:
+def _answer(job: TraceJob | ServedJob) -> TraceAnswer | ServedTrace:
     try:
-        return trace(job)
+        return trace_served(job) if isinstance(job, ServedJob) else trace(job)
     except SourceError as error:
         return NotTraced(message=str(error), place=error.place)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:

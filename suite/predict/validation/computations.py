@@ -20,6 +20,7 @@ from suite.predict.analytic.gemm import arithmetic_intensity, gemm_flop
 from suite.predict.analytic.memory import bytes_per_parameter, state_bytes, zero_saving
 from suite.predict.analytic.one_bit_compression import compression_ratio, training_saving
 from suite.predict.analytic.pipeline_schedule import chunks_in_flight, micro_batches_in_flight
+from suite.predict.analytic.serving import token_cache_bytes
 from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.training_cost import six_n_seconds, training_seconds, training_steps, training_years
 from suite.predict.validation.lessons import LESSONS, Computed
@@ -163,6 +164,10 @@ def _selective_recomputation(*, run: str) -> Computed:
     }
 
 
+def _token_caches(**runs: str) -> Computed:
+    return {model: token_cache_bytes(reference_run(run).architecture) for model, run in runs.items()}
+
+
 # Example -> what computes it from the inputs as keywords: one value, or one for each result by its name.
 COMPUTATIONS: dict[str, Callable[..., Value | Computed]] = {
     "training_flop_6nd": six_n_flop,
@@ -245,5 +250,6 @@ COMPUTATIONS: dict[str, Callable[..., Value | Computed]] = {
     "opt_175b_training_tokens": _trained_tokens,
     "mt_nlg_measured_layout": _measured_replicas,
     "selective_recomputation_flop": _selective_recomputation,
+    "kv_cache_of_a_token": _token_caches,
     **LESSONS,
 }

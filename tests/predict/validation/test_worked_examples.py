@@ -83,7 +83,7 @@ def predict_functions(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def functions_of_predict() -> set[str]:
-    """Functions of suite.predict that run during `predict` and `plan`: every axis, fp16, experts, prices, failures."""
+    """Functions of suite.predict in `predict`, `plan`, `fit --serve`: every axis, fp16, experts, prices, failures."""
 
     def predict() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -95,6 +95,7 @@ def functions_of_predict() -> set[str]:
             assert main(["predict", "mixtral-8x7b", "--on", "h100-sxm", *layout]) == 1  # memory
             assert main(["predict", "gpt2-124m", "--price", "2", "--energy-price", "0.1"]) == 0
             assert main(["plan", "gpt2-124m", "--gpus", "8", "--top", "1", "--goodput"]) == 0
+            assert main(["fit", "gpt2-124m", "--serve"]) == 0
 
     return predict_functions(predict)
 
@@ -283,7 +284,7 @@ def test_all_examples_are_as_recorded_and_slips_stand_with_their_reasons(run: Ru
         assert any(line.startswith(example.id + ": ") for line in lines), example.id
         assert text.count(" ".join(example.why.split())) == 1 or not example.why
     assert "selective_recomputation_flop (found here): Scores" in text
-    assert lines[-1] == "examples: 60 agree, 7 with an error of the text, 0 not as recorded; results in all: 167"
+    assert lines[-1] == "examples: 61 agree, 7 with an error of the text, 0 not as recorded; results in all: 170"
     years = next(line for line in lines if line.startswith("gpt3_one_v100_years"))
     assert years.split()[1:7] == ["years", "355", "118.83", "year", "text", "is"]
 
