@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,7 @@ from suite.machine.environments import Environment, differences, environment_of
 from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.packages import require
 from suite.machine.scratch import scratch_directory
-from suite.paths import RESULTS, ROOT, stores
+from suite.paths import RESULTS, ROOT
 from suite.records.index import launches as all_launches
 from suite.records.kernel_runs import kernel_runs
 from suite.records.store import records_directory
@@ -46,6 +45,7 @@ from suite.reproduce.request import Compiled, Device, Request
 
 NEEDED = ("numpy", "scipy", "ruptures")
 KERNELS = "kernels"
+MOST_LIMIT = 100.0  # of a slow-down: a step that takes 101 times as long
 NO_PROFILE = "regress predicts no step time"
 
 
@@ -117,8 +117,9 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     """
     messages = console(stderr=True)
     asked = _checked_names(names, launches, accepts=accepts)
-    if not 0 < limit < math.inf:
-        raise InputError("slow-down that has to be seen", got=limit, allowed="above 0, as in 0.1", where="--limit")
+    if not 0 < limit <= MOST_LIMIT:
+        allowed = f"above 0, as in 0.1, and up to {MOST_LIMIT:g}"
+        raise InputError("slow-down that has to be seen", got=limit, allowed=allowed, where="--limit")
     _check_excluding(asked, python=python, until_decided=until_decided, reference=reference, accepts=accepts)
     check_writable(junit_file, "--junit")
     check_writable(markdown_file, "--markdown")
@@ -132,7 +133,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     for _, planned in runs:
         if slow := check_rank_starts(planned.ranks, planned.device, "--layout" if layout else "--ranks"):
             messages.print(slow, soft_wrap=True)
-    known, damaged = all_launches(results)
+    known, damaged = all_launches(results, recorded=False)
     reference = resolved(reference, known, results, ROOT)
     name_left_out([*damaged, *accepted(results)[1]])
     environments = None if python is None else _environments(python, messages)
@@ -286,8 +287,7 @@ def _outcome(
 
 def _kernels(results: Path, reference: str | None, limit: float) -> Comparison:
     """The newest stored run of the kernels next to its baseline."""
-    storages = [store / KERNELS for store in stores(results)]
-    storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
+    storage = results / KERNELS
     runs, damaged = kernel_runs(storage)
     name_left_out(damaged)
     if not runs:
@@ -325,7 +325,7 @@ def _exit_code(compared: Sequence[Comparison]) -> int:
 
 def _accept(results: Path, comparison: Comparison, limit: float) -> tuple[list[str], AcceptedSpread]:
     """Move the baseline; what moved and what it will show, in words, and the latter in numbers."""
-    known, _ = all_launches(results, run=comparison.run)
+    known, _ = all_launches(results, run=comparison.run, recorded=False)
     now = [launch for launch in known if launch.id in comparison.after]
     before = baseline(None, comparison.setup, known, results)
     found = accepted_spread(now, known, limit=limit)

@@ -16,7 +16,6 @@ from reference_runs.errors import InputError
 from reference_runs.regular_file import json_file
 from suite.job.events import Status
 from suite.machine.scratch import scratch_directory
-from suite.paths import stores
 from suite.records.store import writable, write_new
 from suite.records.summary import LaunchSummary
 from suite.regression.accepted_spread import AcceptedSpread
@@ -118,10 +117,13 @@ def baseline(reference: str | None, setup: str, launches: Sequence[LaunchSummary
 
 
 def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
-    """All acceptances below the results directory, oldest first, and why others are left out."""
+    """All acceptances below the results directory, oldest first, and why others are left out.
+
+    The project's own results have none for a user: they are of another machine.
+    """
     good: list[Accepted] = []
     bad: list[InputError] = []
-    for path in sorted(path for store in stores(results) for path in (store / "baselines").glob("*/*.json")):
+    for path in sorted((results / "baselines").glob("*/*.json")):
         try:
             acceptance = json_file(path, Accepted)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -145,7 +145,7 @@ class RegressionCheck:
             StoreFullError, InputError: a record cannot be written.
         """
         with self._stack:
-            known = all_launches(self._results)[0]
+            known = all_launches(self._results, recorded=False)[0]
             states = [self._begun(run, reference, launches, known) for run in self._runs]
             for state in states:
                 if state.before is None and state.turns.side is None and not accepts:
@@ -232,7 +232,7 @@ class RegressionCheck:
 
     def _judge(self, states: Sequence[_State], look: int = 0) -> None:
         """Judge all runs that are not decided; 0 is the one look of a check that does not go on."""
-        known = all_launches(self._results)[0]
+        known = all_launches(self._results, recorded=False)[0]
         node = node_identity()
         settled = sum(state.is_decided for state in states)
         timed = []
@@ -287,7 +287,7 @@ class RegressionCheck:
         return (None, why) if commit is None else (self._side_of(commit), "")
 
     def _comparisons(self, states: Sequence[_State], launches: int) -> list[Comparison]:
-        known = all_launches(self._results)[0]
+        known = all_launches(self._results, recorded=False)[0]
         return [
             msgspec.structs.replace(_comparison(state, known, self._other), remedy=self._remedy(state, launches))
             for state in states

@@ -74,7 +74,7 @@ class Turns(msgspec.Struct, kw_only=True):
 
     def summaries(self, results: Path) -> tuple[list[LaunchSummary], list[LaunchSummary]]:
         """The launches of both sides."""
-        by_id = {launch.id: launch for launch in all_launches(results)[0]}
+        by_id = {launch.id: launch for launch in all_launches(results, recorded=False)[0]}
         old, new = (
             [by_id[Path(path).name.removesuffix(".begin.json")] for path in paths] for paths in (self.old, self.new)
         )

@@ -14,6 +14,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.job.events import Status
+from suite.paths import RECORDED, stores
 from suite.regression.baselines import accepted, checkout
 from suite.reproduce.other_code import OldCodeError, old_launch
 from tests.support.regress_on_paper import NEW, OLD, STEP, Machine, in_turn, on_paper
@@ -88,6 +89,28 @@ def test_a_slowdown_by_multiples_of_what_is_printed_as_detectable_is_found(machi
         assert machine.order == 7 * [NEW] + in_turn(7)
     for key in (("step_seconds", "backward"), ("tokens_per_second", None)):  # terms and rates
         assert (found[key]["change"], found[key]["family"]) == ("shown", None)
+
+
+def test_what_the_project_ships_is_no_baseline_and_no_noise_of_this_machine(machine, tmp_path, monkeypatch, capsys):
+    """Seventeen accepted launches and kernel benchmarks, of the same hardware, lie among the project's own results."""
+    shipped = machine.results.rename(tmp_path / "shipped")
+    shutil.copytree(RECORDED / "kernels", shipped / "kernels")
+    for name, place in {"RESULTS": machine.results, "RECORDED": shipped, "RECORDED_H100": tmp_path / "none"}.items():
+        monkeypatch.setattr(f"suite.paths.{name}", place)
+    assert stores(machine.results)[1] == shipped
+    for options in ((), ("--baseline", "best")):
+        assert machine.regress(*options) == 3
+        assert "gpt2-mini: no baseline" in capsys.readouterr().err
+    assert machine.order[17:] == []
+    (record, *_) = (path.name.removesuffix(".end.json") for path in (shipped / "records").rglob("*.end.json"))
+    assert machine.regress("--baseline", record) == 2
+    assert "unknown baseline" in capsys.readouterr().err
+    assert machine.regress(run="kernels") == 2
+    assert "no stored kernel benchmark" in capsys.readouterr().err
+    assert machine.regress("--launches", "2", "--accept") == 0
+    assert "first baseline" in capsys.readouterr().out
+    assert machine.regress("--launches", "2") == 3
+    assert "uncalibrated" in capsys.readouterr().out
 
 
 def test_where_launches_spread_no_change_is_inconclusive_and_it_is_said_before_they_are_made(machine, capsys, reported):
