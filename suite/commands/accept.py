@@ -35,6 +35,7 @@ from suite.report.terminal.acceptance import junit, print_checks, print_findings
 from suite.report.terminal.tables import console, print_refusal, write_line
 from suite.reproduce.request import Device
 
+MOST_DEVICES = 1_000_000  # of a node; without GPUs these are cores
 ANSWER_SECONDS = 15.0  # for the answer whether to stop
 ANSWERS = {"": True, "y": True, "yes": True, "n": False, "no": False}
 CODES = {
@@ -242,8 +243,8 @@ def _check(settings: Settings, junit_file: Path | None) -> None:
     """Raises InputError for an option out of range, a fleet that is no directory, or a file that cannot be written."""
     if not 0 <= settings.others <= 1:
         raise InputError("share of the processors", got=settings.others, allowed="0 to 1", where="--others")
-    if settings.devices is not None and settings.devices < 1:
-        raise InputError("devices", got=settings.devices, allowed="1 or more", where="--devices")
+    if settings.devices is not None and not 1 <= settings.devices <= MOST_DEVICES:
+        raise InputError("devices", got=settings.devices, allowed=f"1 to {MOST_DEVICES:,}", where="--devices")
     if settings.fleet is not None and not settings.fleet.is_dir():
         allowed = "a directory of records"
         raise InputError("the fleet is no directory", got=str(settings.fleet), allowed=allowed, where="--fleet")

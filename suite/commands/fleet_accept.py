@@ -30,6 +30,7 @@ from suite.report.terminal.fleet import print_fleet
 from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.request import Device
 
+MOST_AT_ONCE = 10_000  # each has a thread here
 ENGINES = ("slurm", "reframe", "hosts")
 Results = Annotated[Path, typer.Option(help="A directory that all nodes share: batteries, records and the fleet's.")]
 
@@ -75,8 +76,9 @@ def accept_command(  # noqa: PLR0913  # the command's options
     """
     effort(profile)
     require("torch")  # the nodes run this Python too
-    if at_once < 1:
-        raise InputError("batteries at the same time", got=at_once, allowed="1 or more", where="--at-once")
+    if not 1 <= at_once <= MOST_AT_ONCE:
+        allowed = f"1 to {MOST_AT_ONCE:,}"
+        raise InputError("batteries at the same time", got=at_once, allowed=allowed, where="--at-once")
     if groups not in ("none", *miniatures(), *run_names()) and not groups.endswith(".toml"):
         raise InputError("unknown run", got=repr(groups), allowed=f"none, {', '.join(miniatures())}", where="--groups")
     check_minutes(node_minutes, "--node-minutes")

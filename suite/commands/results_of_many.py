@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
+from reference_runs.quantities import MOST
 from suite.commands import exit_codes
 from suite.commands.options import Json, Machine, Results, Run, Since, Statuses, exit_code, name_left_out, print_json
 from suite.machine.packages import require
@@ -30,6 +30,7 @@ from suite.records.summary import LaunchSummary
 from suite.report.tables import table
 from suite.report.terminal.tables import console, print_refusal, write_line
 
+MOST_DAYS = 100_000  # of a launch's age: 273 years
 _DIGITS = 8  # of an id, its last
 _ONE = frozenset({"dp1", "tp1", "pp1", "cp1", "ep1"})
 
@@ -49,8 +50,8 @@ def list_command(
 
     Exit codes: 0 listed, 2 bad input or a damaged record (the others are listed), 3 none found.
     """
-    if limit is not None and limit < 1:
-        raise InputError("limit", got=limit, allowed="1 or more", where="--limit")
+    if limit is not None and not 1 <= limit <= MOST:
+        raise InputError("limit", got=limit, allowed=f"1 to {MOST:,}", where="--limit")
     start = None if since is None else moment(since, where="--since")
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), since=start)
     known, bad = launches(results, run=run)
@@ -218,8 +219,8 @@ def prune_command(
 
     Exit codes: 0 listed or removed, 2 bad input or a record that cannot be removed, 3 nothing fits.
     """
-    if older_than is not None and not 0 <= older_than < math.inf:
-        raise InputError("days", got=older_than, allowed="0 or more", where="--older-than")
+    if older_than is not None and not 0 <= older_than <= MOST_DAYS:
+        raise InputError("days", got=older_than, allowed=f"0 to {MOST_DAYS:,}", where="--older-than")
     if older_than is None and not status and not damaged:
         raise InputError("nothing says what to remove", allowed="--older-than, --status or --damaged")
     if damaged and (older_than is not None or status or machine):

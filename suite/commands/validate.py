@@ -25,7 +25,10 @@ _PRINTED, _WRITTEN, _INSTEAD = "Output", "Files to write", "Other comparisons"  
 
 
 Worst = Annotated[
-    int, typer.Option(help="Number of worst rows to print, of each of TABLES.", min=0, rich_help_panel=_PRINTED)
+    int,
+    typer.Option(
+        help="Number of worst rows to print, of each of TABLES.", min=0, max=1_000_000, rich_help_panel=_PRINTED
+    ),
 ]
 EveryLine = Annotated[
     bool,

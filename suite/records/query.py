@@ -69,7 +69,7 @@ def moment(text: str, *, where: str) -> float:
     Raises:
         InputError: it is neither.
     """
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", text)
+    ago = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([hdw])", text, re.ASCII)
     if ago:
         return time.time() - float(ago[1]) * _SECONDS[ago[2]]
     try:

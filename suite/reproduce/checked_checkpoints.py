@@ -16,6 +16,7 @@ from suite.records.store import writable
 from suite.reproduce.request import Request
 
 LATEST = "latest"
+MOST_RESTARTS = 1000
 EVERY, RESUME, RESTARTS = "--checkpoint-every", "--resume", "--max-restarts"
 
 
@@ -34,8 +35,8 @@ def checked_checkpoints(request: Request, averaging: Averaging) -> Checkpoints |
     if every is not None and not 1 <= every <= request.steps:
         allowed = f"1 to the number of steps, {request.steps}"
         raise InputError("steps between checkpoints", got=every, allowed=allowed, where=EVERY)
-    if restarts < 0:
-        raise InputError("restarts", got=restarts, allowed="0 or more", where=RESTARTS)
+    if not 0 <= restarts <= MOST_RESTARTS:
+        raise InputError("restarts", got=restarts, allowed=f"0 to {MOST_RESTARTS:,}", where=RESTARTS)
     if restarts and request.engine is not None:
         raise InputError(
             "a scheduler starts ranks again, not torchrun", got=f"--engine {request.engine}", where=RESTARTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -165,6 +165,20 @@ FILES: Mapping[str, str] = {  # which kind of file a word of the bases stands fo
 }
 STORED = ("record's first half", "record's second half", "battery's first half", "battery's second half", "fleet")
 STORED += ("baseline", "ladder", "dry run", "kernel benchmark")
+LARGEST_WHOLE = "9223372036854775807"
+BEYOND_ALL = {"int": (LARGEST_WHOLE,), "float": ("1e308", "nan")}
+BEYOND: Mapping[tuple[str, str], tuple[str, ...]] = {  # numbers within texts
+    ("reproduce", "--slow-rank"): (f"{LARGEST_WHOLE}:2:1", "0:1e308:1", f"0:2:{LARGEST_WHOLE}"),
+    ("reproduce", "--synchronisation"): (f"ssp:{LARGEST_WHOLE}",),
+    ("reproduce", "--stage"): (LARGEST_WHOLE,),
+    ("reproduce", "--layout"): (f"dp{LARGEST_WHOLE}", f"dp2,bucket{LARGEST_WHOLE}", "dp2,bucket1e308"),
+    ("dry-run", "--ranks"): (LARGEST_WHOLE,),
+    ("dry-run", "--layout"): (f"dp{LARGEST_WHOLE}",),
+    ("plan", "--fix"): (f"dp{LARGEST_WHOLE}",),
+    ("predict", "--layout"): (f"dp{LARGEST_WHOLE}", f"dp8,micro{LARGEST_WHOLE}"),
+    ("results list", "--since"): (f"{LARGEST_WHOLE}d",),
+    ("fleet report", "--since"): (f"{LARGEST_WHOLE}w",),
+}
 NEVER = {"refit": ("--write", "--keep")}  # they change the checkout
 
 
@@ -200,13 +214,7 @@ def loaded() -> None:
 def hostile_line(command: str, place: Path, chance: random.Random) -> Trial:
     """A command line of one to three mistakes, whose files lie below `place`."""
     results, kinds = _results(place / "results", chance), chance.random() < 0.5
-    words: dict[str, str] = {"DIRECTORY": str(place), "RESULTS": str(results), "OTHER": str(results)}
-    words |= {"ID": _record_id(), "TEXT": str(_text(place))}
-    base = chance.choice(BASES[command]).split(" ")
-    for word, kind in FILES.items():
-        if word in base:
-            words[word] = _file(PARSERS[kind], place / "files", chance, damage=kinds)
-    given = [_filled(word, words) for word in base if word]
+    given = _base_line(chance.choice(BASES[command]), place, results, chance, damage=kinds)
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
         given = _CHANGES[chance.randrange(len(_CHANGES))](command, given, place, chance)
     variables = {}
@@ -214,6 +222,27 @@ def hostile_line(command: str, place: Path, chance: random.Random) -> Trial:
         name = chance.choice([*VARIABLES])
         variables[name] = chance.choice(VARIABLES[name])
     return Trial(command, [*command.split(), *given], variables, chance.choice(STREAMS))
+
+
+def _base_line(base: str, place: Path, results: Path, chance: random.Random, *, damage: bool) -> list[str]:
+    """The words of a base with the files that they name, real ones unless there is to be `damage`."""
+    words: dict[str, str] = {"DIRECTORY": str(place), "RESULTS": str(results), "OTHER": str(results)}
+    words |= {"ID": _record_id(), "TEXT": str(_text(place))}
+    asked = base.split(" ")
+    for word, kind in FILES.items():
+        if word in asked:
+            words[word] = _file(PARSERS[kind], place / "files", chance, damage=damage)
+    return [_filled(word, words) for word in asked if word]
+
+
+def lines_beyond_every_range(place: Path) -> Iterator[Trial]:
+    """A line of every command for each of its numbers, which are larger than any can be, or none at all."""
+    for command, bases in BASES.items():
+        for option in options(command):
+            kind = option.type.name.partition(" ")[0]
+            for value in BEYOND.get((command, option.opts[0]), BEYOND_ALL.get(kind, ())):
+                base = _base_line(bases[0], place, place / "results", random.Random(0), damage=False)
+                yield Trial(command, [*command.split(), *base, option.opts[0], value], {}, "file")
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from suite.__main__ import main
 from suite.commands import exit_codes, explore
 from suite.job import corpus
 from suite.predict.machine_model import fit
-from tests.end_to_end.fuzz.command_lines import BASES, Trial, hostile_line, loaded
+from tests.end_to_end.fuzz.command_lines import BASES, Trial, hostile_line, lines_beyond_every_range, loaded
 
 SECONDS = 5.0  # of a processor, for what is refused
 MOST_SECONDS = 60.0  # for what is answered: a search over all layouts of a real run takes 15 s
@@ -61,6 +61,14 @@ def endings_of(numbers: Iterable[int], seed: int, place: Path) -> list[tuple[Tri
         chosen = hostile_line(commands[number % len(commands)], directory, random.Random(f"{seed} {number}"))
         found.append((chosen, ending(chosen, directory)))
     return found
+
+
+def endings_beyond_ranges(place: Path) -> list[tuple[Trial, Ending]]:
+    """Each line with a number beyond every range, and how it ends."""
+    loaded()
+    directory = place / "x"
+    directory.mkdir()
+    return [(trial, ending(trial, directory)) for trial in lines_beyond_every_range(directory)]
 
 
 def ending(trial: Trial, place: Path) -> Ending:
