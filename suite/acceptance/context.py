@@ -89,7 +89,7 @@ class LaunchesPhase(BatteryPhase, frozen=True, kw_only=True):
     compiled: bool
 
 
-class OverBudgetError(Exception):
+class OverBudgetError(OutOfTimeError):
     """A phase makes progress, but takes longer than five times its prediction."""
 
 
@@ -266,15 +266,15 @@ def _measured(
             raise OverBudgetError
 
     evidence: list[Evidence] = []
+    unfinished: list[Evidence] = []
     outcome, message, stacks, at_fault = "ok", "", "", list[int]()
     try:
         with time_limit(left):
             for item in phase.run(within_budget):
                 evidence.append(item)
-    except OverBudgetError:
-        outcome = SLOW
-    except OutOfTimeError:
-        outcome = ENDED_BY_LIMIT
+    except OutOfTimeError as over:
+        outcome = SLOW if isinstance(over, OverBudgetError) else ENDED_BY_LIMIT
+        unfinished = over.measured
     suspect = hang_suspect(readings[-1].samples) if readings else None
     for number, item in enumerate(evidence):
         if isinstance(item, Load) and item.status is not Status.OK:
@@ -286,7 +286,7 @@ def _measured(
             message, stacks, at_fault = item.message, item.stacks, item.ranks_at_fault
     timing = _timing(phase, outcome, budget=budget, seconds=time.monotonic() - begun)
     timing = msgspec.structs.replace(timing, message=message, stacks=stacks, ranks_at_fault=at_fault)
-    return [*evidence, *readings, timing]
+    return [*evidence, *unfinished, *readings, timing]
 
 
 def _with_suspect(hung: Load, suspect: HangSuspect, gpus_with_ranks: Sequence[int]) -> Load:

@@ -164,8 +164,16 @@ def rank_names(ranks: Iterable[int]) -> str:
 def failed_measurement(check: int, failed: Load) -> CheckFinding:
     """The finding of a check whose measurement hung, crashed, ran out of memory or became NaN; its ranks at fault.
 
-    A rank that could not import a package says nothing about the node.
+    A rank that could not import a package says nothing about the node, nor does want of time.
     """
+    if failed.status is Status.INTERRUPTED:
+        return CheckFinding(
+            check=check,
+            subject="",
+            verdict=CheckVerdict.INCONCLUSIVE,
+            part=TIME_LIMIT,
+            evidence=f"not measured: {failed.message}",
+        )
     not_imported = failed.status is Status.CRASHED and _NOT_IMPORTED.search(failed.message) is not None
     bad = CheckVerdict.HANG if failed.status is Status.HANG else CheckVerdict.FAIL
     record = f"; record {failed.record}" if isinstance(failed, MiniatureLaunch) else ""

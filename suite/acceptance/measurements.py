@@ -34,7 +34,8 @@ from suite.job.calibration_job import Calibrated, RankMoments, TimedTask
 from suite.job.corpus import standard_library_is_tokenised
 from suite.job.events import Event, Status, StepKind
 from suite.job.probe_job import Exchanged, Loaded, Probed, ProbeJob, Replayed, Soaked
-from suite.launch.launcher import launch
+from suite.launch.interruption import OutOfTimeError
+from suite.launch.launcher import LaunchOutcome, launch
 from suite.machine.cpu_contention import others_shares
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import digest
@@ -262,20 +263,42 @@ def is_tokenised(name: str, device: str, ranks: int, results: Path) -> bool:
 def probe_result(
     device: str, ranks: int, effort: Effort, *, replays: bool, exchanges: bool, soak: bool, on_event: OnEvent
 ) -> ProbeResult:
-    """One probe of all ranks: replays, exchanges and soak, those that are asked for."""
+    """One probe of all ranks: replays, exchanges and soak, those that are asked for.
+
+    Raises:
+        OutOfTimeError: the battery's limit or the phase's budget ended it; what it had reported is in `measured`.
+    """
     start = time.monotonic()
+    asked = [name for name, is_asked in (("replays", replays), ("exchanges", exchanges), ("soaks", soak)) if is_asked]
+    events: list[list[Event]] = [[] for _ in range(ranks)]
+
+    def kept(rank: int, event: Event) -> None:
+        events[rank].append(event)
+        on_event(rank, event)
+
     with scratch_directory() as scratch:
         job = _probe_job(device, ranks, effort, scratch, replays=replays, exchanges=exchanges, soak=soak)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        outcome = launch(job, store.new_identity(), on_event)
+        try:
+            outcome = launch(job, store.new_identity(), kept)
+        except OutOfTimeError as over:
+            message = "ended before its end, for want of time"
+            outcome = LaunchOutcome(
+                status=Status.INTERRUPTED, message=message, ranks_at_fault=[], events=events, log_tail=""
+            )
+            over.measured.append(_probed(outcome, job, asked, time.monotonic() - start))
+            raise
+    return _probed(outcome, job, asked, time.monotonic() - start)
+
+
+def _probed(outcome: LaunchOutcome, job: ProbeJob, asked: list[str], seconds: float) -> ProbeResult:
+    """The evidence of the events of a probe, which may have ended early."""
     probe = ProbeResult(
         **copied_fields(outcome, ProbeResult),
-        seconds=time.monotonic() - start,
+        seconds=seconds,
         stacks=outcome.log_tail,
         soak_seconds=job.soak_seconds,
-        asked=[
-            name for name, is_asked in (("replays", replays), ("exchanges", exchanges), ("soaks", soak)) if is_asked
-        ],
+        asked=asked,
     )
     reports = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
     others_share, steal_share = others_shares([event.shared for _, event in reports if isinstance(event, Probed)])

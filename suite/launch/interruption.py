@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from reference_runs.errors import InputError
 
@@ -17,7 +18,15 @@ ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 class OutOfTimeError(Exception):
-    """Raised where a block of `time_limit` did not end in time."""
+    """Raised where a block of `time_limit` did not end in time.
+
+    Attributes:
+        measured: whole parts of what did not end, in the words of who measured it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.measured: list[Any] = []
 
 
 class _Interruption:

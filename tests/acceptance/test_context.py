@@ -10,7 +10,8 @@ from suite.acceptance import measurements
 from suite.acceptance.battery_record import PhaseEvidence
 from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.presets import EFFORTS
-from suite.job.events import Status
+from suite.job.events import Phase, Status
+from suite.job.probe_job import Exchanged, Replayed
 from suite.launch.interruption import OutOfTimeError, check_interrupted, time_limit
 from suite.records.battery import read_half
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node, accept
@@ -94,6 +95,42 @@ def test_a_phase_that_the_limit_ends_keeps_what_it_measured_and_is_run_anew_when
     kept = read_half(path, PhaseEvidence).evidence
     assert [one.outcome for one in kept if hasattr(one, "outcome")] == ["ended by the limit"]
     assert len(kept) == 3
+
+
+@pytest.mark.parametrize(("over", "wrong"), [("the limit", 0), ("the limit", 1), ("the budget", 0)])
+def test_a_probe_that_its_time_ends_keeps_its_whole_parts_and_leaves_the_others_open(
+    tmp_path, capsys, monkeypatch, over, wrong
+) -> None:
+    """Two ranks report all replays and messages; then sums go on for ever, or the phase is over its budget."""
+    effort = EFFORTS["quick"]
+    hashes = {"loss": "a", "gradients": "b", "parameters": "c"}
+
+    def launch(job, _identity, on_event):
+        for rank in range(job.ranks):
+            for number in range(effort.replays * effort.replay_steps):
+                replay, step = divmod(number, effort.replay_steps)
+                on_event(rank, Replayed(replay=replay, step=step, **hashes, time=0.0))
+            message = {"bytes": 64, "seconds": 1.0, "wrong": wrong, "first": "word 3" if wrong else ""}
+            on_event(rank, Exchanged(peer=1 - rank, **message, time=0.0))
+        while True:
+            time.sleep(0.01)
+            check_interrupted()
+            if over == "the budget":
+                monkeypatch.setattr(time, "monotonic", lambda clock=time.monotonic: clock() + 1000.0)
+                on_event(0, Phase("all-reduce", 0.0))
+
+    monkeypatch.setattr(measurements, "launch", launch)
+    monkeypatch.setattr("suite.acceptance.phases.competitors", lambda: ([], 0.0))
+    monkeypatch.setattr("suite.acceptance.context.BEGINS", 0.0)
+    minutes = "0.02" if over == "the limit" else "60"
+    code, _, found = accept(capsys, tmp_path, "--only", "5,6,14,15", "--minutes", minutes)
+    assert code == (1 if wrong else 3)
+    assert found[14, "replays"]["verdict"] == "PASS"
+    assert found[5, "messages to the bit"]["verdict"] == ("FAIL" if wrong else "PASS")
+    for check in (6, 15):
+        assert [(one["verdict"], one["part"]) for (number, _), one in found.items() if number == check] == [
+            ("INCONCLUSIVE", "time limit")
+        ]
 
 
 def test_a_loop_that_waits_ends_at_the_limit_and_not_after_it() -> None:
