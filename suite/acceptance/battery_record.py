@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from reference_runs.accelerator import SIMULATED
 from reference_runs.errors import InputError
 from reference_runs.this_cpu import is_virtual_machine
 from suite.acceptance.evidence import Evidence
@@ -147,12 +148,12 @@ def opening(identity: str, profile: str, options: dict[str, str], started: float
 
 
 def gpus_before(results: Path, node: str) -> str:
-    """GPUs of this node's newest battery that had some, ended or not; empty where none had."""
+    """GPUs of this node's newest battery that had some, ended or not; empty where none had, or simulated ones."""
     for path in reversed(battery_paths(battery_directory(results), BEGIN)):
         with contextlib.suppress(InputError):
             first = read_half(path, BatteryBegin)
             gpus = first.hardware.get("gpus", NO_GPUS)
-            if first.node == node and gpus != NO_GPUS:
+            if first.node == node and gpus != NO_GPUS and SIMULATED not in gpus:
                 return gpus
     return ""
 

@@ -26,7 +26,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
         devices: GPUs that torch can use, or processor cores.
         driver_gpus: GPUs that the driver's library knows and that answer it; None: there is no such library.
         why_fewer: what hides GPUs of the driver from torch; empty where nothing is known to.
-        why_gone: why no GPU is there, of which the node is to blame.
+        why_gone: why no GPU is there, where the node is to blame for it.
         busy_gpus: numbers of the GPUs, as the driver counts, that others use: nothing is executed then.
         gpus: their models, comma-separated; empty on a CPU.
         gpus_with_ranks: by rank, the number of its GPU as the driver counts; empty on a CPU, and where it is not known.

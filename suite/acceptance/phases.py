@@ -14,9 +14,11 @@ from suite.acceptance.judge.environment import others_gpus
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.acceptance.starts import STATED, stated_launches
 from suite.job.events import Event, Status
+from suite.launch.interruption import OutOfTimeError
 from suite.machine.cpu_contention import competitors
-from suite.machine.devices import accelerators, cuda_state, usable_cores
+from suite.machine.devices import cuda_state, usable_cores
 from suite.machine.host_state import host_state, thread_ticks
+from suite.machine.lost_gpus import LostGpus, lost_gpus
 from suite.records.battery import battery_directory
 
 MICRO = "micro-measurements"
@@ -63,7 +65,7 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
         known = begin.hardware["gpus"] if on_gpus else NO_GPUS
         addresses = [] if watch is None else watch.addresses
         lost = not on_gpus and not settings.device_named and begin.hardware["gpus"] == NO_GPUS
-        gpus_before, seen_by = _gpus_before(battery) if lost else ("", "")
+        gone = _lost(battery) if lost else None
         return [
             Surroundings(
                 device=settings.device,
@@ -80,11 +82,11 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
                 cores=usable_cores(),
                 now=time.time(),
                 newest_past=max((past.finished for past, _ in history.judged), default=0.0),
-                gpus_before=gpus_before,
-                seen_by=seen_by,
+                gpus_before=gone.gpus if gone else "",
+                seen_by=gone.seen_by if gone else "",
                 driver_gpus=watch.gpus.answering if on_gpus and watch is not None else None,
                 why_fewer=watch.why_fewer if on_gpus and watch is not None else "",
-                why_gone=cuda_state().why_gone if on_gpus else "",
+                why_gone=cuda_state().why_gone if on_gpus else gone.why_gone if gone else "",
                 busy_gpus=others_gpus(watch.so_far().gpus) if on_gpus and watch is not None else [],
             )
         ]
@@ -94,13 +96,9 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
     return BatteryPhase(name="environment", predicted_seconds=seconds, serves=frozenset({check.ENVIRONMENT}), run=run)
 
 
-def _gpus_before(battery: RunningBattery) -> tuple[str, str]:
-    """GPUs that this node had or has while no driver reports one, and what says so; empty texts where nothing does."""
-    earlier = battery_record.gpus_before(battery.settings.results, battery.record.opening.node)
-    if earlier:
-        return earlier, "an earlier battery of this node"
-    on_bus = accelerators("NVIDIA")
-    return (f"{len(on_bus)} of NVIDIA on the PCI bus", "the PCI bus") if on_bus else ("", "")
+def _lost(battery: RunningBattery) -> LostGpus | None:
+    """GPUs that this node had or has while no driver reports one."""
+    return lost_gpus(battery_record.gpus_before(battery.settings.results, battery.record.opening.node))
 
 
 def counters_phase(_battery: RunningBattery) -> BatteryPhase:
@@ -254,16 +252,20 @@ def loopback_phase(battery: RunningBattery) -> BatteryPhase | None:
         why = nic_loopback.why_no_access()
         if why:
             return [NicLoopback(why_not=why)]
-        with nic_loopback.through_nics(ports):
-            probe = measurements.probe_result(
-                settings.device,
-                settings.ranks,
-                settings.effort,
-                replays=False,
-                exchanges=True,
-                soak=False,
-                on_event=on_event,
-            )
+        try:
+            with nic_loopback.through_nics(ports):
+                probe = measurements.probe_result(
+                    settings.device,
+                    settings.ranks,
+                    settings.effort,
+                    replays=False,
+                    exchanges=True,
+                    soak=False,
+                    on_event=on_event,
+                )
+        except OutOfTimeError as over:
+            over.measured.clear()  # its messages are none of check 5 over the GPUs' own links
+            raise
         if probe.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
         active = [port for port in ports if port.state == nic_loopback.ACTIVE]

@@ -26,7 +26,7 @@ from suite.commands.options import JsonWithProgress, check_writable, command_lin
 from suite.fleet.health_events import health_events
 from suite.fleet.node_patch import node_condition
 from suite.launch.interruption import check_minutes, end_as_interrupted
-from suite.machine.devices import cuda_state, resolved_device, usable_cores
+from suite.machine.devices import NO_DEVICE, accelerators, cuda_state, resolved_device, usable_cores
 from suite.machine.packages import LAUNCHES, require
 from suite.paths import RESULTS
 from suite.records.battery import CheckFinding, CheckVerdict, Decision
@@ -227,7 +227,7 @@ def _write_junit(report: BatteryReport, file: Path) -> None:
 
 def _device_and_ranks(device: str, ranks: int | None, expected: int | None) -> tuple[str, int]:
     """The kind of device, and the number of processes; fewer than asked for where GPUs are missing, which rejects."""
-    kind, most = ("cuda", 0) if device == "cuda" and cuda_state().why_gone else resolved_device(device)
+    kind, most = ("cuda", 0) if _has_lost_all(device) else resolved_device(device)
     if kind == "cuda" and most < (expected or 1):
         return kind, most if ranks is None else min(ranks, most)
     if kind == "cpu":
@@ -237,6 +237,19 @@ def _device_and_ranks(device: str, ranks: int | None, expected: int | None) -> t
         available = f"1 to {most}, the {'cores' if kind == 'cpu' else 'GPUs'} here"
         raise InputError("ranks", got=count, allowed=available, where="--ranks")
     return kind, count
+
+
+def _has_lost_all(device: str) -> bool:
+    """Whether the node is to blame for having no GPU: a driver that has none or does not start.
+
+    Where nobody asked for GPUs, only a driver that does not start counts, for GPUs that are on the bus: for the others
+    check 0 looks for signs that the node had some.
+    """
+    if device == "cuda":
+        return bool(cuda_state().why_gone)
+    if device != "auto" or cuda_state().driver_error in (0, NO_DEVICE):
+        return False
+    return bool(cuda_state().why_gone and accelerators("NVIDIA"))
 
 
 def _check(settings: Settings, junit_file: Path | None) -> None:

@@ -180,15 +180,24 @@ def _computing_units(properties: Path) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("simd_count "))
 
 
-def accelerators(vendor: str, sysfs: Path = Path("/sys")) -> list[str]:
-    """PCI addresses of a vendor's devices that are made to compute, whether or not a driver has them."""
+def pci_devices(sysfs: Path = Path("/sys")) -> list[Path]:
+    """All devices on the PCI bus."""
+    return sorted((sysfs / "bus/pci/devices").glob("*"))
+
+
+def accelerators(vendor: str, sysfs: Path = Path("/sys"), kinds: tuple[str, ...] = PCI_COMPUTE) -> list[str]:
+    """PCI addresses of a vendor's devices that are made to compute, whether or not a driver has them.
+
+    Args:
+        kinds: how their classes begin.
+    """
     found = []
-    for path in sorted((sysfs / "bus/pci/devices").glob("*")):
+    for path in pci_devices(sysfs):
         try:
             named, kind = ((path / part).read_text(encoding="ascii").strip() for part in ("vendor", "class"))
         except OSError:
             continue
-        if PCI_VENDORS.get(named) == vendor and kind.startswith(PCI_COMPUTE):
+        if PCI_VENDORS.get(named) == vendor and kind.startswith(kinds):
             found.append(path.name)
     return found
 

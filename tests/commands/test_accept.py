@@ -192,11 +192,19 @@ def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(ac
 
 
 @pytest.mark.parametrize(
-    ("before", "device", "code"),
-    [("NVIDIA H200, NVIDIA H200", [], 3), ("NVIDIA H200, NVIDIA H200", ["--device", "cpu"], 0), ("none", [], 0)],
+    ("before", "device", "gone", "code"),
+    [
+        ("NVIDIA H200, NVIDIA H200", [], "the PCI bus has no GPU", 1),
+        ("NVIDIA H200, NVIDIA H200", [], "", 3),  # a container or an image may hide them
+        ("NVIDIA H200, NVIDIA H200", ["--device", "cpu"], "the PCI bus has no GPU", 0),
+        ("NVIDIA H100 80GB HBM3 (simulated)", [], "the PCI bus has no GPU", 0),
+        ("none", [], "", 0),
+    ],
 )
-@pytest.mark.usefixtures("launches")
-def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, accept, monkeypatch, before, device, code):
+def test_a_node_that_lost_its_gpus_is_rejected_on_evidence_about_the_node(
+    tmp_path, accept, launches, monkeypatch, before, device, gone, code
+):
+    monkeypatch.setattr("suite.machine.lost_gpus._why_gone", lambda *_: gone)
     own = battery_record.opening("", "quick", {}, 0.0)
     if own.hardware["gpus"] != "none":
         pytest.skip("NOT RUN: this machine has GPUs")
@@ -206,8 +214,10 @@ def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, accept, monkeypatch
         battery_record.BatteryRecord(tmp_path, profile="quick", options={}).close(Decision.ACCEPTED, [], {})
     ended, report = accept("--only", "0,7", *device)
     found = only(report, subject="devices")
-    assert (ended, found["verdict"]) == (code, "INVALID" if code else "PASS")
+    assert (ended, found["verdict"]) == (code, {0: "PASS", 1: "FAIL", 3: "INVALID"}[code])
     assert found["part"] == (f"GPUs: none in place of {before}" if code else "")
+    assert gone in found["evidence"] or not code
+    assert bool(launches[0]) == (code != 1)  # where it rejects, nothing is launched
 
 
 def test_a_competing_process_is_named_and_the_verdict_left_open(accept, monkeypatch):

@@ -61,12 +61,21 @@ def _devices(around: Surroundings) -> CheckFinding:
     wrong = expected is not None and around.devices != expected
     if around.gpus_before:
         part = f"GPUs: none in place of {around.gpus_before}"
-        evidence = (
-            f"{around.seen_by} had GPUs, and now no driver reports one; --device cuda rejects such a node, "
-            "--device cpu judges the rest of it"
+        rest = "--device cpu judges the rest of the node"
+        unknown = (
+            "" if around.why_gone else "an image or a setting may hide them, and --device cuda rejects such a node"
         )
-        invalid = CheckFinding(check=ENVIRONMENT, subject=DEVICES, verdict=CheckVerdict.INVALID, measured=0.0)
-        return msgspec.structs.replace(invalid, source=around.seen_by, part=part, evidence=evidence)
+        return CheckFinding(
+            check=ENVIRONMENT,
+            subject=DEVICES,
+            verdict=CheckVerdict.FAIL if around.why_gone else CheckVerdict.INVALID,
+            measured=0.0,
+            source=around.seen_by,
+            part=part,
+            evidence=joined_evidence(
+                f"{around.seen_by} had GPUs, and now no driver reports one", around.why_gone, unknown, rest
+            ),
+        )
     return CheckFinding(
         check=ENVIRONMENT,
         subject=DEVICES,
