@@ -193,7 +193,8 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         products: large ones, one after another for `product_seconds`; 0 where only memory was verified.
         product_flop_per_second: of the median second of their later half; None where they were not timed.
-        burst_flop_per_second: of the fastest few of them.
+        undelayed_flop_per_second: the most that it would be if the host had never waited for a processor.
+        burst_flop_per_second: of the fastest few of them; `fp8_flop_per_second` of the fastest few in FP8.
     """
 
     rank: int
@@ -205,6 +206,8 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     product_seconds: float = 0.0
     products: int = 0
     burst_flop_per_second: float | None = None
+    undelayed_flop_per_second: float | None = None
+    fp8_flop_per_second: float | None = None
 
 
 class PulsedLoad(PulsedCounts, frozen=True, kw_only=True):

@@ -134,7 +134,8 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
 
     Args:
         products: large ones, in `product_seconds`; `product_flop_per_second` of the median second of their later half,
-            `burst_flop_per_second` of the fastest few.
+            `burst_flop_per_second` of the fastest few; `undelayed_flop_per_second` the most that the former would be
+            if the host had never waited for a processor; `fp8_flop_per_second` of the fastest few in FP8.
     """
 
     bytes: int
@@ -146,6 +147,8 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
     product_seconds: float = 0.0
     product_flop_per_second: float | None = None
     burst_flop_per_second: float | None = None
+    undelayed_flop_per_second: float | None = None
+    fp8_flop_per_second: float | None = None
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):

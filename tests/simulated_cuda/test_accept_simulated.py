@@ -115,6 +115,8 @@ def in_its_time(result):
             item,
             product_flop_per_second=(item.product_flop_per_second or 0.0) * SLOWER,
             burst_flop_per_second=(item.burst_flop_per_second or 0.0) * SLOWER,
+            undelayed_flop_per_second=(item.undelayed_flop_per_second or 0.0) * SLOWER,
+            fp8_flop_per_second=(item.fp8_flop_per_second or 0.0) * SLOWER,
         )
         for item in result.soaks
     ]

@@ -26,7 +26,7 @@ LIMITS = {
     "ring": "board.link_bytes_per_second_both_ways",
     "nvls": "board.link_bytes_per_second_both_ways",
 }
-PRODUCTS = ("product", "sustained product")
+PRODUCTS = {"product": ("bf16", "fp16"), "sustained product": ("bf16", "fp16"), "FP8 product": ("fp8",)}
 MOST = 1.02
 _WHOLE_NODE = ("pair", "all-to-all")  # with as many GPUs as the link's switch usually joins
 _ALL_REDUCE = ("ring", "nvls")
@@ -61,8 +61,8 @@ def upper_limit(gpu: Accelerator | None, name: str, gpus: int = 0) -> UpperLimit
         return None
     if name in PRODUCTS:
         peaks = gpu.peak_flop_per_second
-        dtype = "bf16" if "bf16" in peaks else "fp16"
-        if dtype not in peaks:
+        dtype = next((dtype for dtype in PRODUCTS[name] if dtype in peaks), None)
+        if dtype is None:
             return None
         return UpperLimit(MOST * peaks[dtype], f"{MOST:g} of the {_source(gpu, f'peak_flop_per_second.{dtype}')}")
     rate = _rate(gpu, LIMITS[name])

@@ -102,6 +102,15 @@ def _processor_seconds() -> Shared | None:
     return Shared(own=time.process_time(), busy=busy, steal=times.get("steal", 0.0), whole=whole)
 
 
+def waited_seconds() -> float:
+    """Seconds that this thread was ready to run while others had the processors; 0 where the system does not say.
+
+    Source: Documentation/scheduler/sched-stats.rst of Linux, /proc/PID/schedstat, second field.
+    """
+    fields = _text("/proc/thread-self/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
+
+
 def processor_facts() -> dict[str, str]:
     """Governor and clock of the first processor, as texts; "not reported" where the system does not report them."""
     clock = re.search(r"^cpu MHz\s*:(.*)", _text("/proc/cpuinfo"), re.MULTILINE)

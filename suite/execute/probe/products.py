@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from suite.execute.measure import clock
+from suite.execute.measure.system_load import waited_seconds
 from suite.job.events import Event, Phase
 
 GROUP = 8  # products between two comparisons
@@ -20,6 +21,9 @@ WORD = torch.int64  # compares four bf16 elements at a time, bit by bit: NaN equ
 IN_WORD = WORD.itemsize // torch.bfloat16.itemsize
 CHUNK_ROWS = 256  # of a matrix that the host holds in fp64 at a time
 BF16_ROUNDING, FP32_ROUNDING = 2.0**-8, 2.0**-24  # largest relative errors of rounding to nearest
+MOST_WAITED = 0.9  # of a second's products, that the host's waiting for a processor may explain
+FP8_CAPABILITY = (8, 9)  # compute capability from which GPUs multiply in FP8
+FP8_GROUPS = 40  # timed: 0.3 s of an H100
 DEVIATIONS = 10.0  # of a sum of random rounding errors; beyond it, less than one sum in 10**22
 
 
@@ -29,7 +33,9 @@ class Products(NamedTuple):
     Args:
         products: how many; `seconds` from the first to the last one, comparisons included.
         burst_flop_per_second: of the fastest `GROUP` of products; `flop_per_second` of the median second of the later
-            half: a GPU reaches its power limit within seconds.
+            half: a GPU reaches its power limit within seconds. `undelayed_flop_per_second` is the most that the latter
+            would be if the host had never waited for a processor: meanwhile a GPU may have had nothing to do.
+        fp8_flop_per_second: of the fastest `GROUP` of FP8 products; None where the device has none.
         wrong: 8-byte words that differ from the first such product, and elements of that one that the host refuses.
         first: describes the first of them.
     """
@@ -38,6 +44,8 @@ class Products(NamedTuple):
     seconds: float
     burst_flop_per_second: float
     flop_per_second: float
+    undelayed_flop_per_second: float
+    fp8_flop_per_second: float | None
     wrong: int
     first: str
 
@@ -60,21 +68,46 @@ def multiplied(size: int, seconds: float, device: torch.device, seed: int, repor
         refused = refused_rows(left, right, product.cpu(), generator)
         wrong += len(refused) * size // IN_WORD
         first = first or (f"first product on {device}: row {refused[0]} is not that of the host" if refused else "")
+    fp8 = fp8_burst(a, b, device)
     rates: list[float] = []
+    undelayed: list[float] = []
     products, groups, burst, flop = 0, 1, 0.0, 2.0 * size**3 * GROUP
     start = begun = time.perf_counter()
     while not products or start < begun + seconds:
+        waited = waited_seconds()
         times = load.run(groups)
+        waited = waited_seconds() - waited
         report(Phase(f"products from {products}", time.time()))
         bad, number, element = load.differences()
         words = f"product {products + number} on {device}: wrong from element {element}, {bad} words of 8 bytes in all"
         wrong, first, products = wrong + bad, first or (words if bad else ""), products + groups * GROUP
-        rates.append(flop * groups / math.fsum(times))
+        busy = math.fsum(times)
+        rates.append(flop * groups / busy)
+        undelayed.append(flop * groups / max(busy - waited, (1 - MOST_WAITED) * busy))
         burst = max(burst, flop / min(times))
         now = time.perf_counter()
         next_seconds = min(1.0, begun + seconds - now)
         groups, start = max(1, round(groups * next_seconds / (now - start))), now
-    return Products(products, start - begun, burst, median(rates[len(rates) // 2 :]), wrong, first)
+    later = len(rates) // 2
+    sustained, most = median(rates[later:]), median(undelayed[later:])
+    return Products(products, start - begun, burst, sustained, most, fp8, wrong, first)
+
+
+def fp8_burst(a: Tensor, b: Tensor, device: torch.device) -> float | None:
+    """Flop/s of the fastest group of FP8 products A B, with bf16 results; None where the device multiplies in no FP8.
+
+    Scaled by tensor and added up fast, as training does. The pulses of `load.py` verify products of this format.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        return None
+    left, right = a.to(device).to(torch.float8_e4m3fn), b.t().contiguous().to(device).to(torch.float8_e4m3fn).t()
+    scale, product = torch.ones((), device=device), torch.empty_like(a, device=device)
+    timer = _Timer(device)
+    for _ in range(1 + FP8_GROUPS):
+        with timer.lap():
+            for _ in range(GROUP):
+                torch._scaled_mm(left, right, scale, scale, out_dtype=product.dtype, use_fast_accum=True, out=product)
+    return 2.0 * len(a) ** 3 * GROUP / min(timer.seconds()[1:])
 
 
 class _Load:

@@ -64,6 +64,8 @@ def with_products(soak: Soaked, products: Products | None) -> Soaked:
         first=products.first or soak.first,
         product_flop_per_second=products.flop_per_second,
         burst_flop_per_second=products.burst_flop_per_second,
+        undelayed_flop_per_second=products.undelayed_flop_per_second,
+        fp8_flop_per_second=products.fp8_flop_per_second,
         product_seconds=products.seconds,
         products=products.products,
     )

@@ -12,8 +12,8 @@ from tests.support.batteries import NOTHING, probing
 from tests.support.batteries import soaked as made_up_soak
 
 H100, H200 = known_gpu("NVIDIA H100 80GB HBM3"), known_gpu("NVIDIA H200")
-BURST, SUSTAINED, SPREAD = (
-    f"verified products, {what}" for what in ("burst", "sustained", "slowest rank / median rank")
+BURST, FP8, SUSTAINED, SPREAD = (
+    f"verified products, {what}" for what in ("burst", "FP8 burst", "sustained", "slowest rank / median rank")
 )
 
 
@@ -62,6 +62,52 @@ def test_bursts_are_held_to_more_than_what_is_kept_up(bursts, verdict):
     findings = found(soaked([700e12] * 2, bursts=bursts))
     assert (findings[BURST].verdict, findings[SUSTAINED].verdict) == (verdict, "PASS")
     assert findings[BURST].check == 15
+
+
+def with_soaks(probe, **fields):
+    changed = [
+        msgspec.structs.replace(soak, **{name: values[soak.rank] for name, values in fields.items()})
+        for soak in probe.soaks
+    ]
+    return msgspec.structs.replace(probe, soaks=changed)
+
+
+def test_a_host_that_waited_for_a_processor_leaves_slow_products_open_and_one_that_did_not_rejects():
+    slow = soaked([700e12] * 7 + [350e12])
+    starved = found(with_soaks(slow, undelayed_flop_per_second=[710e12] * 7 + [690e12]), H100)
+    for subject in (SUSTAINED, SPREAD):
+        assert starved[subject].verdict == "INCONCLUSIVE"
+        assert "the host waited for a processor, and rank 7 for it: without that up to 690 Tf" in (
+            starved[subject].evidence
+        )
+    for most in ([710e12] * 7 + [360e12], [None] * 8):  # it hardly waited, or nobody knows
+        fed = found(with_soaks(slow, undelayed_flop_per_second=most), H100)
+        assert [fed[subject].verdict for subject in (SUSTAINED, SPREAD)] == ["FAIL", "FAIL"]
+    # rank 0 is the slowest and was starved; rank 7 is slow without that
+    two = with_soaks(soaked([300e12, *[700e12] * 6, 350e12]), undelayed_flop_per_second=[690e12] * 7 + [355e12])
+    named = [found(two, H100)[subject] for subject in (SUSTAINED, SPREAD)]
+    assert {(one.verdict, one.part) for one in named} == {("FAIL", "matrix rate of rank 7 under sustained load")}
+
+
+@pytest.mark.parametrize(
+    ("rates", "gpu", "verdict", "words"),
+    [
+        ([1300e12, 1290e12], H100, "PASS", "published by others"),
+        ([1300e12, 1200e12], H100, "WARN", "published by others"),
+        ([1300e12, 1100e12], H100, "FAIL", "published by others"),  # below 0.9 of what others published
+        ([1300e12, 2100e12], H100, "INVALID", "the work was not done"),
+        ([400e12, 400e12], known_gpu("NVIDIA L40S"), "WARN", "no FP8 GEMM rate of NVIDIA L40S"),
+        ([1300e12, None], H100, None, ""),
+    ],
+)
+def test_fp8_bursts_are_held_to_the_floor_of_fp8(rates, gpu, verdict, words):
+    findings = found(with_soaks(soaked([700e12] * 2), fp8_flop_per_second=rates), gpu)
+    assert (findings[FP8].verdict if FP8 in findings else None) == verdict
+    if verdict is not None:
+        assert words in findings[FP8].source + findings[FP8].evidence
+        assert rests_on_clocks(findings[FP8])
+    if verdict == "FAIL":
+        assert findings[FP8].part == "FP8 matrix rate of rank 1"
 
 
 def test_a_soak_that_did_not_time_its_products_says_nothing_of_them():

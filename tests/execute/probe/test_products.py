@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from suite.execute.measure import system_load
 from suite.execute.probe import products
 
 CPU = torch.device("cpu")
@@ -102,5 +107,28 @@ def test_the_sustained_rate_is_that_of_the_later_half(monkeypatch):
     monkeypatch.setattr(products._Load, "run", lambda _self, groups: [flop / next(rates)] * groups)
     monkeypatch.setattr(products._Load, "differences", lambda _self: (0, 0, 0))
     monkeypatch.setattr(products, "time", SimpleNamespace(time=lambda: 0.0, perf_counter=itertools.count().__next__))
+    waits = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5 * flop, 1.0 * flop, 1.5 * flop, 2.0 * flop, 9.0 * flop])
+    monkeypatch.setattr(products, "waited_seconds", lambda: next(waits))
     done = multiplied(seconds=6.0)
     assert (done.burst_flop_per_second, done.flop_per_second) == (4.0, 1.0)
+    assert done.undelayed_flop_per_second == pytest.approx(2.0)  # of 2, 2 and 10: the host waited half of the time
+    assert done.fp8_flop_per_second is None
+
+
+def test_a_thread_that_shares_its_processor_waits():
+    """Two processes on one processor: this thread waits about as long as it runs, and not when it is alone."""
+    if not system_load.waited_seconds():
+        pytest.skip("NOT RUN: the system does not say how long a thread waited")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before, ran = system_load.waited_seconds(), time.thread_time()
+        while time.thread_time() < ran + 0.3:
+            pass
+        waited = system_load.waited_seconds() - before
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, allowed)
+    assert waited > 0.05

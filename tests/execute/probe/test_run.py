@@ -94,11 +94,12 @@ def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exc
 def test_wrong_products_are_wrong_elements_of_the_soak():
     soak = Soaked(bytes=8, passes=2, wrong=1, first="memory from element 0", time=0.0)
     assert run.with_products(soak, None) == soak
-    good = Products(800, 12.0, 8e14, 7e14, 0, "")
+    good = Products(800, 12.0, 8e14, 7e14, 7.5e14, 1.3e15, 0, "")
     done = run.with_products(soak, good)
     assert (done.wrong, done.first) == (1, "memory from element 0")
     assert (done.products, done.product_seconds) == (800, 12.0)
     assert (done.product_flop_per_second, done.burst_flop_per_second) == (7e14, 8e14)
+    assert (done.undelayed_flop_per_second, done.fp8_flop_per_second) == (7.5e14, 1.3e15)
     bad = run.with_products(soak, good._replace(wrong=5, first="product 3 on cuda:2"))
     assert (bad.wrong, bad.first) == (6, "product 3 on cuda:2")
 

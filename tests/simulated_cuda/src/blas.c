@@ -70,7 +70,7 @@ API const char *cublasGetStatusString(int value) {
 #define PRODUCT(name, width)                                                                     \
     API int name(handle *own, int ta, int tb, int m, int n, int k, OPERANDS) {                   \
         UNUSED;                                                                                  \
-        return status(sim_matmul(#name, m, n, k, 1, width, own->stream));                        \
+        return status(sim_matmul(#name, m, n, k, 1, width, width, own->stream));                       \
     }
 PRODUCT(cublasSgemm_v2, 4)
 PRODUCT(cublasDgemm_v2, 8)
@@ -80,21 +80,21 @@ PRODUCT(cublasDgemm_v2, 8)
                  long long sa, const void *b, int ldb, long long sb, const void *beta, void *c, int ldc,            \
                  long long sc, int count) {                                                                         \
         UNUSED, (void)sa, (void)sb, (void)sc;                                                                       \
-        return status(sim_matmul(#name, m, n, k, count, width, own->stream));                                       \
+        return status(sim_matmul(#name, m, n, k, count, width, width, own->stream));                                \
     }
 BATCHED(cublasSgemmStridedBatched, 4)
 BATCHED(cublasDgemmStridedBatched, 8)
 
 API int cublasGemmEx(handle *own, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int a_type, int lda,
                      const void *b, int b_type, int ldb, const void *beta, void *c, int c_type, int ldc, int compute, int algorithm) {
-    UNUSED, (void)a_type, (void)b_type, (void)compute, (void)algorithm;
-    return status(sim_matmul("cublasGemmEx", m, n, k, 1, width_of(c_type), own->stream));
+    UNUSED, (void)b_type, (void)compute, (void)algorithm;
+    return status(sim_matmul("cublasGemmEx", m, n, k, 1, width_of(a_type), width_of(c_type), own->stream));
 }
 API int cublasGemmStridedBatchedEx(handle *own, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int a_type,
                                    int lda, long long sa, const void *b, int b_type, int ldb, long long sb, const void *beta,
                                    void *c, int c_type, int ldc, long long sc, int count, int compute, int algorithm) {
-    UNUSED, (void)a_type, (void)b_type, (void)sa, (void)sb, (void)sc, (void)compute, (void)algorithm;
-    return status(sim_matmul("cublasGemmStridedBatchedEx", m, n, k, count, width_of(c_type), own->stream));
+    UNUSED, (void)b_type, (void)sa, (void)sb, (void)sc, (void)compute, (void)algorithm;
+    return status(sim_matmul("cublasGemmStridedBatchedEx", m, n, k, count, width_of(a_type), width_of(c_type), own->stream));
 }
 
 /* --- cuBLASLt: descriptions are filled attribute by attribute --- */
@@ -158,5 +158,5 @@ API int cublasLtMatmul(void *own, description *operation, const void *alpha, con
         (void)workspace, (void)workspace_bytes;
     long inner = operation->transposed ? a_layout->rows : a_layout->columns;
     return status(sim_matmul("cublasLtMatmul", d_layout->rows, d_layout->columns, inner, d_layout->count,
-                             width_of(d_layout->type), stream));
+                             width_of(a_layout->type), width_of(d_layout->type), stream));
 }

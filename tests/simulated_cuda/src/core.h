@@ -110,7 +110,7 @@ void sim_graph_delete(sim_graph *graph);
 /* Submit a kernel; an error number of the runtime, for impossible grids too. */
 int sim_launch(const char *name, const unsigned grid[3], const unsigned block[3], size_t shared, void *stream);
 /* Submit a matrix product of `count` (rows x inner) by (inner x columns), elements of `width` bytes. */
-int sim_matmul(const char *name, long rows, long columns, long inner, long count, int width, void *stream);
+int sim_matmul(const char *name, long rows, long columns, long inner, long count, int factor_width, int width, void *stream);
 
 /* --- times (times.c), all 0 unless SIMULATED_CUDA_TIMES names a table --- */
 

@@ -1,7 +1,7 @@
 /* How long device work takes: the table that SIMULATED_CUDA_TIMES names; 0 for all without one.
 
    One entry a line, "#" begins a comment:
-     matmul 700              Tflop/s of matrix products
+     matmul 700              Tflop/s of matrix products; of 8-bit factors twice as much
      memory 3000             Gbyte/s that copies, fills and products read and write within a device
      host_link 55            Gbyte/s to and from the host
      peer 370                Gbyte/s between two devices, and of a collective's ring
