@@ -23,7 +23,7 @@ from suite.fleet.fleet_record import FleetEnd, latest
 from suite.fleet.verdicts import ACCEPTED, BAD, FAILED, NO_ANSWER, REJECTED
 from suite.launch import slurm
 from suite.launch.interruption import check_minutes, end_as_interrupted
-from suite.machine.devices import resolved_device
+from suite.machine.devices import cuda_device_list, resolved_device
 from suite.machine.packages import require
 from suite.paths import RESULTS
 from suite.report.terminal.fleet import print_fleet
@@ -85,7 +85,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     settings = FleetSettings(
         profile=profile,
         results=shared_results(results),
-        device=resolved_device(device)[0],
+        device=_device_of_nodes(device),
         accept_options=tuple(context.args),
         at_once=at_once,
         miniature=None if groups == "none" else groups,
@@ -112,6 +112,19 @@ def show_command(
     Exit codes: those of `fleet accept`.
     """
     _print(latest(results, fleet), json=json, where=str(results))
+
+
+def _device_of_nodes(choice: str) -> str:
+    """The device as nodes are told it: each finds its own GPUs, and this host may have none.
+
+    Raises:
+        InputError: an unknown choice, or GPUs of this host that PyTorch cannot use: nodes run this Python too.
+    """
+    if choice == "cuda":
+        cuda_device_list()
+    else:
+        resolved_device(choice)
+    return choice
 
 
 def _engine(name: str, partition: str | None, nodes: str | None, results: Path) -> Engine:

@@ -6,7 +6,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from suite.fleet.fleet_record import FleetBegin, FleetEnd, FleetRow, GroupResult
 from suite.fleet.judge import NodeFacts
 from suite.fleet.siblings import FirstBatteries
 from suite.launch.slurm import drain_reason
+from suite.machine.devices import cuda_devices
 from suite.records.battery import BatteryEnd, battery_directory, decode
 
 PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
@@ -37,6 +38,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a fleet run.
 
     Args:
+        device: of every node's battery; auto: what it has. Pairs and groups run on GPUs where all their nodes did.
         accept_options: further options of `accept`, for every node.
         at_once: batteries at the same time; pairs half as many.
         miniature: that groups run; None: no groups.
@@ -97,9 +99,9 @@ def run_fleet(settings: FleetSettings, engine: Engine, progress: Callable[[str],
     facts = _batteries(running, nodes)
     compared = judge.first_batteries(facts)
     partners = [name for name, known in facts.items() if known.answers and not _is_bad(name, known, compared)]
-    measured = _pairs(running, partners)
+    measured = _pairs(running, partners, facts)
     rows, links = judge.rows(facts, measured)
-    groups = _groups(running, [row.node for row in rows if row.verdict == verdicts.ACCEPTED])
+    groups = _groups(running, [row.node for row in rows if row.verdict == verdicts.ACCEPTED], facts)
     drained = _drained(running, rows) if settings.drain else []
     end = FleetEnd(
         schema=fleet_record.SCHEMA,
@@ -225,19 +227,27 @@ def _is_bad(name: str, known: NodeFacts, compared: FirstBatteries) -> bool:
     return any(fault.verdict in verdicts.BAD for fault in judge.battery_faults(name, known, compared))
 
 
-def _pairs(running: _Running, names: Sequence[str]) -> list[PairResult]:
+def _shared_device(running: _Running, names: Sequence[str], facts: Mapping[str, NodeFacts]) -> str:
+    """Device on which these nodes run together."""
+    if running.settings.device != "auto":
+        return running.settings.device
+    kinds = {battery.options.get("device") for name in names for battery in facts[name].batteries}
+    return "cuda" if kinds == {"cuda"} else "cpu"
+
+
+def _pairs(running: _Running, names: Sequence[str], facts: Mapping[str, NodeFacts]) -> list[PairResult]:
     """All pairs measured; what one finds is measured again, and the better result stands."""
     rounds = pairs.pairings(names)
     if rounds:
         running.progress(f"{sum(map(len, rounds))} pairs in {len(rounds)} rounds")
-    first = [result for pairs_ in rounds for result in _measured(running, pairs_, ATTEMPTS[0])]
+    first = [result for pairs_ in rounds for result in _measured(running, pairs_, ATTEMPTS[0], facts)]
     again = pairs.to_repeat(first)
     lost = {name for result in first for name in result.lost}
     again = [pair for pair in again if not lost & set(pair)]
     if not again:
         return first
     running.progress(f"again: {', '.join('-'.join(pair) for pair in again)}: what is found counts if it is found twice")
-    second = {result.names: result for pair in again for result in _measured(running, [pair], ATTEMPTS[1])}
+    second = {result.names: result for pair in again for result in _measured(running, [pair], ATTEMPTS[1], facts)}
     return [better(result, second[result.names]) if result.names in second else result for result in first]
 
 
@@ -261,7 +271,9 @@ def better(first: PairResult, second: PairResult) -> PairResult:
     )
 
 
-def _measured(running: _Running, of_round: Sequence[tuple[str, str]], attempt: int) -> list[PairResult]:
+def _measured(
+    running: _Running, of_round: Sequence[tuple[str, str]], attempt: int, facts: Mapping[str, NodeFacts]
+) -> list[PairResult]:
     """The pairs of one round, at the same time: no node is in two of them."""
     settings, directory = running.settings, running.directory
     commands = []
@@ -275,7 +287,7 @@ def _measured(running: _Running, of_round: Sequence[tuple[str, str]], attempt: i
                 "suite.fleet.pair_probe",
                 str(path),
                 settings.profile,
-                settings.device,
+                _shared_device(running, pair, facts),
                 hosts,
             ]
             key = path.name.removesuffix(".json")
@@ -313,18 +325,22 @@ def group_sizes(nodes: int) -> list[int]:
     return [*sizes, nodes] if nodes > 1 else []
 
 
-def _groups(running: _Running, names: Sequence[str]) -> list[GroupResult]:
-    """A miniature over 2, 4, … and all accepted nodes."""
+def _groups(running: _Running, names: Sequence[str], facts: Mapping[str, NodeFacts]) -> list[GroupResult]:
+    """A miniature over 2, 4, … and all accepted nodes; on GPUs from a host that has some itself."""
     settings, results = running.settings, []
+    device = _shared_device(running, names, facts)
     for size in group_sizes(len(names)) if settings.miniature else []:
         group = list(names[:size])
         options = running.engine.group_options(group)
         path = fleet_record.group_file(running.directory, group)
         if options is None or settings.miniature is None:
             return []
+        if device == "cuda" and not cuda_devices():
+            running.progress("no groups: `reproduce` plans for GPUs of its own host, and this one has none")
+            return []
         if not path.exists():
             command = [sys.executable, "-m", "suite", "reproduce", settings.miniature, "--json"]
-            command += ["--steps", str(GROUP_STEPS), "--device", settings.device, "--no-compile", *options]
+            command += ["--steps", str(GROUP_STEPS), "--device", device, "--no-compile", *options]
             command += ["--results", str(settings.results)]
 
             def ended(_command: FleetCommand, how: EndedCommand, group: list[str] = group, path: Path = path) -> None:

@@ -15,18 +15,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from reference_runs.errors import InputError
 from suite.__main__ import main
+from suite.fleet import accept
 from suite.fleet.engines.hosts_engine import HostsEngine
 from suite.fleet.engines.reframe_engine import ReframeEngine
 from suite.fleet.engines.slurm_engine import SlurmEngine
 from suite.fleet.fleet_record import SCHEMA, FleetEnd, FleetRow, keep, opened, unfinished
 from suite.machine import packages
 from suite.paths import ROOT
+from suite.records.battery import encode
+from tests.support.batteries import ended as battery_that_ended
 
 pytestmark = pytest.mark.timeout(180)
 SSH = """#!/bin/sh
@@ -46,12 +50,16 @@ place, module, rest = Path("{place}"), sys.argv[2], sys.argv[3:]
 subject = rest[1] if module.endswith("node_battery") else Path(rest[0]).name
 with (place / "asked").open("a") as lines:
     lines.write(module.rpartition(".")[2] + " " + subject + "\\n")
+with (place / "devices").open("a") as lines:
+    lines.write(subject + " " + rest[rest.index("--device") + 1 if "--device" in rest else 2] + "\\n")
 said = place / ("says." + subject)
 words = said.read_text() if said.exists() else "0"
 while words == "hang":
     time.sleep(0.1)
 if module.endswith("node_battery"):
     answer = dict(node=subject, exit_code=int(words), started=0.0, finished=1.0, words="said")
+    if (place / ("record." + subject)).exists():
+        answer["record"] = (place / ("record." + subject)).read_text()
 else:
     first, second = json.loads(rest[3])["names"]
     answer = dict(first=first, second=second, status="ok", bytes_per_second=1e9, clock_offset=0.0, products=[1e9, 1e9])
@@ -111,6 +119,38 @@ def test_a_host_that_cannot_be_entered_has_its_own_verdict_and_the_others_have_t
     assert re.search(r"variables passed on to the nodes: .*\bFI_PROVIDER\b", said)
     of_pairs = [words for words in asked(place) if words.startswith("pair_probe")]
     assert sorted(of_pairs) == [f"pair_probe pair.{names}.1.json" for names in ("a+c", "c+d", "d+a")]
+
+
+def test_nodes_find_their_own_gpus_where_the_host_that_asks_has_none(place: Path) -> None:
+    """Two of three hosts ran their batteries on GPUs: their pair is measured on these, the others on processors."""
+    (place / "r" / "acceptance").mkdir(parents=True)
+    for host, device in {"a": "cuda", "b": "cuda", "c": "cpu"}.items():
+        end = battery_that_ended([], options={"device": device})
+        (place / "r" / "acceptance" / f"{host}.end.json").write_bytes(encode(end))
+        (place / f"record.{host}").write_text(f"{host}.end.json")
+    code, _, said = ended(fleet(place, "a,b,c", "--device", "auto"))
+    assert code == 0, said
+    assert sorted((place / "devices").read_text().splitlines()) == [
+        *("a auto", "b auto", "c auto"),
+        *("pair.a+b.1.json cuda", "pair.b+c.1.json cpu", "pair.c+a.1.json cpu"),
+    ]
+    (place / "devices").unlink()
+    code, _, said = ended(fleet(place, "a,b", "--device", "cuda"))
+    assert code == 0, said
+    assert sorted((place / "devices").read_text().splitlines()) == ["a cuda", "b cuda", "pair.a+b.1.json cuda"]
+
+
+def test_a_host_without_gpus_starts_no_groups_on_those_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    engine: Any = SimpleNamespace(group_options=lambda _names: ())
+    running = accept._Running(
+        tmp_path, engine, accept.FleetSettings(profile="quick", results=tmp_path, device="cuda"), said.append
+    )
+    monkeypatch.setattr(accept, "cuda_devices", lambda: 0)
+    assert accept._groups(running, ["a", "b"], {}) == []
+    assert said == ["no groups: `reproduce` plans for GPUs of its own host, and this one has none"]
 
 
 def test_a_broken_image_rejects_no_host(place: Path) -> None:
