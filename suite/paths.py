@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -78,7 +79,12 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A path in the same directory to write to; it becomes `path` at the end of the block, and replaces that file.
 
     Where the block fails (full disk, Ctrl-C), `path` stays as it was and what was written is removed.
+
+    Raises:
+        IsADirectoryError: the path is a directory, such as that of an empty text.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{os.urandom(4).hex()}.{path.name}")  # what writes may decide by the suffix
     try:
         yield temporary

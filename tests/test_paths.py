@@ -27,3 +27,13 @@ def test_a_failed_write_leaves_the_file_as_it_was_and_nothing_else(tmp_path: Pat
         raise error
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_directory_in_a_file_s_place_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IsADirectoryError), whole_file(Path(name)):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.commands.options import exit_code, name_left_out, print_json
+from suite.commands.options import check_writable, exit_code, name_left_out, print_json
 from suite.fleet.battery_queries import FleetSelection, FleetStore, NodeVerdict, Outlier
 from suite.fleet.battery_store import STORE
 from suite.fleet.distinctions import Distinction, distinctions
@@ -51,6 +51,7 @@ def report_command(  # the command's options
     require("duckdb")
     if not results.is_dir():
         raise InputError("no such directory", got=str(results), allowed="a directory of records", where="DIR")
+    check_writable(prometheus, "--prometheus")
     node = _this_node() if node == THIS else node
     start = None if since is None else _moment(since)
     wanted = FleetSelection(node=node, rack=rack, part=part, since=start)

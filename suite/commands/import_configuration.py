@@ -89,11 +89,17 @@ def import_command(  # long: the command's options
     path = Path(_file_name(run.name) if output is None else output)
     if path.suffix != ".toml":
         raise InputError("not a run file's name", got=str(path), allowed="one ending in .toml", where="--output")
-    _write(path, text)
+    is_new = _write(path, text)
+    try:
+        ranks = asked_run(load(path), asked.training, on=None, ranks=None).ranks
+    except InputError:  # options and a borrowed recipe may exclude each other: no file stays that no command reads
+        if is_new:
+            path.unlink(missing_ok=True)
+        raise
     if json:
         _print_json(path, run)
     else:
-        _print(path, run, asked)
+        _print(path, run, asked, ranks)
 
 
 def _print_json(path: Path, run: Imported) -> None:
@@ -108,7 +114,7 @@ def _print_json(path: Path, run: Imported) -> None:
     )
 
 
-def _print(path: Path, run: Imported, asked: Asked) -> None:
+def _print(path: Path, run: Imported, asked: Asked, ranks: int) -> None:
     """Print what was written, and the command that asks whether it fits."""
     out = console()
     print_folded(out, f"{path}: {run.title}, {parameter_count(run.architecture):,} parameters", "bold")
@@ -119,9 +125,7 @@ def _print(path: Path, run: Imported, asked: Asked) -> None:
             print_folded(out, f"assumed: {key.partition('.')[2]} {fact.value}: {fact.why}")
     if run.not_used:
         print_folded(out, f"not used: {', '.join(run.not_used)}")
-    written = load(path)
-    question = asked_run(written, asked.training, on=None, ranks=None)
-    machine = {"--on": asked.on or USUAL_ACCELERATOR, "--gpus": str(question.ranks)}
+    machine = {"--on": asked.on or USUAL_ACCELERATOR, "--gpus": str(ranks)}
     typed = machine | {"--micro-batch": asked.options["--micro-batch"]}
     print_command(out, "next", ["fit", str(path)], typed)
 
@@ -169,8 +173,8 @@ def _comments(configuration: Path, run: Imported) -> list[str]:
     return [made, *(f"Note: {note}." for note in run.notes)]
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a new file, or leave one that says the same.
+def _write(path: Path, text: str) -> bool:
+    """Write a new file, or leave one that says the same; whether it is new.
 
     Raises:
         InputError: it exists and says something else, or cannot be written.
@@ -178,10 +182,11 @@ def _write(path: Path, text: str) -> None:
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
+        return True
     except FileExistsError as error:
         with contextlib.suppress(OSError, ValueError):
             if path.read_text(encoding="utf-8") == text:
-                return
+                return False
         what = "the file exists, and is not overwritten"
         raise InputError(what, got=str(path), allowed="a new name", where="--output") from error
     except OSError as error:

@@ -11,7 +11,7 @@ from reference_runs.errors import InputError
 from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
-from suite.commands.options import print_json
+from suite.commands.options import check_writable, print_json
 from suite.machine.packages import require
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
@@ -119,6 +119,8 @@ def validate(
         _proxies(tables or proxy_tables(), json=json)
         return
     _check_one_table(tables or [], written)
+    for option, target in {**written, "--plot": plot}.items():
+        check_writable(target, option)  # before the first of them is written
     loaded = [load_table(path) for path in tables or shipped_tables()]
     shown = every_table or bool(tables)
     scored = [(table.facts, table_score(table, worst=worst, frameworks=shown)) for table in loaded]

@@ -115,6 +115,15 @@ def test_a_configuration_that_is_not_described_writes_nothing(tmp_path, refused)
     assert not (tmp_path / "my_run.toml").exists()
 
 
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_options_that_a_borrowed_recipe_excludes_leave_no_file(tmp_path, configuration, refused, json):
+    """A batch of 7 ends below the one that the recipe's ramp-up begins with."""
+    path = tmp_path / "my_run.toml"
+    line = refused("import", configuration, "--recipe", "bloom-176b", "--batch", "7", "--output", str(path), *json)
+    assert "batch" in line
+    assert not path.exists()
+
+
 DENSE = ("llama3.1-8b", "llama3.1-70b", "tinyllama", "mistral-7b", "qwen3-8b", "phi-4", "gemma-7b", "gpt2-xl")
 MODELS = {name: PUBLISHED[name][0] for name in (*DENSE, "qwen3-30b-a3b", "mixtral-8x7b")} | {"kimi-k2": KIMI_K2}
 

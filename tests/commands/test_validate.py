@@ -405,7 +405,7 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
     assert (found["predicted_stack"], found["not_predicted"]) == ("generic", "")
     assert (unknown["predicted_step_time_s"], unknown["not_predicted"][:16]) == ("", "dtype: 'amp_fp9'")
     assert main(["validate", str(path), "--as-read", str(tmp_path / "canonical.csv")]) == 0
-    before = path.read_bytes()
+    before, fresh = path.read_bytes(), tmp_path / "fresh.csv"
     capsys.readouterr()
     for arguments, words in (
         ([str(path), "--as-read", str(path)], "--as-read: is the table itself"),
@@ -414,6 +414,9 @@ def test_predictions_are_written_beside_what_the_table_says(capsys, tmp_path) ->
         (["--write", str(target)], "--write: is of one table"),
         ([str(target), "--write", str(path)], "the table has such a column"),
         ([str(path), "--write", str(tmp_path / "none" / "x.csv")], "--write: cannot write: No such file"),
+        ([str(path), "--write", str(fresh), "--as-read", ""], "--as-read: cannot write: Is a directory"),
+        ([str(path), "--write", str(fresh), "--as-read", str(tmp_path)], "--as-read: cannot write: Is a directory"),
+        ([str(path), "--write", str(fresh), "--plot", str(tmp_path)], "--plot: cannot write: Is a directory"),
         ([str(path), "--proxies", "--write", str(target)], "--write: excludes --proxies"),
     ):
         assert main(["validate", *arguments]) == 2

@@ -339,6 +339,9 @@ def test_wrong_questions_are_refused_in_a_line(results, capsys):
         code, _, err = report(capsys, *arguments)
         assert code == 2
         assert len(err.strip().splitlines()) == 1
+    store = results / "none-yet"
+    assert report(capsys, results, "--prometheus", results, "--store", store)[0] == 2  # a directory
+    assert not store.exists()
     code, _, err = report(capsys, results, "--node", "n99")
     assert (code, err.count("\n")) == (3, 1)
     assert "no verdict of a node n99" in err
