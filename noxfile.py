@@ -328,7 +328,7 @@ def layouts(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Compare logits and gradients with the implementations in transformers."""
+    """Compare logits and gradients with the implementations in transformers, and quantised weights with torchao's."""
     install(session, "execute", "test", "parity")
     session.run("python", "-m", "pytest", "tests/end_to_end/parity", *session.posargs)
 

@@ -22,7 +22,7 @@ class WeightFormat(enum.StrEnum):
 
     bf16: 2 bytes an element.
     fp8: e4m3, and an fp32 scale a row.
-    int8: a 16-bit scale a row, no zero point.
+    int8: an fp32 scale and an 8-bit zero point a row.
     int4: packed in pairs; a scale and a zero point, of 16 bits each, for every 128 elements of a row.
     nf4: packed in pairs; an 8-bit scale for every 64 elements, an fp32 scale for every 256 of these: QLoRA's.
     """
@@ -83,13 +83,14 @@ def matrices_bytes(weight_format: WeightFormat, matrices: Matrices) -> int:
 
         bf16    2 m n
         fp8     m n + 4 m
-        int8    m n + 2 m
+        int8    m n + 5 m
         int4    ceil(m n / 2) + 4 m ceil(n / 128)
         nf4     ceil(m n / 2) + S + 4 ceil(S / 256) + 4, with S = ceil(m n / 64) scales; the last 4 are their offset
 
-    Source: torchao, Int8WeightOnlyConfig, Int4WeightOnlyConfig and Float8WeightOnlyConfig (one scale a row), counted on
-    its tensors by `nox -s quantised`; nf4: Dettmers et al. 2023, arXiv 2305.14314, section 3, with double quantisation:
-    0.127 bits of scales an element. GPTQ and AWQ pack zero points in 4 bits: 2.5 bytes a group in place of int4's 4.
+    Source: torchao 0.18, Int8WeightOnlyConfig, Int4WeightOnlyConfig and Float8WeightOnlyConfig, counted on its tensors
+    by `nox -s parity`; nf4: Dettmers et al. 2023, arXiv 2305.14314, section 3, with double quantisation: 0.127 bits of
+    scales an element (bitsandbytes keeps tables of 1 KiB a matrix besides). GPTQ and AWQ pack zero points in 4 bits:
+    2.5 bytes a group in place of int4's 4.
     """
     rows, columns, number = matrices
     elements = rows * columns
@@ -97,7 +98,7 @@ def matrices_bytes(weight_format: WeightFormat, matrices: Matrices) -> int:
     each = {
         WeightFormat.BF16: ELEMENT_BYTES * elements,
         WeightFormat.FP8: elements + 4 * rows,
-        WeightFormat.INT8: elements + 2 * rows,
+        WeightFormat.INT8: elements + 5 * rows,
         WeightFormat.INT4: ceil_division(elements, 2) + 4 * rows * ceil_division(columns, GROUP),
         WeightFormat.NF4: ceil_division(elements, 2) + scales + 4 * ceil_division(scales, NF4_SUPERBLOCK) + 4,
     }

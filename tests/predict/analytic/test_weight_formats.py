@@ -40,7 +40,7 @@ def test_bytes_of_a_matrix_are_those_of_its_tensors() -> None:
     expected = {
         WeightFormat.BF16: 2 * 96 * 320,
         WeightFormat.FP8: 96 * 320 + 96 * 4,
-        WeightFormat.INT8: 96 * 320 + 96 * 2,
+        WeightFormat.INT8: 96 * 320 + 96 * (4 + 1),
         WeightFormat.INT4: 96 * 160 + 96 * 3 * (2 + 2),
         WeightFormat.NF4: 96 * 160 + 480 + 2 * 4 + 4,
     }
