@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from reference_runs.errors import InputError
 from suite.commands import exit_codes
+from suite.commands.model_tiers import print_model_tiers
 from suite.commands.options import print_json
 from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
@@ -19,9 +21,15 @@ from suite.report.terminal.tables import console
 @asks_training
 @asks_serving
 def fit_command(
-    run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
     asked: Asked,
     serving: AskedServing,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recorded run, or a run file ending in .toml; with --serve or --tiers also a config.json.",
+            show_default=False,
+        ),
+    ] = None,
     fix: Annotated[
         str,
         typer.Option(
@@ -42,17 +50,24 @@ def fit_command(
     """Say whether a model fits, in which layout, how long its step takes, and what the largest is that would fit.
 
     Layouts are searched as the run's software or --stack executes them, as `plan` does. With --serve: whether it can be
-    served, with weights in 16, 8 and 4 bits, and for how many sequences at a time.
+    served, with weights in 16, 8 and 4 bits, and for how many sequences at a time. With --tiers: which size of model
+    fits which card, to be served, or to be trained whole or with adapters.
 
     Examples: python -m suite fit llama2-70b --on h100-sxm --gpus 32 --stack megatron-core;
     python -m suite fit gpt2-1558m --on rtx-4090 --gpus 1 --sequence 2048 --batch 8;
     python -m suite fit llama2-70b --on h100-sxm --gpus 8 --any-software;
-    python -m suite fit llama3.1-70b --serve --on h100-sxm --gpus 2 --context 8192 --sequences 16
+    python -m suite fit llama3.1-70b --serve --on h100-sxm --gpus 2 --context 8192 --sequences 16;
+    python -m suite fit --tiers
 
     Exit codes: 0 fits; 1 does not; 2 bad input.
     """
     asked = asked._replace(fix=fix)
     check_serving(serving, asked, any_software=any_software)
+    if serving.tiers:
+        print_model_tiers(run, serving, as_json=json)
+        return
+    if run is None:
+        raise InputError("missing argument 'run'", allowed="a run, or --tiers")
     if serving.serve:
         serve_model(run, asked, serving, as_json=json)
         return

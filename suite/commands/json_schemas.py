@@ -148,6 +148,15 @@ class ServingAnswer(msgspec.Struct, kw_only=True):
     traced: ServedTrace | None
 
 
+class TiersAnswer(msgspec.Struct, kw_only=True):
+    """Memory that models need for each purpose on one card and on a node of 8, and the largest that fits each card."""
+
+    context: int
+    sequences: int
+    models: list[Section]
+    cards: list[Section]
+
+
 class PlanAnswer(msgspec.Struct, kw_only=True):
     """The fastest layouts, `best` first, and how many there are of which kind."""
 
@@ -350,7 +359,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "import": (ImportedRun,),
     "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
-    "fit": (FitAnswer, ServingAnswer),
+    "fit": (FitAnswer, ServingAnswer, TiersAnswer),
     "validate": (Score, ProxyPair, RankedLayout),
     "formulas": (FormulaResult,),
     "reproduce": (LaunchAnswer, Launches),

@@ -15,7 +15,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
-from reference_runs.run import Architecture
+from reference_runs.run import Architecture, Position
 from suite.commands import exit_codes
 from suite.commands.options import print_json, with_parameters
 from suite.commands.planned_run import planned_run
@@ -55,6 +55,14 @@ class CacheFormat(enum.StrEnum):
 
 Serve = Annotated[
     bool, typer.Option("--serve", help="Memory to serve the model, not to train it.", rich_help_panel=SERVING_PANEL)
+]
+ShowTiers = Annotated[
+    bool,
+    typer.Option(
+        "--tiers",
+        help="Which size of model fits which card, served and trained; with RUN: which card fits that model.",
+        rich_help_panel=SERVING_PANEL,
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -105,6 +113,7 @@ MemoryShare = Annotated[
 
 _OPTIONS: dict[str, tuple[Any, object]] = {
     "serve": (Serve, False),
+    "tiers": (ShowTiers, False),
     "context": (Context, None),
     "sequences": (Sequences, None),
     "chunk": (Chunk, None),
@@ -117,6 +126,8 @@ class AskedServing(NamedTuple):
     """Options of serving; None where one is absent.
 
     Args:
+        serve: whether a model is served.
+        tiers: whether all sizes are asked for.
         context: tokens of each sequence.
         sequences: at a time.
         chunk: tokens of a forward pass of prefill.
@@ -125,6 +136,7 @@ class AskedServing(NamedTuple):
     """
 
     serve: bool
+    tiers: bool
     context: int | None
     sequences: int | None
     chunk: int | None
@@ -134,7 +146,7 @@ class AskedServing(NamedTuple):
     @property
     def options(self) -> dict[str, object | None]:
         """Values by option, of those that say how."""
-        return {f"--{name.replace('_', '-')}": getattr(self, name) for name in self._fields[1:]}
+        return {f"--{name.replace('_', '-')}": getattr(self, name) for name in self._fields[2:]}
 
 
 def asks_serving(command: Callable[..., None]) -> Callable[..., None]:
@@ -152,16 +164,24 @@ def asks_serving(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_serving(options: AskedServing, asked: Asked, *, any_software: bool) -> None:
-    """Refuse options of training with --serve, options of serving without it, and numbers that are none.
+    """Refuse options that do not go together, and numbers that are none.
 
     Raises:
-        InputError: there is one.
+        InputError: an option of training with --serve or --tiers, one of serving without them, or no usable number.
     """
-    if not options.serve:
-        check_absent(options.options, what="is of --serve")
+    given = options.options
+    if options.serve and options.tiers:
+        raise InputError("does not go with --serve", where="--tiers")
+    if not options.serve and not options.tiers:
+        check_absent(given, what="is of --serve")
         return
-    of_training = {option: value or None for option, value in asked.options.items() if option not in ("--on", "--gpus")}
-    check_absent(of_training | {"--any-software": any_software or None}, what="is of training, not of --serve")
+    mode = "--serve" if options.serve else "--tiers"
+    machine = {name: value for name, value in asked.options.items() if name in ("--on", "--gpus")}
+    of_training = {name: value or None for name, value in asked.options.items() if name not in machine}
+    check_absent(of_training | {"--any-software": any_software or None}, what=f"is of training, not of {mode}")
+    if options.tiers:
+        of_serving = {name: value for name, value in given.items() if name not in ("--context", "--sequences")}
+        check_absent(machine | of_serving, what="does not go with --tiers")
     check_positive({"--context": options.context, "--sequences": options.sequences, "--chunk": options.chunk})
     share = options.memory_share
     if share is not None and not 0 < share <= 1:  # nor NaN
@@ -178,8 +198,9 @@ def serve_model(name: str, asked: Asked, options: AskedServing, *, as_json: bool
     if (reason := no_formula(name, TracedOptions())) is not None:
         _serve_traced(name, asked, options, reason, as_json=as_json)
         return
-    architecture = _architecture(name)
+    architecture = described_architecture(name)
     question, assumed = _question(asked, options, usual=architecture.sequence)
+    _check_positions(architecture, question.context)
     widths = split_widths(architecture)
     check_split(question.ranks, widths)
     answer = serving(
@@ -188,6 +209,17 @@ def serve_model(name: str, asked: Asked, options: AskedServing, *, as_json: bool
         ranks=splitting_ranks(*widths.values()),
     )
     _answer(name, answer, formula_layers(architecture), assumed, as_json=as_json)
+
+
+def _check_positions(architecture: Architecture, context: int) -> None:
+    """Refuse a sequence longer than the table of learned positions.
+
+    Raises:
+        InputError: it is.
+    """
+    if architecture.position is Position.LEARNED and context > architecture.sequence:
+        allowed = f"at most {architecture.sequence:,}, as many as it learned positions for"
+        raise InputError("too many tokens", got=context, allowed=allowed, where="--context")
 
 
 def _serve_traced(name: str, asked: Asked, options: AskedServing, reason: str, *, as_json: bool) -> None:
@@ -236,7 +268,12 @@ def _answer(
         raise typer.Exit(exit_codes.FAIL)
 
 
-def _architecture(name: str) -> Architecture:
+def described_architecture(name: str) -> Architecture:
+    """The shape of a run, of a run file, or of a configuration that a formula describes.
+
+    Raises:
+        InputError: there is none.
+    """
     if name.endswith(".json"):
         return configured_run(Path(name)).architecture
     return planned_run(name).architecture

@@ -93,7 +93,7 @@ def predict_model(  # long: options of a command
 
 
 def answered_or_exit(ask: Callable[[], Traces]) -> Traces:
-    """What a trace answers.
+    """The answer of a trace.
 
     Raises:
         typer.Exit: its process ended without an answer; the reason is on stderr.

@@ -39,6 +39,7 @@ LINES = [
     "fit gpt2-124m --on h100-sxm --gpus 2",
     "fit llama3.1-405b --on rtx-4090 --gpus 1",
     "fit deepseek-v3 --serve --gpus 16",
+    "fit --tiers",
     "plan gpt2-124m --on h100-sxm --gpus 2",
     f"validate {TABLE}",
     "formulas",

@@ -71,6 +71,7 @@ def test_what_does_not_go_together_is_one_line(not_refused):
         ("llama2-7b --context 8", "--context: is of --serve"),
         ("llama2-7b --memory-share 0.5", "--memory-share: is of --serve"),
         ("llama2-7b --serve --gpus 3", "does not divide the model's heads = 32"),
+        ("gpt2-124m --serve --context 2048", "--context: too many tokens; got 2048, allowed: at most 1,024"),
         ("llama2-7b --serve --context 0", "--context: not a usable number"),
         ("llama2-7b --serve --memory-share nan", "--memory-share: not a share"),
         ("llama2-7b --serve --on abacus", "abacus"),

@@ -80,7 +80,7 @@ def trace_served(job: ServedJob) -> ServedTrace:
 
 
 def _forward(model: nn.Module, tokens: int, *, use_cache: bool) -> Any:
-    """What a forward pass of one sequence returns; logits of its last token alone, where the model can."""
+    """Output of a forward pass of one sequence; logits of its last token alone, where the model can."""
     inputs: dict[str, Any] = {"input_ids": torch.ones(1, tokens, dtype=torch.int64), "use_cache": use_cache}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         inputs["logits_to_keep"] = 1

@@ -73,7 +73,7 @@ class ServingQuestion(NamedTuple):
 
 
 class ServedFormat(NamedTuple):
-    """What one format of weights means on each accelerator.
+    """Memory of one format of weights on each accelerator.
 
     Args:
         needed: bytes with the asked number of sequences.
@@ -134,7 +134,7 @@ def needed_bytes(rank: ServedRank, weight_format: WeightFormat, *, sequences: in
 
 
 def served_by_formula(architecture: Architecture, question: ServingQuestion, ranks: int) -> ServedRank:
-    """What one of so many ranks needs of a model that formulas describe."""
+    """Memory that one of so many ranks needs of a model that formulas describe."""
     whole, half = (
         sequence_cache_bytes(architecture, context=context, element_bytes=question.cache_bytes, tensor_parallel=ranks)
         for context in (question.context, question.context // 2)
@@ -149,7 +149,7 @@ def served_by_formula(architecture: Architecture, question: ServingQuestion, ran
 
 
 def served_by_trace(trace: ServedTrace, question: ServingQuestion, ranks: int) -> ServedRank:
-    """What one of so many ranks needs of a model that was traced.
+    """Memory that one of so many ranks needs of a model that was traced.
 
     Linear layers, experts and tables are split evenly; norms, biases, routers and convolutions are on every rank, and
     so are heads of keys and values that are fewer than the ranks. Activations are those of the unsplit model.

@@ -58,6 +58,9 @@ def print_serving(
     if question.ranks > 1:
         split = "" if traced is None else " evenly, but not the activations"
         print_folded(out, f"bytes are those of each accelerator; tensor parallelism splits the model{split}")
+    if question.ranks > (node := question.device.board.accelerators_per_node):
+        words = f"tensor parallelism beyond a node of {node}: messages of every layer cross the network"
+        print_folded(out, words, "yellow")
     cache = f"cache: {amount(rank.token)} a token, {amount(rank.sequence)} a sequence of {question.context:,}; {layers}"
     print_folded(out, cache, "")
     tokens = min(question.chunk, question.context)
