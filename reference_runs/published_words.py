@@ -12,6 +12,7 @@ from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import nearest
 from reference_runs.published_tables import PUBLISHED, load_tables
 from reference_runs.recorded_file import record_of
+from reference_runs.this_cpu import THIS_CPU
 
 Synonyms = dict[str, tuple[str, ...]]  # by meaning, the words for it
 
@@ -173,7 +174,7 @@ def worded_gpu(text: str) -> str | None:
 def _recorded_boards() -> tuple[_GpuBoard, ...]:
     found = []
     for name in accelerator_names():
-        if name == "this-cpu":
+        if name == THIS_CPU:
             continue
         device = accelerator(name)
         models = frozenset(gpu_words(each).model for each in (name, *device.aliases)) - {frozenset()}

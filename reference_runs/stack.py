@@ -80,12 +80,18 @@ class Accumulation(enum.StrEnum):
 
 
 class Modules(enum.StrEnum):
-    """How modules are written: with kernels of their own, or operator by operator, which keeps more for the backward
-    pass.
+    """How modules are written, which decides what they keep for the backward pass.
+
+    fused: with kernels of their own.
+    eager: operator by operator, as in Transformers.
+    this-suite: as `reproduce` launches suite/execute, compiled on GPUs; memory is what a walk through the whole step
+    holds, block by block. this-suite-eager: the same without a compiler.
     """
 
     FUSED = "fused"
     EAGER = "eager"
+    THIS_SUITE = "this-suite"
+    THIS_SUITE_EAGER = "this-suite-eager"
 
 
 class Weights32(enum.StrEnum):
@@ -102,10 +108,25 @@ class Weights32(enum.StrEnum):
 
 
 class Keeping(NamedTuple):
-    """State that a stack keeps in memory: for eager modules, and which weights in fp32."""
+    """How a stack's modules are written, and which weights are in fp32: what its memory depends on."""
 
-    eager: bool
+    modules: Modules
     weights_32: Weights32
+
+    @property
+    def eager(self) -> bool:
+        """Whether modules are written operator by operator."""
+        return self.modules is Modules.EAGER
+
+    @property
+    def walked(self) -> bool:
+        """Whether the step is walked through; otherwise formulas say what it holds."""
+        return self.modules in (Modules.THIS_SUITE, Modules.THIS_SUITE_EAGER)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a step that is walked through is compiled, where it can be."""
+        return self.modules is Modules.THIS_SUITE
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,8 +190,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def keeping(self) -> Keeping:
-        """State that it keeps in memory."""
-        return Keeping(self.modules is Modules.EAGER, self.weights_32)
+        """What its memory depends on."""
+        return Keeping(self.modules, self.weights_32)
 
 
 class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

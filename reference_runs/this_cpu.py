@@ -13,6 +13,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 
+THIS_CPU = "this-cpu"  # as an accelerator
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 HIGHEST_KHZ = "/sys/devices/system/cpu/cpu{}/cpufreq/cpuinfo_max_freq"

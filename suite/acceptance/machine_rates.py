@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from reference_runs.accelerator import accelerator
 from reference_runs.errors import InputError
+from reference_runs.this_cpu import THIS_CPU
 from suite.calibration.plan import TABLE, Planned
 from suite.job.calibration_job import TimedTask
 from suite.machine.profile import Profile
@@ -87,7 +88,7 @@ def peak_of_rank(profile: Profile, ranks: int) -> tuple[float | None, str]:
     if profile.fingerprint.device == "cuda":
         return None, ""
     try:
-        peaks = accelerator("this-cpu").peak_flop_per_second
+        peaks = accelerator(THIS_CPU).peak_flop_per_second
     except InputError:
         return None, ""
     dtype = "bf16" if "bf16" in peaks else "fp32"

@@ -50,6 +50,7 @@ GUIDED = (
     f"those of sizes of dp, tp, pp, cp and ep that are not among the {PROMISING} fastest with 1f1b and the first order "
     "of ranks"
 )
+SLOWER = "slower ones than those that are printed, and those of which a formula says that they have no room"
 
 
 @asks_training
@@ -255,7 +256,8 @@ def _print_search(machine: RunMachine, planned: TrainingPlan, fix: str) -> None:
         held.append(f"{question.assignments[0]} dealt to stages")
     print_folded(out, f"held: {', '.join([*held, *([fix] if fix else [])])}")
     if result.left_out:
-        print_folded(out, f"not computed: {result.left_out:,} of {result.considered:,} layouts; {GUIDED}")
+        which = SLOWER if question.machine.stack.keeping.walked else GUIDED
+        print_folded(out, f"not computed: {result.left_out:,} of {result.considered:,} layouts; {which}")
     for note in machine.notes:
         print_folded(out, note)
 

@@ -15,7 +15,7 @@ from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
 from suite.commands.training_options import Asked
 from suite.paths import program
-from suite.predict.machine_model.intervals import memory_verdict
+from suite.predict.machine_model.intervals import peak_error
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import Assumed, asked_run, check_micro_batch, machine_assumptions
 from suite.predict.plan.plan import machine_of, question_of
@@ -73,7 +73,8 @@ def planned_run(name: str) -> ReferenceRun:
 
 def found_entry(found: Found, question: Question) -> dict[str, Any]:
     """A layout of a search for `--json`: its words, its figures, and whether it fits."""
-    verdict = memory_verdict(found.figures.peak_bytes, question.machine.memory_bytes)
+    error = peak_error(question.machine.stack.keeping)
+    verdict = error.verdict(found.figures.peak_bytes, question.machine.memory_bytes)
     return {"layout": layout_text(found.layout, complete=True), **found.figures._asdict(), "memory_verdict": verdict}
 
 

@@ -25,6 +25,7 @@ from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
+from suite.predict.simulation.launched_options import device_options
 from suite.records.record import shared_fields
 from suite.reproduce.checked_checkpoints import checked_checkpoints
 from suite.reproduce.checked_options import (
@@ -37,7 +38,7 @@ from suite.reproduce.checked_options import (
     of_global_batch,
 )
 from suite.reproduce.device_memory import check_device_memory
-from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing, device_options
+from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
 from suite.reproduce.request import Request
 from suite.reproduce.scheduled import Scheduled, scheduled
 from suite.reproduce.supported import (

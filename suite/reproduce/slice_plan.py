@@ -23,7 +23,8 @@ from suite.launch.interruption import check_minutes
 from suite.machine.devices import cuda_device_list, resolved_device
 from suite.paths import cache_directory, whole_file
 from suite.predict.analytic.memory import optimizer_shards
-from suite.reproduce.device_use import checked_compilation, checked_kernels, device_options
+from suite.predict.simulation.launched_options import device_options
+from suite.reproduce.device_use import checked_compilation, checked_kernels
 from suite.reproduce.plan import Plan, check_numbers
 from suite.reproduce.recorded_recipe import in_whole_batches, with_loss_scale
 from suite.reproduce.request import Request

@@ -13,7 +13,8 @@ from rich.console import Console
 from reference_runs.accelerator import ACCELERATORS
 from reference_runs.catalog import RUNS, miniatures, reference_run, run_names
 from suite.metrics.figures import Quantity
-from suite.predict.machine_model.intervals import expected_error, expected_peak_error, peak_interval
+from suite.predict.analytic.eager_modules import NO_KEEPING
+from suite.predict.machine_model.intervals import expected_error, peak_error
 from suite.report.terminal.quantities import name_of, read
 from suite.report.terminal.tables import bar
 
@@ -264,7 +265,8 @@ def test_whether_it_fits_goes_by_the_interval_and_the_error_to_expect_of_the_pea
     assert memory["usable"] == memory["printed"] - memory["driver"] - memory["context"]
     assert (memory["printed"], memory["driver"]) == (80 * 2**30, 0.9 * 2**30)
     sheet = (ACCELERATORS / "a100_sxm_80gb.toml").read_text(encoding="utf-8")
-    most, safe = peak_interval(1.0)[1], 1 - expected_peak_error()
+    error = peak_error(NO_KEEPING)
+    most, safe = error.interval(1.0)[1], error.safe_share
     for share, words, code in (
         (0.999 / most, "fits: ", 0),
         (1.001 / most, "probably fits: ", 0),

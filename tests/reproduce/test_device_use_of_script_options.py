@@ -9,7 +9,7 @@ from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, KernelChoice, TrainingOptions
-from suite.reproduce.device_use import LOSS_TOKENS, device_options
+from suite.predict.simulation.launched_options import LOSS_TOKENS, device_options
 
 
 def options(workload: Workload, device: str = "cuda", **changes: object) -> TrainingOptions:

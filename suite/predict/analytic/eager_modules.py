@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from reference_runs.layout import Layout
 from reference_runs.run import Precision, Residual, Workload
-from reference_runs.stack import Keeping, Weights32
+from reference_runs.stack import Keeping, Modules, Weights32
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, StateBytes
 
 LOGIT_BYTES = 4  # of the log-softmax, which the loss keeps
-NO_KEEPING = Keeping(eager=False, weights_32=Weights32.NEVER)
+NO_KEEPING = Keeping(Modules.FUSED, Weights32.NEVER)
 
 
 def is_script(layout: Layout) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.stack import Accumulation, AttentionKernel, Generation, Modules, Stack, Weights32
+from suite.machine.half_precision import Kernels
 from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, ProductTables
 
 PLAIN = Stack(
@@ -65,6 +66,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         fused_attention_efficiency: share of the peak that a kernel reaches which never stores the scores.
         link_bytes_per_second: peak that one accelerator sends to others of its node, one way; infinite: it is alone.
         link_latency_seconds: of one step of a collective inside a node.
+        kernels: of the accelerator, as far as the memory of operators depends on them.
         direct_link: whether one accelerator reaches the memory of the others of its node, as through NVLink.
         network_bytes_per_second: peak that a node sends over all its network interfaces, one way.
         network_latency_seconds: of one step of a collective that leaves the node.
@@ -132,6 +134,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     expert_slowdown: float = 1.0
     overlap_cost: float = 0.0
     direct_link: bool = True
+    kernels: Kernels = Kernels(cuda=True)
 
     @property
     def peak(self) -> AcceleratorPeak:

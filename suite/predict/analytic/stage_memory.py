@@ -86,34 +86,38 @@ class StageMemory(NamedTuple):
         return sum(self[:5])
 
     @property
+    def optimizer(self) -> float:
+        """Bytes of moments, master weights and the optimizer's copy of the gradients."""
+        return self.gradient_copy + self.master_weights + self.moments
+
+    @property
     def peak(self) -> float:
         """Bytes at the fullest of the three instants."""
         return larger(larger(self.after_forward, self.after_backward), self.at_update)
 
-
-def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
-    """The instant at which a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
-    constant = {
-        "weights": memory.weights,
-        "gradient copy": memory.gradient_copy,
-        "master weights": memory.master_weights,
-        "moments": memory.moments,
-        "copies of weights in the products' format": memory.weight_copies,
-    }
-    if memory.peak == memory.after_forward:
-        alive = {
-            "activations": memory.activations,
-            "logits": memory.logits,
-            "recomputed layers": memory.recomputed,
-            "communication buffers and gathered weights": memory.buffers,
+    def fullest_instant(self) -> tuple[str, dict[str, float]]:
+        """When a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
+        constant = {
+            "weights": self.weights,
+            "gradient copy": self.gradient_copy,
+            "master weights": self.master_weights,
+            "moments": self.moments,
+            "copies of weights in the products' format": self.weight_copies,
         }
-        rest = memory.after_forward - sum(constant.values()) - sum(alive.values())
-        return "after the forward pass", {"gradients": rest, **constant, **alive}
-    constant = {"gradients": memory.gradients, **constant, "activations of later micro-batches": memory.waiting}
-    if memory.peak == memory.after_backward:
-        alive = {"layers still to do": memory.unfinished, "communication buffers and gathered weights": memory.buffers}
-        return "after the backward pass", {**constant, **alive}
-    return "at the update", {**constant, "temporary": memory.temporary}
+        if self.peak == self.after_forward:
+            alive = {
+                "activations": self.activations,
+                "logits": self.logits,
+                "recomputed layers": self.recomputed,
+                "communication buffers and gathered weights": self.buffers,
+            }
+            rest = self.after_forward - sum(constant.values()) - sum(alive.values())
+            return "after the forward pass", {"gradients": rest, **constant, **alive}
+        constant = {"gradients": self.gradients, **constant, "activations of later micro-batches": self.waiting}
+        buffers = {"communication buffers and gathered weights": self.buffers}
+        if self.peak == self.after_backward:
+            return "after the backward pass", {**constant, "layers still to do": self.unfinished, **buffers}
+        return "at the update", {**constant, "temporary": self.temporary}
 
 
 class _LayoutTerms(NamedTuple):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from reference_runs.accelerator import Accelerator, Board, dense_peak_flop_per_second, known_gpu
 from reference_runs.errors import InputError
@@ -13,7 +15,7 @@ from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
 from reference_runs.run import Activation, Precision, ReferenceRun, Workload
 from reference_runs.stack import RecordedStack, reading
-from suite.machine.half_precision import WORK_DTYPES, Kernels
+from suite.machine.half_precision import WORK_DTYPES, Kernels, kernels_for
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.predict.analytic.gemm import EfficiencyTable, ProductTables
@@ -89,6 +91,7 @@ def profiled_machine(
     bandwidth = profile.memory_bytes_per_second(ranks=profile.conditions.ranks)
     passes = _passes(profile, run, layout or Layout(), software, measured.dtype, bandwidth)
     machine = _machine(profile, measured, passes, software, network)
+    machine = msgspec.structs.replace(machine, kernels=kernels_for(run.recipe.precision, profile.fingerprint.device))
     notes = [
         *_hardware_notes(profile, measured),
         *_layout_notes(profile, measured, layout, network or 0.0, asked=bool(network_bytes_per_second)),
@@ -159,7 +162,7 @@ def _measured(profile: Profile, dtype: str) -> _Measured:
 
 
 def _machine(
-    profile: Profile, measured: _Measured, passes: Mapping[str, float], software: RecordedStack, network: float | None
+    profile: Profile, measured: _Measured, passes: Mapping[str, Any], software: RecordedStack, network: float | None
 ) -> Machine:
     """The machine of the time model: measured where the profile has it, else fitted to other machines.
 

@@ -19,7 +19,8 @@ from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, machine_model
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
 from reference_runs.stack import UNNAMED, AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
-from suite.machine.half_precision import WORK_DTYPES
+from reference_runs.this_cpu import THIS_CPU
+from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time
@@ -67,14 +68,14 @@ def modelled_machine(
         of_family = f"{name}.{family_name}"
         return values[of_family if of_family in values else name]
 
-    matrix = value("matrix_efficiency")
-    if software.generation in GENERATION:
-        matrix = matrix * value(GENERATION[software.generation])
+    older = value(GENERATION[software.generation]) if software.generation in GENERATION else 1.0
+    matrix = value("matrix_efficiency") * older
     fused = (
         software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
     )
     return Machine(
         peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
+        kernels=Kernels(cuda=device.name != THIS_CPU),
         memory_bytes=usable_memory(board).usable,
         host_bytes_per_second=board.host_bytes_per_second,
         memory_bytes_per_second=board.memory_bytes_per_second,

@@ -19,9 +19,12 @@ def executes(software: RecordedStack, layout: Layout) -> bool:
 
 
 def rival_stacks(chosen: str, accelerator: str, layout: Layout) -> Iterator[str]:
-    """Names of the other stacks that execute the layout; on later accelerators than the A100 none of 2021."""
+    """Names of the other stacks that execute the layout; on later accelerators than the A100 none of 2021.
+
+    This suite is no rival: nobody else's run was executed by it.
+    """
     later = machine_model().is_later(accelerator)
     for name, other in stacks().items():
         current = other.switches.generation is Generation.CURRENT
-        if name != chosen and (current or not later) and executes(other, layout):
+        if name != chosen and not other.switches.keeping.walked and (current or not later) and executes(other, layout):
             yield name

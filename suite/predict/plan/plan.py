@@ -12,7 +12,7 @@ from reference_runs.layout import Offload
 from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.step_time import StepTime
-from suite.predict.machine_model.intervals import safe_share
+from suite.predict.machine_model.intervals import peak_error
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import fuses_attention, usual_layout
 from suite.predict.plan.asked import with_batch
@@ -114,7 +114,7 @@ def question_of(
         base=msgspec.structs.replace(base, accumulation=None, shard_ranks=None, stage_layer_counts=None),
         machine=on.machine,
         ranks=ranks,
-        memory_bytes=on.machine.memory_bytes * safe_share(),
+        memory_bytes=on.machine.memory_bytes * peak_error(on.machine.stack.keeping).safe_share,
         layouts=on.stack.layouts,
         fused=(fuses_attention(run.architecture, on.stack),),
         fixed=fixed,

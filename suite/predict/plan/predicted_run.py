@@ -18,11 +18,12 @@ from reference_runs.run import ProductFormat, ReferenceRun, Workload
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare
 from suite.metrics.figures import Quantity
+from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.offload import has_time
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.executed_run.counts import prediction
 from suite.predict.machine_model.from_profile import profiled_machine
-from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict, peak_interval, step_interval
+from suite.predict.machine_model.intervals import MemoryVerdict, PeakError, peak_error, step_interval
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.machine_model.unsaid_layout import as_executed, usual_layout
 from suite.predict.plan.asked import (
@@ -104,9 +105,14 @@ class Predicted(NamedTuple):
         return step_interval(self.prediction.step, assumed=self.machine.beyond_tables)
 
     @property
+    def peak_error(self) -> PeakError:
+        """The error of the peak, as the stack's memory is predicted."""
+        return peak_error(self.machine.stack.switches.keeping if self.machine else NO_KEEPING)
+
+    @property
     def peak_interval(self) -> tuple[float, float] | None:
         """Least and most bytes at the fullest instant, its 80 % interval; None where no memory is predicted."""
-        return None if self.peak_bytes is None else peak_interval(self.peak_bytes)
+        return None if self.peak_bytes is None else self.peak_error.interval(self.peak_bytes)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -124,7 +130,7 @@ class Predicted(NamedTuple):
     def memory_verdict(self) -> MemoryVerdict | None:
         """Whether the fullest stage fits, as its interval says; None where its peak or the accelerator is not known."""
         peak, usable = self.peak_bytes, self.memory_bytes
-        return None if peak is None or usable is None else memory_verdict(peak, usable)
+        return None if peak is None or usable is None else self.peak_error.verdict(peak, usable)
 
 
 class PredictionRequest(NamedTuple):
@@ -264,7 +270,7 @@ def _settled(run: ReferenceRun, request: PredictionRequest) -> _AskedLayout:
     Raises:
         InputError: a layout that model, batch or accelerators are not divided by.
     """
-    asked_layout = _asked_layout(run, request)
+    asked_layout = requested_layout(run, request)
     on = USUAL_ACCELERATOR if request.machine is not None else request.on  # a profile has its own, of any name
     asked = asked_run(run, request.training, on=on, ranks=request.gpus, layout=asked_layout)
     run, assumed = asked.run, asked.assumed
@@ -282,7 +288,7 @@ def _settled(run: ReferenceRun, request: PredictionRequest) -> _AskedLayout:
     return _AskedLayout(run, layout, request, assumed, asked.notes)
 
 
-def _asked_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
+def requested_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
     """The layout that options or run give; None: none, or of another number of accelerators than is asked for.
 
     Raises:
@@ -380,15 +386,6 @@ def parsed_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | Non
     """The recorded layout, or the one of the words that were given; None where neither is known."""
     words = layout_words(run, request)
     return run.recorded_layout if words is None else parse_layout(words, base=usual_layout(run, request.stack))
-
-
-def requested_layout(run: ReferenceRun, request: PredictionRequest) -> Layout | None:
-    """As `parsed_layout`, with the micro-batch that is asked for.
-
-    Raises:
-        InputError: words that are no layout.
-    """
-    return _asked_layout(run, request)
 
 
 def is_accelerator(device: str, name: str) -> bool:

@@ -20,7 +20,8 @@ from suite.predict.analytic.collective_time import axis_groups, best_links, join
 from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.plan.enumeration import AXES_OF_COUNTS, CONTEXT, COUNTS, enumerated
 from suite.predict.plan.question import Question
-from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures, layout_peak
+from suite.predict.plan.walked_search import WORTH_IT, Walks
+from suite.predict.recorded_run.sweep import LayoutFigures, formula_peak, layout_figures, layout_seconds
 
 if TYPE_CHECKING:
     import numpy
@@ -86,14 +87,15 @@ def search(
     groups = [_Columns(layout, columns, _peaks(question, layout, columns)) for layout, columns in pairs]
     peak = numpy.concatenate([group.peak for group in groups])
     starts = numpy.cumsum([0, *(len(group.peak) for group in groups)])
-    fits = numpy.flatnonzero(peak <= question.memory_bytes)
+    walks = Walks(question) if question.machine.stack.keeping.walked else None
+    fits = numpy.flatnonzero(peak <= question.memory_bytes / (WORTH_IT if walks else 1))
     seconds = numpy.full(len(peak), numpy.inf)  # of what neither fits nor needs least memory
     least = numpy.flatnonzero(peak == peak.min())
     _in_best_order(question, groups, starts, numpy.union1d(fits, least), seconds)
 
-    def found(place: int, order: str) -> Found:
+    def layout_at(place: int, order: str) -> Layout:
         of = int(numpy.searchsorted(starts, place, side="right")) - 1
-        return groups[of].found(question, place - int(starts[of]), order)
+        return groups[of].layout_of(place - int(starts[of]), order)
 
     chosen = numpy.zeros(len(peak), dtype=int)
     if len(orders) > 1:
@@ -102,10 +104,23 @@ def search(
         _order_ranks(question, groups, starts, fits, seconds, chosen, top=twins * top, share=share)
     ranked = fits[numpy.lexsort((peak[fits], seconds[fits]))]
     within = int((seconds[fits] <= seconds[ranked[0]] * (1 + share)).sum()) if len(ranked) else 0
-    plainest = _plainest_first(groups, starts, ranked, seconds)
-    best = _distinct((found(place, orders[chosen[place]]) for place in plainest), top)
-    smallest = found(int(least[seconds[least].argmin()]), orders[0])
-    return SearchResult(considered, len(fits), within, best, smallest, considered - len(peak))
+    plainest = (layout_at(place, orders[chosen[place]]) for place in _plainest_first(groups, starts, ranked, seconds))
+    if walks is None:
+        best = _distinct((_found(question, layout) for layout in plainest), top)
+        smallest = _found(question, layout_at(int(least[seconds[least].argmin()]), orders[0]))
+        return SearchResult(considered, len(fits), within, best, smallest, considered - len(peak))
+    best = _distinct((_found(question, layout) for layout in walks.those_that_fit(plainest)), top)
+    by_peak = (layout_at(int(place), orders[0]) for place in numpy.argsort(peak, kind="stable"))
+    needs_least = walks.least(by_peak)
+    within = sum(each.figures.step_seconds <= best[0].figures.step_seconds * (1 + share) for each in best)
+    smallest_walked = None if needs_least is None else _found(question, needs_least)
+    left_out = considered - walks.fitting - walks.refused
+    return SearchResult(considered, walks.fitting, within, best, smallest_walked, left_out)
+
+
+def _found(question: Question, layout: Layout) -> Found:
+    workload = Workload(question.architecture, question.recipe, layout)
+    return Found(layout, layout_figures(workload, question.machine, convention=question.convention))
 
 
 def any_fits(question: Question) -> bool:
@@ -114,8 +129,14 @@ def any_fits(question: Question) -> bool:
     Raises:
         InputError: a fixed field has a value that no layout of the search can have.
     """
-    peaks = (_peaks(question, layout, columns) for layout, columns in enumerated(question))
-    return any(bool((peak <= question.memory_bytes).any()) for peak in peaks)
+    groups = (_Columns(layout, columns, _peaks(question, layout, columns)) for layout, columns in enumerated(question))
+    if not question.machine.stack.keeping.walked:
+        return any(bool((group.peak <= question.memory_bytes).any()) for group in groups)
+    placed = [(size, number, group) for group in groups for number, size in enumerate(group.peak.tolist())]
+    by_peak = sorted(placed, key=lambda each: each[0])
+    layouts = (group.layout_of(number, question.orders[0]) for _, number, group in by_peak)
+    least = Walks(question).least(layouts)
+    return least is not None and _found(question, least).figures.peak_bytes <= question.memory_bytes
 
 
 def _plainest_first(groups: Sequence[_Columns], starts: Any, ranked: Any, seconds: Any) -> Iterator[int]:
@@ -178,11 +199,10 @@ class _Columns(NamedTuple):
         found: numpy.ndarray[Any, Any] = same.nonzero()[0]
         return found
 
-    def found(self, question: Question, column: int, order: str) -> Found:
+    def layout_of(self, column: int, order: str) -> Layout:
+        """The layout of a column, with its ranks in this order."""
         counts = dict(zip(COUNTS, (int(count) for count in self.columns[:, column]), strict=True))
-        layout = msgspec.structs.replace(self.layout, rank_order=order, **counts)
-        workload = Workload(question.architecture, question.recipe, layout)
-        return Found(layout, layout_figures(workload, question.machine, convention=question.convention))
+        return msgspec.structs.replace(self.layout, rank_order=order, **counts)
 
 
 def _promising(
@@ -227,7 +247,7 @@ def _peaks(question: Question, layout: Layout, columns: numpy.ndarray[Any, Any])
     import numpy
 
     workload = Workload(question.architecture, question.recipe, _counted(layout, columns, question.orders[0]))
-    return numpy.broadcast_to(numpy.asarray(layout_peak(workload, question.machine)), columns.shape[1])
+    return numpy.broadcast_to(numpy.asarray(formula_peak(workload, question.machine)), columns.shape[1])
 
 
 def _seconds(
@@ -240,7 +260,7 @@ def _seconds(
     copies = key_value_copies(question.architecture, tensor_parallel=counted.tensor_parallel)
     links = best_links(counted, question.machine, head_copies=copies) if len(orders) > 1 else None
     workload = Workload(question.architecture, question.recipe, counted)
-    seconds = layout_figures(workload, question.machine, links=links).step_seconds
+    seconds = layout_seconds(workload, question.machine, links=links)
     return numpy.broadcast_to(numpy.asarray(seconds), columns.shape[1])
 
 
@@ -305,10 +325,8 @@ def _in_all_orders(
         links = joined_links(of_orders, layouts=columns.shape[1])
         counted = _counted(group.layout, numpy.tile(columns, len(orders)), orders[0])
         workload = Workload(question.architecture, question.recipe, counted)
-        figures = layout_figures(workload, question.machine, links=links)
-        times = numpy.reshape(
-            numpy.broadcast_to(figures.step_seconds, columns.shape[1] * len(orders)), (len(orders), -1)
-        )
+        of_all = layout_seconds(workload, question.machine, links=links)
+        times = numpy.reshape(numpy.broadcast_to(of_all, columns.shape[1] * len(orders)), (len(orders), -1))
         least = times.min(axis=0)
         chosen[own] = (times <= least * (1 + SAME)).argmax(axis=0)  # the first of those that are as fast
         seconds[own] = times[chosen[own], numpy.arange(len(own))]

@@ -18,7 +18,6 @@ from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TO
 from suite.predict.analytic.machine import AcceleratorPeak, Machine
 from suite.predict.analytic.parameters import active_parameter_count, padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import key_value_copies, sent_bytes
-from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import (
     accelerator_cost,
@@ -155,7 +154,7 @@ def _by_quantity(prediction: RunPrediction) -> dict[Quantity, list[float]]:
     return {
         Quantity.WEIGHT_BYTES: [m.weights for m in prediction.memory],
         Quantity.GRADIENT_BYTES: [m.gradients for m in prediction.memory],
-        Quantity.OPTIMIZER_BYTES: [m.gradient_copy + m.master_weights + m.moments for m in prediction.memory],
+        Quantity.OPTIMIZER_BYTES: [m.optimizer for m in prediction.memory],
         Quantity.ACTIVATION_BYTES: [m.activations + m.logits for m in prediction.memory],
         Quantity.PEAK_BYTES: [m.peak for m in prediction.memory],
     }
@@ -190,7 +189,7 @@ def _memory_figures(workload: Workload, machine: Machine | None, prediction: Run
         ]
         figures += [
             Figure(Quantity.PEAK_BYTES, value, stage=stage, term=part, convention=PART_OF_PEAK)
-            for part, value in fullest_instant(memory)[1].items()
+            for part, value in memory.fullest_instant()[1].items()
             if value
         ]
     if prediction.reserved_bytes is not None:

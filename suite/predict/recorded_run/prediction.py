@@ -10,6 +10,7 @@ from reference_runs.incomplete import NotPredicted, missing_keys
 from reference_runs.layout import Layout, stages_word
 from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Keeping
+from suite.machine.half_precision import Kernels
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.eager_modules import NO_KEEPING
 from suite.predict.analytic.flop import hardware_flop, model_flop
@@ -24,6 +25,9 @@ from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage
 from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
+from suite.predict.simulation.walked_memory import Execution, WalkedMemory, walked_by_stage
+
+RankMemory = StageMemory | WalkedMemory
 
 
 class RunPrediction(NamedTuple):
@@ -33,7 +37,7 @@ class RunPrediction(NamedTuple):
         parameters: by part.
         flop: of one step, under every named convention.
         memory: of one rank of every pipeline stage.
-        reserved_bytes: by the allocator, on a rank of the fullest stage.
+        reserved_bytes: by the allocator, on a rank of the fullest stage; None of a step that is walked through.
         traffic: of one rank of the stages that may be the slowest, by stage.
         step: of the slowest stage.
     """
@@ -43,7 +47,7 @@ class RunPrediction(NamedTuple):
     hardware_flop: int | None
     flop: dict[str, float]
     first_loss: float | None
-    memory: tuple[StageMemory, ...]
+    memory: tuple[RankMemory, ...]
     reserved_bytes: float | None
     traffic: dict[int, list[Traffic]]
     bubble_fraction: float | None
@@ -93,7 +97,8 @@ def run_prediction(
         prediction = prediction._replace(hardware_flop=executed)
     with absent.unless("memory"):
         usual = machine.stack.keeping if machine else NO_KEEPING
-        prediction = _with_memory(prediction, workload, usual if keeping is None else keeping)
+        kernels = machine.kernels if machine else Kernels(cuda=True)
+        prediction = _with_memory(prediction, workload, usual if keeping is None else keeping, kernels)
     with absent.unless("pipeline bubble"):
         bubble = bubble_fraction(layout, micro_batches=accumulation(recipe, layout))
         prediction = prediction._replace(bubble_fraction=bubble)
@@ -122,7 +127,11 @@ def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
     return accumulation(recipe, layout)
 
 
-def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping) -> RunPrediction:
+def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping, kernels: Kernels) -> RunPrediction:
+    if keeping.walked:
+        return prediction._replace(
+            memory=tuple(walked_by_stage(workload, execution=Execution(kernels, compiled=keeping.compiled)))
+        )
     layout, micro_batches = workload.layout, micro_batches_held(workload.recipe, workload.layout)
     memory = tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping))
     # as for `peak_bytes`: no stage between the second and the last holds more than the second

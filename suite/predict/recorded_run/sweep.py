@@ -17,6 +17,7 @@ from suite.predict.analytic.step_time import step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
+from suite.predict.simulation.walked_memory import Execution, least_peak, walked_memory
 
 
 class LayoutFigures(NamedTuple):
@@ -30,20 +31,44 @@ class LayoutFigures(NamedTuple):
     mfu: float
 
 
-def layout_peak(workload: Workload, machine: Machine) -> float:
-    """Bytes at the fullest instant of the fullest rank, with counts as `layout_figures` takes them."""
+def formula_peak(workload: Workload, machine: Machine) -> float:
+    """Bytes at the fullest instant of the fullest rank by formula, with counts as `layout_seconds` takes them.
+
+    Of a step that is walked through a first estimate, which tells what to walk through.
+    """
     micro_batches = accumulation(workload.recipe, workload.layout)
     return peak_bytes(workload, micro_batches=micro_batches, keeping=machine.stack.keeping)
 
 
-def layout_figures(
-    workload: Workload,
-    machine: Machine,
-    *,
-    links: Mapping[str, Group] | None = None,
-    convention: FlopConvention | None = None,
-) -> LayoutFigures:
-    """Peak memory, flop, traffic and time under `layout`, whose counts are numbers or NumPy arrays of float64.
+def layout_peak(workload: Workload, machine: Machine) -> float:
+    """Bytes at the fullest instant of the fullest rank of one layout, as the machine's stack executes it.
+
+    Raises:
+        InputError: as `walked_memory`.
+    """
+    if not machine.stack.keeping.walked:
+        return formula_peak(workload, machine)
+    stages = timed_stages(workload.architecture, workload.layout)
+    return max(walked_memory(workload, stage=stage, execution=_execution(machine)).peak for stage in stages)
+
+
+def _execution(machine: Machine) -> Execution:
+    """How a step is executed that is walked through, on such a machine."""
+    return Execution(machine.kernels, compiled=machine.stack.keeping.compiled)
+
+
+def least_layout_peak(workload: Workload, machine: Machine) -> float:
+    """Bytes that `layout_peak` has at least where the step is walked through, in a tenth of the time.
+
+    Raises:
+        InputError: as `walked_memory`.
+    """
+    stages = timed_stages(workload.architecture, workload.layout)
+    return max(least_peak(workload, stage=stage, execution=_execution(machine)) for stage in stages)
+
+
+def layout_seconds(workload: Workload, machine: Machine, *, links: Mapping[str, Group] | None = None) -> float:
+    """Seconds of a step under `layout`, whose counts are numbers or NumPy arrays of float64.
 
     The axes, virtual stages, micro-batch and accumulation may be arrays of one length, without hybrid sharding;
     schedule, recomputation, ZeRO stage and other choices hold for all of them. Layouts that `check_layout` refuses give
@@ -51,16 +76,29 @@ def layout_figures(
 
     Args:
         links: of each axis, in place of those of the layout's order of ranks.
-        convention: of the published rates, under which the MFU is counted as `predict` counts it; None: as model_flop.
     """
     architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
     traffic = [
         step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(architecture, layout)
     ]
-    step = step_time(workload, machine, micro_batches=micro_batches, traffic=traffic, links=links)
+    return step_time(workload, machine, micro_batches=micro_batches, traffic=traffic, links=links).total_seconds
+
+
+def layout_figures(workload: Workload, machine: Machine, *, convention: FlopConvention | None = None) -> LayoutFigures:
+    """Peak memory, flop, traffic and time of one layout; counts may be arrays as for `layout_seconds`, unless its step
+    is walked through.
+
+    Args:
+        convention: of the published rates, under which the MFU is counted as `predict` counts it; None: as model_flop.
+
+    Raises:
+        InputError: as `walked_memory`.
+    """
+    architecture, recipe, layout = workload
+    micro_batches = accumulation(recipe, layout)
+    seconds = layout_seconds(workload, machine)
     samples = recipe.global_batch
-    seconds = step.total_seconds
     return LayoutFigures(
         layout_peak(workload, machine),
         hardware_flop(architecture, layout, samples=samples),

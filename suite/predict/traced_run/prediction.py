@@ -10,7 +10,7 @@ from suite.job.trace_job import NumberFormat, StepTrace, TraceJob
 from suite.machine.profile import Profile
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.machine_model.from_profile import profiled_operators
-from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict
+from suite.predict.machine_model.intervals import EVERY_TENSOR, MemoryVerdict
 from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.traced_run.operator_time import OperatorRates
 from suite.predict.traced_run.step_time import TracedTime, traced_time
@@ -43,7 +43,7 @@ class TracedPrediction(NamedTuple):
     @property
     def verdict(self) -> MemoryVerdict:
         """Whether it fits."""
-        return memory_verdict(self.trace.peak_bytes, self.memory.usable)
+        return EVERY_TENSOR.verdict(self.trace.peak_bytes, self.memory.usable)
 
     @property
     def samples(self) -> int:

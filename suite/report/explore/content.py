@@ -10,7 +10,6 @@ from reference_runs.catalog import accumulation
 from reference_runs.published_tables import PUBLISHED
 from reference_runs.run import ReferenceRun, Workload
 from suite.paths import program
-from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.plan.predicted_run import Predicted
 from suite.predict.recorded_run.published import OF_THE_MODEL, measured_where
 from suite.report.explore.machine_use import link_traffic, roofline_points
@@ -109,7 +108,7 @@ def layout_content(shown: View) -> Content:
         "published_elsewhere": None if compares else _elsewhere(predicted.run),
         "terms": shown.terms,
         "memory": memory_parts(shown.stages),
-        "instants": [fullest_instant(stage)[0] for stage in shown.stages],
+        "instants": [stage.fullest_instant()[0] for stage in shown.stages],
     }
     return found | _of_machine(shown)
 

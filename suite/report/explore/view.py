@@ -12,11 +12,11 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, parse_layout
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.machine_model.unsaid_layout import usual_layout
 from suite.predict.plan.asked import AskedTraining, asked_run
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
+from suite.predict.recorded_run.prediction import RankMemory
 from suite.report.explore.presets import described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, complete_text
 from suite.report.explore.words import in_controls
@@ -53,7 +53,7 @@ class View(NamedTuple):
     tokens_are_known: bool = True
 
     @property
-    def stages(self) -> Sequence[StageMemory]:
+    def stages(self) -> Sequence[RankMemory]:
         """Memory of each pipeline stage; empty where it is not predicted."""
         return self.predicted.prediction.memory if self.predicted and self.predicted.prediction else ()
 
@@ -176,8 +176,8 @@ def is_of_record(predicted: Predicted) -> bool:
     return is_recorded and predicted.request.is_of_record
 
 
-def memory_parts(stages: Sequence[StageMemory]) -> dict[str, list[float]]:
+def memory_parts(stages: Sequence[RankMemory]) -> dict[str, list[float]]:
     """Bytes by part, a value for each stage, at that stage's fullest instant."""
-    instants = [fullest_instant(stage)[1] for stage in stages]
+    instants = [stage.fullest_instant()[1] for stage in stages]
     names = dict.fromkeys(name for parts in instants for name, value in parts.items() if value)
     return {name: [parts.get(name, 0.0) for parts in instants] for name in names}

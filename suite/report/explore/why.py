@@ -22,7 +22,7 @@ from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import state_bytes
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction, micro_batches_in_flight, waits_of_a_pass
-from suite.predict.analytic.stage_memory import buffer_bytes, fullest_instant, stage_memory
+from suite.predict.analytic.stage_memory import buffer_bytes, stage_memory
 from suite.predict.analytic.step_time import StepTime, exposed_data_parallel_seconds, step_time
 from suite.predict.analytic.traffic import pipeline_traffic, step_traffic, tensor_parallel_traffic, zero_traffic
 from suite.predict.analytic.training_cost import (
@@ -169,7 +169,7 @@ def why(view: View, row: Row) -> Why:
     if quantity is Quantity.PARAMETERS:
         return Why(SUM, [Number(name, count, "1") for name, count in predicted.prediction.parameters.items()])
     if quantity is Quantity.PEAK_BYTES:
-        _, parts = fullest_instant(max(view.stages, key=lambda stage: stage.peak))
+        _, parts = max(view.stages, key=lambda stage: stage.peak).fullest_instant()
         return Why(SUM, [Number(name, value, "byte") for name, value in parts.items() if value])
     return _OF_STEP[quantity](view, row)
 

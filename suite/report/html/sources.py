@@ -10,9 +10,9 @@ from typing import NamedTuple
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.sourced import Sourced, Value
+from reference_runs.this_cpu import THIS_CPU
 from reference_runs.units import printed
 
-THIS_CPU = "this-cpu"
 _LINK = re.compile(
     r"(?P<url>https?://[^\s<>\"')]+[^\s<>\"').,;])"
     r"|arXiv[ :](?P<arxiv>\d{4}\.\d{4,5}(?:v\d+)?)"

@@ -13,7 +13,7 @@ from reference_runs.layout import Layout, Offload, layout_text
 from reference_runs.run import Workload
 from reference_runs.units import printed
 from suite.predict.analytic.offload import UPDATE_SECONDS, UPDATED_PARAMETERS
-from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict, peak_interval, step_interval
+from suite.predict.machine_model.intervals import EVERY_TENSOR, MemoryVerdict, PeakError, peak_error, step_interval
 from suite.predict.machine_model.model import RunMachine
 from suite.predict.plan.asked import Assumed
 from suite.predict.plan.changes import HelpfulChange
@@ -68,7 +68,7 @@ def print_plan(out: Console, plan: TrainingPlan) -> None:
     _print_layouts(out, ["", *_titles(plan)], _rows(plan), [_short(each, question) for each in plan.best])
     verdicts = {_verdict(each.found, question) for each in plan.best}
     if MemoryVerdict.PROBABLY in verdicts:
-        print_folded(out, f"probably fits: {uncertain_words()}")
+        print_folded(out, f"probably fits: {uncertain_words(_error(question))}")
     equal = f"layouts as fast as the first, within the error of a step time ({plan.uncertainty:.0%})"
     print_folded(out, f"= marks {equal}: {result.within:,} of all that fit".replace("%", " %"))
 
@@ -79,10 +79,12 @@ def undivided_words(question: Question) -> str:
     return f"no layout deals the batch of {batch} and the model to {question.ranks:,} accelerators"
 
 
-def uncertain_words() -> str:
-    """The words for what published peaks have beyond the predicted tensors."""
-    least, most = peak_interval(1.0)
-    return f"80 % of published peaks are up to {100 * (most / least - 1):.0f} % above their tensors"
+def uncertain_words(error: PeakError) -> str:
+    """The words for what measured peaks have beyond the predicted tensors."""
+    most = f"up to {100 * (error.interval(1.0)[1] - 1):.0f} %"
+    if error is EVERY_TENSOR:
+        return f"PyTorch's allocator reserved {most} more than its tensors have"
+    return f"80 % of published peaks are {most} above their tensors"
 
 
 def _room_words(question: Question) -> str:
@@ -92,7 +94,11 @@ def _room_words(question: Question) -> str:
 
 
 def _verdict(found: Found, question: Question) -> MemoryVerdict:
-    return memory_verdict(found.figures.peak_bytes, question.machine.memory_bytes)
+    return _error(question).verdict(found.figures.peak_bytes, question.machine.memory_bytes)
+
+
+def _error(question: Question) -> PeakError:
+    return peak_error(question.machine.stack.keeping)
 
 
 def _bill_columns(bills: Sequence[TrainingBill]) -> dict[str, list[str]]:
@@ -256,7 +262,9 @@ def print_fit_answer(
         fastest = result.best[0]
         verdict = _verdict(fastest, question)
         colour = "bold green" if verdict is MemoryVerdict.FITS else "bold yellow"
-        print_folded(out, f"{verdict}: {where}; {result.fitting:,} of {result.considered:,} layouts do", colour)
+        print_folded(
+            out, f"{verdict}: {where}; {result.fitting:,} of {result.considered - result.left_out:,} layouts do", colour
+        )
         _print_fastest(out, fastest, question, machine)
     elif result.smallest is None:
         print_folded(out, f"does not divide: {where}; {undivided_words(question)}", "bold red")
@@ -295,7 +303,7 @@ def _print_fastest(out: Console, fastest: Found, question: Question, machine: Ru
     seconds, low, high = fixed([figures.step_seconds, least, most], 3)
     rates = f"{figures.tokens_per_second:,.0f} tokens/s, MFU {percent(figures.mfu)}"
     print_folded(out, f"step time: {seconds} s (80 %: {low} to {high} s), {rates}", "")
-    least, most = (end / GIB for end in peak_interval(figures.peak_bytes))
+    least, most = (end / GIB for end in _error(question).interval(figures.peak_bytes))
     room = f"of {question.machine.memory_bytes / GIB:,.1f} usable"
     print_folded(out, f"memory: {least:,.1f} GiB {room} (80 %: {least:,.1f} to {most:,.1f} GiB)", "")
 

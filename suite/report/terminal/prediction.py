@@ -10,12 +10,12 @@ from reference_runs.units import printed
 from suite.metrics.comparison import Row
 from suite.metrics.difference_words import difference_in_words, direction_of
 from suite.metrics.figures import Quantity
-from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.analytic.usable_memory import UsableMemory
-from suite.predict.machine_model.intervals import MemoryVerdict, memory_verdict
+from suite.predict.machine_model.intervals import MemoryVerdict
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
+from suite.predict.recorded_run.prediction import RankMemory
 from suite.report.terminal.columns import fixed, percent
 from suite.report.terminal.quantities import name_of, read, within
 from suite.report.terminal.tables import bar, print_folded, print_table, row_name
@@ -243,11 +243,11 @@ def print_time(out: Console, step: StepTime, interval: tuple[float, float] | Non
     print_bars(out, ("term", unit), parts, step.total_seconds, factor)
 
 
-def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes: float | None) -> None:
+def print_memory(out: Console, stages: tuple[RankMemory, ...], *, memory_bytes: float | None) -> None:
     """Print what lives on a rank of the fullest stage at its fullest instant, and every stage with the memory."""
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     full = stages[fullest]
-    instant, parts = fullest_instant(full)
+    instant, parts = full.fullest_instant()
     of = f" of {memory_bytes / GIB:,.1f}" if memory_bytes else ""
     out.print(
         f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.1f}{of} GiB on a rank of stage {fullest}, {instant}"
@@ -273,9 +273,9 @@ def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes:
     print_table(out, rows, titles, right=titles[:-1])
 
 
-def _runs(stages: tuple[StageMemory, ...]) -> list[tuple[int, int, StageMemory]]:
+def _runs(stages: tuple[RankMemory, ...]) -> list[tuple[int, int, RankMemory]]:
     """First and last stage of each row of stages that hold the same."""
-    runs: list[tuple[int, int, StageMemory]] = []
+    runs: list[tuple[int, int, RankMemory]] = []
     for stage, memory in enumerate(stages):
         if runs and runs[-1][2] == memory:
             runs[-1] = (runs[-1][0], stage, memory)
@@ -284,18 +284,19 @@ def _runs(stages: tuple[StageMemory, ...]) -> list[tuple[int, int, StageMemory]]
     return runs
 
 
-def print_fit(out: Console, stages: Sequence[StageMemory], memory: UsableMemory | None) -> None:
+def print_fit(
+    out: Console, stages: Sequence[RankMemory], memory: UsableMemory | None, verdict: MemoryVerdict | None
+) -> None:
     """Print whether the fullest stage fits into what of an accelerator's memory is usable, and what is not."""
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     peak = stages[fullest].peak
-    instant, _ = fullest_instant(stages[fullest])
+    instant, _ = stages[fullest].fullest_instant()
     where = f"fullest {f'on stage {fullest} ' if len(stages) > 1 else ''}{instant}"
     need = f"{peak / GIB:,.1f} GiB"
-    if memory is None:
+    if memory is None or verdict is None:
         print_folded(out, f"peak memory: {need}, {where}", "")
         return
     usable = memory.usable
-    verdict = memory_verdict(peak, usable)
     print_folded(out, f"{verdict}: {need} of {usable / GIB:,.1f} usable, {where}", _COLOURS[verdict])
 
 
@@ -334,10 +335,10 @@ def print_largest_times(out: Console, step: StepTime) -> None:
     print_bars(out, ("where the time goes", unit), _largest(terms), step.total_seconds, factor)
 
 
-def print_largest_memory(out: Console, stages: Sequence[StageMemory]) -> None:
+def print_largest_memory(out: Console, stages: Sequence[RankMemory]) -> None:
     """Print the largest parts of the fullest stage's memory as bars."""
     full = max(stages, key=lambda stage: stage.peak)
-    print_bars(out, ("where the memory goes", "GiB"), _largest(fullest_instant(full)[1]), full.peak, GIB)
+    print_bars(out, ("where the memory goes", "GiB"), _largest(full.fullest_instant()[1]), full.peak, GIB)
 
 
 def _largest(parts: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.run import Precision, Workload
-from reference_runs.stack import Keeping, Weights32
+from reference_runs.stack import Keeping, Modules, Weights32
 from suite.predict.analytic.activations import head_activation_bytes, layer_activation_bytes
 from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.saved_tensors import saved_storage_bytes
@@ -51,7 +51,7 @@ def test_a_llama_of_transformers_keeps_what_is_predicted(style: str, attention: 
     precision = Precision.FP32 if style == "fp32" else Precision.BF16
     recipe = msgspec.structs.replace(run.recipe, precision=precision)
     workload = Workload(architecture, recipe, Layout(micro_batch=SAMPLES, fused_attention=attention == "sdpa"))
-    keeping = Keeping(eager=True, weights_32=Weights32.AUTOCAST if autocast else Weights32.SHARDED)
+    keeping = Keeping(Modules.EAGER, weights_32=Weights32.AUTOCAST if autocast else Weights32.SHARDED)
     deeper = workload._replace(architecture=msgspec.structs.replace(architecture, layers=2))
     one, two = (kept(each, attention=attention, autocast=autocast) for each in (workload, deeper))
     copies = stage_memory(workload, stage=0, micro_batches=1, keeping=keeping).weight_copies

@@ -14,7 +14,7 @@ from torch.nn import functional
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout
 from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Workload
-from reference_runs.stack import Keeping, Weights32, stack
+from reference_runs.stack import Keeping, Modules, Weights32, stack
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.eager_modules import head_of_modules, is_script
 from suite.predict.analytic.stage_memory import stage_memory
@@ -124,7 +124,7 @@ CASES = {
 def test_a_layer_keeps_what_is_predicted_to_the_byte(style: str, shape: dict[str, Any], *, fused: bool) -> None:
     autocast = style == "autocast"
     workload = workload_of(Precision.FP32 if style == "fp32" else Precision.BF16, fused=fused, **shape)
-    keeping = Keeping(eager=True, weights_32=Weights32.AUTOCAST if autocast else Weights32.SHARDED)
+    keeping = Keeping(Modules.EAGER, weights_32=Weights32.AUTOCAST if autocast else Weights32.SHARDED)
     one, two = (
         kept(
             workload._replace(architecture=msgspec.structs.replace(workload.architecture, layers=n)), autocast=autocast
@@ -185,7 +185,7 @@ def test_a_script_splits_over_data_parallel_ranks_alone() -> None:
 
 @pytest.mark.parametrize(("weights_32", "stream", "cast"), [(Weights32.NEVER, 2, 0), (Weights32.AUTOCAST, 4, 2)])
 def test_the_head_of_a_script_keeps_norm_input_cast_and_logits(weights_32: Weights32, stream: int, cast: int) -> None:
-    keeping = Keeping(eager=True, weights_32=weights_32)
+    keeping = Keeping(Modules.EAGER, weights_32=weights_32)
     hidden = TOKENS * WIDTH
     kept = head_of_modules(workload_of(Precision.BF16, fused=True), {}, keeping, tokens=TOKENS, everywhere=hidden)
     assert kept == {

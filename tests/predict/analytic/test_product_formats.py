@@ -26,7 +26,7 @@ from suite.predict.analytic.product_formats import (
     products_in_format,
     weight_casts,
 )
-from suite.predict.analytic.stage_memory import fullest_instant, stage_memory
+from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.step_time import StepTime
 from tests.support.machines import A100, Case, cases, machines
 from tests.support.steps import changed, time_of
@@ -264,7 +264,7 @@ def test_the_parts_of_the_fullest_instant_add_up_with_the_copies(case: Case, pro
     for stage in range(workload.layout.pipeline_stages):
         memory = stage_memory(workload, stage=stage, micro_batches=case.micro_batches)
         plain = stage_memory(Workload(*case[:3]), stage=stage, micro_batches=case.micro_batches)
-        assert sum(fullest_instant(memory)[1].values()) == pytest.approx(memory.peak, rel=1e-12)
+        assert sum(memory.fullest_instant()[1].values()) == pytest.approx(memory.peak, rel=1e-12)
         assert memory.at_update - memory.waiting == pytest.approx(
             plain.at_update - plain.waiting + memory.weight_copies, rel=1e-12
         )
