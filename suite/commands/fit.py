@@ -15,6 +15,7 @@ from suite.commands.served_model import AskedServing, asks_serving, check_servin
 from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
+from suite.report.terminal.progress import seconds_told
 from suite.report.terminal.tables import console
 
 
@@ -72,7 +73,8 @@ def fit_command(
         serve_model(run, asked, serving, as_json=json)
         return
     found = asked_question(run, asked)
-    answer = fit(every_switch(found.question) if any_software else found.question)
+    with seconds_told("searching layouts", console(stderr=True)):
+        answer = fit(every_switch(found.question) if any_software else found.question)
     if json:
         print_json(_entry(run, found, answer))
     else:

@@ -43,6 +43,7 @@ from suite.report.terminal.plan import (
     print_why,
     remedies,
 )
+from suite.report.terminal.progress import seconds_told
 from suite.report.terminal.tables import console, print_folded
 
 FAILURE_PANEL = "Failures"
@@ -155,9 +156,10 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     amount = described.recipe.tokens
     assert machine.uncertainty is not None
     shown = top if chosen is None else TRIED
-    planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=shown)
     limited = days is not None or budget is not None
-    others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
+    with seconds_told("searching layouts", console(stderr=True)):
+        planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=shown)
+        others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
     if planned.best:
         _check_limits(planned.best[0], others, question.ranks, days=days, budget=budget)
     if chosen is not None:

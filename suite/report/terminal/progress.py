@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -106,3 +108,24 @@ def states_progress(messages: Console) -> Iterator[Callable[[int, int], None]]:
             progress.update(task, completed=done, total=most)
 
         yield computed
+
+
+@contextmanager
+def seconds_told(words: str, messages: Console, *, first: float = 3.0, then: float = 10.0) -> Iterator[None]:
+    """Say now and then how long the block has taken, where nobody knows how long it takes: first after `first` s."""
+    over, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        wait = first
+        while not over.wait(wait):
+            with suppress(OSError, ValueError):  # nobody reads
+                messages.print(f"[dim]{words}: {time.monotonic() - begun:.0f} s so far[/]", soft_wrap=True)
+            wait = then
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
