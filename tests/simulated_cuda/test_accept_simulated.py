@@ -237,6 +237,11 @@ def test_devices_that_compute_nothing_are_rejected(node, accept):
 @pytest.mark.timeout(5400)
 def test_twenty_batteries_of_good_devices_are_not_rejected(accept):
     """Each compares itself with those before it. The machine must be idle: eight ranks then share its processors."""
-    for _ in range(20):
+    ended = []
+    for number in range(1, 21):
         code, findings = accept("1,2,3,4,5,6,12,13,14,15")
-        assert (code, bad(findings)) == (0, set())
+        unusual = {(found["check"], found["subject"], found["verdict"]) for found in findings.values()}
+        unusual = {one for one in unusual if one[2] not in ("PASS", "NOT RUN")}
+        ended.append((code, bad(findings)))
+        print(f"battery {number} of 20: exit code {code}, {sorted(unusual) or 'all checks pass'}", flush=True)
+    assert ended == [(0, set())] * 20
