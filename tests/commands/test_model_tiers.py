@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-
-from suite.paths import ROOT
 
 
 def test_the_table_fits_100_columns_and_answers_why_models_have_their_sizes(said, monkeypatch):
@@ -72,12 +68,3 @@ def test_what_does_not_go_together_is_one_line(not_refused):
         ("llama2-8b --tiers", "unknown run"),
     ]
     assert not_refused("fit", table) == []
-
-
-def test_the_page_shows_what_the_commands_print(said, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^    refruns (fit [^\n]+)\n\n```\n(.+?)\n```$", page, re.DOTALL | re.MULTILINE)
-    assert len(shown) == 3
-    wrong = [command for command, text in shown if said(*command.split()).rstrip() != text]
-    assert wrong == []
