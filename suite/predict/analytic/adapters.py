@@ -11,7 +11,7 @@ import msgspec
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, ProductFormat, Recipe, Workload
-from reference_runs.stack import Keeping, Weights32
+from reference_runs.stack import Keeping, Modules, Weights32
 from suite.predict.analytic.activations import checkpoint_bytes, head_activation_bytes, layer_activation_bytes
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import layer_tensors
@@ -27,7 +27,7 @@ from suite.predict.analytic.weight_formats import (
 
 FP32 = 4
 ADAPTER_STATE = 4  # weight, gradient, and both moments
-_EAGER = Keeping(eager=True, weights_32=Weights32.NEVER)
+_EAGER = Keeping(Modules.EAGER, Weights32.NEVER)
 GAINED = "norm outputs before gain"  # which a frozen gain does not need
 _READ_BY_EXPERTS = ("expert input", "expert contraction input")  # which have no adapters
 _READ_BY_PRODUCTS = ("attention input", "feed-forward input", "contraction input")

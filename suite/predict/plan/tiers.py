@@ -19,7 +19,7 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.usable_memory import GIB, usable_memory
 from suite.predict.analytic.weight_formats import ELEMENT_BYTES, WeightFormat
-from suite.predict.machine_model.intervals import safe_share
+from suite.predict.machine_model.intervals import EVERY_TENSOR, peak_error
 from suite.predict.plan.serving import (
     CHUNK,
     MEMORY_SHARE,
@@ -39,6 +39,7 @@ CARDS = (
 )
 CONSUMER = (8, 12)  # GiB of cards that the catalog does not have; what their driver keeps is as of LIKE, by its share
 LIKE = "rtx-4090"
+SHARDING = "pytorch"  # the stack that trains with weights sharded, or in bf16 alone
 
 
 class Purpose(enum.StrEnum):
@@ -71,7 +72,7 @@ class Card(NamedTuple):
         accelerator: its name in the catalog; None: the catalog has no card of this size.
         printed: bytes as printed.
         serving: bytes for serving, by the number of cards.
-        adapters: bytes for training adapters: all that driver and CUDA leave.
+        adapters: bytes for training adapters, whose every tensor is counted: the allocator's unused part stays free.
         training: bytes for training all weights, of which `fit` says that it fits or probably fits.
     """
 
@@ -151,7 +152,9 @@ def _card(device: Accelerator, name: str | None) -> Card:
     question = _question(device, 1, 1)
     serving = {cards: question.room(cards) for cards in (1, NODE)}
     usable = usable_memory(device.board).usable
-    return Card(name, device.board.memory_bytes, serving, usable, safe_share() * usable)
+    adapters, training = EVERY_TENSOR, peak_error(stack(SHARDING).switches.keeping)
+    rooms = (error.safe_share * usable for error in (adapters, training))
+    return Card(name, device.board.memory_bytes, serving, *rooms)
 
 
 def _question(device: Accelerator, context: int, sequences: int) -> ServingQuestion:
@@ -194,6 +197,6 @@ def needs(shape: Architecture, purpose: Purpose, cards: int, sequences: int) -> 
         fused_attention=True,
         micro_batch=1,
     )
-    software = "pytorch" if cards > 1 or purpose is Purpose.BF16 else "pytorch-autocast"
+    software = SHARDING if cards > 1 or purpose is Purpose.BF16 else "pytorch-autocast"
     keeping = stack(software).switches.keeping
     return stage_memory(Workload(shape, recipe, layout), stage=0, micro_batches=1, keeping=keeping).peak
