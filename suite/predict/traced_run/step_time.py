@@ -67,7 +67,8 @@ def traced_time(
         seconds[call.phase, call.kind] += spent
         modules[call.module] += spent
         busy[call.phase] += spent
-        launches[call.phase is TracePhase.UPDATE] += call.calls
+        if call.kind is not OperatorKind.HOST:
+            launches[call.phase is TracePhase.UPDATE] += call.calls
     launches[False] += COLLECTIVE_LAUNCHES * sum(each.messages for each in collectives)
     update = busy.pop(TracePhase.UPDATE, 0.0)
     passes = sum(busy.values())

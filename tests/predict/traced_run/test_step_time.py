@@ -175,5 +175,7 @@ def test_the_host_makes_a_step_longer_whose_kernels_are_short() -> None:
     host = 1000 * machine.launch_seconds
     assert host <= sum(eager.operators.values()) + eager.launch_seconds <= 1.1 * host
     assert eager.launch_seconds == pytest.approx(10 * fused.launch_seconds)
+    counters = call(OperatorKind.HOST, operator="aten._local_scalar_dense", calls=10**6)
+    assert traced_time([counters], [], rates(machine), job).launch_seconds == 0
     long = traced_time([product(TOKENS, WIDTH, WIDTH, calls=10)], [], rates(machine), job)
     assert long.launch_seconds < 1e-6 * sum(long.operators.values())
