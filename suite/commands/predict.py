@@ -110,7 +110,6 @@ def predict(  # noqa: PLR0913  # long: the command's options
     of_runs: dict[str, object] = {
         "--stack": asked.stack,
         "--tokens": asked.training.tokens,
-        "--machine": machine,
         "--products": products,
         "--from": records,
         "--choices": show_choices or None,
@@ -124,7 +123,7 @@ def predict(  # noqa: PLR0913  # long: the command's options
     exceeded = False
     for name in traced:
         model = predict_model(
-            name, asked, layout, tracing, reason=reasons[name] or "", complete=every_figure, as_json=json
+            name, asked, layout, tracing, machine, reason=reasons[name] or "", complete=every_figure, as_json=json
         )
         exceeded |= model.verdict is MemoryVerdict.NOT
     runs = [name for name in runs if name not in traced]

@@ -22,6 +22,7 @@ from suite.job.trace_layout import TraceLayout, trace_layout
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.packages import require
 from suite.predict.plan.asked import USUAL_ACCELERATOR
+from suite.predict.plan.predicted_run import undisturbed_profile
 from suite.predict.traced_run.prediction import TracedPrediction, traced_prediction
 from suite.report.terminal.tables import console
 from suite.report.terminal.traced import print_traced
@@ -63,12 +64,21 @@ def no_formula(name: str, options: TracedOptions) -> str | None:
 
 
 def predict_model(  # long: options of a command
-    name: str, asked: Asked, layout: str | None, options: TracedOptions, *, reason: str, complete: bool, as_json: bool
+    name: str,
+    asked: Asked,
+    layout: str | None,
+    options: TracedOptions,
+    machine: Path | None = None,
+    *,
+    reason: str,
+    complete: bool,
+    as_json: bool,
 ) -> TracedPrediction:
     """Trace a model, and print what its step takes.
 
     Args:
         layout: the words of one; None: not given.
+        machine: file of the profile of the machine; None: an accelerator of the catalog.
         reason: why no formula answers.
 
     Raises:
@@ -78,13 +88,17 @@ def predict_model(  # long: options of a command
     of_optimizer = ("bitsandbytes",) if options.optimizer is OptimizerKernel.ADAMW_8BIT else ()
     require("torch", *(("transformers",) if source.configuration else ()), *of_optimizer)
     end_as_interrupted()
+    if machine is not None and asked.on is not None:
+        got = f"--on {asked.on}"
+        raise InputError("excludes --on: the profile is of a machine of its own", got=got, where="--machine")
+    profile = None if machine is None else undisturbed_profile(machine)
     job, assumed = _job(source, asked, layout, options)
     on = asked.on or USUAL_ACCELERATOR
     (trace,) = answered_or_exit(lambda: traced([job]))
     if asked.training.sequence is None:
         assumed.append(f"{trace.sequence:,} tokens a sample, as many as the model takes (--sequence)")
     network = None if asked.network is None else asked.network * 1e9 / 8
-    predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=network)
+    predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=network, profile=profile)
     if as_json:
         print_json(_entry(name, predicted, assumed, reason))
     else:

@@ -11,7 +11,9 @@ import pytest
 from suite.commands.traced_model import no_formula
 from suite.commands.traced_options import TracedOptions
 from suite.machine.packages import PACKAGES
+from suite.machine.profile import encode
 from tests.execute.trace import models
+from tests.predict.machine_model.test_from_profile import measured
 
 pytestmark = pytest.mark.ranks
 
@@ -38,6 +40,17 @@ def test_the_object_has_operators_that_make_up_the_flop(answered):
     assert answer["hardware_flop"] == flop
     assert answer["job"]["sharding"] == "resharded"
     assert answer["tokens_per_second"] == pytest.approx(8 * 4 * 256 / answer["step_seconds"])
+
+
+def test_a_profile_of_a_machine_prices_the_operators(answered, refused, tmp_path):
+    path = tmp_path / "profile.json"
+    asked = (f"{FILE}:build", *ASKED[2:], "--precision", "fp32", "--machine", str(path))
+    seconds = []
+    for faster in (1.0, 2.0):
+        path.write_bytes(encode(measured(faster=faster)))
+        seconds.append(answered("predict", *asked)["step_seconds"])
+    assert seconds[0] == pytest.approx(2 * seconds[1], rel=1e-9)
+    assert "excludes --on" in refused("predict", *asked, "--on", "h100-sxm")
 
 
 def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):

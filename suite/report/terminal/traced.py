@@ -70,7 +70,7 @@ def print_traced(
         print_folded(
             out,
             f"step: {time.total_seconds:,.3g} s; {predicted.tokens_per_second:,.0f} tokens/s; MFU "
-            f"{100 * (predicted.mfu or 0):.1f} %; error to expect: {100 * (predicted.machine.uncertainty or 0):.0f} %",
+            f"{100 * (predicted.mfu or 0):.1f} %; error to expect: {_error(predicted.machine.uncertainty)}",
         )
         out.print()
         print_bars(out, ("where the time goes", "s"), _largest(_time_parts(predicted), complete), time.total_seconds)
@@ -85,6 +85,10 @@ def print_traced(
     out.print()
     owned = {name or "no module": sum(each.values()) for name, each in trace.peak_modules.items()}
     print_bars(out, ("then, by module", unit), _largest(owned, complete), held.total, factor)
+
+
+def _error(uncertainty: float | None) -> str:
+    return "unknown" if uncertainty is None else f"{100 * uncertainty:.0f} %"
 
 
 def _need(size: int) -> str:
