@@ -1,18 +1,25 @@
-"""The machine model as data: parameters with unit, meaning and uncertainty, and how well they fit published tables."""
+"""The machine model as data: parameters with unit, meaning and uncertainty, and how well they fit published tables.
+
+Each fit is an edition with a name. The current one is read unless a block chooses an earlier one: `edition_chosen`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from reference_runs.errors import InputError, nearest
 from reference_runs.recorded_file import record_of
 from reference_runs.stack import AttentionKernel
 
 MACHINE_MODEL = Path(__file__).parent / "machine_model.toml"
 FIT_SCORES = Path(__file__).parent / "fit_scores.toml"  # what the fit reached: written by `refit`
+EDITIONS = Path(__file__).parent / "editions"  # earlier fits, NAME/ with two files of the same names
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +98,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     """All parameters by name, and the families; a parameter `NAME.FAMILY` holds for that family alone.
 
     Args:
+        edition: name of this fit, for `--edition`.
         unmeasured_stack: relative error that a stack without any published row adds; `why_unmeasured` says why.
         unnamed_accelerator: relative standard error of a step time on an accelerator that no family names, in place of
             its family's `uncertainty`; `why_unnamed` says why.
@@ -100,6 +108,7 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     title: str
+    edition: str
     residual: float
     unmeasured_stack: float
     why_unmeasured: str
@@ -120,13 +129,17 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
         return {name: parameter.value for name, parameter in self.parameters.items()}
 
 
-@cache
-def machine_model(path: Path = MACHINE_MODEL) -> MachineModel:
-    """The machine model that the TOML file at `path` records.
+def machine_model(path: Path | None = None) -> MachineModel:
+    """The machine model that the TOML file at `path` records; None: that of the chosen edition.
 
     Raises:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
     """
+    return _model(path or edition_files(_chosen).model)
+
+
+@cache
+def _model(path: Path) -> MachineModel:
     return record_of(path, MachineModel, what="machine model")
 
 
@@ -181,11 +194,74 @@ class FitScores(msgspec.Struct, frozen=True, kw_only=True):
     without_term_by_table: dict[str, dict[str, float]]
 
 
-@cache
-def fit_scores(path: Path = FIT_SCORES) -> FitScores:
-    """The scores that the TOML file at `path` records.
+def fit_scores(path: Path | None = None) -> FitScores:
+    """The scores that the TOML file at `path` records; None: those of the chosen edition.
 
     Raises:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
     """
+    return _scores(path or edition_files(_chosen).scores)
+
+
+@cache
+def _scores(path: Path) -> FitScores:
     return record_of(path, FitScores, what="scores of the fit")
+
+
+class EditionFiles(NamedTuple):
+    """Where an edition's parameters and scores are stored."""
+
+    model: Path
+    scores: Path
+
+
+def edition_files(name: str | None = None) -> EditionFiles:
+    """The files of the earlier edition of that name; None: of the current one."""
+    if name is None:
+        return EditionFiles(MACHINE_MODEL, FIT_SCORES)
+    return EditionFiles(EDITIONS / name / MACHINE_MODEL.name, EDITIONS / name / FIT_SCORES.name)
+
+
+def current_edition() -> str:
+    """The name of the edition that is read where none is chosen."""
+    return _model(MACHINE_MODEL).edition
+
+
+def editions() -> tuple[str, ...]:
+    """The names of all editions, the current one last."""
+    earlier = {path.parent.name for path in EDITIONS.glob(f"*/{MACHINE_MODEL.name}")}
+    return (*sorted(earlier - {current_edition()}), current_edition())
+
+
+# Of the process, not of a context: the page with controls answers in threads of its own.
+_chosen: str | None = None
+
+
+def chosen_edition() -> str | None:
+    """The name of the earlier edition that is chosen; None: the current one is read."""
+    return _chosen
+
+
+@contextmanager
+def edition_chosen(name: str | None) -> Iterator[None]:
+    """Everything in the block is predicted with the edition of that name; None: with the current one.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    global _chosen
+    if name is not None and name not in (known := editions()):
+        raise InputError(
+            "no such edition", got=name, meant=nearest(name, known), allowed=", ".join(known), where="--edition"
+        )
+    before, _chosen = _chosen, None if name == current_edition() else name
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def read_again() -> None:
+    """Forget what was read, after files have been written."""
+    _model.cache_clear()
+    _scores.cache_clear()

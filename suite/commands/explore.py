@@ -9,6 +9,7 @@ import typer
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.commands.training_options import asks_edition
 from suite.machine.packages import require
 from suite.report.explore.serving import LOCAL, bracketed, for_hosts, listening_socket, serve
 from suite.report.explore.view import state_of_run
@@ -18,6 +19,7 @@ from suite.report.terminal.tables import console
 FIRST = "bloom-176b"
 
 
+@asks_edition
 def explore_command(
     runs: Annotated[
         list[str] | None,

@@ -7,18 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from reference_runs.errors import InputError
+from reference_runs.machine_model import machine_model
 from suite.commands import exit_codes
 from suite.commands.model_tiers import print_model_tiers
 from suite.commands.options import print_json
 from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
-from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_training
+from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
 from suite.report.terminal.progress import seconds_told
 from suite.report.terminal.tables import console
 
 
+@asks_edition
 @asks_training
 @asks_serving
 def fit_command(
@@ -107,6 +109,7 @@ def _entry(run: str, found: AskedQuestion, answer: Fit) -> dict[str, Any]:
         "accelerator": found.machine.accelerator.name,
         "accelerators": answer.question.ranks,
         "stack": found.machine.stack.name,
+        "edition": machine_model().edition,
         "assumed": found.assumed,
         "fits": bool(result.best),
         "memory_bytes": answer.question.memory_bytes,

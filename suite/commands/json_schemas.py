@@ -81,6 +81,7 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     status: str
     verdict: str
     record: str | None
+    edition: str
     figures: list[Row]
     stack: Section | UnsetType | None = UNSET
     assumed: list[tuple[str, str]] | UnsetType = UNSET
@@ -105,6 +106,7 @@ class TracedAnswer(msgspec.Struct, kw_only=True):
     job: TraceJob
     assumed: list[str]
     accelerator: str
+    edition: str
     fits: MemoryVerdict
     usable_bytes: float
     parameters: TracedParameters
@@ -127,6 +129,7 @@ class FitAnswer(msgspec.Struct, kw_only=True):
     accelerator: str
     accelerators: int
     stack: str
+    edition: str
     assumed: list[tuple[str, str]]
     fits: bool
     memory_bytes: float
@@ -165,6 +168,7 @@ class PlanAnswer(msgspec.Struct, kw_only=True):
     accelerator: str
     accelerators: int
     stack: str | None
+    edition: str
     assumed: list[tuple[str, str]]
     tokens: int | None
     memory_bytes: float

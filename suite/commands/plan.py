@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from reference_runs.errors import InputError
+from reference_runs.machine_model import machine_model
 from reference_runs.run import ReferenceRun
 from suite.commands import exit_codes
 from suite.commands.options import print_json
@@ -24,6 +25,7 @@ from suite.commands.training_options import (
     JsonOutput,
     Price,
     Pue,
+    asks_edition,
     asks_training,
 )
 from suite.predict.machine_model.model import RunMachine
@@ -54,6 +56,7 @@ GUIDED = (
 SLOWER = "slower ones than those that are printed, and those of which a formula says that they have no room"
 
 
+@asks_edition
 @asks_training
 def plan_command(  # noqa: PLR0913  # long: the command's options
     run: Annotated[str, typer.Argument(help="A recorded run, or a run file ending in .toml.")],
@@ -272,6 +275,7 @@ def _entry(run: str, found: AskedQuestion, planned: TrainingPlan, others: list[O
         "accelerator": found.machine.accelerator.name,
         "accelerators": question.ranks,
         "stack": found.machine.stack.name,
+        "edition": machine_model().edition,
         "assumed": found.assumed,
         "tokens": planned.tokens,
         "memory_bytes": question.memory_bytes,

@@ -10,6 +10,7 @@ import typer
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
 from reference_runs.incomplete import missing_keys
+from reference_runs.machine_model import machine_model
 from reference_runs.run import ProductFormat, Workload
 from suite.commands import exit_codes
 from suite.commands.options import print_json
@@ -26,6 +27,7 @@ from suite.commands.training_options import (
     JsonOutput,
     Price,
     Pue,
+    asks_edition,
     asks_training,
 )
 from suite.metrics.comparison import overall
@@ -39,6 +41,7 @@ from suite.predict.recorded_run.slice_parts import MeasuredSlice
 from suite.report.terminal.tables import console
 
 
+@asks_edition
 @asks_training
 @asks_trace
 def predict(  # noqa: PLR0913  # long: the command's options
@@ -179,6 +182,7 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None, softwar
         "status": "ok",
         "verdict": overall(predicted.rows),
         "record": None,
+        "edition": machine_model().edition,
         "figures": predicted.rows,
     }
     if name.endswith(".json"):

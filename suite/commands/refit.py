@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -11,22 +12,32 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from reference_runs.machine_model import FIT_SCORES, MACHINE_MODEL, fit_scores, machine_model
+from reference_runs.machine_model import (
+    FitScores,
+    MachineModel,
+    current_edition,
+    edition_files,
+    editions,
+    fit_scores,
+    machine_model,
+    read_again,
+)
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
 from suite.machine.packages import require
-from suite.paths import INSTALLED, ROOT
+from suite.paths import INSTALLED, ROOT, whole_file
 from suite.predict.machine_model.model import prepared_row
 from suite.predict.validation.measured_peaks import measured_peaks, most_excess, peak_coverage
 from suite.predict.validation.published_tables import peak_errors
 from suite.report.machine_model import fit_page, print_fit, print_left_out
 from suite.report.terminal.tables import console
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,39}")
 PAGE = ROOT / "docs" / "machine_model_numbers.md"
 _MODEL_HEAD = """\
 # The machine model: parameters of the step time, and the families of accelerators that share them.
-# Written by `refruns refit --write`: spreads and residual, and value, uncertainty, rows and tables of parameters. By
-# hand: everything else.
+# Written by `refruns refit --write`: edition, spreads and residual, and value, uncertainty, rows and tables of
+# parameters. By hand: everything else.
 # A parameter whose spread is 1 is not fitted. `NAME.FAMILY` holds for that family alone.
 
 """
@@ -39,6 +50,12 @@ _SCORES_HEAD = """\
 def refit_command(
     write: Annotated[
         bool, typer.Option("--write", help="Store the result in reference_runs/; without it, print only.")
+    ] = False,
+    edition: Annotated[
+        str | None, typer.Option(help="Name of the result, with --write: letters, digits, - and ., such as 2026-12.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take the name of an edition that is there, and replace that one.")
     ] = False,
     keep: Annotated[
         bool,
@@ -53,13 +70,17 @@ def refit_command(
 ) -> None:
     """Fit the machine model's free parameters to the published step times.
 
-    Examples: python -m suite refit; python -m suite refit --write --leave-out;
-    python -m suite refit --keep --write --leave-out
+    With --write the result becomes the current edition; what was current is kept under its name, for `--edition` of
+    `predict`, `fit`, `plan`, `explore` and `validate`.
+
+    Examples: python -m suite refit; python -m suite refit --write --leave-out --edition 2026-12;
+    python -m suite refit --keep --write --leave-out --edition 2026-12.1
 
     Exit codes: 0 fitted; 2 bad usage or input.
     """
     if write and INSTALLED:
         raise InputError("stores into the facts of a checkout, and this is installed", where="--write")
+    _check_name(edition, write=write, force=force)
     require("tomli_w", "scipy")  # with the first msgspec writes TOML
     from suite.predict.machine_model import fit, spreads
     from suite.predict.machine_model.leave_out import left_out_scores
@@ -76,20 +97,60 @@ def refit_command(
     model = fit.determined(model, rows)
     out = console()
     print_fit(out, model, fit.errors_by_table(model, rows))
-    if write:
-        _store(MACHINE_MODEL, _MODEL_HEAD, _rounded(msgspec.to_builtins(model)))
+    scores = None
     if leave_out:
         peaks = [peak for path in shipped_tables() for peak in measured_peaks(load_table(path))]
         scores = left_out_scores(
             model, rows, peak_bytes=_peak_errors(), peak_excess=most_excess(peaks), peak_coverage=peak_coverage(peaks)
         )
         print_left_out(out, scores)
-        if write:
-            _store(FIT_SCORES, _SCORES_HEAD, _rounded(msgspec.to_builtins(scores)))
-    if write:
-        machine_model.cache_clear()
-        fit_scores.cache_clear()
+    if edition is not None:
+        if scores is None:
+            out.print(f"errors and intervals stay those of {current_edition()}; --leave-out fits them too")
+        _store_edition(msgspec.structs.replace(model, edition=edition), scores)
         PAGE.write_text(fit_page(machine_model(), fit_scores(), load_tables()), encoding="utf-8")
+
+
+def _check_name(edition: str | None, *, write: bool, force: bool) -> None:
+    """Refuse what is no name of a new edition.
+
+    Raises:
+        InputError: --write without a name or a name without --write, a wrong one, or one that is taken.
+    """
+    if not write:
+        for option in ("--edition",) * (edition is not None) + ("--force",) * force:
+            raise InputError("nothing is stored without --write", where=option)
+    elif edition is None:
+        raise InputError("the fit needs a name", allowed="--edition NAME, such as 2026-12", where="--write")
+    elif not _NAME.fullmatch(edition):
+        allowed = "at most 40 letters, digits, - and ., a letter or digit first"
+        raise InputError("not a name of an edition", got=edition, allowed=allowed, where="--edition")
+    elif edition in editions() and not force:
+        raise InputError("is there already", got=edition, allowed="another name, or --force", where="--edition")
+
+
+def _store_edition(model: MachineModel, scores: FitScores | None) -> None:
+    """Make a fit the current edition, and keep the one before it under its name.
+
+    Whatever ends this early, each file is whole, and every edition that was there still is.
+
+    Args:
+        scores: None: they stay as they are.
+    """
+    current, replaced = edition_files(), edition_files(model.edition)
+    if (before := current_edition()) != model.edition:
+        kept = edition_files(before)
+        kept.model.parent.mkdir(parents=True, exist_ok=True)
+        for source, target in ((current.scores, kept.scores), (current.model, kept.model)):  # the model makes it one
+            _write(target, source.read_text(encoding="utf-8"))
+    if scores is not None:
+        _write(current.scores, _SCORES_HEAD + _toml(scores))
+    _write(current.model, _MODEL_HEAD + _toml(model))
+    if replaced.model.exists():  # an earlier edition of the name
+        replaced.model.unlink()
+        replaced.scores.unlink()
+        replaced.model.parent.rmdir()
+    read_again()
 
 
 def _peak_errors() -> dict[str, float]:
@@ -98,8 +159,13 @@ def _peak_errors() -> dict[str, float]:
     return {table: 100 * fmean(map(abs, errors)) for table, errors in measured.items() if errors}
 
 
-def _store(path: Path, head: str, content: object) -> None:
-    path.write_text(head + msgspec.toml.encode(content).decode(), encoding="utf-8")
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _toml(content: object) -> str:
+    return msgspec.toml.encode(_rounded(msgspec.to_builtins(content))).decode()
 
 
 def _rounded(content: object) -> object:

@@ -12,6 +12,7 @@ import typer
 
 from reference_runs.configured_run import not_described
 from reference_runs.errors import InputError
+from reference_runs.machine_model import machine_model
 from reference_runs.run import Precision
 from suite.commands import exit_codes
 from suite.commands.options import print_json
@@ -228,6 +229,7 @@ def _entry(name: str, predicted: TracedPrediction, assumed: list[str], reason: s
         "job": msgspec.to_builtins(job),
         "assumed": assumed,
         "accelerator": predicted.machine.accelerator.name,
+        "edition": machine_model().edition,
         "fits": predicted.verdict.value,
         "usable_bytes": predicted.memory.usable,
         "parameters": msgspec.to_builtins(trace.parameters),

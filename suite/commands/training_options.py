@@ -1,4 +1,4 @@
-"""Options that `import`, `predict`, `fit` and `plan` share: each means the same in all of them."""
+"""Options that `import`, `predict`, `fit` and `plan` share, and --edition of all that predict: each means the same."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from reference_runs.machine_model import chosen_edition, edition_chosen
 from reference_runs.run import precision_of
 from suite.commands.options import with_parameters
 from suite.predict.plan.asked import AskedTraining, check_positive
@@ -75,6 +76,13 @@ EnergyPrice = Annotated[float | None, typer.Option(help="Price of a kilowatt hou
 Pue = Annotated[
     float, typer.Option(help="Power usage effectiveness of the building.", min=1, rich_help_panel=COST_PANEL)
 ]
+Edition = Annotated[
+    str | None,
+    typer.Option(
+        help="Earlier fit of the machine model, by its name in reference_runs/editions (default: the current one).",
+        rich_help_panel=MACHINE_PANEL,
+    ),
+]
 JsonOutput = Annotated[
     bool, typer.Option("--json", help="Print JSON, one object a line.", rich_help_panel=OUTPUT_PANEL)
 ]
@@ -123,6 +131,7 @@ class Asked(NamedTuple):
             "--sequence": _typed(training.sequence),
             "--tokens": _typed(training.tokens),
             "--fix": self.fix,
+            "--edition": chosen_edition(),
         }
 
 
@@ -143,6 +152,22 @@ def asks_training(command: Callable[..., None]) -> Callable[..., None]:
         command(asked=asked, **given)
 
     return with_parameters(called, parameters)
+
+
+def asks_edition(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a command: it predicts with the fit of the machine model that --edition names.
+
+    The option stands last, and what the command itself reads is `reference_runs.machine_model.chosen_edition`.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    own = {name: (parameter.annotation, parameter.default) for name, parameter in parameters.items()}
+
+    @functools.wraps(command)
+    def called(edition: str | None, **given: Any) -> None:
+        with edition_chosen(edition):
+            command(**given)
+
+    return with_parameters(called, {**own, "edition": (Edition, None)})
 
 
 def _asked(given: dict[str, Any]) -> Asked:

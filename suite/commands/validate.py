@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from reference_runs.errors import InputError
+from reference_runs.machine_model import chosen_edition
 from reference_runs.published import load_table
 from reference_runs.published_tables import proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import check_writable, print_json
+from suite.commands.training_options import asks_edition
 from suite.machine.packages import require
 from suite.predict.validation.proxies import proxy_pairs
 from suite.predict.validation.published_tables import table_score, timed_rows
@@ -80,6 +82,7 @@ Json = Annotated[
 ]
 
 
+@asks_edition
 def validate(
     tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv (default: all published).")] = None,
     worst: Worst = 5,
@@ -105,6 +108,8 @@ def validate(
     Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
     """
     written = {"--write": write, "--as-read": as_read}
+    if chosen_edition() and not json:
+        console().print(f"machine model: edition {chosen_edition()}", highlight=False)
     require("pandas", *(("matplotlib",) if plot is not None else ()))
     if layouts:
         given = {"--plot": plot, "--all": every_table, "--proxies": proxies, "TABLES": tables, **written}

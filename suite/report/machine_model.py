@@ -73,8 +73,8 @@ def print_left_out(out: Console, scores: FitScores) -> None:
 
 PAGE = """# Numbers of the machine model
 
-Written by `refruns refit --write --leave-out`, or with `--keep` too: then the parameters are those of an
-earlier fit. What they mean: [machine_model.md](machine_model.md).
+Edition {edition}. Written by `refruns refit --write --leave-out`, or with `--keep` too: then the parameters are those
+of an earlier fit. What they mean: [machine_model.md](machine_model.md).
 
 ## Errors of step time
 
@@ -138,6 +138,7 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
         if score.run_left_out is not None
     ]
     return PAGE.format(
+        edition=model.edition,
         errors=_errors(scores, tables),
         runs="\n".join(runs),
         means=_means(scores),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from reference_runs.machine_model import editions
 from reference_runs.named_runs import RUNS
 from tests.support.short_run_files import SHAPE, short_run_file
 
@@ -95,3 +98,36 @@ def test_pure_bf16_is_predicted_and_not_executed(tmp_path, reasons):
     path.write_text(text.replace('miniature = "bloom-mini"', ""), encoding="utf-8")
     (line,) = reasons(str(path), "--mini")
     assert "does not execute training without fp32 moments; got bf16-pure, allowed: fp32, bf16, " in line
+
+
+def step_seconds(entry: dict[str, list[dict[str, object]]]) -> float:
+    return next(row["left"] for row in entry["figures"] if row["quantity"] == "step_seconds" and row["term"] is None)
+
+
+def test_an_earlier_edition_answers_with_its_own_numbers_and_says_so(answered, said):
+    earlier, now = "2026-11-27.1", editions()[-1]
+    then, today = answered("predict", "bloom-176b", "--edition", earlier), answered("predict", "bloom-176b")
+    assert (then["edition"], today["edition"]) == (earlier, now)
+    assert then["step_seconds_uncertainty"] == pytest.approx(0.0625673333333, rel=1e-9)  # printed on that day
+    assert step_seconds(then) != step_seconds(today)
+    assert f"efficiencies of edition {earlier}, fitted to" in said(
+        "predict", "bloom-176b", "--all", "--edition", earlier
+    )
+    assert "of edition" not in said("predict", "bloom-176b", "--all", "--edition", now)
+
+
+def test_every_command_that_predicts_takes_an_edition_and_names_those_there_are(answered, refused, said):
+    two, earlier = ("gpt2-1558m", "--on", "a100-sxm-80gb", "--gpus", "2", "--fix", "tp1,pp1"), editions()[0]
+    for command in ("fit", "plan"):
+        seconds = {}
+        for name in (earlier, editions()[-1]):
+            entry = answered(command, *two, "--edition", name)
+            assert entry["edition"] == name, command
+            best = entry["fastest"] if command == "fit" else entry["best"][0]
+            seconds[name] = best["step_seconds"]
+        assert len(set(seconds.values())) == 2, command
+    assert re.search(rf"predict gpt2-1558m .*--edition {earlier}", said("fit", *two, "--edition", earlier))
+    allowed = f"--edition: no such edition; got 1999-01, allowed: {', '.join(editions())}"
+    for words in (("fit", *two), ("plan", *two), ("predict", "bloom-176b"), ("validate",), ("explore",)):
+        assert refused(*words, "--edition", "1999-01") == allowed, words
+    assert "is of training, not of --tiers" in refused("fit", "--tiers", "--edition", earlier)

@@ -8,7 +8,7 @@ import pytest
 
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
-from reference_runs.machine_model import MACHINE_MODEL, machine_model
+from reference_runs.machine_model import EDITIONS, MACHINE_MODEL, edition_chosen, editions, fit_scores, machine_model
 from reference_runs.stack import AttentionKernel
 from tests.support.published_rows import ROWS_AND_USED
 
@@ -75,3 +75,21 @@ def test_a_parameter_without_meaning_is_refused(tmp_path: Path) -> None:
     path.write_text("\n".join(lines[:first] + lines[first + 1 :]), encoding="utf-8")
     with pytest.raises(InputError, match="mine.toml: machine model: Object missing required field `meaning`"):
         machine_model(path)
+
+
+def test_every_edition_is_a_whole_fit_under_its_own_name_and_a_choice_ends_with_its_block() -> None:
+    assert {path.name for path in EDITIONS.iterdir()} == {*editions()[:-1]}
+    current, scores = machine_model(), fit_scores()
+    for name in editions():
+        with edition_chosen(name):
+            model = machine_model()
+            assert model.edition == name
+            assert model.parameters.keys() == current.parameters.keys(), name
+            assert all(each.least <= each.value <= each.most for each in model.parameters.values()), name
+            assert model.families.keys() == current.families.keys(), name
+            assert fit_scores().free_parameters == sum(each.fitted for each in model.parameters.values()), name
+            others = {term: found for term, found in model.values().items() if found != current.values()[term]}
+            assert bool(others) == (fit_scores() != scores) == (name != current.edition), name
+    with pytest.raises(RuntimeError), edition_chosen(editions()[0]):
+        raise RuntimeError
+    assert (machine_model(), fit_scores()) == (current, scores)

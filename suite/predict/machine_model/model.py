@@ -16,7 +16,7 @@ from reference_runs.accelerator import (
     product_peak_flop_per_second,
 )
 from reference_runs.catalog import accumulation
-from reference_runs.machine_model import MachineModel, machine_model
+from reference_runs.machine_model import MachineModel, chosen_edition, machine_model
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
 from reference_runs.stack import UNNAMED, AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
 from reference_runs.this_cpu import THIS_CPU
@@ -229,7 +229,9 @@ def run_machine(  # long: what is not recorded is noted on the way
     )
     notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
     like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
-    notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {100 * uncertainty:.0f} %")
+    of_edition = f" of edition {edition}," if (edition := chosen_edition()) else ""
+    words = f"efficiencies{of_edition} fitted to published step times of {like}"
+    notes.append(f"{words}: expect errors of {100 * uncertainty:.0f} %")
     if unfitted:
         words = f"products in {product_format.value} at the share of their peak that those in fp8-delayed reach"
         notes.append(f"{words}: that adds {100 * of_products:.0f} %")

@@ -57,6 +57,7 @@ class RankedLayout(msgspec.Struct, frozen=True, kw_only=True):
     rank_interleaved: int
     fitting_interleaved: int
     loss_interleaved: float
+    edition: str = msgspec.field(default_factory=lambda: machine_model().edition)
 
 
 class _Published(NamedTuple):

@@ -52,6 +52,7 @@ class ProxyPair(msgspec.Struct, frozen=True, kw_only=True):
     plain_seconds: float
     error_percent: float
     plain_error_percent: float
+    edition: str = msgspec.field(default_factory=lambda: machine_model().edition)
 
 
 def proxy_pairs(table: PublishedTable) -> list[ProxyPair]:

@@ -109,6 +109,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     skipped_reasons: dict[str, int]
     frameworks: list[FrameworkReading]
     columns_not_read: list[str] | msgspec.UnsetType = msgspec.UNSET
+    edition: str = msgspec.field(default_factory=lambda: machine_model().edition)
 
 
 class RowPrediction(NamedTuple):

@@ -13,7 +13,7 @@ from suite.predict.plan.asked import asked_run
 from suite.predict.plan.frontier import frontier
 from suite.predict.plan.plan import OtherNumber, machine_of, other_numbers, question_of
 from suite.predict.recorded_run.figures import Prices
-from suite.report.explore.presets import described_run, tokens_are_known, version_of
+from suite.report.explore.presets import Version, described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, address, complete_text
 from suite.report.explore.view import recorded_layout, training_of
 from suite.report.explore.words import in_controls
@@ -43,7 +43,7 @@ def numbers(state: ExploreState) -> Numbers:
 
 
 @lru_cache(32)
-def _kept_numbers(state: ExploreState, _version: int) -> Numbers:
+def _kept_numbers(state: ExploreState, _version: Version) -> Numbers:
     try:
         return _numbers(state)
     except InputError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
+from reference_runs.machine_model import chosen_edition
 from reference_runs.published import PublishedRow, PublishedTable, load_table
 from reference_runs.published_tables import shipped_tables
 from reference_runs.run import Cluster, ReferenceRun, Reported, Software
@@ -54,12 +55,19 @@ def _words(row: PublishedRow) -> str:
     return f"{row.model or 'a model'} on {row.layout.ranks:,} {row.accelerator}: {layout_text(row.layout)}"
 
 
-def version_of(name: str) -> int:
-    """When the run file was changed, so that it is read again; 0 of a run that is no file of the user's."""
+Version = tuple[int, str | None]
+
+
+def version_of(name: str) -> Version:
+    """When the run file was changed, 0 of a run that is no file of the user's, and the machine model's edition.
+
+    What was predicted with another version is predicted again.
+    """
     try:
-        return Path(name).stat().st_mtime_ns if name.endswith(".toml") else 0
+        changed = Path(name).stat().st_mtime_ns if name.endswith(".toml") else 0
     except OSError:  # reading it says what is wrong
-        return 0
+        changed = 0
+    return changed, chosen_edition()
 
 
 def described_run(name: str) -> ReferenceRun:

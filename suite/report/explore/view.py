@@ -17,7 +17,7 @@ from suite.predict.plan.asked import AskedTraining, asked_run
 from suite.predict.plan.predicted_run import Predicted, PredictionRequest, prediction_of_run
 from suite.predict.recorded_run.figures import Prices
 from suite.predict.recorded_run.prediction import RankMemory
-from suite.report.explore.presets import described_run, tokens_are_known, version_of
+from suite.report.explore.presets import Version, described_run, tokens_are_known, version_of
 from suite.report.explore.state import ExploreState, complete_text
 from suite.report.explore.words import in_controls
 
@@ -132,7 +132,7 @@ def view(state: ExploreState, layout: str) -> View:
 
 
 @lru_cache(KEPT)
-def _view(state: ExploreState, _version: int) -> View:
+def _view(state: ExploreState, _version: Version) -> View:
     layout = state.layout
     try:
         short = layout_text(parse_layout(layout, base=recorded_layout(state.run, state.stack))) if layout else ""
