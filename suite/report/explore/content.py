@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_runs.catalog import accumulation
+from reference_runs.machine_model import chosen_edition
 from reference_runs.published_tables import PUBLISHED
 from reference_runs.run import ReferenceRun, Workload
 from suite.paths import program
@@ -44,7 +45,8 @@ def command(state: ExploreState) -> str:
     if source_of(state.run) != RUNS:
         path = PUBLISHED / tables()[source_of(state.run)].facts.file
         here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return f"{program()} validate {shlex.quote(str(here))}"
+        edition = ["--edition", chosen] if (chosen := chosen_edition()) else []
+        return shlex.join([*program().split(), "validate", *edition, str(here)])
     options = {
         "--layout": state.layout or None,
         "--on": state.on,
@@ -56,6 +58,7 @@ def command(state: ExploreState) -> str:
         "--sequence": _typed(state.sequence),
         "--tokens": _typed(state.tokens),
         "--price": _typed(state.price),
+        "--edition": chosen_edition(),
     }
     words = [*program().split(), "predict", state.run]
     return shlex.join([*words, *(word for option, value in options.items() if value for word in (option, value))])

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import reference_run, run_names
+from reference_runs.machine_model import edition_chosen, editions
 from reference_runs.run import Precision, ProductFormat
 from suite.__main__ import main
 from suite.predict.analytic.collective_time import Group, collective_seconds
@@ -237,3 +238,25 @@ def test_what_is_wrong_with_a_layout_is_said_in_a_line() -> None:
     state = state_of_run("bloom-176b")
     assert view(state, "dp8,tp5,pp12").wrong[0].startswith("tensor parallel does not divide")
     assert "not a layout" in view(state, "dp8,tpp").wrong[0]
+
+
+def test_the_page_of_an_earlier_edition_has_its_numbers_says_so_and_names_it_in_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    earlier, state = editions()[0], state_of_run("gpt2-1558m")
+    today = content(state)
+    with edition_chosen(earlier):
+        then = content(state)
+        row = content(state_of_run(next(iter(names("korthikanti2022_table5")))))
+    assert content(state) == today
+    seconds = [
+        next(each["value"] for each in shown["views"][0]["figures"] if each["quantity"] == "step_seconds")
+        for shown in (then, today)
+    ]
+    assert seconds[0] != seconds[1]
+    assert any(f"of edition {earlier}," in note for note in then["views"][0]["notes"])
+    assert f"--edition {earlier}" in row["command"]
+    assert main([*shlex.split(then["command"])[3:], "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["edition"] == earlier
+    assert seconds[0] in [each["left"] for each in answer["figures"] if each["quantity"] == "step_seconds"]
