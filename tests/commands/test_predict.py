@@ -47,7 +47,7 @@ def test_one_object_a_line_in_the_stable_form_with_the_recorded_parameters(text)
     assert [entry["run"] for entry in entries] == run_names()
     for entry in entries:
         timed = any(row["quantity"] == "step_seconds" and row["left"] is not None for row in entry["figures"])
-        keys = {"run", "status", "verdict", "record", "figures"}
+        keys = {"run", "status", "verdict", "record", "edition", "figures"}
         keys |= {"stack", "memory"}
         keys |= {"step_seconds_uncertainty", "intervals"} if timed else set()
         assert set(entry) - {"assumed", "memory_verdict"} == keys
