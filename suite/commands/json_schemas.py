@@ -19,7 +19,7 @@ from suite.fleet.references import FleetReferences
 from suite.job.events import CountedCollective
 from suite.job.operators import TracedOperator
 from suite.job.served_job import ServedTrace
-from suite.job.trace_job import TracedParameters, TraceJob
+from suite.job.trace_job import GraphBreak, TracedParameters, TraceJob
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
 from suite.predict.machine_model.intervals import MemoryVerdict
@@ -118,6 +118,7 @@ class TracedAnswer(msgspec.Struct, kw_only=True):
     peak_bytes: int
     at_peak: Section
     kept_bytes: dict[str, int]
+    graph_breaks: list[GraphBreak]
     collectives: list[CountedCollective]
     operators: list[TracedOperator]
 

@@ -18,7 +18,7 @@ from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.commands.traced_options import TracedOptions
 from suite.commands.training_options import Asked
-from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, TraceJob
+from suite.job.trace_job import Compiler, ModelSource, NumberFormat, OptimizerKernel, TraceJob
 from suite.job.trace_layout import TraceLayout, trace_layout
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.packages import require
@@ -94,6 +94,9 @@ def predict_model(  # long: options of a command
         raise InputError("excludes --on: the profile is of a machine of its own", got=got, where="--machine")
     profile = None if machine is None else undisturbed_profile(machine)
     job, assumed = _job(source, asked, layout, options)
+    if options.compile:
+        on_cpu = profile is not None and profile.fingerprint.device == "cpu"
+        job = msgspec.structs.replace(job, compiler=Compiler.CPP if on_cpu else Compiler.TRITON)
     on = asked.on or USUAL_ACCELERATOR
     (trace,) = answered_or_exit(lambda: traced([job]))
     if asked.training.sequence is None:
@@ -241,6 +244,7 @@ def _entry(name: str, predicted: TracedPrediction, assumed: list[str], reason: s
         "peak_bytes": trace.peak_bytes,
         "at_peak": {"phase": trace.at_peak.phase, "bytes": trace.at_peak.bytes, "modules": trace.peak_modules},
         "kept_bytes": trace.kept_bytes,
+        "graph_breaks": msgspec.to_builtins(trace.graph_breaks),
         "collectives": msgspec.to_builtins(trace.collectives),
         "operators": msgspec.to_builtins(trace.operators),
     }

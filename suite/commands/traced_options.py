@@ -26,7 +26,19 @@ Trace = Annotated[
         rich_help_panel=TRACE_PANEL,
     ),
 ]
-_SHARED: dict[str, tuple[Any, object]] = {"optimizer": (Optimizer, None), "trace": (Trace, False)}
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile each decoder layer of a traced model, as torch.compile does up to its kernels.",
+        rich_help_panel=TRACE_PANEL,
+    ),
+]
+_SHARED: dict[str, tuple[Any, object]] = {
+    "optimizer": (Optimizer, None),
+    "trace": (Trace, False),
+    "compile": (Compile, False),
+}
 
 
 class TracedOptions(NamedTuple):
@@ -34,10 +46,12 @@ class TracedOptions(NamedTuple):
 
     Args:
         trace: whether a configuration is traced that a formula describes.
+        compile: whether torch.compile compiles each decoder layer.
     """
 
     optimizer: OptimizerKernel | None = None
     trace: bool = False
+    compile: bool = False
 
     @property
     def given(self) -> dict[str, object | None]:

@@ -38,6 +38,14 @@ class NumberFormat(StrEnum):
     BF16_PURE = "bf16-pure"  # bf16 alone
 
 
+class Compiler(StrEnum):
+    """What the decoder layers are compiled to: whose rules say which operators are one kernel."""
+
+    NONE = ""  # eager
+    TRITON = "triton"  # kernels for GPUs
+    CPP = "cpp"  # for CPUs
+
+
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a model's module comes from: one of both.
 
@@ -65,6 +73,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         saves_products: whether a layer that is computed again keeps attention and every other matrix product too, the
             first among them: torchtitan's selective recomputation by operator.
         synchronises_once: whether gradients are reduced after the last micro-batch alone.
+        compiler: what compiles each decoder layer, or the model where it has no layers.
     """
 
     source: ModelSource
@@ -79,6 +88,18 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recompute_every: int = 1
     saves_products: bool = False
     synchronises_once: bool = False
+    compiler: Compiler = Compiler.NONE
+
+
+class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a compiled module falls apart into two graphs, with Python in between.
+
+    Args:
+        place: file and line.
+    """
+
+    place: str
+    reason: str
 
 
 class TracedParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +134,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
         peak_modules: bytes at that moment by module, and by category within it; empty: no module.
         fullest: the moment of each phase of the step in which its sum is the largest.
         seconds: that the trace took.
+        graph_breaks: within what is compiled.
     """
 
     model: str
@@ -128,6 +150,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     peak_modules: dict[str, dict[str, int]]
     fullest: list[Moment]
     seconds: float
+    graph_breaks: list[GraphBreak] = []
 
     @property
     def at_peak(self) -> Moment:

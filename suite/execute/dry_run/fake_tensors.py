@@ -44,6 +44,11 @@ class FakeTensors(FakeTensorMode):
         self._allocations = allocations
         self._within = False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Otherwise compiled modules would run eagerly under it."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NONE
     ) -> Any:

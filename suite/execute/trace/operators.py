@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from suite.execute.measure.counters import LocalFlopCounter, ObservingMode
@@ -44,9 +43,14 @@ class ModulePaths:
     """Knows which module runs, and for a node of the backward pass which one made it.
 
     PyTorch numbers nodes as they are made (`torch._C._autograd._get_sequence_nr`); its profiler goes by them too.
+
+    Args:
+        compiled: modules whose parts are not called one by one.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, compiled: Iterable[nn.Module] = ()) -> None:
+        within = {id(part) for module in compiled for part in module.modules() if part is not module}
+        self._modules = [module for module in model.modules() if id(module) not in within]
         self._names = {id(module): short_path(name) for name, module in model.named_modules()}
         self._stack: list[str] = []
         self._of_node: list[str] = []
@@ -55,10 +59,14 @@ class ModulePaths:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Within this, calls of modules are followed."""
-        hooks = (
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        )
+        hooks = [
+            hook
+            for module in self._modules
+            for hook in (
+                module.register_forward_pre_hook(self._enter, prepend=True),
+                module.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
         try:
             yield
         finally:
@@ -83,6 +91,10 @@ class ModulePaths:
         """Path of the module whose forward pass runs; empty: none."""
         return self._stack[-1] if self._stack else ""
 
+    def within(self, path: str) -> str:
+        """Path of a part of the module that runs, in either pass."""
+        return ".".join(part for part in (self.of_operator(), path) if part)
+
     def of_operator(self) -> str:
         """Path of the module to which the operator belongs that runs now."""
         if self._stack:
@@ -97,7 +109,9 @@ def short_path(name: str) -> str:
     return _NUMBER.sub("*", _WRAPPERS.sub("", name)).rstrip(".")
 
 
-class _CallKey(NamedTuple):
+class CallKey(NamedTuple):
+    """What calls that are alike have in common; see `TracedOperator`."""
+
     operator: str
     kind: OperatorKind
     phase: TracePhase
@@ -121,7 +135,7 @@ class OperatorRecorder(ObservingMode):
         self._paths = paths
         self._phase = phase
         self._flop: Mapping[Any, Callable[..., int]] = LocalFlopCounter().flop_registry
-        self._calls = Counter[_CallKey]()
+        self._calls = Counter[CallKey]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,7 +149,7 @@ class OperatorRecorder(ObservingMode):
             self._calls[self._key(func, name, args, given, returned)] += 1
         return returned
 
-    def _key(self, func: Any, name: str, args: Any, kwargs: Any, returned: Any) -> _CallKey:
+    def _key(self, func: Any, name: str, args: Any, kwargs: Any, returned: Any) -> CallKey:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
         flop = self._flop.get(func._overloadpacket)
@@ -144,7 +158,7 @@ class OperatorRecorder(ObservingMode):
         if len(sizes) > _MOST_SIZES:
             sizes = ((sum(each.numel() for each in inputs),),)
         written = outputs or inputs[:1]  # an operator on lists writes into its first ones and returns nothing
-        return _CallKey(
+        return CallKey(
             f"{func.namespace}.{name}",
             _kind(name, inputs, outputs),
             self._phase(),
@@ -155,6 +169,10 @@ class OperatorRecorder(ObservingMode):
             sum(map(_bytes, inputs)),
             sum(map(_bytes, written)),
         )
+
+    def add(self, call: CallKey) -> None:
+        """Record a kernel of the compiled module that runs, to which its module is relative."""
+        self._calls[call._replace(module=self._paths.within(call.module))] += 1
 
     def calls(self, kept: Mapping[str, int]) -> list[TracedOperator]:
         """Operators that ran, in their order; what is kept is told with a module's first operator of the forward pass.
@@ -176,16 +194,21 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _kind(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> OperatorKind:
+    if name in ("_to_copy", "copy_", "_foreach_copy_"):
+        source = inputs[-1] if name != "_to_copy" else inputs[0]
+        is_cast = bool(outputs) and source.dtype is not outputs[0].dtype
+        return OperatorKind.CAST if is_cast else OperatorKind.PERMUTATION
+    return kind_of_name(name)
+
+
+def kind_of_name(name: str) -> OperatorKind:
+    """Kind of an operator by its name alone; of copies, which may be casts, see `_kind`."""
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
         return OperatorKind.ATTENTION
     if name in _GEMMS or "grouped_mm" in name:
         return OperatorKind.GEMM
     if name in _HOST:
         return OperatorKind.HOST
-    if name in ("_to_copy", "copy_", "_foreach_copy_"):
-        source = inputs[-1] if name != "_to_copy" else inputs[0]
-        is_cast = bool(outputs) and source.dtype is not outputs[0].dtype
-        return OperatorKind.CAST if is_cast else OperatorKind.PERMUTATION
     if name in _COPIES:
         return OperatorKind.PERMUTATION
     if "norm" in name or "softmax" in name:

@@ -76,8 +76,10 @@ def build(source: ModelSource, *, dtype: torch.dtype, micro_batch: int, sequence
 
 def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
     import transformers
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, masking_utils
 
+    # a sample is one sequence; without numbers transformers takes it for packed ones and makes full masks
+    masking_utils.find_packed_sequence_indices = lambda _: None
     transformers.logging.set_verbosity_error()
     software = f"transformers {transformers.__version__}"
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from suite.execute.trace.sources import Built, build
 from suite.execute.trace.updates import optimizers
 from suite.job.trace_job import NumberFormat, Sharding, StepTrace, TracedParameters, TraceJob
 
+if TYPE_CHECKING:
+    from suite.execute.trace.compiled import CompiledRegions
+
 DATA = "dp"
 KEPT = "kept by "  # how the categories begin of what a forward pass keeps, by module
 
@@ -42,7 +45,8 @@ def trace(job: TraceJob) -> StepTrace:
     with fake_group(0, job.ranks):
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
         axes: dict[str, str] = {mesh.get_group(DATA).group_name: DATA}
-        with fake_tensors(allocations):
+        regions = _regions(job)
+        with fake_tensors(allocations), regions.compiling() if regions else nullcontext():
             dtype = torch.bfloat16 if job.number_format is NumberFormat.BF16_PURE else torch.float32
             built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)
             allocations.name(INPUTS, (leaf for leaf in tree_leaves(built.inputs) if isinstance(leaf, Tensor)))
@@ -54,17 +58,23 @@ def trace(job: TraceJob) -> StepTrace:
                 recompute(
                     built.module, units, every=job.recompute_every, saves_products=job.saves_products, keep=passes.keep
                 )
+            compiled: list[nn.Module] = []
+            if regions:
+                units = decoder_layers(built.module)  # with what computes them again, which is compiled too
+                compiled = units or [built.module]
+                regions.compile(compiled)
             model = _parallel(built.module, units, job, mesh)
-            passes.model, passes.built, passes.paths = model, built._replace(module=model), ModulePaths(model)
+            passes.model, passes.built, passes.paths = model, built._replace(module=model), ModulePaths(model, compiled)
             allocations.owner = passes.paths.of_operator
             updates = optimizers(job.optimizer, model, units)
             step = ModelStep(
                 model, passes.loss, updates, allocations=allocations, clock=clock, micro_batches=job.micro_batches
             )
             collectives, recorder = StepCollectives(axes), OperatorRecorder(passes.paths, clock.phase)
+            followed = regions.followed(recorder.add, passes.keep) if regions else nullcontext()
             with passes.paths.followed():
                 step.prepare()
-                step.measure(collectives, recorder)
+                step.measure(collectives, recorder, followed)
             fullest, _ = allocations.history()
             owners = allocations.owners()
     return StepTrace(
@@ -80,8 +90,17 @@ def trace(job: TraceJob) -> StepTrace:
         peak_bytes=allocations.peak,
         peak_modules=_by_module(owners),
         fullest=fullest,
+        graph_breaks=regions.breaks() if regions else [],
         seconds=time.perf_counter() - start,
     )
+
+
+def _regions(job: TraceJob) -> CompiledRegions | None:
+    if not job.compiler:
+        return None
+    from suite.execute.trace.compiled import CompiledRegions  # Inductor takes seconds
+
+    return CompiledRegions(job.compiler)
 
 
 class _Forward:
@@ -116,11 +135,15 @@ class _Forward:
         self.kept = Counter({n.removeprefix(KEPT): size for n, size in held.items() if n.startswith(KEPT)})
         return loss
 
-    def keep(self, tensor: Tensor) -> None:
-        """Say that the module that runs keeps the tensor for the backward pass, unless it is a weight."""
+    def keep(self, tensor: Tensor, module: str = "") -> None:
+        """Say that the module that runs keeps the tensor for the backward pass, unless it is a weight.
+
+        Args:
+            module: the part of it that keeps it.
+        """
         stored = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
         if stored.untyped_storage()._cdata not in self._weights:
-            self._allocations.keep(KEPT + (self.paths.now or "the loss"), stored)
+            self._allocations.keep(KEPT + (self.paths.within(module) or "the loss"), stored)
 
     def _autocast(self) -> AbstractContextManager[object]:
         sharded = self._job.sharding is not Sharding.REPLICATED  # FSDP casts itself

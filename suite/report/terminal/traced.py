@@ -46,7 +46,11 @@ def print_traced(
         complete: every part, not only the largest.
     """
     job, trace, time = predicted.job, predicted.trace, predicted.time
-    print_folded(out, f"traced: {trace.model} of {trace.software}, eager PyTorch operators one by one", "bold")
+    how = "eager PyTorch operators one by one"
+    if job.compiler:
+        what = f"each {trace.layer_class}" if trace.layers else "the model"
+        how = f"torch.compile of {what}, kernel by kernel; the rest eager"
+    print_folded(out, f"traced: {trace.model} of {trace.software}, {how}", "bold")
     print_folded(out, f"no formula: {reason}, so its own code was executed")
     on = f"{job.ranks:,} {predicted.machine.accelerator.name}"
     usable = predicted.memory.usable / GIB
@@ -54,6 +58,9 @@ def print_traced(
     print_folded(out, _job_words(job, trace.sequence))
     for line in assumed:
         print_folded(out, f"assumed: {line}")
+    for each in trace.graph_breaks:
+        where = f" at {each.place}" if each.place else ""
+        print_folded(out, f"graph break{where}: {each.reason}", "yellow")
     parameters = trace.parameters
     frozen = parameters.total - parameters.trainable
     print_folded(

@@ -53,6 +53,23 @@ def build() -> nn.Module:
     return Model()
 
 
+class BrokenLayer(Layer):
+    """A layer in whose middle Dynamo cannot go on."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """The hidden states after the layer."""
+        x_BTD = torch.relu(self.norm(x_BTD))
+        print(end="")
+        return torch.tanh(self.down(torch.relu(self.up(x_BTD))))
+
+
+def build_broken() -> nn.Module:
+    """A model of layers that compile to two graphs each."""
+    model = Model()
+    model.layers = nn.ModuleList(BrokenLayer() for _ in range(LAYERS))
+    return model
+
+
 def no_module() -> int:
     """No module, as a mistake."""
     return 3
