@@ -157,7 +157,7 @@ class OperatorRecorder(ObservingMode):
         sizes = tuple(tuple(each.shape) for each in inputs)
         if len(sizes) > _MOST_SIZES:
             sizes = ((sum(each.numel() for each in inputs),),)
-        written = outputs or inputs[:1]  # an operator on lists writes into its first ones and returns nothing
+        read, written = _moved(name, args, kwargs, outputs)
         return CallKey(
             f"{func.namespace}.{name}",
             _kind(name, inputs, outputs),
@@ -166,7 +166,7 @@ class OperatorRecorder(ObservingMode):
             sizes,
             str(written[0].dtype).removeprefix("torch.") if written else "",
             count,
-            sum(map(_bytes, inputs)),
+            sum(map(_bytes, read)),
             sum(map(_bytes, written)),
         )
 
@@ -186,6 +186,27 @@ class OperatorRecorder(ObservingMode):
             of_module = left.pop(key.module, 0) if key.phase is TracePhase.FORWARD else 0
             found.append(TracedOperator(**key._asdict(), calls=number, kept_bytes=of_module))
         return found
+
+
+def _moved(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors that an operator reads, each once, and those that it writes.
+
+    An operator on lists writes into its first ones and returns nothing; a copy does not read what it writes. FSDP2
+    copies a rank's shards into its part of the message, not into the whole.
+    """
+    first = _tensors(args[:1])
+    if name == "all_gather_copy_in":
+        return first, first
+    written = _tensors(kwargs.get("out")) or returned or first
+    is_overwritten = name in ("copy_", "_foreach_copy_") or kwargs.get("out") is not None
+    unread = {id(each) for each in (_tensors(kwargs.get("out")) or first if is_overwritten else ())}
+    return [each for each in _tensors((args, kwargs)) if id(each) not in unread], written
+
+
+def _tensors(values: object) -> list[Tensor]:
+    return list({id(leaf): leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}.values())
 
 
 def _bytes(tensor: Tensor) -> int:
