@@ -85,7 +85,7 @@ def ending(trial: Trial, place: Path) -> Ending:
     os.waitpid(child, 0)
     printed, said = (path.read_bytes().decode(errors="surrogateescape") for path in (out, err))
     code, seconds, wrong = json.loads(answer.read_bytes()) if answer.exists() else ("died", 0.0, "the process died")
-    if code == exit_codes.BAD_INPUT and seconds > SECONDS:
+    if code == exit_codes.BAD_INPUT and said.startswith("error: ") and seconds > SECONDS:  # not: some are left out
         wrong = wrong or f"refused after {seconds:.1f} s of a processor"
     return Ending(code, seconds, wrong or _wrong(trial, code, printed, said, before, _files(place)))
 
