@@ -59,6 +59,7 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
     from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
     tensors = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
+    is_product = operator._schema.name == "aten::mm"
     in_8_bits = "_scaled_mm" in str(operator)  # oneDNN may multiply by its reference (scaled_products.py)
 
     def call(keyset: Any, *arguments: Any, **options: Any) -> Any:
@@ -102,7 +103,8 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
         if in_8_bits:
             torch._C._set_mkldnn_enabled(False)
         try:
-            computed = operator(*on_host[0], **on_host[1])
+            in_halves = is_product and str(on_host[0][0].dtype).removeprefix("torch.") in HALVES
+            computed = (_product if in_halves else operator)(*on_host[0], **on_host[1])
         except RuntimeError:  # the host's kernel wants one precision, where the device's takes 16 bits and fp32
             computed = _in_fp32(operator, *on_host)
         finally:
@@ -199,6 +201,16 @@ def _interpret_triton(limit: int) -> None:
             patched.restore()
 
     jit.JITFunction.run, jit.JITFunction.__call__ = run, call
+
+
+def _product(left: Any, right: Any, *, out: Any = None) -> Any:
+    """A product of 16 bits by way of fp32, rounded once, as a GPU's is.
+
+    A processor without a unit for bf16 takes 25 ms for 320 x 320 matrices, and 0.8 ms this way (2026-11-29): eight
+    ranks that share two such processors would wait for them most of the time.
+    """
+    result = (left.float() @ right.float()).to(left.dtype)
+    return result if out is None else out.copy_(result)
 
 
 def _in_fp32(operator: Any, arguments: Any, options: Any) -> Any:
