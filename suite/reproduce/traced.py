@@ -41,7 +41,7 @@ def traced_serving(jobs: Sequence[ServedJob]) -> list[ServedTrace]:
     return [answer for answer in _answers(jobs) if isinstance(answer, ServedTrace)]
 
 
-def _answers(jobs: Sequence[TraceJob] | Sequence[ServedJob]) -> list[StepTrace | ServedTrace]:
+def _answers(jobs: Sequence[TraceJob | ServedJob]) -> list[StepTrace | ServedTrace]:
     """The answer to each job.
 
     Raises:

@@ -64,7 +64,8 @@ def trace_served(job: ServedJob) -> ServedTrace:
         CachedTensors(**held._asdict(), layers=layers[held], bytes=size, half_bytes=halves.get(held, 0))
         for held, size in sizes.items()
     ]
-    text: Any = model.config.get_text_config()
+    config: Any = model.config
+    text = config.get_text_config()
     return ServedTrace(
         model=type(model).__name__,
         software=built.software,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")  # kernels of other versions and machines
 
-from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torchao's own, of its syntax and of what PyTorch deprecates
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
 from reference_runs.configured_run import configured_run
 from suite.predict.analytic.weight_formats import WeightFormat, weight_parts
