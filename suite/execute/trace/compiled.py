@@ -68,7 +68,7 @@ class CompiledRegions:
     def compile(self, modules: Iterable[nn.Module]) -> None:
         """Compile the forward passes of these, without the hooks around each."""
         for module in modules:
-            module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+            module.forward = torch.compile(module.forward)
 
     def breaks(self) -> list[GraphBreak]:
         """Where Dynamo could not go on, each place and reason once; without a place, where it left a function alone."""

@@ -18,6 +18,7 @@ from torch._inductor.scheduler import (
     NopKernelSchedulerNode,
     OutputNode,
     SchedulerBuffer,
+    SchedulerNode,
 )
 from torch._inductor.utils import get_fused_kernel_name
 from torch._inductor.virtualized import V
@@ -104,7 +105,7 @@ def kernels(graph: GraphLowering) -> list[ScheduledKernel]:
 
 def outputs(graph: GraphLowering) -> list[GraphOutput]:
     """Results of a scheduled graph, in their order."""
-    (last,) = graph.module.graph.find_nodes(op="output")
+    (last,) = graph.graph.find_nodes(op="output")
     nodes = tree_leaves(last.args[0], is_leaf=lambda leaf: isinstance(leaf, fx.Node) or leaf is None)
     results = last.meta.get("user_visible_output_idxs", range(len(nodes)))
     found = []
@@ -181,7 +182,7 @@ def _call(
     if isinstance(node, NopKernelSchedulerNode) or (is_extern and isinstance(node.node, ir.MultiOutput)):
         return None
     origins = _origins(node)
-    source = _source(node) if is_extern else None
+    source = _source(node) if isinstance(node, ExternKernelSchedulerNode) else None
     if source is not None:
         origins = [source]
     computed = [origin for origin in origins if _flop(origin) and (is_extern or origin not in extern)]
@@ -220,6 +221,7 @@ def _origins(node: BaseSchedulerNode) -> list[fx.Node]:
 
 def _source(node: ExternKernelSchedulerNode) -> fx.Node | None:
     """The operator that a kernel of PyTorch's own library computes."""
+    assert node.node is not None
     if (source := node.node.get_origin_node()) is not None:
         return source
     origins, target = _origins(node), getattr(node.node, "op_overload", None)
@@ -238,7 +240,7 @@ class _Operator(NamedTuple):
 
 def _operator(node: fx.Node) -> _Operator:
     """The operator of a node; of one that only saves or restores the state of random numbers, what runs in it."""
-    returned = node.meta.get("val")
+    returned: Any = node.meta.get("val")
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
     within = [number for number, arg in enumerate(args) if isinstance(arg, torch._ops.OpOverload)]
     if not within or not isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -305,12 +307,12 @@ def _module(nodes: Iterable[fx.Node]) -> str:
 
 def _moved(node: BaseSchedulerNode) -> tuple[int, int]:
     """Bytes that a kernel reads and those that it writes, each element of a buffer at most once."""
-    read, written = defaultdict[str, int](int), defaultdict[str, int](int)
+    read, written = defaultdict[str, float](float), defaultdict[str, float](float)
     inside = {b.get_name() for b in node.get_outputs() if _is_inside(b, node)}
     for each in node.get_nodes():
         elements = math.inf
-        if not isinstance(each, ExternKernelSchedulerNode):
-            elements = math.prod(_number(size) for sizes in each.get_ranges() for size in sizes)
+        if isinstance(each, SchedulerNode):
+            elements = math.prod([_number(size) for sizes in each.get_ranges() for size in sizes])
         for dependencies, moved in ((each.read_writes.reads, read), (each.read_writes.writes, written)):
             for name in {dependency.name for dependency in dependencies} - inside:
                 moved[name] += elements
@@ -328,8 +330,9 @@ def _bytes(name: str, elements: float) -> int:
         return 0
     layout = buffer.get_output_spec() if isinstance(buffer, ir.Buffer) else buffer.get_layout()
     if isinstance(layout, ir.MultiOutputLayout):
-        users = [user.node.node for user in V.graph.scheduler.name_to_buf[name].users if user.node is not None]
-        return sum(_bytes(part.get_name(), math.inf) for part in users if isinstance(part, ir.MultiOutput))
+        users = [user.node for user in V.graph.scheduler.name_to_buf[name].users]
+        parts = [user.node for user in users if isinstance(user, BaseSchedulerNode)]
+        return sum(_bytes(part.get_name(), math.inf) for part in parts if isinstance(part, ir.MultiOutput))
     if not isinstance(layout, ir.Layout):
         return 0
     held = math.prod(map(_number, layout.size))
