@@ -13,6 +13,9 @@ from suite.commands.model_tiers import print_model_tiers
 from suite.commands.options import print_json
 from suite.commands.planned_run import AskedQuestion, asked_question, found_entry, print_command, print_next
 from suite.commands.served_model import AskedServing, asks_serving, check_serving, serve_model
+from suite.commands.traced_fit import fit_model
+from suite.commands.traced_model import check_absent, no_formula
+from suite.commands.traced_options import TracedOptions, asks_trace
 from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
@@ -23,14 +26,15 @@ from suite.report.terminal.tables import console
 @asks_edition
 @asks_training
 @asks_serving
+@asks_trace
 def fit_command(
     asked: Asked,
     serving: AskedServing,
+    tracing: TracedOptions,
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A recorded run, or a run file ending in .toml; with --serve or --tiers also a config.json.",
-            show_default=False,
+            help="A recorded run, a run file ending in .toml, config.json, or FILE.py:FUNCTION.", show_default=False
         ),
     ] = None,
     fix: Annotated[
@@ -52,9 +56,10 @@ def fit_command(
 ) -> None:
     """Say whether a model fits, in which layout, how long its step takes, and what the largest is that would fit.
 
-    Layouts are searched as the run's software or --stack executes them, as `plan` does. With --serve: whether it can be
-    served, with weights in 16, 8 and 4 bits, and for how many sequences at a time. With --tiers: which size of model
-    fits which card, to be served, or to be trained whole or with adapters.
+    Layouts are searched as the run's software or --stack executes them, as `plan` does. A model that no formula
+    describes is traced: under DistributedDataParallel and FSDP2, with and without recomputation. With --serve: whether
+    it can be served, with weights in 16, 8 and 4 bits, and for how many sequences at a time. With --tiers: which size
+    of model fits which card, to be served, or to be trained whole or with adapters.
 
     Examples: python -m suite fit llama2-70b --on h100-sxm --gpus 32 --stack megatron-core;
     python -m suite fit gpt2-1558m --on rtx-4090 --gpus 1 --sequence 2048 --batch 8;
@@ -74,13 +79,20 @@ def fit_command(
     if serving.serve:
         serve_model(run, asked, serving, as_json=json)
         return
+    if (reason := no_formula(run, tracing)) is not None:
+        of_runs = {"--stack": asked.stack, "--tokens": asked.training.tokens, "--any-software": any_software or None}
+        check_absent(of_runs, what="is of runs")
+        fit_model(run, asked, tracing, reason=reason, as_json=json)
+        return
+    check_absent(tracing.given, what="is of models that are traced")
     found = asked_question(run, asked)
     with seconds_told("searching layouts", console(stderr=True)):
         answer = fit(every_switch(found.question) if any_software else found.question)
+    named = f"{run}, by formula" if run.endswith(".json") else found.run.name
     if json:
         print_json(_entry(run, found, answer))
     else:
-        print_fit_answer(console(), found.run.name, found.machine, answer, fix, any_software=any_software)
+        print_fit_answer(console(), named, found.machine, answer, fix, any_software=any_software)
         print_assumptions(console(), found.assumed, found.notes)
         _print_commands(run, asked, found, answer, any_software=any_software)
     if not answer.result.best:
@@ -106,6 +118,7 @@ def _entry(run: str, found: AskedQuestion, answer: Fit) -> dict[str, Any]:
     shown = {"fastest": result.best[0] if result.best else None, "smallest": result.smallest}
     return {
         "run": run,
+        **({"answered_by": "formula"} if run.endswith(".json") else {}),
         "accelerator": found.machine.accelerator.name,
         "accelerators": answer.question.ranks,
         "stack": found.machine.stack.name,

@@ -12,14 +12,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from reference_runs.floors import RateFloor
+from suite.commands.model_schemas import Section, ServingAnswer, TiersAnswer, TracedAnswer, TracedFitAnswer
 from suite.fleet.fleet_record import FleetEnd
 from suite.fleet.health_events import HealthEvent
 from suite.fleet.node_patch import NodeCondition
 from suite.fleet.references import FleetReferences
-from suite.job.events import CountedCollective
-from suite.job.operators import TracedOperator
-from suite.job.served_job import ServedTrace
-from suite.job.trace_job import GraphBreak, TracedParameters, TraceJob
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row
 from suite.predict.machine_model.intervals import MemoryVerdict
@@ -30,8 +27,6 @@ from suite.predict.validation.worked_examples import FormulaResult
 from suite.records.battery import CheckFinding
 from suite.records.merge import Merged
 from suite.regression.check import Comparison
-
-Section = dict[str, Any]
 
 
 class ListedRun(msgspec.Struct, kw_only=True):
@@ -93,40 +88,11 @@ class PredictAnswer(msgspec.Struct, kw_only=True):
     answered_by: Literal["formula"] | UnsetType = UNSET
 
 
-class TracedAnswer(msgspec.Struct, kw_only=True):
-    """A model's step that was executed without memory; seconds are null where the network is needed and not known.
-
-    `no_formula` is the reason why no formula answered.
-    """
-
-    run: str
-    answered_by: Literal["trace"]
-    no_formula: str
-    traced: Section
-    job: TraceJob
-    assumed: list[str]
-    accelerator: str
-    edition: str
-    fits: MemoryVerdict
-    usable_bytes: float
-    parameters: TracedParameters
-    model_flop: int
-    hardware_flop: int
-    step_seconds: float | None
-    tokens_per_second: float | None
-    mfu: float | None
-    peak_bytes: int
-    at_peak: Section
-    kept_bytes: dict[str, int]
-    graph_breaks: list[GraphBreak]
-    collectives: list[CountedCollective]
-    operators: list[TracedOperator]
-
-
 class FitAnswer(msgspec.Struct, kw_only=True):
     """Whether a run fits on so many accelerators; layouts are null where none does."""
 
     run: str
+    answered_by: Literal["formula"] | UnsetType = UNSET
     accelerator: str
     accelerators: int
     stack: str
@@ -137,28 +103,6 @@ class FitAnswer(msgspec.Struct, kw_only=True):
     layouts: Section
     fastest: Section | None
     smallest: Section | None
-
-
-class ServingAnswer(msgspec.Struct, kw_only=True):
-    """The memory to serve a model on each of so many accelerators; `traced` is null where formulas answer."""
-
-    run: str
-    accelerator: str
-    accelerators: int
-    assumed: list[str]
-    fits: bool
-    memory_bytes: float
-    serving: Section
-    traced: ServedTrace | None
-
-
-class TiersAnswer(msgspec.Struct, kw_only=True):
-    """Memory that models need for each purpose on one card and on a node of 8, and the largest that fits each card."""
-
-    context: int
-    sequences: int
-    models: list[Section]
-    cards: list[Section]
 
 
 class PlanAnswer(msgspec.Struct, kw_only=True):
@@ -364,7 +308,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "import": (ImportedRun,),
     "predict": (PredictAnswer, TracedAnswer),
     "plan": (PlanAnswer,),
-    "fit": (FitAnswer, ServingAnswer, TiersAnswer),
+    "fit": (FitAnswer, TracedFitAnswer, ServingAnswer, TiersAnswer),
     "validate": (Score, ProxyPair, RankedLayout),
     "formulas": (FormulaResult,),
     "reproduce": (LaunchAnswer, Launches),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from reference_runs.catalog import miniatures, reference_run
+from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text, named_fields
 from reference_runs.run import ReferenceRun
@@ -47,7 +49,9 @@ def asked_question(name: str, asked: Asked, *, usual_stack: str | None = None) -
     Raises:
         InputError: no such run, accelerator or stack; an option that does not go with the run.
     """
-    found = asked_run(planned_run(name), asked.training, on=asked.on, ranks=asked.gpus)
+    found = asked_run(
+        planned_run(name, sequence=asked.training.sequence), asked.training, on=asked.on, ranks=asked.gpus
+    )
     machine = machine_of(found.run, found.on, found.ranks, asked.network, asked.stack or usual_stack)
     fixed = named_fields(asked.fix, where="--fix") if asked.fix else {}
     if (micro_batch := asked.training.micro_batch) is not None:
@@ -59,12 +63,17 @@ def asked_question(name: str, asked: Asked, *, usual_stack: str | None = None) -
     return AskedQuestion(found.run, machine, question, assumed, found.notes)
 
 
-def planned_run(name: str) -> ReferenceRun:
-    """The recorded run or the run file of that name.
+def planned_run(name: str, *, sequence: int | None = None) -> ReferenceRun:
+    """The recorded run or the run file of that name, or the run that a config.json describes.
+
+    Args:
+        sequence: tokens of a sample, which a configuration does not say.
 
     Raises:
-        InputError: there is none, or it is a miniature.
+        InputError: there is none, no formula describes it, or it is a miniature.
     """
+    if name.endswith(".json"):
+        return configured_run(Path(name), sequence=sequence)
     minis = miniatures()
     if name in minis:
         raise InputError("is for recorded runs and run files", got=f"the miniature {name}", meant=minis[name])

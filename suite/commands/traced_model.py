@@ -85,22 +85,19 @@ def predict_model(  # long: options of a command
     Raises:
         InputError: no such file, a model that cannot be traced, or an option that a trace does not know.
     """
-    source = model_source(name)
-    of_optimizer = ("bitsandbytes",) if options.optimizer is OptimizerKernel.ADAMW_8BIT else ()
-    require("torch", *(("transformers",) if source.configuration else ()), *of_optimizer)
-    end_as_interrupted()
+    source = required_source(name, options)
     if machine is not None and asked.on is not None:
         got = f"--on {asked.on}"
         raise InputError("excludes --on: the profile is of a machine of its own", got=got, where="--machine")
     profile = None if machine is None else undisturbed_profile(machine)
-    job, assumed = _job(source, asked, layout, options)
+    job, assumed = asked_job(source, asked, layout, options)
     if options.compile:
         on_cpu = profile is not None and profile.fingerprint.device == "cpu"
         job = msgspec.structs.replace(job, compiler=Compiler.CPP if on_cpu else Compiler.TRITON)
     on = asked.on or USUAL_ACCELERATOR
     (trace,) = answered_or_exit(lambda: traced([job]))
     if asked.training.sequence is None:
-        assumed.append(f"{trace.sequence:,} tokens a sample, as many as the model takes (--sequence)")
+        assumed.append(f"{trace.sequence:,} tokens a sample (--sequence)")
     network = None if asked.network is None else asked.network * 1e9 / 8
     predicted = traced_prediction(job, trace, on=on, network_bytes_per_second=network, profile=profile)
     if as_json:
@@ -121,6 +118,19 @@ def answered_or_exit(ask: Callable[[], Traces]) -> Traces:
     except TraceError as error:
         console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+
+
+def required_source(name: str, options: TracedOptions) -> ModelSource:
+    """The source of a model as it was named, for which every package is there; from here on Ctrl-C ends its traces.
+
+    Raises:
+        InputError: as `model_source`, or a package that is missing.
+    """
+    source = model_source(name)
+    of_optimizer = ("bitsandbytes",) if options.optimizer is OptimizerKernel.ADAMW_8BIT else ()
+    require("torch", *(("transformers",) if source.configuration else ()), *of_optimizer)
+    end_as_interrupted()
+    return source
 
 
 def model_source(name: str) -> ModelSource:
@@ -146,7 +156,9 @@ def model_source(name: str) -> ModelSource:
     return ModelSource(configuration=str(path.resolve()))
 
 
-def _job(source: ModelSource, asked: Asked, words: str | None, options: TracedOptions) -> tuple[TraceJob, list[str]]:
+def asked_job(
+    source: ModelSource, asked: Asked, words: str | None, options: TracedOptions
+) -> tuple[TraceJob, list[str]]:
     """The job that options ask for, and what is assumed in it."""
     assumed: list[str] = []
     training, precision = asked.training, asked.training.precision

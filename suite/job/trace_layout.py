@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, parse_layout
-from suite.job.trace_job import Sharding
+from suite.job.trace_job import Sharding, TraceJob
 
 ALLOWED = (
     "dpN, zero0 (DistributedDataParallel), zero3 (FSDP2), noreshard, recompute-full, selective-op, selective-layerN, "
@@ -78,3 +78,17 @@ def trace_layout(text: str) -> TraceLayout:
         accumulation=layout.accumulation,
         micro_batch=layout.micro_batch if any(word.startswith("micro") for word in others) else None,
     )
+
+
+def layout_words(job: TraceJob) -> str:
+    """The layout of a job, in words that `trace_layout` reads as it."""
+    sharded = job.sharding is not Sharding.REPLICATED
+    words = [f"dp{job.ranks}", *["zero3"] * sharded, *["noreshard"] * (job.sharding is Sharding.KEPT)]
+    if job.recompute:
+        of_layers = "recompute-full" if job.recompute_every == 1 else f"selective-layer{job.recompute_every}"
+        words.append("selective-op" if job.saves_products else of_layers)
+    if job.micro_batches > 1:
+        words.append(f"accumulate{job.micro_batches}")
+        if job.synchronises_once is sharded:  # not as where nothing is said
+            words.append("no-sync" if sharded else "sync")
+    return ",".join([*words, f"micro{job.micro_batch}"])

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.job.operators import TracedOperator
 from suite.job.served_job import ServedJob, ServedTrace
 from suite.job.trace_job import NotTraced, StepTrace, TraceAnswer, TraceJob
 from suite.launch.interruption import check_interrupted, held
 from suite.machine.processes import die_with_parent
 from suite.reproduce.dry_run.workers import environment
 
+MOST_MICRO_BATCHES = 3  # that are executed
 TAIL = 1500  # characters of what a worker said last
 
 
@@ -25,11 +27,17 @@ class TraceError(Exception):
 def traced(jobs: Sequence[TraceJob]) -> list[StepTrace]:
     """The step of each job, traced.
 
+    Of many micro-batches three are executed: the first has no gradients to add to, the last may be followed by
+    messages, and those between them do the same. What one does is the difference of steps of three and of two.
+
     Raises:
         InputError: a model cannot be built or traced.
         TraceError: the process ended without an answer, for want of memory perhaps.
     """
-    return [answer for answer in _answers(jobs) if isinstance(answer, StepTrace)]
+    asked: dict[TraceJob, None] = dict.fromkeys(each for job in jobs for each in _executed(job))
+    answers = [answer for answer in _answers(list(asked)) if isinstance(answer, StepTrace)]
+    steps = dict(zip(asked, answers, strict=True))
+    return [_step(job, [steps[each] for each in _executed(job)]) for job in jobs]
 
 
 def traced_serving(jobs: Sequence[ServedJob]) -> list[ServedTrace]:
@@ -39,6 +47,42 @@ def traced_serving(jobs: Sequence[ServedJob]) -> list[ServedTrace]:
         InputError, TraceError: as `traced`.
     """
     return [answer for answer in _answers(jobs) if isinstance(answer, ServedTrace)]
+
+
+def _executed(job: TraceJob) -> list[TraceJob]:
+    if job.micro_batches <= MOST_MICRO_BATCHES:
+        return [job]
+    numbers = (MOST_MICRO_BATCHES - 1, MOST_MICRO_BATCHES)
+    return [msgspec.structs.replace(job, micro_batches=number) for number in numbers]
+
+
+def _step(job: TraceJob, executed: Sequence[StepTrace]) -> StepTrace:
+    """The step of a job from what was executed of it: itself, or steps of two and three micro-batches."""
+    *fewer, step = executed
+    if not fewer:
+        return step
+    more = job.micro_batches - MOST_MICRO_BATCHES
+    calls = {_alike(each): each.calls for each in fewer[0].operators}
+    messages = {(each.axis, each.operation): each for each in fewer[0].collectives}
+    operators = []
+    for each in step.operators:
+        of_one = each.calls - calls.get(_alike(each), 0)
+        operators.append(msgspec.structs.replace(each, calls=each.calls + more * of_one))
+    collectives = []
+    for counted in step.collectives:
+        before = messages.get((counted.axis, counted.operation))
+        payload = counted.payload_bytes - (before.payload_bytes if before else 0)
+        number = counted.messages - (before.messages if before else 0)
+        collectives.append(
+            msgspec.structs.replace(
+                counted, payload_bytes=counted.payload_bytes + more * payload, messages=counted.messages + more * number
+            )
+        )
+    return msgspec.structs.replace(step, operators=operators, collectives=collectives)
+
+
+def _alike(operator: TracedOperator) -> TracedOperator:
+    return msgspec.structs.replace(operator, calls=0, kept_bytes=0)
 
 
 def _answers(jobs: Sequence[TraceJob | ServedJob]) -> list[StepTrace | ServedTrace]:

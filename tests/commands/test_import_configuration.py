@@ -60,7 +60,7 @@ def test_a_directory_is_read_and_what_is_no_configuration_or_run_says_what_to_do
     allowed = "a config.json, or its directory"
     line = refused("import", "org/model")
     assert line == f"org/model: cannot read the configuration: No such file or directory; allowed: {allowed}"
-    line = refused("fit", configuration)
+    line = refused("show", configuration)
     assert line.startswith("a configuration is no run: `import` writes a run file of it; got 'config.json', allowed: ")
     line = refused("predict", "llama3-8b")
     meant = "did you mean llama3.1-8b? allowed: a name that `runs` lists, or a file ending in .toml"

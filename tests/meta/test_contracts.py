@@ -7,16 +7,18 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from suite.paths import ROOT
+from tests.support.configurations import PUBLISHED, written
 
 WITHOUT_TORCH = """
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "triton", "pandas", "numpy"):
+        if name.partition(".")[0] in ("torch", "triton", "transformers", "peft", "pandas", "numpy"):
             raise ImportError(f"{name} is not to be imported here")
 sys.meta_path.insert(0, Refuse())
 """
@@ -40,7 +42,11 @@ COMMANDS = (
     "ladder --help",
     "--help",
 )
-WITH_FRAMES = ("validate",)  # whose tables are made by pandas
+WITH_FRAMES = (  # whose tables are made by pandas, and whose layouts are searched by NumPy
+    "validate",
+    "predict CONFIGURATION",
+    "fit CONFIGURATION --on h100 --gpus 8",
+)
 MOST_MODULES = {"runs": 350, "predict bloom-176b": 500}  # 307 and 440 on 2026-11-28
 
 
@@ -49,7 +55,9 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("commands", "allowed"), [(COMMANDS, ""), (WITH_FRAMES, ', "pandas", "numpy"')])
-def test_commands_run_without_torch(commands: tuple[str, ...], allowed: str) -> None:
+def test_commands_run_without_torch(commands: tuple[str, ...], allowed: str, tmp_path: Path) -> None:
+    configuration = written(tmp_path / "config.json", PUBLISHED["llama3.1-8b"][0])
+    commands = tuple(command.replace("CONFIGURATION", str(configuration)) for command in commands)
     code = f"{WITHOUT_TORCH.replace(allowed, '')}\nfrom suite.__main__ import main\n"
     done = _python(f"{code}for command in {commands}: assert main(command.split()) == 0, command")
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from reference_runs.hugging_face.aliases import known_type
+from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
 from suite.job.trace_job import ModelSource
 
 TOKENS = 1024  # of a sample, where neither an option nor the configuration says how many
@@ -76,7 +77,7 @@ def build(source: ModelSource, *, dtype: torch.dtype, micro_batch: int, sequence
 
 def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
     import transformers
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, masking_utils
+    from transformers import CONFIG_MAPPING, AutoConfig, masking_utils
 
     # a sample is one sequence; without numbers transformers takes it for packed ones and makes full masks
     masking_utils.find_packed_sequence_indices = lambda _: None
@@ -93,14 +94,18 @@ def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence:
         configuration = AutoConfig.for_model(kind, **values)
     except Exception as error:
         raise SourceError(f"{software} does not read this configuration: {one_line(error)}", "model_type") from error
-    if type(configuration) not in AutoModelForCausalLM._model_mapping:
+    # those with towers for pictures or sound first: a configuration that has some is of the whole model
+    classes = (transformers.AutoModelForImageTextToText, transformers.AutoModelForMultimodalLM)
+    models = (*classes, transformers.AutoModelForCausalLM)
+    able = next((each for each in models if type(configuration) in each._model_mapping), None)
+    if able is None:
         raise SourceError(f"{software} has no causal language model of type {kind!r}", "model_type")
     try:
-        module = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
+        module = able.from_config(configuration, dtype=dtype)
     except Exception as error:
         raise SourceError(f"{software} cannot build it: {one_line(error)}", last_line(error)) from error
     text = configuration.get_text_config()
-    tokens = sequence or getattr(text, "max_position_embeddings", None) or TOKENS
+    tokens = sequence or min(getattr(text, "max_position_embeddings", None) or TOKENS, USUAL_SEQUENCE)
     ids_BT = torch.ones(micro_batch, tokens, dtype=torch.int64)
     inputs = {"input_ids": ids_BT, "labels": ids_BT, "use_cache": False}
     return Built(module.train(), inputs, software, tokens)

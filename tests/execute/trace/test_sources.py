@@ -24,6 +24,7 @@ ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_pro
 DESCRIBED: dict[str, dict[str, Any]] = {
     "llama": GATED,
     "qwen3": GATED | {"head_dim": 64},
+    "gemma": GATED | {"head_dim": 64},
     "mixtral": GATED | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt2": {"n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128},
     "bloom": {"hidden_size": 256, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "seq_length": 128},
