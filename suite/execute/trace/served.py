@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,12 +13,17 @@ from torch import Tensor, nn
 
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
+from suite.execute.measure.counters import ObservingMode
 from suite.execute.trace.sources import SourceError, build
 from suite.job.served_job import CachedTensors, ServedJob, ServedTrace
 
 ROUTERS = ("gate", "router", "shared_expert_gate")  # linear layers that software leaves in 16 bits, by their last name
 LEAST_DIMS = 3  # of a cached tensor: a batch, what tensor parallelism divides, and one more; counters have fewer
 DEPTH = 6  # of objects within a cache
+ATTENTION = ("keys", "values")  # names of what attention caches, whose operators do not grow in number with the tokens
+FEW = 8  # tokens of a pass that shows how a model works
+SCANS = 1.2  # times as many operators for twice the tokens: some layers read token by token
+SHORT = (32, 64)  # tokens of passes whose bytes lie on a line with those of longer ones
 
 
 class _ServedWeights(NamedTuple):
@@ -37,6 +42,9 @@ class _CachedTensor(NamedTuple):
     element_bytes: int
 
 
+_CacheSizes = dict[_CachedTensor, tuple[int, int]]  # layers, and bytes of all of them
+
+
 def trace_served(job: ServedJob) -> ServedTrace:
     """The weights, cache and activations of the job's model.
 
@@ -50,19 +58,15 @@ def trace_served(job: ServedJob) -> ServedTrace:
         model = built.module.eval()
         context = job.context or min(built.sequence, job.usual)
         chunk = min(job.chunk, context)
-        allocations.record()
-        before = allocations.peak
-        logits = _forward(model, chunk, use_cache=False).logits
-        prefill, vocabulary = allocations.peak - before, logits.shape[-1]
-        del logits
-        half = _cached(_forward(model, context // 2, use_cache=True)) if context > 1 else []
-        whole = _cached(_forward(model, context, use_cache=True))
+        passes = _ForwardPasses(model, allocations)
+        short = passes.scanned_tokens() if context > FEW else None
+        # a scan token by token takes an operator and more for each: long sequences follow from short ones
+        whole, half = (passes.extended_cache(t, short) if short else passes.cache(t) for t in (context, context // 2))
+        prefill = passes.extended_peak(chunk, short) if short else passes.peak(chunk)
         weights = _weights(model)
-    layers = Counter(held for held, _ in whole)
-    sizes, halves = _sums(whole), _sums(half)
     cache = [
-        CachedTensors(**held._asdict(), layers=layers[held], bytes=size, half_bytes=halves.get(held, 0))
-        for held, size in sizes.items()
+        CachedTensors(**held._asdict(), layers=layers, bytes=size, half_bytes=half.get(held, (0, 0))[1])
+        for held, (layers, size) in whole.items()
     ]
     config: Any = model.config
     text = config.get_text_config()
@@ -73,11 +77,83 @@ def trace_served(job: ServedJob) -> ServedTrace:
         chunk=chunk,
         heads=getattr(text, "num_attention_heads", None),
         **weights._asdict(),
-        vocabulary=vocabulary,
+        vocabulary=passes.vocabulary,
         cache=cache,
         prefill_bytes=prefill,
         seconds=time.perf_counter() - start,
     )
+
+
+class _OperatorCount(ObservingMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _ForwardPasses:
+    """Forward passes of one sequence.
+
+    Attributes:
+        vocabulary: columns of the logits.
+    """
+
+    def __init__(self, model: nn.Module, allocations: Allocations) -> None:
+        self._model, self._allocations = model, allocations
+        self.vocabulary = 0
+
+    def cache(self, tokens: int) -> _CacheSizes:
+        """Number of layers and bytes of the tensors that the model would be given with the next token."""
+        return _cache(_forward(self._model, tokens, use_cache=True)) if tokens else {}
+
+    def peak(self, tokens: int) -> int:
+        """Bytes at the fullest moment, without weights and cache."""
+        self._allocations.record()
+        before = self._allocations.peak
+        self.vocabulary = int(_forward(self._model, tokens, use_cache=False).logits.shape[-1])
+        return self._allocations.peak - before
+
+    def scanned_tokens(self) -> tuple[int, int] | None:
+        """Lengths from which longer ones follow, of a model that reads some layers token by token; None: none does."""
+        if all(held.name in ATTENTION for held in self.cache(FEW)):
+            return None
+        counts = []
+        for tokens in (FEW, 2 * FEW):
+            with _OperatorCount() as counted:
+                self.cache(tokens)
+            counts.append(counted.operators)
+        return SHORT if counts[1] > SCANS * counts[0] else None
+
+    def extended_cache(self, tokens: int, known: tuple[int, int]) -> _CacheSizes:
+        """As `cache`, of a longer sequence than the known ones: on a straight line through them, up to a window."""
+        config: Any = self._model.config
+        window = getattr(config.get_text_config(), "sliding_window", None) or tokens + 1
+        first, second = (self.cache(each) for each in known)
+        return {
+            held: (
+                layers,
+                _extended(
+                    min(tokens, window - 1) if "Sliding" in held.layer else tokens,
+                    known,
+                    (first.get(held, (0, 0))[1], size),
+                ),
+            )
+            for held, (layers, size) in second.items()
+        }
+
+    def extended_peak(self, tokens: int, known: tuple[int, int]) -> int:
+        """At least the bytes of `peak`, of a longer sequence: one line of several, of which that is the largest."""
+        first, second = (self.peak(each) for each in known)
+        return _extended(tokens, known, (first, second))
+
+
+def _extended(tokens: int, known: tuple[int, int], sizes: tuple[int, int]) -> int:
+    return sizes[1] + (sizes[1] - sizes[0]) * (tokens - known[1]) // (known[1] - known[0])
 
 
 def _forward(model: nn.Module, tokens: int, *, use_cache: bool) -> Any:
@@ -88,14 +164,18 @@ def _forward(model: nn.Module, tokens: int, *, use_cache: bool) -> Any:
     return model(**inputs)
 
 
-def _cached(returned: Any) -> list[tuple[_CachedTensor, int]]:
-    """The tensors that the model would be given with the next token, with their bytes.
+def _cache(returned: Any) -> _CacheSizes:
+    """Number of layers and bytes of each kind of tensor in a cache.
 
     Raises:
-        SourceError: there are none.
+        SourceError: there is none.
     """
     caches = {name: value for name, value in returned.items() if name not in ("loss", "logits") and value is not None}
-    found = [held for name, value in caches.items() for held in _tensors(value, type(value).__name__, name, DEPTH)]
+    found: _CacheSizes = {}
+    for name, value in caches.items():
+        for held, size in _tensors(value, type(value).__name__, name, DEPTH):
+            layers, before = found.get(held, (0, 0))
+            found[held] = layers + 1, before + size
     if not found:
         raise SourceError(f"its forward pass returns no cache, but {', '.join(returned.keys())}")
     return found
@@ -114,13 +194,6 @@ def _tensors(value: Any, layer: str, name: str, depth: int) -> Iterator[tuple[_C
     elif depth and hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
         for key, each in vars(value).items():
             yield from _tensors(each, type(value).__name__, key, depth - 1)
-
-
-def _sums(found: list[tuple[_CachedTensor, int]]) -> dict[_CachedTensor, int]:
-    sums: dict[_CachedTensor, int] = defaultdict(int)
-    for held, size in found:
-        sums[held] += size
-    return dict(sums)
 
 
 def _weights(model: nn.Module) -> _ServedWeights:

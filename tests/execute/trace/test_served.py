@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from reference_runs.accelerator import accelerator
 from reference_runs.configured_run import configured_run
+from suite.execute.dry_run.allocations import Allocations
+from suite.execute.dry_run.fake_tensors import fake_tensors
+from suite.execute.trace import served
+from suite.execute.trace.sources import build
 from suite.job.served_job import ServedJob, ServedTrace
 from suite.job.trace_job import ModelSource
 from suite.predict.analytic.weight_formats import SERVED
@@ -64,4 +69,32 @@ def test_cache_and_weights_are_those_of_the_formulas(kinds: set[str] | None, tmp
         both = [(rank.sequence, rank.token, rank.logits) for rank in (formula, traced)]
         if weights[0] != weights[1] or both[0] != both[1]:
             wrong[kind] = (*both, *weights)
+    assert wrong == {}
+
+
+SCANNED = {
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 100},
+    "jamba": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    | {"intermediate_size": 128, "vocab_size": 100, "attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 2}
+    | {"mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False, "expert_layer_offset": 1},
+}
+
+
+def test_long_sequences_of_a_scan_follow_from_short_ones(tmp_path: Path) -> None:
+    """Bytes of 200 tokens directly, and on the line through 32 and 64: a peak is the largest of several lines."""
+    wrong = {}
+    for kind, values in SCANNED.items():
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps({"model_type": kind} | values))
+        allocations = Allocations(lambda: "forward pass")
+        with fake_tensors(allocations), torch.no_grad():
+            source = ModelSource(configuration=str(path))
+            model = build(source, dtype=torch.bfloat16, micro_batch=1, sequence=None).module.eval()
+            passes = served._ForwardPasses(model, allocations)
+            known = passes.scanned_tokens()
+            assert known == served.SHORT
+            caches = passes.cache(200), passes.extended_cache(200, known)
+            short, direct, extended = passes.peak(64), passes.peak(200), passes.extended_peak(200, known)
+        if caches[0] != caches[1] or not short < extended <= direct or (kind == "mamba" and extended != direct):
+            wrong[kind] = (*caches, direct, extended)
     assert wrong == {}
