@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -123,6 +123,44 @@ class Chunks:
         return self._tensor.narrow(self._dim, start, min(self._length, size - start))
 
 
+class Conversions:
+    """`module.to(dtype)` and the like, which replace parameters; a tied one by one.
+
+    PyTorch would swap the contents of two tensors instead, and refuses it for those without memory, to which there are
+    weak references (torch 2.13).
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the old one, which lives so that its id does
+
+    def apply(self, module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """As `nn.Module._apply`: convert the parameters and buffers of a module, and those within it."""
+        self._depth += 1
+        try:
+            for child in module.children() if recurse else ():
+                child._apply(function)
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = self._converted(parameter, function)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = function(buffer)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._made.clear()
+        return module
+
+    def _converted(self, parameter: nn.Parameter, function: Callable[[Tensor], Tensor]) -> nn.Parameter:
+        if id(parameter) not in self._made:
+            with torch.no_grad():
+                new = function(parameter)
+            made = new if isinstance(new, nn.Parameter) else nn.Parameter(new, parameter.requires_grad)
+            self._made[id(parameter)] = parameter, made
+        return self._made[id(parameter)][1]
+
+
 class _Sent(NamedTuple):
     """A message on its way. Like a real one it holds what is sent for as long as someone holds it."""
 
@@ -162,7 +200,13 @@ def fake_tensors(allocations: Allocations) -> Iterator[FakeTensors]:
     def sent(group: dist.ProcessGroup, tensors: list[Tensor], *args: Any) -> _Sent:
         return _Sent(send(group, tensors, *args), tensors)
 
+    conversions = Conversions()
+
+    def converted(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return conversions.apply(module, function, recurse)
+
     with (
+        mock.patch.object(nn.Module, "_apply", converted),
         mock.patch.object(dist.ProcessGroup, "send", sent),
         mock.patch.object(Tensor, "tolist", ones),
         mock.patch.object(UntypedStorage, "resize_", resized),

@@ -70,6 +70,11 @@ def build_broken() -> nn.Module:
     return model
 
 
+def build_half() -> nn.Module:
+    """The model, converted after it was built."""
+    return Model().to(torch.bfloat16)
+
+
 def no_module() -> int:
     """No module, as a mistake."""
     return 3

@@ -28,8 +28,13 @@ SCORES = models.LAYERS * 4 * SAMPLES * SEQUENCE**2 * models.HIDDEN  # both produ
 
 
 def job(**options: Any) -> TraceJob:
-    values = {"micro_batch": SAMPLES, "sequence": SEQUENCE, "number_format": NumberFormat.FP32} | options
-    return TraceJob(source=SOURCE, **values)
+    values = {
+        "source": SOURCE,
+        "micro_batch": SAMPLES,
+        "sequence": SEQUENCE,
+        "number_format": NumberFormat.FP32,
+    } | options
+    return TraceJob(**{"source": SOURCE} | values)
 
 
 def executed(*, half: bool) -> tuple[int, int, int]:
@@ -70,6 +75,12 @@ def test_flop_kept_bytes_and_peak_are_those_of_the_step_with_memory(half: bool) 
     assert sum(found.kept_bytes.values()) == kept
     assert found.peak_bytes == pytest.approx(peak, rel=0.02)
     assert found.at_peak.total == found.peak_bytes
+
+
+def test_a_module_may_convert_itself_and_keeps_tied_weights() -> None:
+    (found,) = traced([job(source=ModelSource(module=f"{models.__file__}:build_half"))])
+    assert found.parameters.by_dtype == {"bfloat16": PARAMETERS}
+    assert found.at_peak.bytes["weights"] == pytest.approx(2 * PARAMETERS, rel=1e-3)
 
 
 def test_every_operator_belongs_to_a_module_and_has_a_kind() -> None:
