@@ -20,6 +20,7 @@ from suite.execute.dry_run.model_step import ModelStep, StepClock
 from suite.execute.dry_run.rank import StepCollectives
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
+from suite.execute.trace.cuda_autocast import cuda_autocast
 from suite.execute.trace.operators import ModulePaths, OperatorRecorder, short_path
 from suite.execute.trace.recomputation import recompute
 from suite.execute.trace.sources import Built, build
@@ -148,7 +149,7 @@ class _Forward:
     def _autocast(self) -> AbstractContextManager[object]:
         sharded = self._job.sharding is not Sharding.REPLICATED  # FSDP casts itself
         if self._job.number_format is NumberFormat.BF16 and not sharded:
-            return torch.autocast("cpu", torch.bfloat16)
+            return cuda_autocast()
         return nullcontext()
 
 
