@@ -127,8 +127,7 @@ def required_source(name: str, options: TracedOptions) -> ModelSource:
         InputError: as `model_source`, or a package that is missing.
     """
     source = model_source(name)
-    of_optimizer = ("bitsandbytes",) if options.optimizer is OptimizerKernel.ADAMW_8BIT else ()
-    require("torch", *(("transformers",) if source.configuration else ()), *of_optimizer)
+    require("torch", *(("transformers",) if source.configuration else ()), *options.packages)
     end_as_interrupted()
     return source
 
@@ -162,7 +161,11 @@ def asked_job(
     """The job that options ask for, and what is assumed in it."""
     assumed: list[str] = []
     training, precision = asked.training, asked.training.precision
-    if precision is None:
+    adapters = options.adapters
+    if precision is None and adapters is not None:
+        precision = Precision.BF16_PURE
+        assumed.append("weights in bf16, adapters in fp32 or, under FSDP2, bf16 (--precision)")
+    elif precision is None:
         precision = Precision.BF16
         assumed.append("bf16 with fp32 weights (--precision)")
     if precision not in _FORMATS:
@@ -200,6 +203,7 @@ def asked_job(
         recompute_every=layout.recompute_every,
         saves_products=layout.saves_products,
         synchronises_once=layout.synchronises_once,
+        adapters=adapters,
     )
     return job, assumed
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from reference_runs.errors import InputError
 from suite.commands.options import with_parameters
-from suite.job.trace_job import OptimizerKernel
+from suite.job.trace_job import Adapters, OptimizerKernel
 
 TRACE_PANEL = "A model that is traced"
+MOST_RANK = 2**16  # as wide as the widest layers
 
 Optimizer = Annotated[
     OptimizerKernel | None,
@@ -34,8 +36,33 @@ Compile = Annotated[
         rich_help_panel=TRACE_PANEL,
     ),
 ]
+Lora = Annotated[
+    int | None,
+    typer.Option(
+        help="Rank of peft's LoRA adapters, which alone are trained.", min=1, max=MOST_RANK, rich_help_panel=TRACE_PANEL
+    ),
+]
+Qlora = Annotated[
+    int | None,
+    typer.Option(
+        help="Likewise, over weights that bitsandbytes stores in NF4, with scales that are quantised again.",
+        min=1,
+        max=MOST_RANK,
+        rich_help_panel=TRACE_PANEL,
+    ),
+]
+LoraTargets = Annotated[
+    str | None,
+    typer.Option(
+        help="Linear layers that get an adapter, such as q_proj,v_proj (default: all but the head, peft's all-linear).",
+        rich_help_panel=TRACE_PANEL,
+    ),
+]
 _SHARED: dict[str, tuple[Any, object]] = {
     "optimizer": (Optimizer, None),
+    "lora": (Lora, None),
+    "qlora": (Qlora, None),
+    "lora_targets": (LoraTargets, None),
     "trace": (Trace, False),
     "compile": (Compile, False),
 }
@@ -50,8 +77,35 @@ class TracedOptions(NamedTuple):
     """
 
     optimizer: OptimizerKernel | None = None
+    lora: int | None = None
+    qlora: int | None = None
+    lora_targets: str | None = None
     trace: bool = False
     compile: bool = False
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """Adapters that are trained, in place of all weights.
+
+        Raises:
+            InputError: two ranks, or targets without a rank.
+        """
+        rank = self.lora or self.qlora
+        if self.lora and self.qlora:
+            raise InputError("excludes --lora", got=f"--lora {self.lora}", where="--qlora")
+        if rank is None:
+            if self.lora_targets is not None:
+                raise InputError("needs --lora or --qlora", got=self.lora_targets, where="--lora-targets")
+            return None
+        targets = [target.strip() for target in (self.lora_targets or "").split(",")]
+        return Adapters(rank=rank, targets=tuple(filter(None, targets)), quantised=self.qlora is not None)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Modules without which they cannot be traced."""
+        adapters = self.adapters
+        packed = (adapters is not None and adapters.quantised) or self.optimizer is OptimizerKernel.ADAMW_8BIT
+        return (*(("peft",) if adapters else ()), *(("bitsandbytes",) if packed else ()))
 
     @property
     def given(self) -> dict[str, object | None]:

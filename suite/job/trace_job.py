@@ -46,6 +46,21 @@ class Compiler(StrEnum):
     CPP = "cpp"  # for CPUs
 
 
+class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters of peft, which alone are trained: LoRA.
+
+    Args:
+        rank: columns of the first and rows of the second matrix of each adapter.
+        targets: names of the linear layers that get one; empty: all but the head, peft's "all-linear".
+        quantised: whether the other weights of linear layers are stored in NF4 with scales that are quantised again, as
+            QLoRA has them (bitsandbytes).
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+    quantised: bool = False
+
+
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a model's module comes from: one of both.
 
@@ -73,6 +88,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         saves_products: whether a layer that is computed again keeps attention and every other matrix product too, the
             first among them: torchtitan's selective recomputation by operator.
         synchronises_once: whether gradients are reduced after the last micro-batch alone.
+        adapters: None: all weights are trained.
         compiler: what compiles each decoder layer, or the model where it has no layers.
     """
 
@@ -88,6 +104,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recompute_every: int = 1
     saves_products: bool = False
     synchronises_once: bool = False
+    adapters: Adapters | None = None
     compiler: Compiler = Compiler.NONE
 
 
@@ -106,7 +123,7 @@ class TracedParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of a whole model, each tied tensor once.
 
     Args:
-        by_dtype: elements by dtype as the step begins.
+        by_dtype: elements by dtype as the step begins; nf4: four bits.
         trainable: those that have gradients.
         buffers: elements of registered buffers, which no optimizer updates.
     """

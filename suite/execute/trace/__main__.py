@@ -31,6 +31,8 @@ def main() -> None:
         job = msgspec.json.decode(line, type=TraceJob | ServedJob)
         if job.source.configuration:
             import transformers  # noqa: F401  # once, not in each child
+        if job.adapters is not None:
+            import peft  # noqa: F401  # likewise
         child = os.fork()
         if child == 0:
             life.die_with_parent()

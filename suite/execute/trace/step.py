@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from suite.execute.dry_run.allocations import INPUTS, Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
-from suite.execute.dry_run.model_step import ModelStep, StepClock
+from suite.execute.dry_run.model_step import WEIGHTS, ModelStep, StepClock
 from suite.execute.dry_run.rank import StepCollectives
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
+from suite.execute.trace.adapters import adapt, elements, scales
 from suite.execute.trace.cuda_autocast import cuda_autocast
 from suite.execute.trace.operators import ModulePaths, OperatorRecorder, short_path
 from suite.execute.trace.recomputation import recompute
@@ -51,8 +52,12 @@ def trace(job: TraceJob) -> StepTrace:
             dtype = torch.bfloat16 if job.number_format is NumberFormat.BF16_PURE else torch.float32
             built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)
             allocations.name(INPUTS, (leaf for leaf in tree_leaves(built.inputs) if isinstance(leaf, Tensor)))
-            parameters = _parameters(built.module)
             units = decoder_layers(built.module)
+            if job.adapters is not None:
+                adapt(built.module, units, job.adapters, sharded=job.sharding is not Sharding.REPLICATED)
+                for owner, tensor in scales(built.module):
+                    allocations.name(WEIGHTS, [tensor], owner=owner)
+            parameters = _parameters(built.module)
             name = type(built.module).__name__
             passes = _Forward(job, allocations)
             if job.recompute:
@@ -162,13 +167,13 @@ def _by_module(owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
 
 
 def _parameters(model: nn.Module) -> TracedParameters:
+    found = elements(model)
     by_dtype = Counter[str]()
-    parameters = list(model.parameters())  # each once
-    for parameter in parameters:
-        by_dtype[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    for (dtype, _), number in found.items():
+        by_dtype[dtype] += number
     return TracedParameters(
         total=by_dtype.total(),
-        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        trainable=sum(number for (_, is_trained), number in found.items() if is_trained),
         by_dtype=dict(by_dtype),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
     )

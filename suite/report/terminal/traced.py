@@ -108,6 +108,9 @@ def _job_words(job: TraceJob, sequence: int) -> str:
     words = [f"{batches}{samples} a rank", _FORMATS[job.number_format], _OPTIMIZERS[job.optimizer]]
     if job.ranks > 1:
         words.append(_SHARDINGS[job.sharding])
+    if job.adapters is not None:
+        frozen = "QLoRA over weights in NF4" if job.adapters.quantised else "LoRA"
+        words.append(f"{frozen}, rank {job.adapters.rank}")
     if job.ranks > 1 and job.micro_batches > 1:
         words.append(f"gradients reduced {'once' if job.synchronises_once else 'after each micro-batch'}")
     if job.recompute:
