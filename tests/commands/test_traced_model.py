@@ -53,6 +53,14 @@ def test_a_profile_of_a_machine_prices_the_operators(answered, refused, tmp_path
     assert "excludes --on" in refused("predict", *asked, "--on", "h100-sxm")
 
 
+def test_an_update_by_matrix_products_is_no_model_flop(answered):
+    with_adamw, with_muon = (
+        answered("predict", f"{FILE}:build", *ASKED, "--optimizer", kind) for kind in ("adamw", "muon")
+    )
+    assert with_muon["model_flop"] == with_adamw["model_flop"]
+    assert with_muon["hardware_flop"] > with_adamw["hardware_flop"]
+
+
 def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
     (tmp_path / "no.json").write_text("{")
     (tmp_path / "untyped.json").write_text("{}")
@@ -77,6 +85,8 @@ def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
         assert refused("predict", f"{FILE}:build", *option) == f"{option[0]}: is of runs"
     for option in (("--trace",), ("--optimizer", "sgd")):
         assert refused("predict", "gpt2-124m", *option) == f"{option[0]}: is of models that are traced"
+    assert "excludes --lora" in refused("predict", f"{FILE}:build", "--lora", "8", "--qlora", "8")
+    assert "needs --lora or --qlora" in refused("predict", f"{FILE}:build", "--lora-targets", "up")
     assert "no multiple of 3 samples" in refused("predict", f"{FILE}:build", "--batch", "7", "--micro-batch", "3")
 
 

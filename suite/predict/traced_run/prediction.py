@@ -27,8 +27,8 @@ class TracedPrediction(NamedTuple):
     """Figures of a traced step on so many accelerators.
 
     Args:
-        model_flop: of the step of all ranks, without recomputation; of fused attention the full square.
-        hardware_flop: with it.
+        model_flop: of the passes of all ranks, without recomputation; of fused attention the full square.
+        hardware_flop: with it, and with the update.
         time: None where the network between nodes is needed and not known.
     """
 
@@ -92,7 +92,7 @@ def traced_prediction(
     for call in trace.operators:
         flop = job.ranks * call.calls * call.flop
         hardware += flop
-        if call.phase is TracePhase.RECOMPUTATION:
+        if call.phase in (TracePhase.RECOMPUTATION, TracePhase.UPDATE):  # Muon multiplies matrices too
             again += flop
         elif call.phase is TracePhase.BACKWARD and call.kind is OperatorKind.ATTENTION:
             again += flop // 5  # a fused backward pass computes the scores, one of its five products, again
