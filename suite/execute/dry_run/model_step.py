@@ -80,9 +80,10 @@ class ModelStep:
         parameters = [each for each in self._model.parameters() if each.requires_grad]
         self._name(WEIGHTS, lambda parameter: [parameter.detach()])
         if self._replicas or any(isinstance(each, FSDPModule) for each in self._model.modules()):
-            self.run()
+            last = self._micro_batches - 1
+            self.run(first=last)
             if self._replicas:
-                self.run()  # which begins with new buckets
+                self.run(first=last)  # which begins with new buckets
         else:
             self._clock.part = TracePhase.UPDATE
             for parameter in parameters:
@@ -92,9 +93,9 @@ class ModelStep:
         state = {id(parameter): values for each in self._optimizers for parameter, values in each.state.items()}
         self._name(STATE, lambda parameter: tree_leaves(state.get(id(parameter))))
 
-    def run(self) -> None:
-        """Execute all micro-batches and the update."""
-        for number in range(self._micro_batches):
+    def run(self, *, first: int = 0) -> None:
+        """Execute micro-batches, from the one with number `first` on, and the update."""
+        for number in range(first, self._micro_batches):
             self._clock.part = TracePhase.FORWARD
             loss = self._forward(number)
             self._clock.part = TracePhase.BACKWARD
