@@ -88,7 +88,7 @@ class TracedOptions(NamedTuple):
         """Adapters that are trained, in place of all weights.
 
         Raises:
-            InputError: two ranks, or targets without a rank.
+            InputError: two ranks, targets without a rank, or compiled layers.
         """
         rank = self.lora or self.qlora
         if self.lora and self.qlora:
@@ -97,6 +97,8 @@ class TracedOptions(NamedTuple):
             if self.lora_targets is not None:
                 raise InputError("needs --lora or --qlora", got=self.lora_targets, where="--lora-targets")
             return None
+        if self.compile:
+            raise InputError("excludes --lora and --qlora", got=str(rank), where="--compile")
         targets = [target.strip() for target in (self.lora_targets or "").split(",")]
         return Adapters(rank=rank, targets=tuple(filter(None, targets)), quantised=self.qlora is not None)
 

@@ -86,6 +86,7 @@ def test_what_cannot_be_traced_gets_one_line(refused, tmp_path):
     for option in (("--trace",), ("--optimizer", "sgd")):
         assert refused("predict", "gpt2-124m", *option) == f"{option[0]}: is of models that are traced"
     assert "excludes --lora" in refused("predict", f"{FILE}:build", "--lora", "8", "--qlora", "8")
+    assert "--compile: excludes" in refused("predict", f"{FILE}:build", "--lora", "8", "--compile")
     assert "needs --lora or --qlora" in refused("predict", f"{FILE}:build", "--lora-targets", "up")
     assert "no multiple of 3 samples" in refused("predict", f"{FILE}:build", "--batch", "7", "--micro-batch", "3")
 

@@ -154,7 +154,8 @@ class _Forward:
     def _autocast(self) -> AbstractContextManager[object]:
         sharded = self._job.sharding is not Sharding.REPLICATED  # FSDP casts itself
         if self._job.number_format is NumberFormat.BF16 and not sharded:
-            return cuda_autocast()
+            # Dynamo knows PyTorch's own alone
+            return torch.autocast("cpu", torch.bfloat16) if self._job.compiler else cuda_autocast()
         return nullcontext()
 
 
