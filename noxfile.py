@@ -334,6 +334,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def minis(session: nox.Session) -> None:
+    """Train miniatures of 30 model types of transformers, or of those that are named, and compare them with traces."""
+    install(session, "execute", "models")
+    python(session, "benchmarks.minis", *session.posargs)
+
+
+@nox.session
 def peers(session: nox.Session) -> None:
     """Compare 1-bit Adam with DeepSpeed's on gloo."""
     install(session, "execute", "test", "peers")

@@ -14,8 +14,10 @@ from suite.commands.machine_profile import profile_for
 from suite.commands.options import command_of, print_json
 from suite.commands.pictures import SCHEDULE, check_picture, check_pipelined, draw_launch
 from suite.commands.runs import runs
+from suite.commands.traced_model import answered_or_exit
 from suite.job.events import Status
 from suite.job.options import Averaging
+from suite.job.trace_job import StepTrace
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.rank_starts import check_rank_starts
 from suite.machine.packages import require
@@ -26,6 +28,8 @@ from suite.report.slice import slice_words, stopped_words
 from suite.report.terminal.progress import training_progress
 from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches, slice_times_of
 from suite.report.terminal.tables import console, print_folded, print_refusal
+from suite.report.terminal.traced import print_model
+from suite.reproduce.model_plan import is_model, model_plan, model_tokens
 from suite.reproduce.plan import MOST_LAUNCHES, Plan, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 from suite.reproduce.request import GROUPS, Request
@@ -35,6 +39,7 @@ from suite.reproduce.slice_plan import asks_for_slice, slice_plan, slice_tokens
 from suite.reproduce.store_times import FROM_OWN_STEPS
 
 NOT_PREDICTED = "a slice is measured, not predicted"
+NOT_OF_MODELS = "a profile of this machine times the operators of the suite's own decoder alone"
 NOT_HERE = "profiles are of one machine, and the ranks ran on a scheduler's nodes"
 
 
@@ -68,14 +73,14 @@ def reproduce_command(request: Request) -> None:
     require("torch")
     end_as_interrupted()
     messages, launches = console(stderr=True), request.launches
-    planned = slice_plan(request) if asks_for_slice(request) else plan(request)
+    planned, trace = _planned(request, messages)
     check_pipelined(request.schedule, planned.layout)
     if planned.scheduled is None:
         asked = "--layout" if request.layout else "--ranks"
         if slow := check_rank_starts(planned.ranks, planned.device, asked):
             messages.print(slow, soft_wrap=True)
     done: list[LaunchResult] = []
-    for result in _launched(planned, request, messages):
+    for result in _launched(planned, trace, request, messages):
         done.append(result)
         _print(result, planned, request, number=len(done))
     if launches > 1 and done:
@@ -86,6 +91,17 @@ def reproduce_command(request: Request) -> None:
     code = max(map(_exit_code, done), default=exit_codes.EXECUTION_FAILED)
     is_whole = len(done) == launches or code == exit_codes.INTERRUPTED
     raise typer.Exit(code if is_whole else exit_codes.EXECUTION_FAILED)
+
+
+def _planned(request: Request, messages: Console) -> tuple[Plan, StepTrace | None]:
+    """The plan of a request, and the trace of its first rank where it is of any model."""
+    if asks_for_slice(request):
+        return slice_plan(request), None
+    if not is_model(request):
+        return plan(request), None
+    require("torch", *(("transformers",) if request.run.endswith(".json") else ()))
+    with messages.status("tracing the step"):
+        return answered_or_exit(lambda: model_plan(request))
 
 
 def _check_launches(request: Request) -> None:
@@ -103,11 +119,14 @@ def _check_launches(request: Request) -> None:
     check_picture(request.schedule, SCHEDULE)
 
 
-def _launched(planned: Plan, request: Request, messages: Console) -> Iterator[LaunchResult]:
+def _launched(planned: Plan, trace: StepTrace | None, request: Request, messages: Console) -> Iterator[LaunchResult]:
     """Calibrate where that is needed, and launch as often as asked; less often after an interrupt or without room."""
     may_calibrate = request.may_calibrate
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
-        tokens = corpus_for(planned, request.corpus) if planned.slice is None else slice_tokens(planned)
+        if trace is not None:
+            tokens = model_tokens(planned, trace, request.corpus)
+        else:
+            tokens = corpus_for(planned, request.corpus) if planned.slice is None else slice_tokens(planned)
     before = goes_on_from(planned, tokens)
     for line in () if before is None else before.damaged:
         print_folded(messages, f"passed over: {line}", "yellow")
@@ -118,17 +137,21 @@ def _launched(planned: Plan, request: Request, messages: Console) -> Iterator[La
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
+        if trace is not None:
+            print_model(messages, trace)
         if before is not None:
             words = f"goes on with step {before.progress.step} of {planned.steps}: {before.path}"
             messages.print(f"[dim]{escape(words)}[/]", soft_wrap=True)
         profile, source = None, NOT_PREDICTED
-        if planned.synchronisation is not None:
+        if planned.model is not None:
+            source = NOT_OF_MODELS
+        elif planned.synchronisation is not None:
             source = FROM_OWN_STEPS
         elif planned.scheduled is not None:
             source = NOT_HERE
         elif planned.slice is None:
             profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
-        is_missing = profile is None and planned.synchronisation is None and planned.scheduled is None
+        is_missing = profile is None and trace is None and planned.synchronisation is None and planned.scheduled is None
         if (
             is_missing and may_calibrate and (request.launches > 1 or request.json)
         ):  # else it is printed with the result

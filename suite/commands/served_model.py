@@ -19,7 +19,7 @@ from reference_runs.run import Architecture, Position
 from suite.commands import exit_codes
 from suite.commands.options import print_json, with_parameters
 from suite.commands.planned_run import planned_run
-from suite.commands.traced_model import answered_or_exit, check_absent, model_source, no_formula
+from suite.commands.traced_model import answered_or_exit, check_absent, no_formula
 from suite.commands.traced_options import TracedOptions
 from suite.commands.training_options import Asked
 from suite.job.served_job import ServedJob, ServedTrace
@@ -41,7 +41,7 @@ from suite.predict.plan.serving import (
 )
 from suite.report.terminal.serving import formula_layers, print_serving, trace_layers
 from suite.report.terminal.tables import console
-from suite.reproduce.traced import traced_serving
+from suite.reproduce.traced import model_source, traced_serving
 
 SERVING_PANEL = "Serving"
 

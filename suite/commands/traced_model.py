@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from suite.predict.plan.predicted_run import undisturbed_profile
 from suite.predict.traced_run.prediction import TracedPrediction, traced_prediction
 from suite.report.terminal.tables import console
 from suite.report.terminal.traced import print_traced
-from suite.reproduce.traced import TraceError, traced
+from suite.reproduce.traced import TraceError, model_source, traced
 
 _FORMATS = {
     Precision.FP32: NumberFormat.FP32,
@@ -130,29 +129,6 @@ def required_source(name: str, options: TracedOptions) -> ModelSource:
     require("torch", *(("transformers",) if source.configuration else ()), *options.packages)
     end_as_interrupted()
     return source
-
-
-def model_source(name: str) -> ModelSource:
-    """The configuration or function that a command's argument names.
-
-    Raises:
-        InputError: there is no such file, or it is neither.
-    """
-    file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
-    path = Path(file)
-    if not path.is_file():
-        raise InputError("no such file", got=file, allowed="a config.json, or FILE.py:FUNCTION")
-    if function:
-        if not function.isidentifier():
-            raise InputError("not a function's name", got=function, allowed="FILE.py:FUNCTION", where=file)
-        return ModelSource(module=f"{path.resolve()}:{function}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"not a JSON file: {error}", where=file) from error
-    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise InputError("has no model_type", allowed="a config.json of Hugging Face's transformers", where=file)
-    return ModelSource(configuration=str(path.resolve()))
 
 
 def asked_job(

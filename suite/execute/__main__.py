@@ -85,11 +85,12 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
         bind_near_gpu(device)  # before threads start and memory is pinned
     if shares:
         communicate_through_host()
-    torch.use_deterministic_algorithms(job.device == "cpu")
+    own = not isinstance(job, Job) or job.model is None  # a model that knows nothing of this suite computes as it likes
+    torch.use_deterministic_algorithms(job.device == "cpu" and own)
     # Otherwise deterministic algorithms fill every new tensor: 4,850 calls in a step of bloom-mini. Nothing here reads
     # what it has not written: losses are the same with the fills (tests/end_to_end/test_reproduce.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
-    torch.backends.cuda.enable_math_sdp(False)  # fail rather than store the scores of fused attention
+    torch.backends.cuda.enable_math_sdp(not own)  # fail rather than store the scores of fused attention
     if isinstance(job, Job) and job.slice is not None:
         if job.slice.group:
             join_fake_group_with_others(job.slice.group[int(os.environ["RANK"])], job.layout.ranks)
@@ -125,7 +126,12 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         arithmetic = "; ".join(words for words in (arithmetic, how_computed(device)) if words)
     if job.recipe.product_format.casts:
         arithmetic = f"{arithmetic}; {scaled_products.how_computed(device)}"
-    training = parallelize(job, mesh=mesh, device=device)
+    if job.model is None:
+        training = parallelize(job, mesh=mesh, device=device)
+    else:
+        from suite.execute.trace.launched import model_training  # and with it the tracer
+
+        training = model_training(job, job.model, mesh=mesh, device=device)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -67,10 +68,17 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Args:
         configuration: path of a config.json that transformers reads; code that it names is never loaded.
         module: FILE.py:FUNCTION, whose function returns a module, or a module and the inputs of its forward pass.
+        mini: whether the configuration is scaled down first (`suite.execute.trace.miniature`).
+        values: JSON that takes the place of the file, with infinity, which msgspec would lose; None: the file is read.
+        sha256, software: of the file, and what builds the module, where a launch is recorded.
     """
 
     configuration: str = ""
     module: str = ""
+    mini: bool = False
+    values: str | None = None
+    sha256: str = ""
+    software: str = ""
 
     @property
     def words(self) -> str:
@@ -82,6 +90,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A step of one rank of so many.
 
     Args:
+        rank: the one that is traced.
         micro_batches: of a rank's step, each of `micro_batch` samples of `sequence` tokens.
         recompute: whether decoder layers keep their input alone, and are computed again in the backward pass.
         recompute_every: of so many layers one is computed again, the last; the others keep everything.
@@ -94,6 +103,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     source: ModelSource
     ranks: int = 1
+    rank: int = 0
     sharding: Sharding = Sharding.REPLICATED
     number_format: NumberFormat = NumberFormat.BF16
     optimizer: OptimizerKernel = OptimizerKernel.ADAMW
@@ -134,6 +144,15 @@ class TracedParameters(msgspec.Struct, frozen=True, kw_only=True):
     buffers: int
 
 
+class ScaledKey(msgspec.Struct, frozen=True):
+    """A key of a configuration, its value in the miniature, and the rule that made it."""
+
+    key: str
+    given: Any
+    here: Any
+    rule: str
+
+
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     """A step of one rank after the first: its operators, messages and memory.
 
@@ -152,6 +171,13 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
         fullest: the moment of each phase of the step in which its sum is the largest.
         seconds: that the trace took.
         graph_breaks: within what is compiled.
+        stored_parameters: elements that the rank stores.
+        weight_bytes: of the storages of its weights and buffers; `gradient_bytes` of the gradients before the update,
+            `optimizer_bytes` of the optimizer's state.
+        vocabulary: token numbers that the module takes; None: it takes none, or none is known.
+        own_inputs: whether the source brings the inputs of its forward pass.
+        values: JSON of the configuration as it was scaled down; None: it was not.
+        scaled: what became of each key.
     """
 
     model: str
@@ -168,6 +194,14 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     fullest: list[Moment]
     seconds: float
     graph_breaks: list[GraphBreak] = []
+    stored_parameters: int = 0
+    weight_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    vocabulary: int | None = None
+    own_inputs: bool = False
+    values: str | None = None
+    scaled: list[ScaledKey] = []
 
     @property
     def at_peak(self) -> Moment:

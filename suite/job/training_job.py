@@ -11,6 +11,7 @@ from suite.job.checkpoints import Checkpoints
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.slice import Slice
 from suite.job.synchronisation import SlowRank, Synchronisation
+from suite.job.trace_job import TraceJob
 from suite.machine.half_precision import Kernels
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
@@ -53,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         synchronisation: of data-parallel workers at a parameter store; None: their gradients are averaged every step.
         slow_ranks: workers that are slowed on purpose.
         checkpoints: where they lie; None: none is stored or loaded.
+        model: that takes the place of the suite's decoder, with its step; `architecture` then says its tokens alone,
+            and of `recipe` precision and batch count. None: the decoder is trained.
     """
 
     name: str
@@ -81,6 +84,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     synchronisation: Synchronisation | None = None
     slow_ranks: tuple[SlowRank, ...] = ()
     checkpoints: Checkpoints | None = None
+    model: TraceJob | None = None
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether PyTorch refuses operators whose results may differ from run to run."""
+        return self.device == "cpu" and self.model is None
 
     @property
     def workload(self) -> Workload:

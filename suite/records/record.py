@@ -31,6 +31,7 @@ from suite.job.launch_nodes import LaunchNode
 from suite.job.options import DEFAULT_OPTIONS
 from suite.job.pipeline_passes import PipelineTimes
 from suite.job.slice import SliceTimes
+from suite.job.trace_job import TraceJob
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
 from suite.machine.gpu import recorded_gpu
@@ -44,8 +45,8 @@ THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
 # what each rank reserved, and how often it waited; 1.5: slices; 1.6: the passes of pipelines,
 # workers at a parameter store; 1.7: the nodes that a scheduler gave a launch, checkpoints and restarts,
-# what a pipeline's rank does between steps; 1.8: words (suite/stored_words.py)
-SCHEMA = "1.8"
+# what a pipeline's rank does between steps; 1.8: words (suite/stored_words.py); 1.9: launches of any model
+SCHEMA = "1.9"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 
@@ -309,7 +310,7 @@ def policy(job: Job) -> dict[str, str]:
         "averaging": job.averaging.value,
         "exact_steps": str(job.exact_steps),
         "renewal": str(job.renewal),
-        "deterministic": str(job.device == "cpu"),
+        "deterministic": str(job.deterministic),
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),
         "micro_batch": str(job.layout.micro_batch),
@@ -320,10 +321,17 @@ def policy(job: Job) -> dict[str, str]:
         **({"shares_devices": "True"} if job.shares_devices else {}),
         **({} if job.synchronisation is None else {"synchronisation": str(job.synchronisation)}),
         **({"slow_ranks": ",".join(map(str, job.slow_ranks))} if job.slow_ranks else {}),
+        **({} if job.model is None else {"model": _model(job.model)}),
         **({} if job.checkpoints is None else {"checkpoint_every": str(job.checkpoints.every)}),
         **({} if job.slice is None else {"slice": f"{job.slice.layers} layers, stage {job.slice.stage.value}"}),
         **({"processes": str(len(job.slice.group))} if job.slice is not None and job.slice.group else {}),
     }
+
+
+def _model(asked: TraceJob) -> str:
+    """Hash of the step of any model: of what its source says, wherever the file lies."""
+    source = msgspec.structs.replace(asked.source, configuration="", module=asked.source.module.rpartition(":")[2])
+    return digest(msgspec.to_builtins(msgspec.structs.replace(asked, source=source)))
 
 
 def status_without_end(node: str, launcher: Launcher) -> str:

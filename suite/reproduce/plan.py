@@ -20,10 +20,12 @@ from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.slice import Slice
 from suite.job.synchronisation import SlowRank, Synchronisation
+from suite.job.trace_job import TraceJob
 from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
+from suite.metrics.figures import Figure
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.simulation.launched_options import device_options
 from suite.records.record import shared_fields
@@ -73,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         synchronisation, slow_ranks: of workers at a parameter store (see `Job`).
         scheduled: nodes of a scheduler; None: none is asked.
         checkpoints: where they lie; None: none is stored or loaded.
+        model: see `Job`; `expected` are the figures that its traces expect.
     """
 
     name: str
@@ -100,6 +103,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slow_ranks: tuple[SlowRank, ...] = ()
     scheduled: Scheduled | None = None
     checkpoints: Checkpoints | None = None
+    model: TraceJob | None = None
+    expected: tuple[Figure, ...] = ()
 
     @property
     def ranks(self) -> int:

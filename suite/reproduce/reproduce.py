@@ -165,6 +165,8 @@ def reproduce(
 
 
 def _predicted(plan: Plan, profile: Profile | None, source: str, sample_seconds: float) -> _Prediction:
+    if plan.model is not None:
+        return _Prediction([*plan.expected], None, source, 0.0)
     try:
         return _Prediction(predicted_times(plan, profile, sample_seconds), profile, source, sample_seconds)
     except InputError as error:  # the run's own shapes or precision, which no calibration covers
@@ -206,6 +208,9 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
     if outcome.status is Status.OK and not _was_counted(outcome):
         verdict = Verdict.SHOWN
         message = f"all {job.steps} steps are trained; too few were left to count and time one"
+    elif outcome.status is Status.OK and job.model is not None:
+        rows = judged([], figures.times, figures.measured)
+        verdict = overall(rows)
     elif outcome.status is Status.OK:
         kernels = kernels_for(plan.recipe.precision, plan.device)
         expected = expected_figures(job, kernels=kernels, cores=usable_cores())

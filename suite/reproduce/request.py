@@ -41,10 +41,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[
-        str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
+        str | None,
+        typer.Argument(
+            help="A miniature such as bloom-mini, a run file, a config.json, FILE.py:FUNCTION, or on GPUs a run."
+        ),
     ] = None
     mini: Annotated[
-        bool, typer.Option("--mini", help="Run the miniature of the run or run file, by the rules of `show --mini`.")
+        bool, typer.Option("--mini", help="Run the miniature of the run, run file or config.json, by stated rules.")
     ] = False
     slice: Annotated[
         bool,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.operators import TracedOperator
 from suite.job.served_job import ServedJob, ServedTrace
-from suite.job.trace_job import NotTraced, StepTrace, TraceAnswer, TraceJob
+from suite.job.trace_job import ModelSource, NotTraced, StepTrace, TraceAnswer, TraceJob
 from suite.launch.interruption import check_interrupted, held
 from suite.machine.processes import die_with_parent
 from suite.reproduce.dry_run.workers import environment
@@ -122,3 +124,26 @@ def _found(job: TraceJob | ServedJob, answer: TraceAnswer | ServedTrace) -> Step
         raise TraceError(f"{job.source.words}: {answer.message}")
     where = f" ({answer.place})" if answer.place else ""
     raise InputError(f"{answer.message}{where}", where=job.source.words)
+
+
+def model_source(name: str) -> ModelSource:
+    """The source that an argument names.
+
+    Raises:
+        InputError: no such file, or not one of a model.
+    """
+    file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError("no such file", got=file, allowed="a config.json, or FILE.py:FUNCTION")
+    if function:
+        if not function.isidentifier():
+            raise InputError("not a function's name", got=function, allowed="FILE.py:FUNCTION", where=file)
+        return ModelSource(module=f"{path.resolve()}:{function}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"not a JSON file: {error}", where=file) from error
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise InputError("has no model_type", allowed="a config.json of Hugging Face's transformers", where=file)
+    return ModelSource(configuration=str(path.resolve()))

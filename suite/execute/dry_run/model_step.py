@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from suite.execute.dry_run.allocations import Allocations
 from suite.execute.dry_run.rank import GATHERED, complete_reductions
+from suite.execute.measure.counters import storage_bytes
 from suite.execute.parallel.one_bit.buckets import local
 from suite.job.operators import TracePhase
 
@@ -53,6 +54,9 @@ class ModelStep:
     Args:
         forward: the loss of the micro-batch with this number.
         optimizers: of its parameters, each of one optimizer.
+
+    Attributes:
+        gradient_bytes: of the gradients before the last update.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class ModelStep:
         self._allocations = allocations
         self._clock = clock
         self._micro_batches = micro_batches
+        self.gradient_bytes = 0
         self._replicas = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
         for replica in self._replicas:
             complete_reductions([replica], replica.process_group)
@@ -102,6 +107,7 @@ class ModelStep:
             loss.backward()
             self._name(GRADIENTS, lambda parameter: [parameter.grad])
             self._name_unsharded()
+        self.gradient_bytes = storage_bytes(local(p.grad) for p in self._model.parameters() if p.grad is not None)
         self._update()
 
     def measure(self, *modes: AbstractContextManager[object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import msgspec
 import torch
@@ -76,6 +77,7 @@ class Training:
         key_value_group: joins the tensor-parallel ranks with copies of one key-value head.
         sharding: hybrid sharding's axes.
         computed_rows: of this rank's experts, where ranks share them out.
+        kind_of_steps: of a model that is not the suite's; None: as the job says.
     """
 
     chunks: list[Decoder]
@@ -92,6 +94,7 @@ class Training:
     key_value_group: dist.ProcessGroup | None
     sharding: DeviceMesh | None
     computed_rows: RowCounter
+    kind_of_steps: type[Any] | None = None
 
     @property
     def routers(self) -> list[Router]:

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from reference_runs.hugging_face.aliases import known_type
 from reference_runs.hugging_face.configuration import USUAL_SEQUENCE
-from suite.job.trace_job import ModelSource
+from suite.execute.trace.miniature import miniature
+from suite.job.trace_job import ModelSource, ScaledKey
 
 TOKENS = 1024  # of a sample, where neither an option nor the configuration says how many
 REMOTE = "auto_map"  # names code outside transformers
@@ -38,12 +39,29 @@ class Built(NamedTuple):
     Args:
         inputs: keyword arguments of its forward pass.
         software: with its version.
+        tokens: name of the argument with token numbers; empty: the source brings its inputs.
+        vocabulary: numbers that there are; None: not known.
+        values, scaled: of a miniature, its configuration and what became of each key.
     """
 
     module: nn.Module
     inputs: Mapping[str, Any]
     software: str
     sequence: int
+    tokens: str = ""
+    vocabulary: int | None = None
+    values: str | None = None
+    scaled: tuple[ScaledKey, ...] = ()
+
+    @property
+    def own_inputs(self) -> bool:
+        """Whether the source brings its inputs."""
+        return not self.tokens
+
+    def facts(self) -> dict[str, Any]:
+        """What a launch must know of it."""
+        names = ("vocabulary", "own_inputs", "values")
+        return {name: getattr(self, name) for name in names} | {"scaled": list(self.scaled)}
 
     def loss(self) -> Tensor:
         """The loss of one micro-batch: what the module returns as `loss`, or the mean of its first tensor.
@@ -51,10 +69,20 @@ class Built(NamedTuple):
         Raises:
             SourceError: it returns no tensor that has gradients.
         """
-        return _loss(self.module(**self.inputs))
+        return loss_of(self.module(**self.inputs))
+
+    def of_tokens(self, ids_BT: Tensor) -> Mapping[str, Any]:
+        """Keyword arguments of a forward pass on these token numbers."""
+        given = dict(self.inputs)
+        return given | {name: ids_BT for name in (self.tokens, "labels") if name in given}
 
 
-def _loss(returned: Any) -> Tensor:
+def loss_of(returned: Any) -> Tensor:
+    """The loss in what a module returns.
+
+    Raises:
+        SourceError: there is no tensor that has gradients.
+    """
     values = list(returned.values()) if isinstance(returned, Mapping) else [returned]
     named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     found = next((leaf for leaf in [named, *tree_leaves(values)] if isinstance(leaf, Tensor)), None)
@@ -71,19 +99,45 @@ def build(source: ModelSource, *, dtype: torch.dtype, micro_batch: int, sequence
         SourceError: it cannot be built.
     """
     if source.configuration:
-        return _by_transformers(Path(source.configuration), dtype, micro_batch, sequence)
+        return _by_transformers(source, dtype, micro_batch, sequence)
     return _by_function(source.module, dtype, micro_batch, sequence)
 
 
-def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
+def _by_transformers(source: ModelSource, dtype: torch.dtype, micro_batch: int, sequence: int | None) -> Built:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    values: dict[str, Any] = json.loads(source.values or Path(source.configuration).read_text(encoding="utf-8"))
+    configuration, software, able = _configuration(values)
+    scaled: tuple[ScaledKey, ...] = ()
+    if source.mini:
+        values, scaled = miniature(configuration.to_dict())
+        configuration, software, able = _configuration(dict(values))
+    try:
+        module = able.from_config(configuration, dtype=dtype)
+    except Exception as error:
+        what = "its miniature" if source.mini else "it"
+        raise SourceError(f"{software} cannot build {what}: {one_line(error)}", last_line(error)) from error
+    text = configuration.get_text_config()
+    tokens = sequence or min(getattr(text, "max_position_embeddings", None) or TOKENS, USUAL_SEQUENCE)
+    ids_BT = torch.ones(micro_batch, tokens, dtype=torch.int64)
+    inputs = {"input_ids": ids_BT, "labels": ids_BT, "use_cache": False}
+    made = json.dumps(values) if source.mini else None
+    return Built(module.train(), inputs, software, tokens, "input_ids", getattr(text, "vocab_size", None), made, scaled)
+
+
+def _configuration(values: dict[str, Any]) -> tuple[Any, str, Any]:
+    """transformers' configuration of these values, which software that is, and the class that builds its models.
+
+    Raises:
+        SourceError: it has no such model, or does not read them.
+    """
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig, masking_utils
 
     # a sample is one sequence; without numbers transformers takes it for packed ones and makes full masks
     masking_utils.find_packed_sequence_indices = lambda _: None
-    transformers.logging.set_verbosity_error()
     software = f"transformers {transformers.__version__}"
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     values.pop(REMOTE, None)
     kind = _transformers_type(values)
     if kind != values.pop("model_type"):
@@ -100,15 +154,7 @@ def _by_transformers(path: Path, dtype: torch.dtype, micro_batch: int, sequence:
     able = next((each for each in models if type(configuration) in each._model_mapping), None)
     if able is None:
         raise SourceError(f"{software} has no causal language model of type {kind!r}", "model_type")
-    try:
-        module = able.from_config(configuration, dtype=dtype)
-    except Exception as error:
-        raise SourceError(f"{software} cannot build it: {one_line(error)}", last_line(error)) from error
-    text = configuration.get_text_config()
-    tokens = sequence or min(getattr(text, "max_position_embeddings", None) or TOKENS, USUAL_SEQUENCE)
-    ids_BT = torch.ones(micro_batch, tokens, dtype=torch.int64)
-    inputs = {"input_ids": ids_BT, "labels": ids_BT, "use_cache": False}
-    return Built(module.train(), inputs, software, tokens)
+    return configuration, software, able
 
 
 def _transformers_type(values: Mapping[str, Any]) -> str:
@@ -146,11 +192,15 @@ def _by_function(name: str, dtype: torch.dtype, micro_batch: int, sequence: int 
     module, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(module, nn.Module):
         raise SourceError(f"{function}() returns no torch.nn.Module, but a value of type {type(built).__name__}")
-    if inputs is None:
+    takes_tokens = inputs is None
+    if takes_tokens:
         inputs = (torch.ones(micro_batch, tokens, dtype=torch.int64),)
     if not isinstance(inputs, Mapping):
         inputs = _by_name(module, inputs if isinstance(inputs, (tuple, list)) else (inputs,))
-    return Built(module.train(), inputs, f"PyTorch {torch.__version__.partition('+')[0]}", tokens)
+    software = f"PyTorch {torch.__version__.partition('+')[0]}"
+    name = next(iter(inputs), "") if takes_tokens else ""
+    tables = (each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding))
+    return Built(module.train(), inputs, software, tokens, name, next(tables, None))
 
 
 def _by_name(module: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from suite.execute.dry_run.allocations import INPUTS, Allocations
 from suite.execute.dry_run.fake_tensors import fake_tensors
 from suite.execute.dry_run.model_step import WEIGHTS, ModelStep, StepClock
 from suite.execute.dry_run.rank import StepCollectives
+from suite.execute.measure.counters import storage_bytes
 from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.trace.adapters import adapt, elements, scales
@@ -44,21 +47,18 @@ def trace(job: TraceJob) -> StepTrace:
     start = time.perf_counter()
     clock = StepClock()
     allocations = Allocations(clock.category)
-    with fake_group(0, job.ranks):
+    with fake_group(job.rank, job.ranks):
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
         axes: dict[str, str] = {mesh.get_group(DATA).group_name: DATA}
         regions = _regions(job)
         with fake_tensors(allocations), regions.compiling() if regions else nullcontext():
-            dtype = torch.bfloat16 if job.number_format is NumberFormat.BF16_PURE else torch.float32
+            dtype = weight_dtype(job.number_format)
             built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)
             allocations.name(INPUTS, (leaf for leaf in tree_leaves(built.inputs) if isinstance(leaf, Tensor)))
             units = decoder_layers(built.module)
-            if job.adapters is not None:
-                adapt(built.module, units, job.adapters, sharded=job.sharding is not Sharding.REPLICATED)
-                for owner, tensor in scales(built.module):
-                    allocations.name(WEIGHTS, [tensor], owner=owner)
+            _adapt(job, built.module, units, allocations)
             parameters = _parameters(built.module)
-            name = type(built.module).__name__
+            name, layer_class = type(built.module).__name__, type(units[0]).__name__ if units else ""
             passes = _Forward(job, allocations)
             if job.recompute:
                 recompute(
@@ -69,7 +69,7 @@ def trace(job: TraceJob) -> StepTrace:
                 units = decoder_layers(built.module)  # with what computes them again, which is compiled too
                 compiled = units or [built.module]
                 regions.compile(compiled)
-            model = _parallel(built.module, units, job, mesh)
+            model = parallel(built.module, units, job, mesh)
             passes.model, passes.built, passes.paths = model, built._replace(module=model), ModulePaths(model, compiled)
             allocations.owner = passes.paths.of_operator
             updates = optimizers(job.optimizer, model, units)
@@ -88,7 +88,7 @@ def trace(job: TraceJob) -> StepTrace:
         software=built.software,
         sequence=built.sequence,
         layers=len(units),
-        layer_class=type(units[0]).__name__ if units else "",
+        layer_class=layer_class,
         parameters=parameters,
         operators=recorder.calls(passes.kept),
         collectives=collectives.collectives(),
@@ -98,7 +98,27 @@ def trace(job: TraceJob) -> StepTrace:
         fullest=fullest,
         graph_breaks=regions.breaks() if regions else [],
         seconds=time.perf_counter() - start,
+        gradient_bytes=step.gradient_bytes,
+        **_stored(model, updates),
+        **built.facts(),
     )
+
+
+def _adapt(job: TraceJob, model: nn.Module, units: list[nn.Module], allocations: Allocations) -> None:
+    """Add the job's adapters, if it has any."""
+    if job.adapters is not None:
+        adapt(model, units, job.adapters, sharded=job.sharding is not Sharding.REPLICATED)
+        for owner, tensor in scales(model):
+            allocations.name(WEIGHTS, [tensor], owner=owner)
+
+
+def _stored(model: nn.Module, updates: Sequence[Optimizer]) -> dict[str, int]:
+    """What this rank stores from step to step."""
+    return {
+        "stored_parameters": sum(local(parameter.detach()).numel() for parameter in model.parameters()),
+        "weight_bytes": storage_bytes(stored_tensors(model)),
+        "optimizer_bytes": storage_bytes(state_tensors(updates)),
+    }
 
 
 def _regions(job: TraceJob) -> CompiledRegions | None:
@@ -159,6 +179,29 @@ class _Forward:
         return nullcontext()
 
 
+def autocast(job: TraceJob, device: str = "cpu") -> AbstractContextManager[object]:
+    """Within this a forward pass computes in bf16, where the job says so and FSDP does not cast itself."""
+    if job.number_format is NumberFormat.BF16 and job.sharding is Sharding.REPLICATED:
+        return torch.autocast(device, torch.bfloat16)
+    return nullcontext()
+
+
+def weight_dtype(number_format: NumberFormat) -> torch.dtype:
+    """The dtype that weights are stored in."""
+    return torch.bfloat16 if number_format is NumberFormat.BF16_PURE else torch.float32
+
+
+def stored_tensors(model: nn.Module) -> list[Tensor]:
+    """This rank's weights and buffers."""
+    return [local(each.detach()) for each in (*model.parameters(), *model.buffers())]
+
+
+def state_tensors(updates: Sequence[Optimizer]) -> list[Tensor]:
+    """This rank's tensors of the state of all optimizers."""
+    leaves = (leaf for each in updates for leaf in tree_leaves(list(each.state.values())))
+    return [local(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
 def _by_module(owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Bytes by module and category, those of modules together that differ in a number alone."""
     found: dict[str, Counter[str]] = {}
@@ -188,7 +231,8 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return list(long[max(range(len(long)), key=sizes.__getitem__)]) if long else []
 
 
-def _parallel(model: nn.Module, units: list[nn.Module], job: TraceJob, mesh: Any) -> nn.Module:
+def parallel(model: nn.Module, units: list[nn.Module], job: TraceJob, mesh: Any) -> nn.Module:
+    """The model as the ranks of a mesh share it: its units, then the rest."""
     if job.sharding is Sharding.REPLICATED:
         if job.ranks == 1:
             return model

@@ -121,6 +121,8 @@ def _is_over(steps: Steps, last: float) -> bool:
 
 
 def _kind_of_steps(job: Job, training: Training) -> type[Steps]:
+    if training.kind_of_steps is not None:
+        return training.kind_of_steps
     if job.slice is not None:
         return SliceSteps
     if job.synchronisation is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.run import Precision
-from suite.job.operators import OperatorKind, TracePhase
 from suite.job.trace_job import NumberFormat, StepTrace, TraceJob
 from suite.machine.profile import Profile
 from suite.predict.analytic.usable_memory import UsableMemory, usable_memory
 from suite.predict.machine_model.from_profile import profiled_operators
 from suite.predict.machine_model.intervals import EVERY_TENSOR, MemoryVerdict
 from suite.predict.machine_model.model import RunMachine, run_machine
+from suite.predict.traced_run.figures import step_flop
 from suite.predict.traced_run.operator_time import OperatorRates
 from suite.predict.traced_run.step_time import TracedTime, traced_time
 
@@ -88,14 +88,7 @@ def traced_prediction(
         )
         assert named is not None  # an accelerator is named
         machine = named
-    hardware = again = 0
-    for call in trace.operators:
-        flop = job.ranks * call.calls * call.flop
-        hardware += flop
-        if call.phase in (TracePhase.RECOMPUTATION, TracePhase.UPDATE):  # Muon multiplies matrices too
-            again += flop
-        elif call.phase is TracePhase.BACKWARD and call.kind is OperatorKind.ATTENTION:
-            again += flop // 5  # a fused backward pass computes the scores, one of its five products, again
+    model, hardware = (job.ranks * flop for flop in step_flop(trace))
     time = None
     if machine.machine is not None:
         peak = machine.machine.peak_flop_per_second
@@ -109,4 +102,4 @@ def traced_prediction(
         )
         time = traced_time(trace.operators, trace.collectives, rates, job)
     memory = usable_memory(machine.accelerator.board)
-    return TracedPrediction(job, trace, machine, memory, hardware - again, hardware, time)
+    return TracedPrediction(job, trace, machine, memory, model, hardware, time)

@@ -125,7 +125,7 @@ def _groups(record: Record) -> list[_EqualRanks]:
 def _predicted(job: Job, record: Record, stage: int, replica: int) -> dict[str, Mapping[str, int]]:
     """Predicted bytes by peak and category; empty where the executed memory is not modelled."""
     of_kernels = job.kernels is KernelChoice.TORCH or job.device == "cuda"
-    described = of_kernels and job.averaging is Averaging.EXACT
+    described = of_kernels and job.averaging is Averaging.EXACT and job.model is None
     if not described or not describes_ranks(job.workload):
         return {}
     options = memory_options(job.step_options(recorded_kernels(record)), job.kernels)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 
-from suite.job.trace_job import NumberFormat, OptimizerKernel, Sharding, TraceJob
+from suite.job.trace_job import NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceJob
 from suite.predict.analytic.usable_memory import GIB
 from suite.predict.traced_run.prediction import TracedPrediction
 from suite.report.terminal.prediction import print_bars
@@ -96,6 +96,21 @@ def print_traced(
 
 def _error(uncertainty: float | None) -> str:
     return "unknown" if uncertainty is None else f"{100 * uncertainty:.0f} %"
+
+
+def print_model(out: Console, trace: StepTrace) -> None:
+    """Print what a launch executes: the module, and each rule of its miniature with the keys that it changed."""
+    print_folded(out, f"{trace.model} of {trace.software}, {trace.layers} {trace.layer_class}", "")
+    keys = defaultdict[str, list[str]](list)
+    for each in trace.scaled:
+        keys[each.rule].append(f"{each.key} {_shortened(each.given)} -> {_shortened(each.here)}")
+    for rule, changed in keys.items():
+        print_folded(out, f"{rule}: {', '.join(changed)}", "")
+
+
+def _shortened(value: object) -> str:
+    """A value, of a long list how long it is."""
+    return f"{len(value)} items" if isinstance(value, (list, str)) and len(value) > _LARGEST else str(value)
 
 
 def _need(size: int) -> str:

@@ -75,6 +75,26 @@ def build_half() -> nn.Module:
     return Model().to(torch.bfloat16)
 
 
+class Fails(Model):
+    """A model that raises as soon as it meets numbers."""
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """The loss, of tokens without numbers alone."""
+        if type(ids_BT) is Tensor:
+            raise ValueError("no numbers, please")
+        return super().forward(ids_BT)
+
+
+def fails() -> nn.Module:
+    """A model that can be traced and not executed."""
+    return Fails()
+
+
+def with_inputs() -> tuple[nn.Module, tuple[Tensor]]:
+    """The model, and the inputs of its forward pass."""
+    return Model(), (torch.arange(192).view(3, 64),)
+
+
 def no_module() -> int:
     """No module, as a mistake."""
     return 3

@@ -68,6 +68,13 @@ def test_parameters_and_flop_are_those_of_the_formulas(tmp_path: Path) -> None:
     assert wrong == {}
 
 
+def test_a_mask_that_execution_leaves_out_is_not_stored(tmp_path: Path) -> None:
+    source = ModelSource(configuration=str(written(tmp_path, "llama", GATED)))
+    (found,) = traced([TraceJob(source=source, sequence=96)])
+    square = [o.operator for o in found.operators if any(sizes[-2:] == (96, 96) for sizes in o.sizes)]
+    assert square == []
+
+
 def test_what_transformers_does_not_know_is_said(tmp_path: Path) -> None:
     for kind, words in (("no_such_type", "has no model of type"), ("vit", "has no causal language model")):
         source = ModelSource(configuration=str(written(tmp_path, kind, {})))
