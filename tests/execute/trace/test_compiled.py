@@ -1,4 +1,4 @@
-"""A compiled step has the messages of an eager one, and says where its graphs break."""
+"""A compiled step has fused kernels, the messages of an eager one, and says where its graphs break."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from suite.job.operators import TracePhase
+from suite.job.operators import OperatorKind, TracePhase
 from suite.job.trace_job import Compiler, ModelSource, NumberFormat, Sharding, StepTrace, TraceJob
 from suite.reproduce.traced import traced
 from tests.execute.trace import models
@@ -30,6 +30,20 @@ def by_phase(found: StepTrace) -> dict[TracePhase, int]:
 def fused(found: StepTrace) -> int:
     """Fused kernels of a step, each as often as it ran."""
     return sum(o.calls for o in found.operators if o.operator.startswith("inductor.fused"))
+
+
+def test_a_fused_kernel_reads_and_writes_each_tensor_once() -> None:
+    (found,) = traced([job(compiler=Compiler.TRITON)])
+    hidden = SAMPLES * SEQUENCE * models.HIDDEN * 4
+    forward = [o for o in found.operators if o.operator.startswith("inductor.") and o.phase is TracePhase.FORWARD]
+    (relu,) = [o for o in forward if "relu" in o.operator]
+    mask = 4 * SAMPLES * SEQUENCE * models.HIDDEN  # a byte an element, kept for the backward pass
+    assert (relu.calls, relu.read_bytes, relu.written_bytes) == (models.LAYERS, 4 * hidden, 4 * hidden + mask)
+    norms = [o for o in forward if "native_layer_norm" in o.operator]
+    rows, columns = SAMPLES * SEQUENCE * 4, models.HIDDEN * 4
+    assert [(o.kind, o.read_bytes, o.written_bytes) for o in norms] == [
+        (OperatorKind.NORM, hidden + 2 * columns, hidden + 2 * rows)
+    ]
 
 
 def test_compiled_units_have_the_messages_of_eager_ones() -> None:
