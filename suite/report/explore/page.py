@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,10 +11,20 @@ from reference_runs.errors import InputError
 from reference_runs.layout import parse_layout
 from reference_runs.run import Workload
 from suite.report.explore.content import content
-from suite.report.explore.controls import LAYOUT_CONTROLS, NUMBERS, OTHERS, PARTS, RANKS, SWITCHES, Control, controls
+from suite.report.explore.controls import LAYOUT_CONTROLS, OTHERS, PARTS, RANKS, SWITCHES, controls
+from suite.report.explore.elements import (
+    SHOW,
+    SHOW_MEASURED,
+    SHOW_NUMBERS,
+    control_field,
+    empty_application,
+    labelled,
+    lines_of,
+    part_section,
+)
 from suite.report.explore.measured import measured
 from suite.report.explore.numbers import Numbers, numbers, searched_for
-from suite.report.explore.presets import RUNS, names, source_of, sources
+from suite.report.explore.presets import FILES, RUNS, names, source_of, sources
 from suite.report.explore.state import (
     ExploreState,
     address,
@@ -30,26 +37,11 @@ from suite.report.explore.state import (
 from suite.report.explore.unsaid import EMPTY, unsaid
 from suite.report.explore.view import recorded_layout, settled, state_of_run, view
 from suite.report.explore.why import derivations
-from suite.report.explore.words import in_controls
 from suite.report.export.formats import FORMATS, export_format
 from suite.report.export.job import ExportedJob
 
 NAMES = (*OTHERS, RANKS, *LAYOUT_CONTROLS)
 EXPORTS = tuple(FORMATS)
-MISTAKE = "a mistake of the suite"
-_INDEX = """<!DOCTYPE html>
-<html lang="en"><head>{%metas%}<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{%title%}</title><link rel="icon" href="data:,">{%css%}</head>
-<body>{%app_entry%}<footer>{%config%}{%scripts%}
-<script>window.explore.derivations = DERIVATIONS;</script>{%renderer%}</footer></body></html>"""
-_SHOW = """function(content) {
-  if (!content) { return ''; }
-  window.explore.ready();
-  window.explore.show(JSON.parse(content));
-  return '';
-}"""
-_NUMBERS = "function(found) { if (found) { window.explore.numbers(JSON.parse(found)); } return ''; }"
-_MEASURED = "function(content) { if (content) { window.explore.measured(content); } return ''; }"
 
 
 class PageScope(NamedTuple):
@@ -65,7 +57,7 @@ class PageScope(NamedTuple):
 
     def check(self, run: str) -> None:
         """Refuse a run file that the command line did not name: another site may send the browser here."""
-        if run.endswith(".toml") and run not in self.files:
+        if run.endswith(FILES) and run not in self.files:
             allowed = ", ".join((*self.files, "recorded runs"))
             raise InputError("a file that `explore` was not started with", got=repr(run), allowed=allowed, where="run")
 
@@ -76,10 +68,9 @@ class PageScope(NamedTuple):
 
 def application(served: PageScope) -> Dash:
     """The application of the page."""
-    app = Dash(__name__, title="explore", update_title=None, assets_folder="assets", serve_locally=True)
+    app = empty_application(derivations())
     page = _page(served)
     app.layout = lambda: page
-    app.index_string = _INDEX.replace("DERIVATIONS", json.dumps(derivations()).replace("</", "<\\/"))
     asked = [Input(name, "value") for name in NAMES]
 
     @app.callback(  # type: ignore[untyped-decorator]  # Dash has no types
@@ -120,9 +111,9 @@ def application(served: PageScope) -> Dash:
     def searched(_clicks: int, query: str) -> str:
         return msgspec.json.encode(numbers_of(query, served)).decode()
 
-    app.clientside_callback(_NUMBERS, Output("numbers-in", "children"), Input("numbers", "data"))
-    app.clientside_callback(_SHOW, Output("shown-in", "children"), Input("content", "data"))
-    app.clientside_callback(_MEASURED, Output("measured-in", "children"), Input("records", "data"))
+    app.clientside_callback(SHOW_NUMBERS, Output("numbers-in", "children"), Input("numbers", "data"))
+    app.clientside_callback(SHOW, Output("shown-in", "children"), Input("content", "data"))
+    app.clientside_callback(SHOW_MEASURED, Output("measured-in", "children"), Input("records", "data"))
     _ask_once(app, served)
     return app
 
@@ -147,17 +138,8 @@ def answer(query: str, source: str, given: dict[str, Any], triggered: str | None
     try:
         return _answer(query, source, given, triggered, served)
     except Exception as error:
-        refused = {"title": "", "command": "", "views": [{"layout": "", "wrong": _lines(error)}]}
+        refused = {"title": "", "command": "", "views": [{"layout": "", "wrong": lines_of(error)}]}
         return [*[no_update] * (len(NAMES) + 1), refused, *[no_update] * (2 + len(EMPTY))]
-
-
-def _lines(error: Exception) -> list[str]:
-    """Lines for the page: what is wrong with the input, or that the suite made a mistake, which the terminal shows."""
-    if isinstance(error, InputError):
-        return list(map(in_controls, error.lines))
-    logging.getLogger(__name__).error("a mistake of the suite", exc_info=error)
-    named = f"{type(error).__name__}: {error}"
-    return [f"{MISTAKE}, not of your input ({named}); the terminal that serves the page has the details"]
 
 
 def _answer(query: str, source: str, given: dict[str, Any], triggered: str | None, served: PageScope) -> list[Any]:
@@ -220,7 +202,7 @@ def numbers_of(query: str, served: PageScope) -> Numbers:
     try:
         return numbers(_addressed(query, served))
     except Exception as error:
-        return {"wrong": _lines(error)}
+        return {"wrong": lines_of(error)}
 
 
 def export_text(query: str, name: str | None, served: PageScope) -> str:
@@ -230,7 +212,7 @@ def export_text(query: str, name: str | None, served: PageScope) -> str:
     try:
         return exported(_addressed(query, served), name)
     except Exception as error:
-        return "\n".join(_lines(error))
+        return "\n".join(lines_of(error))
 
 
 def _page(served: PageScope) -> Any:
@@ -259,7 +241,7 @@ def _page(served: PageScope) -> Any:
                             html.Div(id="answer", **{"aria-live": "polite"}),
                             html.Div(id="answer-more"),
                             html.Div(id="cards"),
-                            *(_part(part.name, part.title, part.places, part.why) for part in PARTS),
+                            *(part_section(part.name, part.title, part.places, part.why) for part in PARTS),
                             _export_part(),
                         ],
                         id="shown",
@@ -273,24 +255,13 @@ def _page(served: PageScope) -> Any:
 _LABELLED = {"aria-label": "run, machine and layout"}
 
 
-def _part(name: str, title: str, places: Sequence[str], why: str) -> Any:
-    asked = []
-    if name == NUMBERS:
-        button = html.Button("Search them", id="numbers-search", type="button", n_clicks=0)
-        asked = [html.P([button, html.Span(id="numbers-state", className="muted", role="status")])]
-    explained = [html.Details(className="derived", **{"data-why": why})] if why else []
-    return html.Section(
-        [html.H2(title), *asked, *(html.Div(id=place) for place in places), *explained], id=f"{name}-part"
-    )
-
-
 def _export_part() -> Any:
     field = dcc.Dropdown(id="export", options=list(EXPORTS), placeholder="choose a format")
     return html.Section(
         [
             html.H2("Export"),
             html.P(["The same numbers in a terminal:", html.Pre(html.Code(id="command"), tabIndex=0)]),
-            _labelled("A launch script or configuration for other software", field),
+            labelled("A launch script or configuration for other software", field),
             html.Pre(id="export-text", tabIndex=0, role="region", **{"aria-label": "the exported layout"}),
         ],
         id="export-part",
@@ -304,15 +275,15 @@ def _controls(values: dict[str, Any], empty: dict[str, str], served: PageScope) 
         html.Fieldset(
             [
                 html.Legend("run"),
-                _labelled(
+                labelled(
                     "from", dcc.Dropdown(id="source", options=origins, value=source_of(values["run"]), clearable=False)
                 ),
-                _labelled("run or row", dcc.Dropdown(id="run", options=runs, value=values["run"], clearable=False)),
+                labelled("run or row", dcc.Dropdown(id="run", options=runs, value=values["run"], clearable=False)),
             ]
         )
     ]
     for title, group in controls().items():
-        fields = [_control(each, values[each.name], empty.get(each.name)) for each in group]
+        fields = [control_field(each, values[each.name], empty.get(each.name)) for each in group]
         if title == "layout":
             fields.append(dcc.Checklist(id="switches", options=SWITCHES, value=values["switches"], className="wide"))
         groups.append(html.Fieldset([html.Legend(title), *fields]))
@@ -320,21 +291,8 @@ def _controls(values: dict[str, Any], empty: dict[str, str], served: PageScope) 
         id="other", value=values["other"], type="text", debounce=True, autoComplete="off", placeholder="dp8,tp8,pp6"
     )
     keep = html.Button("Keep this layout as B", id="keep", type="button", n_clicks=0)
-    groups.append(html.Fieldset([html.Legend("beside it"), _labelled("a second layout, B", text), keep]))
+    groups.append(html.Fieldset([html.Legend("beside it"), labelled("a second layout, B", text), keep]))
     return groups
-
-
-def _control(control: Control, value: Any, empty: str | None) -> Any:
-    about: dict[str, Any] = {"id": control.name, "value": value, "placeholder": empty}
-    if control.options is None:
-        least, step = (1, 1) if control.whole else (0, "any")
-        return _labelled(control.label, dcc.Input(type="number", min=least, step=step, **about))
-    field = dcc.Dropdown(options=list(control.options), clearable=control.clearable, **about)
-    return _labelled(control.label, field)
-
-
-def _labelled(label: str, field: Any) -> Any:
-    return html.Label([html.Span(label, id=f"{field.id}-label"), field])
 
 
 def exported(state: ExploreState, name: str) -> str:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from reference_runs.catalog import reference_run, run_names
+from reference_runs.configured_run import configured_run
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.machine_model import chosen_edition
@@ -14,6 +15,7 @@ from reference_runs.published_tables import shipped_tables
 from reference_runs.run import Cluster, ReferenceRun, Reported, Software
 from reference_runs.sourced import Kind, Sourced
 
+FILES = (".toml", ".json")  # endings of run files and configurations
 RUNS = "runs"  # the source that is no table
 _SEPARATOR = ":"  # between a table and the line of a row
 
@@ -35,7 +37,7 @@ def source_of(name: str) -> str:
 
 
 def _is_row(name: str) -> bool:
-    return _SEPARATOR in name and not name.endswith(".toml")
+    return _SEPARATOR in name and not name.endswith(FILES)
 
 
 @cache
@@ -64,18 +66,20 @@ def version_of(name: str) -> Version:
     What was predicted with another version is predicted again.
     """
     try:
-        changed = Path(name).stat().st_mtime_ns if name.endswith(".toml") else 0
+        changed = Path(name).stat().st_mtime_ns if name.endswith(FILES) else 0
     except OSError:  # reading it says what is wrong
         changed = 0
     return changed, chosen_edition()
 
 
 def described_run(name: str) -> ReferenceRun:
-    """The recorded run of that name, the run file, or the row of a published table as a run.
+    """The recorded run of that name, that of a run file or a configuration, or a published table's row as a run.
 
     Raises:
         InputError: there is none.
     """
+    if name.endswith(".json"):
+        return configured_run(Path(name))
     return _run_of(name) if _is_row(name) else reference_run(name)
 
 

@@ -27,16 +27,8 @@ from reference_runs.catalog import RUNS
 from suite.__main__ import main
 from suite.report.explore import page
 from suite.report.explore.controls import OTHERS, RANKS
-from suite.report.explore.page import (
-    MISTAKE,
-    NAMES,
-    PageScope,
-    answer,
-    application,
-    export_text,
-    numbers_of,
-    records_of,
-)
+from suite.report.explore.elements import MISTAKE
+from suite.report.explore.page import NAMES, PageScope, answer, application, export_text, numbers_of, records_of
 from suite.report.explore.presets import names
 from suite.report.explore.state import COUNTS, ExploreState, controls_of
 from suite.report.explore.unsaid import EMPTY

@@ -198,7 +198,8 @@ window.explore = (() => {
   function memory(views) {
     const stages = views.map((view) => view.instants.length);
     if (!section("memory-part", stages.some((count) => count))) return;
-    const places = views.flatMap((view, index) => view.instants.map((_, stage) => `${letter(views, index)} ${stage}`.trim()));
+    const what = views[0].bars || "pipeline stage";  // a traced step has a bar for each phase
+    const places = views.flatMap((view, index) => view.instants.map((instant, stage) => (view.bars ? instant : `${letter(views, index)} ${stage}`.trim())));
     const names = MEMORY.filter((name) => views.some((view) => view.memory[name]));
     names.push(...new Set(views.flatMap((view) => Object.keys(view.memory).filter((name) => !MEMORY.includes(name)))));
     const parts = names.map((name) => ({
@@ -208,12 +209,13 @@ window.explore = (() => {
     const fullest = views.map((view, index) => {
       const sums = view.instants.map((_, stage) => Object.values(view.memory).reduce((sum, part) => sum + part[stage], 0));
       const stage = sums.indexOf(Math.max(...sums));
-      return `${letter(views, index)} stage ${stage} is fullest, ${view.instants[stage]}: ${amount(sums[stage], "byte")}`.trim();
+      const named = view.bars ? `${view.instants[stage]} is the fullest phase` : `stage ${stage} is fullest, ${view.instants[stage]}`;
+      return `${letter(views, index)} ${named}: ${amount(sums[stage], "byte")}`.trim();
     });
     place("memory-words", el("p", { class: "muted" }, fullest.join("; ")), el("p", { class: "legend" }, parts.map((part) => el("span", {}, el("i", { style: `background: var(${part.colour})` }), part.name))));
     window.charts.bars(document.getElementById("memory-picture"), {
-      said: `Memory of each stage by part. ${fullest.join("; ")}`, height: 300, places, parts, limits, unit: "GiB", below: "pipeline stage",
-      told: (part, at) => `stage ${places[at]}: ${amount(part.values[at] * GIB, "byte")} ${part.name}`,
+      said: `Memory of each ${what} by part. ${fullest.join("; ")}`, height: 300, places, parts, limits, unit: "GiB", below: what,
+      told: (part, at) => `${views[0].bars ? places[at] : `stage ${places[at]}`}: ${amount(part.values[at] * GIB, "byte")} ${part.name}`,
     });
   }
 
@@ -261,6 +263,17 @@ window.explore = (() => {
     pen.fillStyle = colour("--muted");
     pen.textAlign = "right";
     for (let lane = 0; lane < each.lanes; lane += height > 10 ? 1 : 4) pen.fillText(String(lane), left - 6, lane * height + height / 2 + 1);
+  }
+
+  // modules of a traced model: seconds of all phases, and bytes that a micro-batch keeps
+  function modules(views) {
+    const rows = views[0].modules || [];
+    if (!section("modules-part", rows.length)) return;
+    const total = rows.reduce((sum, row) => sum + (row.seconds || 0), 0), most = Math.max(...rows.map((row) => row.seconds || 0));
+    const time_ = column(rows.map((row) => row.seconds), "step s"), kept = column(rows.map((row) => row.kept_bytes), "byte");
+    place("modules", table(["module", "", `time, ${time_.unit}`, "share", `kept by a micro-batch, ${kept.unit}`], rows.map((row) => [row.name,
+      [{ class: "barcell" }, el("span", { class: "bar computing", style: `width: ${most ? (100 * row.seconds) / most : 0}%` })], time_.text(row.seconds),
+      [{ class: "share" }, total ? percent(row.seconds / total) : "–"], kept.text(row.kept_bytes)]), { class: "bars stacks" }));
   }
 
   // messages over links
@@ -347,7 +360,7 @@ window.explore = (() => {
     const views = good(content.views);
     document.body.dataset.state = views.length ? "shown" : "refused";
     if (views.length) {
-      for (const part of [cards, figures, time, memory, passes, traffic, products, assumptions, explain]) part(views);
+      for (const part of [cards, figures, time, memory, modules, passes, traffic, products, assumptions, explain]) part(views);
       if (focused) document.querySelector(`[data-focus="${focused}"]`)?.focus();
     }
     const width = document.getElementById("passes")?.clientWidth;  // once all is there: what is measured is laid out first
@@ -387,6 +400,6 @@ window.explore = (() => {
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => last && show(last));
   let waiting = 0;
-  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawLanes(document.getElementById("passes").clientWidth), 150); });
+  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawLanes(document.getElementById("passes")?.clientWidth), 150); });
   return { show, measured, numbers, ready, derivations: {}, el };
 })();
