@@ -15,6 +15,7 @@ life.die_with_parent()
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException  # it takes seconds
 
+from suite.execute.trace.published_kernels import install
 from suite.execute.trace.served import trace_served
 from suite.execute.trace.sources import SourceError, last_line, one_line
 from suite.execute.trace.step import trace
@@ -30,6 +31,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=TraceJob | ServedJob)
         if job.source.configuration:
+            install()
             import transformers  # noqa: F401  # once, not in each child
         if job.adapters is not None:
             import peft  # noqa: F401  # likewise

@@ -22,6 +22,7 @@ _MOST_SIZES = 8  # tensors whose sizes are told; of longer lists the elements al
 _NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
 _NO_WORK |= {"_unsafe_view", "resize_", "set_", "wait_tensor", "is_same_size", "_foreach_copy_none"}
 _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward", "_scaled_mm"}
+_GEMMS |= {"chunk_scan", "chunk_scan_backward"}  # of state-space layers
 _COPIES = {"clone", "cat", "stack", "index", "index_select", "gather", "embedding", "constant_pad_nd", "repeat", "roll"}
 _COPIES |= {"split_with_sizes_copy", "_chunk_cat", "index_put", "index_put_", "_index_put_impl_", "scatter", "flip"}
 _COPIES |= {"index_add", "index_add_", "scatter_add", "embedding_dense_backward", "slice_backward", "select_backward"}

@@ -25,6 +25,7 @@ from suite.execute.parallel.fake_group import fake_group
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.trace.adapters import adapt, elements, scales
 from suite.execute.trace.cuda_autocast import cuda_autocast
+from suite.execute.trace.first_values import without_first_values
 from suite.execute.trace.operators import ModulePaths, OperatorRecorder, short_path
 from suite.execute.trace.recomputation import recompute
 from suite.execute.trace.sources import Built, build
@@ -53,7 +54,8 @@ def trace(job: TraceJob) -> StepTrace:
         regions = _regions(job)
         with fake_tensors(allocations), regions.compiling() if regions else nullcontext():
             dtype = weight_dtype(job.number_format)
-            built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)
+            with without_first_values():
+                built = build(job.source, dtype=dtype, micro_batch=job.micro_batch, sequence=job.sequence)
             allocations.name(INPUTS, (leaf for leaf in tree_leaves(built.inputs) if isinstance(leaf, Tensor)))
             units = decoder_layers(built.module)
             _adapt(job, built.module, units, allocations)

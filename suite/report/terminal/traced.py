@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 
+from suite.job.operators import TracedOperator
 from suite.job.trace_job import NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceJob
 from suite.predict.analytic.usable_memory import GIB
 from suite.predict.traced_run.prediction import TracedPrediction
@@ -61,6 +62,8 @@ def print_traced(
     for each in trace.graph_breaks:
         where = f" at {each.place}" if each.place else ""
         print_folded(out, f"graph break{where}: {each.reason}", "yellow")
+    if kernels := published_kernels(trace.operators):
+        print_folded(out, f"as published kernels, not as transformers executes them without: {', '.join(kernels)}")
     parameters = trace.parameters
     frozen = parameters.total - parameters.trainable
     print_folded(
@@ -111,6 +114,12 @@ def print_model(out: Console, trace: StepTrace) -> None:
 def _shortened(value: object) -> str:
     """A value, of a long list how long it is."""
     return f"{len(value)} items" if isinstance(value, (list, str)) and len(value) > _LARGEST else str(value)
+
+
+def published_kernels(operators: Iterable[TracedOperator]) -> list[str]:
+    """Names of operators that stand for kernels of other packages."""
+    names = (each.operator for each in operators if each.operator.startswith("mamba_ssm."))
+    return sorted({name.removesuffix("_backward") for name in names})
 
 
 def _need(size: int) -> str:

@@ -39,6 +39,7 @@ class Model(nn.Module):
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("unused", torch.zeros(7))
+        nn.init.trunc_normal_(self.head.weight, std=0.02, a=-0.04, b=0.04)  # draws again what lies outside
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """The loss of each token after itself."""
