@@ -262,6 +262,13 @@ def simulated(session: nox.Session, place: str, *arguments: str) -> None:
 
 
 @nox.session
+def traced_types(session: nox.Session) -> None:
+    """Trace every type of transformers by its defaults, about 40 minutes: nox -s traced_types -- --only mamba2"""
+    install(session, "execute", "models")
+    session.run("python", "-m", "benchmarks.traced_types", *(session.posargs or ["--write", "docs/traced_types.md"]))
+
+
+@nox.session
 def explore_times(session: nox.Session) -> None:
     """Measure how long the page with controls takes to answer a change, at the server and in Debian's Chromium."""
     install(session, "test", "report", "explore", "page")
