@@ -12,7 +12,7 @@ import msgspec
 
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.errors import InputError
-from suite.job.operators import OperatorKind, TracedOperator, TracePhase
+from suite.job.operators import OperatorKind, TracePhase
 from suite.job.trace_job import ModelSource, NumberFormat, OptimizerKernel, Sharding, StepTrace, TraceJob
 from suite.job.trace_layout import layout_words
 from suite.metrics.figures import Quantity
@@ -20,7 +20,7 @@ from suite.paths import program
 from suite.predict.analytic.collective_time import collective_seconds, group
 from suite.predict.analytic.machine import Machine
 from suite.predict.plan.asked import USUAL_ACCELERATOR, check_positive
-from suite.predict.traced_run.operator_time import operator_seconds, product_sizes
+from suite.predict.traced_run.operator_time import OperatorRates, operator_seconds, product_sizes
 from suite.predict.traced_run.prediction import TracedPrediction, traced_prediction
 from suite.report.explore.content import Content
 from suite.report.explore.controls import Control, PagePart
@@ -232,7 +232,7 @@ def _view(predicted: TracedPrediction, state: TracedState) -> Content:
     }
     if machine is not None:
         found["traffic"] = _traffic(predicted, machine)
-        found["products"] = _products(trace.operators, machine, causal=bool(predicted.job.source.configuration))
+        found["products"] = _products(predicted, machine)
     return found
 
 
@@ -297,7 +297,11 @@ def _modules(predicted: TracedPrediction) -> list[Content]:
     seconds = predicted.time.modules if predicted.time else {}
     kept = predicted.trace.kept_bytes
     rows = [
-        {"name": name or "the loss and the update", "seconds": seconds.get(name), "kept_bytes": kept.get(name, 0)}
+        {
+            "name": name or "the loss and the update",
+            "seconds": seconds.get(name, 0.0) if seconds else None,
+            "kept_bytes": kept.get(name, 0),
+        }
         for name in dict.fromkeys((*seconds, *kept))
     ]
     return sorted(rows, key=lambda row: -(row["seconds"] or 0.0))
@@ -323,12 +327,24 @@ def _traffic(predicted: TracedPrediction, machine: Machine) -> list[Content]:
     ]
 
 
-def _products(operators: Sequence[TracedOperator], machine: Machine, *, causal: bool) -> Content:
+def _products(predicted: TracedPrediction, machine: Machine) -> Content:
     """The forward pass's matrix multiplications that take longest."""
+    job, trace = predicted.job, predicted.trace
+    rates = OperatorRates(
+        machine,
+        fp32_flop_per_second=predicted.machine.accelerator.peak_flop_per_second.get(
+            "fp32", machine.peak_flop_per_second / 2
+        ),
+        is_fp32=job.number_format is NumberFormat.FP32,
+        causal=bool(job.source.configuration),
+        tokens=job.micro_batch * trace.sequence,
+    )
     forward = [
-        call for call in operators if call.phase is TracePhase.FORWARD and call.kind is OperatorKind.GEMM and call.flop
+        call
+        for call in trace.operators
+        if call.phase is TracePhase.FORWARD and call.kind is OperatorKind.GEMM and call.flop
     ]
-    spent = {call: operator_seconds(call, machine, causal=causal) for call in forward}
+    spent = {call: operator_seconds(call, rates) for call in forward}
     longest = sorted(forward, key=lambda call: -call.calls * spent[call])[:MOST_PRODUCTS]
     return {
         "points": [
