@@ -98,7 +98,13 @@ def model_plan(request: Request) -> tuple[Plan, StepTrace]:
         shares_devices=shares,
         model=asked,
         expected=tuple(
-            traced_figures(traces, axis=AXIS, ranks=layout.ranks, shared=asked.sharding is not Sharding.REPLICATED)
+            traced_figures(
+                traces,
+                axis=AXIS,
+                ranks=layout.ranks,
+                shared=asked.sharding is not Sharding.REPLICATED,
+                gloo=device == "cpu" or shares,
+            )
         ),
     )
     return plan, whole
