@@ -1,0 +1,82 @@
+"""Peaks of traces against those of PyTorch's allocator, of the same steps with memory, on one CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.job.trace_job import Adapters, ModelSource, NumberFormat, OptimizerKernel, TraceJob
+from suite.paths import ROOT
+from suite.reproduce.traced import traced
+from tests.execute.trace import models
+
+pytestmark = [pytest.mark.ranks, pytest.mark.rare]
+
+SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 2000}
+GATED = SIZES | {"intermediate_size": 688, "num_key_value_heads": 2, "max_position_embeddings": 256}
+TYPES: dict[str, dict[str, Any]] = {
+    "llama": GATED,
+    "qwen3": GATED | {"head_dim": 64, "tie_word_embeddings": True},
+    "gemma2": GATED | {"head_dim": 64, "sliding_window": 128},
+    "olmo2": GATED,
+    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 2000, "n_positions": 256},
+    "bloom": {"hidden_size": 256, "n_layer": 4, "n_head": 4, "vocab_size": 2000},
+    "gpt_neox": SIZES | {"intermediate_size": 1024, "max_position_embeddings": 256},
+}
+OWN = "a module of its own"
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"recompute": True, "number_format": NumberFormat.BF16_PURE, "optimizer": OptimizerKernel.SGD}),
+    ("llama", {"recompute": True, "saves_products": True, "number_format": NumberFormat.BF16}),
+    ("qwen3", {"number_format": NumberFormat.BF16, "optimizer": OptimizerKernel.ADAMW_FUSED}),
+    ("qwen3", {"number_format": NumberFormat.BF16_PURE, "optimizer": OptimizerKernel.MUON, "micro_batches": 2}),
+    ("gemma2", {"number_format": NumberFormat.BF16_PURE}),
+    ("olmo2", {"recompute": True, "recompute_every": 2}),
+    ("gpt2", {"number_format": NumberFormat.BF16, "micro_batches": 2}),
+    ("bloom", {"optimizer": OptimizerKernel.SGD_MOMENTUM}),
+    ("gpt_neox", {"number_format": NumberFormat.BF16_PURE, "recompute": True}),
+    (OWN, {"number_format": NumberFormat.BF16}),
+]
+IN_BITS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"optimizer": OptimizerKernel.ADAMW_8BIT}),
+    ("llama", {"adapters": Adapters(rank=8), "number_format": NumberFormat.BF16_PURE}),
+    ("llama", {"adapters": Adapters(rank=8, quantised=True), "number_format": NumberFormat.BF16_PURE}),
+    (OWN, {"adapters": Adapters(rank=8), "number_format": NumberFormat.BF16}),
+]
+
+
+@pytest.mark.parametrize("asked", [ASKED, IN_BITS], ids=["all weights", "peft and bitsandbytes"])
+def test_the_peak_is_the_allocators(asked: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
+    if asked is IN_BITS and not (find_spec("peft") and find_spec("bitsandbytes")):
+        pytest.skip("needs peft and bitsandbytes")
+    for kind, values in TYPES.items():
+        (tmp_path / f"{kind}.json").write_text(json.dumps({"model_type": kind} | values))
+    jobs = []
+    for kind, options in asked:
+        path = str(tmp_path / f"{kind}.json")
+        source = ModelSource(module=f"{models.__file__}:build") if kind == OWN else ModelSource(configuration=path)
+        form = {"number_format": NumberFormat.FP32, "micro_batch": 4, "sequence": 256} | options
+        jobs.append(TraceJob(source=source, **form))
+    out = subprocess.run(
+        [sys.executable, "-m", "tests.execute.trace.executed"],
+        cwd=ROOT,
+        input=b"".join(msgspec.json.encode(job) + b"\n" for job in jobs),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    executed = [int(line) for line in out.stdout.splitlines()]
+    found = [trace.peak_bytes for trace in traced(jobs)]
+    # 2 %: what kernels take within an operator, such as attention's blocks
+    wrong = [
+        (case, peak, real)
+        for case, peak, real in zip(asked, found, executed, strict=True)
+        if abs(peak / real - 1) > 0.02
+    ]
+    assert wrong == []
