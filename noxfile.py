@@ -265,7 +265,7 @@ def simulated(session: nox.Session, place: str, *arguments: str) -> None:
 def traced_types(session: nox.Session) -> None:
     """Trace every type of transformers by its defaults, about 40 minutes: nox -s traced_types -- --only mamba2"""
     install(session, "execute", "models")
-    session.run("python", "-m", "benchmarks.traced_types", *(session.posargs or ["--write", "docs/traced_types.md"]))
+    session.run("python", "-m", "benchmarks.traced_types", *session.posargs)
 
 
 @nox.session

@@ -24,7 +24,7 @@ _OF_TRANSFORMERS = f"{os.sep}transformers{os.sep}"  # in the path of a line that
 
 
 class TracedType(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace of a type's default configuration said.
+    """The answer of a trace of a type's default configuration.
 
     Args:
         software: of the answer; empty: there is none.
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="end after so many types")
     parser.add_argument("--limit", type=float, default=300, help="seconds after which a trace is ended")
     parser.add_argument("--keep", type=Path, help="file of answers, a JSON object a line, to go on with")
-    parser.add_argument("--write", type=Path, help="page to write, such as docs/traced_types.md")
+    parser.add_argument("--write", type=Path, help="page to write")
     asked = parser.parse_args()
     known: dict[str, TracedType] = {}
     if asked.keep and asked.keep.exists():

@@ -190,7 +190,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def keeping(self) -> Keeping:
-        """What its memory depends on."""
+        """Facts that its memory depends on."""
         return Keeping(self.modules, self.weights_32)
 
 

@@ -89,7 +89,7 @@ def layouts(fix: str, ranks: int) -> list[str]:
         fix: words that stay.
     """
     fixed = [word.strip() for word in fix.split(",") if word.strip()]
-    shardings = ("zero0",) if ranks == 1 else SHARDINGS
+    shardings: tuple[str, ...] = ("zero0",) if ranks == 1 else SHARDINGS
     if "zero3" in fixed:
         shardings = ("noreshard", "")
     if any(word in ("zero0", "reshard", "noreshard") for word in fixed):

@@ -40,7 +40,7 @@ class NumberFormat(StrEnum):
 
 
 class Compiler(StrEnum):
-    """What the decoder layers are compiled to: whose rules say which operators are one kernel."""
+    """The compiler of the decoder layers, whose rules say which operators are one kernel."""
 
     NONE = ""  # eager
     TRITON = "triton"  # kernels for GPUs

@@ -162,7 +162,7 @@ def _layout(request: Request, usual_ranks: int) -> tuple[TraceLayout, Layout]:
 
 
 def _traces(asked: TraceJob) -> list[StepTrace]:
-    """Of every rank where each stores a part of its own; otherwise all are like the first."""
+    """One trace a rank where each stores a part of its own; otherwise all are like the first."""
     ranks = 1 if asked.sharding is Sharding.REPLICATED else asked.ranks
     return traced([msgspec.structs.replace(asked, rank=rank) for rank in range(ranks)])
 
@@ -192,7 +192,7 @@ def _name(source: ModelSource) -> str:
 
 
 def _architecture(trace: StepTrace) -> Architecture:
-    """What a launch must know of any model: its layers, tokens and token numbers; the widths are not known, and 1."""
+    """The facts of any model that a launch must know: layers, tokens, token numbers; widths are not known, and 1."""
     vocabulary = min(trace.vocabulary or 1, MOST_VOCABULARY)
     return Architecture(
         layers=max(1, trace.layers),

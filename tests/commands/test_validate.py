@@ -272,7 +272,7 @@ def test_a_table_without_a_usable_row_is_inconclusive(capsys, tmp_path) -> None:
     ("arguments", "line"),
     [
         (["nowhere.csv"], "error: nowhere.csv: cannot read the table: No such file or directory\n"),
-        (["--worst", "-1"], "error: Invalid value for '--worst': -1 is not in the range x>=0.\n"),
+        (["--worst", "-1"], "error: Invalid value for '--worst': -1 is not in the range 0<=x<=1000000.\n"),
     ],
 )
 def test_a_bad_argument_is_one_line(capsys, tmp_path, monkeypatch, arguments: list[str], line: str) -> None:

@@ -23,7 +23,7 @@ LLAMA |= {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddin
 
 
 def reproduced(capsys: pytest.CaptureFixture[str], results: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    """What `reproduce` answers of these words."""
+    """The answer of `reproduce` to these words."""
     assert main(["reproduce", *words, "--device", "cpu", "--steps", "6", "--results", str(results), "--json"]) == code
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer

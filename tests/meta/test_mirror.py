@@ -14,6 +14,8 @@ OF_SEVERAL_MODULES = {
     "commands/test_help_groups.py": "that every option of a struct stands under its heading",
     "commands/test_hostile_text.py": "that no command passes on what a terminal or a spreadsheet would obey",
     "commands/test_output_errors.py": "what every command does where it cannot print",
+    "execute/trace/test_peaks.py": "that a trace's peak is that of PyTorch's allocator",
+    "execute/trace/test_published_peaks.py": "that a trace's peak is what others published",
     "kernels/test_compilation.py": "that every kernel compiles for a GPU",
     "kernels/test_memory.py": "that no kernel writes beside its results",
     "kernels/test_rows.py": "that all norms and activations are exact, by one table",

@@ -41,6 +41,7 @@ IN_FIT_SCORES: list[Case] = [
     ("size_left_out", "sizes_left_out", "sizes_left_out"),
     ("free_parameters = ", "free_parameters = 0.", "Expected `int`, got `float`"),
 ]
+FLOORS = "[[floors]]\n"
 IN_STACKS: list[Case] = [
     ("[stacks.generic]", "[stacks.general]", "stacks.generic is missing"),
     ('title = "A framework that is not listed"', "title = 7", "stacks.generic.title: expected a text; got 7"),
@@ -107,9 +108,9 @@ IN_A100: list[Case] = [
     ('why = "at the power limit', 'note = "at the power limit', "floors[1]: an assumed floor needs `why`"),
     ("accelerators = 8\n", "", "floors[2]: `accelerators` and `algorithms` belong to all_reduce, and to nothing else"),
     ("lower = 258\n", "lower = 258\naccelerators = 8\n", "floors[0]: `accelerators` and `algorithms` belong to"),
-    ("[no_floor]", "[[no_floor]]", "no_floor: expected a table of texts"),
-    ("[no_floor]\n", "[no_floor]\ncopi = 'x'\n", "unknown key 'no_floor.copi'; did you mean copy? allowed: bf16"),
-    ("[no_floor]\n", "[no_floor]\nbf16_gemm = 'x'\n", "no_floor.bf16_gemm: there is one under [[floors]]"),
+    (FLOORS, f"[[no_floor]]\n{FLOORS}", "no_floor: expected a table of texts"),
+    (FLOORS, f"[no_floor]\ncopi = 'x'\n{FLOORS}", "unknown key 'no_floor.copi'; did you mean copy? allowed: bf16"),
+    (FLOORS, f"[no_floor]\nbf16_gemm = 'x'\n{FLOORS}", "no_floor.bf16_gemm: there is one under [[floors]]"),
 ]
 IN_BLOOM: list[Case] = [
     ("heads = { value = 112", "heads = { value = 111", "kv_heads does not divide heads = 111; got 112"),

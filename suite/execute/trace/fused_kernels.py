@@ -172,7 +172,7 @@ def _replaced(
 def _call(
     graph: GraphLowering, node: BaseSchedulerNode, extern: set[fx.Node | None], counted: set[fx.Node]
 ) -> CallKey | None:
-    """What a node's kernel does; None where it launches none.
+    """The work of a node's kernel; None where it launches none.
 
     Args:
         extern: operators that are kernels of their own; a fused kernel may copy what goes into them.

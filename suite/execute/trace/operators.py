@@ -111,7 +111,7 @@ def short_path(name: str) -> str:
 
 
 class CallKey(NamedTuple):
-    """What calls that are alike have in common; see `TracedOperator`."""
+    """The fields that calls which are alike have in common; see `TracedOperator`."""
 
     operator: str
     kind: OperatorKind

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.machinery
 import math
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +48,8 @@ def selective_scan_fn(
 
     Source: mamba_ssm 2, ops/selective_scan_interface.py.
     """
-    out_BDT = _SelectiveScan.apply(u_BDT, delta_BDT, A_DN, B, C, D, z, delta_bias)
+    scanned: Any = _SelectiveScan  # torch leaves `apply` untyped
+    out_BDT = scanned.apply(u_BDT, delta_BDT, A_DN, B, C, D, z, delta_bias)
     return (out_BDT, A_DN.new_empty(*u_BDT.shape[:2], A_DN.shape[1])) if return_last_state else out_BDT
 
 
@@ -67,7 +69,8 @@ def mamba_chunk_scan_combined(
 
     Source: mamba_ssm 2, ops/triton/ssd_combined.py.
     """
-    out_BTHP = _ChunkScan.apply(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, D, z, dt_bias, chunk_size)
+    scanned: Any = _ChunkScan  # torch leaves `apply` untyped
+    out_BTHP = scanned.apply(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, D, z, dt_bias, chunk_size)
     B, _, H, P = x_BTHP.shape
     states = x_BTHP.new_empty(B, H, P, B_BTGN.shape[-1], dtype=torch.float32)
     return (out_BTHP, states) if return_final_states else out_BTHP
@@ -146,7 +149,7 @@ def _backward_flop(_gradient: Any, *saved: Any, **named: Any) -> int:
 
 
 def _define() -> None:
-    library = {
+    library: dict[str, tuple[str, Callable[..., Any]]] = {
         "selective_scan": (f"({_SCAN}) -> (Tensor, Tensor, Tensor)", _scanned),
         "selective_scan_backward": (f"(Tensor gradient, {_SCAN}, Tensor states, Tensor out) -> Tensor[]", _gradients),
         "chunk_scan": (f"({_CHUNKS}, int chunk) -> (Tensor, Tensor)", _chunk_scanned),

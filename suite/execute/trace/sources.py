@@ -59,7 +59,7 @@ class Built(NamedTuple):
         return not self.tokens
 
     def facts(self) -> dict[str, Any]:
-        """What a launch must know of it."""
+        """The facts of it that a launch must know."""
         names = ("vocabulary", "own_inputs", "values")
         return {name: getattr(self, name) for name in names} | {"scaled": list(self.scaled)}
 

@@ -101,7 +101,9 @@ def trace(job: TraceJob) -> StepTrace:
         graph_breaks=regions.breaks() if regions else [],
         seconds=time.perf_counter() - start,
         gradient_bytes=step.gradient_bytes,
-        **_stored(model, updates),
+        stored_parameters=sum(local(parameter.detach()).numel() for parameter in model.parameters()),
+        weight_bytes=storage_bytes(stored_tensors(model)),
+        optimizer_bytes=storage_bytes(state_tensors(updates)),
         **built.facts(),
     )
 
@@ -112,15 +114,6 @@ def _adapt(job: TraceJob, model: nn.Module, units: list[nn.Module], allocations:
         adapt(model, units, job.adapters, sharded=job.sharding is not Sharding.REPLICATED)
         for owner, tensor in scales(model):
             allocations.name(WEIGHTS, [tensor], owner=owner)
-
-
-def _stored(model: nn.Module, updates: Sequence[Optimizer]) -> dict[str, int]:
-    """What this rank stores from step to step."""
-    return {
-        "stored_parameters": sum(local(parameter.detach()).numel() for parameter in model.parameters()),
-        "weight_bytes": storage_bytes(stored_tensors(model)),
-        "optimizer_bytes": storage_bytes(state_tensors(updates)),
-    }
 
 
 def _regions(job: TraceJob) -> CompiledRegions | None:

@@ -65,7 +65,7 @@ class MemoryVerdict(enum.StrEnum):
 
 
 class PeakError(NamedTuple):
-    """What an accelerator's memory holds beyond the predicted tensors.
+    """The part of an accelerator's memory beyond the predicted tensors.
 
     Args:
         expected: share of the tensors.

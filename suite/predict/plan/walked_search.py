@@ -43,7 +43,7 @@ class Walks:
                 return
 
     def least(self, layouts: Iterable[Layout]) -> Layout | None:
-        """Of the first `_LEAST` layouts that are executed, the one of the least peak."""
+        """The layout of the least peak, of the first `_LEAST` that are executed."""
         question = self._question
         executed = ((self._least_peak(layout), number, layout) for number, layout in enumerate(layouts))
         known = islice((each for each in executed if each[0] is not None), _LEAST)

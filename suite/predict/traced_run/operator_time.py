@@ -18,7 +18,7 @@ NORM, SOFTMAX, LOSS, ACTIVATION, SUM = "norm", "softmax", "loss", "activation", 
 
 
 class OperatorRates(NamedTuple):
-    """What prices operators.
+    """Rates that price operators.
 
     Args:
         fp32_flop_per_second: peak of products in fp32; `machine` has the peak in the dtype of the step.
@@ -62,7 +62,7 @@ def operator_seconds(call: TracedOperator, rates: OperatorRates) -> float:
 
 
 def subject(call: TracedOperator) -> str:
-    """What a calibration times that is like a memory-bound operator."""
+    """The operator of a calibration that is like a memory-bound one."""
     if "softmax" in call.operator or "nll_loss" in call.operator:
         return SOFTMAX if call.module else LOSS
     if call.kind is OperatorKind.NORM:

@@ -268,7 +268,7 @@ def _figures(predicted: TracedPrediction) -> list[Content]:
     trace, time = predicted.trace, predicted.time
     held = [Number(name, size, "byte") for name, size in sorted(trace.at_peak.bytes.items(), key=lambda one: -one[1])]
     elements = [Number(f"in {dtype}", count, "") for dtype, count in trace.parameters.by_dtype.items()]
-    found = [
+    found: list[tuple[Quantity, str, float, Why]] = [
         (Quantity.PEAK_BYTES, "byte", trace.peak_bytes, Why(SUM, held)),
         (Quantity.PARAMETERS, "", trace.parameters.total, Why(SUM, elements)),
     ]
