@@ -66,7 +66,7 @@ def show(
 
 def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
     """The run of that name or file, or the accelerator of that name or alias."""
-    if not name.endswith(".toml") and name not in run_names():
+    if not name.endswith((".toml", ".json")) and name not in run_names():
         with contextlib.suppress(InputError):
             return accelerator(name)
         names = [*run_names(), *minis, *accelerator_names()]

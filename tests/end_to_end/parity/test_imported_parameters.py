@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from reference_runs.hugging_face.aliases import known_type
 from reference_runs.hugging_face.families import FAMILIES, imported
 from suite.predict.analytic.parameters import parameter_count
 
 NEEDED = {"nemotron": {"num_key_value_heads": 8}, "deepseek_v2": {"num_experts_per_tok": 6}}  # no default makes a model
-SAME_AS = {"kimi_k2": "deepseek_v3"}  # which transformers does not know by its own name
 ODD = {"vocab_size": 331, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6}
 EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 30, "first_k_dense_replace": 1}
 LATENT = {
@@ -43,8 +43,7 @@ IN_STATE = "e_score_correction_bias"  # DeepSeek-V3's counts have it among the p
 
 def counts(kind: str, directory: Path, **changes: Any) -> tuple[int, int]:
     """Parameters of transformers' model with these changes of its family's defaults, and of what is imported."""
-    kind_there = SAME_AS.get(kind, kind)
-    configuration = AutoConfig.for_model(kind_there, **(NEEDED.get(kind, {}) | changes))
+    configuration = AutoConfig.for_model(known_type(kind), **(NEEDED.get(kind, {}) | changes))
     path = directory / "config.json"
     path.write_text(json.dumps(configuration.to_dict() | {"model_type": kind}), encoding="utf-8")
     with torch.device("meta"):
@@ -62,6 +61,6 @@ def test_defaults_of_every_family(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_odd_sizes_of_every_family(kind: str, tied: bool, tmp_path: Path) -> None:
-    widths = ODD_WIDTHS.get(SAME_AS.get(kind, kind), LIKE_LLAMA)
+    widths = ODD_WIDTHS.get(known_type(kind), LIKE_LLAMA)
     of_transformers, here = counts(kind, tmp_path, **(ODD | widths), tie_word_embeddings=tied)
     assert here == of_transformers
