@@ -126,30 +126,29 @@ class _LayoutTerms(NamedTuple):
     Args:
         kinds: of each of `layer_kinds`.
         weight_copies: bytes of each of `layer_kinds`, see `layer_weight_copies_bytes`, and casts of autocast.
-        layer_parameters: of the last kind, only where a layer is gathered or scattered.
+        layer_parameters: of a layer of each of `layer_kinds`; 0 where none is gathered or scattered.
         stream: bytes of one micro-batch between two stages on one rank.
     """
 
     kinds: tuple[MicroBatchBytes, ...]
     weight_copies: tuple[int, ...]
-    layer_parameters: int
+    layer_parameters: tuple[int, ...]
     stream: int
     keeping: Keeping
 
 
 def _shared(workload: Workload, keeping: Keeping) -> _LayoutTerms:
     architecture, recipe, layout = workload
-    layer = 0
-    if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
-        tensors = layer_tensors(
-            architecture, tensor_parallel=layout.tensor_parallel, expert_parallel=layout.expert_parallel
-        )
-        layer = total_elements(tensors)
+    by_layer = layout.zero_stage >= 2 or layout.offload is Offload.STATE
+    tensor, expert = layout.tensor_parallel, layout.expert_parallel
+    architectures = [kind for kind, _ in layer_kinds(architecture)]
+    tensors = [layer_tensors(kind, tensor_parallel=tensor, expert_parallel=expert) for kind in architectures]
+    sizes = tuple(total_elements(of_layer) if by_layer else 0 for of_layer in tensors)
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
-    of_kinds = [Workload(kind, recipe, layout) for kind, _ in layer_kinds(architecture)]
+    of_kinds = [Workload(kind, recipe, layout) for kind in architectures]
     kinds = tuple(micro_batch_bytes(kind, keeping) for kind in of_kinds)
     copies = tuple(layer_weight_copies_bytes(kind) + _casts_bytes(kind, keeping) for kind in of_kinds)
-    return _LayoutTerms(kinds, copies, layer, stream, keeping)
+    return _LayoutTerms(kinds, copies, sizes, stream, keeping)
 
 
 def _casts_bytes(workload: Workload, keeping: Keeping) -> int:
@@ -170,15 +169,15 @@ def buffer_bytes(
     *,
     stage: int,
     parameters: int,
-    layers: int,
-    layer_parameters: int,
+    layers: Sequence[int],
+    layer_parameters: Sequence[int],
     stream: int,
     narrow_gradients: bool = False,
 ) -> float:
-    """Bytes of buffers for communication on a rank of `stage` with `parameters` parameters in `layers` layers.
+    """Bytes of buffers for communication on a rank of `stage` with so many parameters, and so many layers of each kind.
 
     With g bytes a gradient, w a weight, n ranks of data and context parallelism, and U the parameters of two layers
-    (the one at work, and the one ahead) and of the tables and the norm next to the layers:
+    of the largest kind (the one at work, and the one ahead) and of the tables and the norm next to the layers:
         min(bucket, g N)    ZeRO-0 and 1, n > 1: gradients on their way; 0 where ZeRO-1 scatters them in place
         g U                 ZeRO-2 and 3, n > 1: gradients before they are scattered; also where they go to the host
         w U                 ZeRO-3, n > 1: gathered weights; w N where they stay between forward and backward pass;
@@ -198,7 +197,9 @@ def buffer_bytes(
     if layout.zero_stage <= 1 and layout.offload is not Offload.STATE:
         in_place = layout.zero_stage == 1 and layout.reduce_scatter
         return buffers + (not in_place) * (several * smaller(layout.bucket_bytes, gradient * parameters))
-    unsharded = parameters - (layers - smaller(layers, 2)) * layer_parameters
+    in_layers = sum(number * size for number, size in zip(layers, layer_parameters, strict=True))
+    at_work = smaller(in_layers, 2 * max(layer_parameters))
+    unsharded = parameters - in_layers + at_work
     buffers = buffers + (True if _gradients_on_host(layout) else several) * (gradient * unsharded)
     if layout.offload is not Offload.STATE and layout.zero_stage <= 2:
         return buffers
@@ -252,7 +253,7 @@ def _before_passes(
         layout,
         stage=stage,
         parameters=rank.matrices + rank.vectors,
-        layers=sum(layers),
+        layers=layers,
         layer_parameters=shared.layer_parameters,
         stream=shared.stream,
         narrow_gradients=shard_is_master(shared.keeping, workload),

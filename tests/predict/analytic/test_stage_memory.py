@@ -353,8 +353,8 @@ def test_buffers_are_a_bucket_or_two_layers_of_gradients_and_weights() -> None:
             msgspec.structs.replace(layout, reshard_after_forward=reshard),
             stage=1,
             parameters=parameters,
-            layers=layers,
-            layer_parameters=1000,
+            layers=[layers],
+            layer_parameters=[1000],
             stream=5,
             narrow_gradients=g == 2,
         )
@@ -362,6 +362,16 @@ def test_buffers_are_a_bucket_or_two_layers_of_gradients_and_weights() -> None:
             wrong.append((layout, layers, reshard, g, found, expected))
     assert wrong == []
     scatters = Layout(data_parallel=4, zero_stage=1, reduce_scatter=True, bucket_bytes=900)  # in place: no bucket
-    sizes = {"stage": 0, "parameters": 1000, "layers": 1, "layer_parameters": 1000, "stream": 5}
+    sizes = {"stage": 0, "parameters": 1000, "layers": [1], "layer_parameters": [1000], "stream": 5}
     assert buffer_bytes(BLOOM.recipe, scatters, **sizes) == 0
     assert buffer_bytes(BLOOM.recipe, msgspec.structs.replace(scatters, zero_stage=0), **sizes) == 900
+
+
+def test_two_layers_of_the_largest_kind_are_gathered_at_a_time() -> None:
+    recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision.BF16)
+    layout = Layout(data_parallel=4, zero_stage=3)
+    for small, large in ((3, 5), (3, 1), (1, 0)):
+        layers, parameters = [small, large], 100 * small + 1000 * large + 70
+        at_work = min(parameters - 70, 2000)
+        sizes = {"stage": 0, "parameters": parameters, "layers": layers, "layer_parameters": [100, 1000], "stream": 0}
+        assert buffer_bytes(recipe, layout, **sizes) == (4 + 2) * (at_work + 70)
