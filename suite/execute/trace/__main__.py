@@ -33,7 +33,7 @@ def main() -> None:
         if job.source.configuration:
             install()
             import transformers  # noqa: F401  # once, not in each child
-        if job.adapters is not None:
+        if isinstance(job, TraceJob) and job.adapters is not None:
             import peft  # noqa: F401  # likewise
         child = os.fork()
         if child == 0:
