@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-import tests.support
 from suite.execute.trace.sources import build
 from suite.job.trace_job import ModelSource
+from suite.paths import ROOT
 
 pytestmark = [pytest.mark.rare, pytest.mark.ranks]
 
 # Elements of parameters, tied ones once, counted by transformers 5.24 on the meta device; biases of routers are buffers
-COUNTS = json.loads((Path(tests.support.__file__).parent / "parameter_counts.json").read_text(encoding="utf-8"))
+COUNTS = json.loads((ROOT / "tests" / "support" / "parameter_counts.json").read_text(encoding="utf-8"))
 
 
 def parameters(path: Path, values: dict[str, Any]) -> int:
