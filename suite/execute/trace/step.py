@@ -45,8 +45,7 @@ def trace(job: TraceJob) -> StepTrace:
     Raises:
         SourceError: its model cannot be built.
     """
-    start = time.perf_counter()
-    clock = StepClock()
+    start, clock = time.perf_counter(), StepClock()
     allocations = Allocations(clock.category)
     with fake_group(job.rank, job.ranks):
         mesh = init_device_mesh("cpu", (job.ranks,), mesh_dim_names=(DATA,))
@@ -83,8 +82,7 @@ def trace(job: TraceJob) -> StepTrace:
             with passes.paths.followed():
                 step.prepare()
                 step.measure(collectives, recorder, followed)
-            fullest, _ = allocations.history()
-            owners = allocations.owners()
+            (fullest, _), owners = allocations.history(), allocations.owners()
     return StepTrace(
         model=name,
         software=built.software,
