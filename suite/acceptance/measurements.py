@@ -263,7 +263,7 @@ def is_tokenised(name: str, device: str, ranks: int, results: Path) -> bool:
 def probe_result(
     device: str, ranks: int, effort: Effort, *, replays: bool, exchanges: bool, soak: bool, on_event: OnEvent
 ) -> ProbeResult:
-    """One probe of all ranks: replays, exchanges and soak, those that are asked for.
+    """A probe of all ranks: replays, exchanges and soak, those that are asked for.
 
     Raises:
         OutOfTimeError: the battery's limit or the phase's budget ended it; what it had reported is in `measured`.

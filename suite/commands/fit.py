@@ -19,7 +19,7 @@ from suite.commands.traced_options import TracedOptions, asks_trace
 from suite.commands.training_options import LAYOUT_PANEL, Asked, JsonOutput, asks_edition, asks_training
 from suite.predict.plan.fit import Fit, every_switch, fit, fits_otherwise
 from suite.report.terminal.plan import print_assumptions, print_fit_answer
-from suite.report.terminal.progress import seconds_told
+from suite.report.terminal.progress import seconds_reported
 from suite.report.terminal.tables import console
 
 
@@ -86,7 +86,7 @@ def fit_command(
         return
     check_absent(tracing.given, what="is of models that are traced")
     found = asked_question(run, asked)
-    with seconds_told("searching layouts", console(stderr=True)):
+    with seconds_reported("searching layouts", console(stderr=True)):
         answer = fit(every_switch(found.question) if any_software else found.question)
     named = f"{run}, by formula" if run.endswith(".json") else found.run.name
     if json:

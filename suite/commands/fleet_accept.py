@@ -115,7 +115,7 @@ def show_command(
 
 
 def _device_of_nodes(choice: str) -> str:
-    """The device as nodes are told it: each finds its own GPUs, and this host may have none.
+    """The device that nodes are asked for: each finds its own GPUs, and this host may have none.
 
     Raises:
         InputError: an unknown choice, or GPUs of this host that PyTorch cannot use: nodes run this Python too.

@@ -45,7 +45,7 @@ from suite.report.terminal.plan import (
     print_why,
     remedies,
 )
-from suite.report.terminal.progress import seconds_told
+from suite.report.terminal.progress import seconds_reported
 from suite.report.terminal.tables import console, print_folded
 
 FAILURE_PANEL = "Failures"
@@ -160,7 +160,7 @@ def plan_command(  # noqa: PLR0913  # long: the command's options
     assert machine.uncertainty is not None
     shown = top if chosen is None else TRIED
     limited = days is not None or budget is not None
-    with seconds_told("searching layouts", console(stderr=True)):
+    with seconds_reported("searching layouts", console(stderr=True)):
         planned = plan(question, tokens=amount, prices=prices, uncertainty=machine.uncertainty, top=shown)
         others = other_numbers(question, tokens=amount, prices=prices) if numbers or picture or limited else []
     if planned.best:

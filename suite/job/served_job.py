@@ -8,7 +8,7 @@ from suite.job.trace_job import ModelSource
 
 
 class ServedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="served"):
-    """One sequence in 16 bits.
+    """A sequence in 16 bits.
 
     Args:
         context: tokens; None: what the model takes, at most `usual`.

@@ -162,7 +162,7 @@ def _layout(request: Request, usual_ranks: int) -> tuple[TraceLayout, Layout]:
 
 
 def _traces(asked: TraceJob) -> list[StepTrace]:
-    """One trace a rank where each stores a part of its own; otherwise all are like the first."""
+    """A trace for each rank, where each stores a part of its own; otherwise all are like the first."""
     ranks = 1 if asked.sharding is Sharding.REPLICATED else asked.ranks
     return traced([msgspec.structs.replace(asked, rank=rank) for rank in range(ranks)])
 

@@ -77,9 +77,9 @@ class CompiledRegions:
             frame = each.user_stack[-1] if each.user_stack else None
             place, reason = f"{frame.filename}:{frame.lineno}" if frame else "", _first_line(each.reason)
             found[place, reason] = GraphBreak(place=place, reason=reason)
-        told = {reason for _, reason in found}
+        known = {reason for _, reason in found}
         for words in dynamo.counters["graph_break"]:
-            if (reason := _first_line(words)) not in told:
+            if (reason := _first_line(words)) not in known:
                 found["", reason] = GraphBreak(place="", reason=reason)
         return list(found.values())
 

@@ -79,19 +79,19 @@ def miniature(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[ScaledKe
     return _scaled(values, scaled, ""), tuple(scaled)
 
 
-def _scaled(values: Mapping[str, Any], told: list[ScaledKey], path: str) -> dict[str, Any]:
+def _scaled(values: Mapping[str, Any], changes: list[ScaledKey], path: str) -> dict[str, Any]:
     shape = _shape(values)
     small = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and "model_type" in value:
-            small[key] = _scaled(value, told, f"{path}{key}.")
+            small[key] = _scaled(value, changes, f"{path}{key}.")
             continue
         if key == "quantization_config":
-            told.append(ScaledKey(path + key, None, None, LEFT_OUT_RULE))
+            changes.append(ScaledKey(path + key, None, None, LEFT_OUT_RULE))
             continue
         small[key], rule = _value(key, value, shape)
         if small[key] != value:
-            told.append(ScaledKey(path + key, value, small[key], rule))
+            changes.append(ScaledKey(path + key, value, small[key], rule))
     return small
 
 

@@ -18,7 +18,7 @@ from suite.job.operators import OperatorKind, TracedOperator, TracePhase
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.?|^module\.")
-_MOST_SIZES = 8  # tensors whose sizes are told; of longer lists the elements alone
+_MOST_SIZES = 8  # tensors whose sizes are listed; of longer lists the elements alone
 _NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
 _NO_WORK |= {"_unsafe_view", "resize_", "set_", "wait_tensor", "is_same_size", "_foreach_copy_none"}
 _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward", "_scaled_mm"}
@@ -176,7 +176,7 @@ class OperatorRecorder(ObservingMode):
         self._calls[call._replace(module=self._paths.within(call.module))] += 1
 
     def calls(self, kept: Mapping[str, int]) -> list[TracedOperator]:
-        """Operators that ran, in their order; what is kept is told with a module's first operator of the forward pass.
+        """Operators that ran, in their order; what is kept stands with a module's first operator of the forward pass.
 
         Args:
             kept: bytes by module.

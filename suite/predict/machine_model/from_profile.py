@@ -105,7 +105,7 @@ def profiled_operators(
 ) -> tuple[RunMachine, dict[str, float]]:
     """Machines like the one that `profile` measured, for operators that are priced one by one.
 
-    As `profiled_machine`, but memory-bound operators are told apart: how many times what their bytes take at the
+    As `profiled_machine`, but memory-bound operators are distinguished: how many times what their bytes take at the
     memory's bandwidth norms, softmax, cross-entropy, activations (GELU stands for all) and sums take, at least once.
 
     Raises:

@@ -24,7 +24,7 @@ class OperatorRates(NamedTuple):
         fp32_flop_per_second: peak of products in fp32; `machine` has the peak in the dtype of the step.
         is_fp32: whether the dtype of the step is fp32.
         causal: whether attention sees the past alone.
-        tokens: of a micro-batch, by which products of the backward pass are told apart.
+        tokens: of a micro-batch, by which products of the backward pass are distinguished.
         passes: seconds of memory-bound operators over what their bytes take at the memory's bandwidth, by `subject`;
             1 where there is none.
     """

@@ -111,7 +111,7 @@ def states_progress(messages: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def seconds_told(words: str, messages: Console, *, first: float = 3.0, then: float = 10.0) -> Iterator[None]:
+def seconds_reported(words: str, messages: Console, *, first: float = 3.0, then: float = 10.0) -> Iterator[None]:
     """Say now and then how long the block has taken, where nobody knows how long it takes: first after `first` s."""
     over, begun = threading.Event(), time.monotonic()
 

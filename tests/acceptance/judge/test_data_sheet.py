@@ -65,7 +65,7 @@ def test_a_slow_h200_is_found_by_its_first_battery(changes, key, expected, verdi
 def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
     found = of_micro(GOOD)
     assert found[3, "copy"].source.startswith(
-        "assumed of NVIDIA H200 SXM 141 GB (2024): 4,300 GB/s, 2026-11-23, copies of 4.3 TB/s are told of"
+        "assumed of NVIDIA H200 SXM 141 GB (2024): 4,300 GB/s, 2026-11-23, copies of 4.3 TB/s are reported"
     )
     assert found[4, "host to device"].source.endswith("128 GB/s both ways, datasheet Interconnect")
 

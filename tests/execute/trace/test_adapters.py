@@ -14,8 +14,6 @@ from suite.reproduce.traced import traced
 from tests.execute.trace import models
 
 pytestmark = pytest.mark.ranks
-pytest.importorskip("peft")
-pytest.importorskip("bitsandbytes")
 
 H, R = models.HIDDEN, 8
 # a layer's products by inputs and outputs: attention, its output, up and down

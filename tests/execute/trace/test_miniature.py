@@ -9,8 +9,8 @@ from suite.execute.trace.miniature import MOST_EXPERTS, VOCABULARY, WINDOW, mini
 
 def small(**values: Any) -> dict[str, Any]:
     """The keys that changed."""
-    scaled, told = miniature(values)
-    assert {each.key.partition(".")[0] for each in told} == {k for k in values if scaled.get(k) != values[k]}
+    scaled, changed = miniature(values)
+    assert {each.key.partition(".")[0] for each in changed} == {k for k in values if scaled.get(k) != values[k]}
     return {key: value for key, value in scaled.items() if value != values[key]}
 
 
@@ -72,6 +72,6 @@ def test_vocabulary_windows_and_token_numbers_shrink_and_weights_are_not_quantis
         "sliding_window": WINDOW,
         "text_config": {"model_type": "text", "vocab_size": VOCABULARY, "max_position_embeddings": 4096},
     }
-    scaled, told = miniature({"quantization_config": {"bits": 4}})
+    scaled, changed = miniature({"quantization_config": {"bits": 4}})
     assert scaled == {}
-    assert [each.key for each in told] == ["quantization_config"]
+    assert [each.key for each in changed] == ["quantization_config"]

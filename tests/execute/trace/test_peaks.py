@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,6 @@ IN_BITS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("asked", [ASKED, IN_BITS], ids=["all weights", "peft and bitsandbytes"])
 def test_the_peak_is_the_allocators(asked: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
-    if asked is IN_BITS and not (find_spec("peft") and find_spec("bitsandbytes")):
-        pytest.skip("needs peft and bitsandbytes")
     for kind, values in TYPES.items():
         (tmp_path / f"{kind}.json").write_text(json.dumps({"model_type": kind} | values))
     jobs = []

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from suite.job.events import Phase, Step, StepKind
-from suite.report.terminal.progress import TRAINING_LINE_SECONDS, seconds_told, training_progress
+from suite.report.terminal.progress import TRAINING_LINE_SECONDS, seconds_reported, training_progress
 from suite.reproduce.plan import Plan, plan
 from suite.reproduce.request import Request
 
@@ -63,14 +63,14 @@ def test_a_skipped_step_has_a_line_of_its_own(planned: Plan, capsys: pytest.Capt
 
 def test_work_of_unknown_length_says_how_long_it_has_taken_and_a_short_one_nothing() -> None:
     out, short = (Console(file=io.StringIO(), width=80) for _ in range(2))
-    with seconds_told("searching layouts", out, first=0.01, then=0.01):
+    with seconds_reported("searching layouts", out, first=0.01, then=0.01):
         while "so far\nsearching" not in out.file.getvalue():  # type: ignore[attr-defined]
             time.sleep(0.01)
     assert out.file.getvalue().startswith("searching layouts: 0 s so far\n")  # type: ignore[attr-defined]
     said = out.file.getvalue()  # type: ignore[attr-defined]
-    with seconds_told("searching layouts", short):
+    with seconds_reported("searching layouts", short):
         pass
     time.sleep(0.05)
     assert (out.file.getvalue(), short.file.getvalue()) == (said, "")  # type: ignore[attr-defined]
-    with open(os.devnull) as unwritable, seconds_told("x", Console(file=unwritable), first=0.001):
+    with open(os.devnull) as unwritable, seconds_reported("x", Console(file=unwritable), first=0.001):
         time.sleep(0.02)
