@@ -198,7 +198,7 @@ def buffer_bytes(
         in_place = layout.zero_stage == 1 and layout.reduce_scatter
         return buffers + (not in_place) * (several * smaller(layout.bucket_bytes, gradient * parameters))
     in_layers = sum(number * size for number, size in zip(layers, layer_parameters, strict=True))
-    at_work = smaller(in_layers, 2 * max(layer_parameters))
+    at_work = smaller(in_layers, 2 * reduce(larger, layer_parameters))
     unsharded = parameters - in_layers + at_work
     buffers = buffers + (True if _gradients_on_host(layout) else several) * (gradient * unsharded)
     if layout.offload is not Offload.STATE and layout.zero_stage <= 2:
