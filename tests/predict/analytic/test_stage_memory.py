@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import msgspec
-import numpy
 import numpy as np
 import pytest
 from hypothesis import given
@@ -376,5 +375,5 @@ def test_two_layers_of_the_largest_kind_are_gathered_at_a_time() -> None:
         at_work = min(parameters - 70, 2000)
         sizes = {"stage": 0, "parameters": parameters, "layers": layers, "layer_parameters": [100, 1000], "stream": 0}
         assert buffer_bytes(recipe, layout, **sizes) == (4 + 2) * (at_work + 70)
-        together = sizes | {"layer_parameters": [numpy.array([100, 100]), numpy.array([1000, 1000])]}
+        together = sizes | {"layer_parameters": [np.array([100, 100]), np.array([1000, 1000])]}
         assert buffer_bytes(recipe, layout, **together).tolist() == [(4 + 2) * (at_work + 70)] * 2
