@@ -40,6 +40,7 @@ from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.pulsed_load import load_findings
 from suite.acceptance.judge.rates import (
     BY_TURNS,
+    OF_ALL,
     PRODUCTS,
     PRODUCTS_BY_TURNS,
     exchange_findings,
@@ -138,23 +139,37 @@ class Rule(NamedTuple):
 
 def _rates(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
     undisturbed = [micro for micro in battery.micro if not micro.set_aside]
-    return [
-        _borne_out(finding, micro, battery.timed_launches)
-        for micro in undisturbed
-        for finding in micro_findings(micro, battery.history, battery.gpu)
-    ]
+    findings = []
+    for micro in undisturbed:
+        of_micro = micro_findings(micro, battery.history, battery.gpu)
+        findings += [_borne_out(finding, micro, of_micro, battery.timed_launches) for finding in of_micro]
+    return findings
 
 
-def _borne_out(finding: CheckFinding, micro: MicroMeasurements, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
+def _borne_out(
+    finding: CheckFinding,
+    micro: MicroMeasurements,
+    of_micro: Sequence[CheckFinding],
+    launches: Sequence[MiniatureLaunch],
+) -> CheckFinding:
     """Slow products of a virtual machine only warn: its processors may be halves of cores, which other guests use.
 
     A rank that is slower than the others, at once or by turns, fails where launches bear it out: it is late in them
-    too, and not by chance. Without launches it fails where its products are slower at once and by turns.
+    too, and not by chance. Without launches it fails where its products are slower at once and by turns. A rank's
+    memory, which other guests use too, fails unless all ranks together are as fast as before at several moments.
+
+    Args:
+        of_micro: all findings of the measurements.
     """
     if finding.verdict is not CheckVerdict.FAIL or not micro.virtual or not rests_on_clocks(finding):
         return finding
     if finding.check == check.MATRIX:
         why = "of a virtual machine, whose processors other guests may share"
+    elif finding.check == check.MEMORY:
+        together = next((other for other in of_micro if other.subject == OF_ALL), None)
+        if together is None or together.verdict is not CheckVerdict.PASS:
+            return finding
+        why = f"of a virtual machine, whose memory other guests may share; {OF_ALL} are at {together.ratio:.3f}"
     elif needs_launches(finding, virtual=micro.virtual):
         rank = int(finding.part.rpartition(" ")[2])
         in_launches = rank_in_launches(launches, rank)

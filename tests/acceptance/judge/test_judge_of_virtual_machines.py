@@ -126,3 +126,26 @@ def test_wrong_products_of_a_virtual_machine_fail() -> None:
     own = micro(virtual=True, wrong_products=["one"])
     found = battery_findings([own], NOTHING, others=1.0, selected=(1,))
     assert "FAIL" in {finding.verdict for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("virtual", "together", "verdict"),
+    [
+        (True, 1.0, "WARN"),  # guests took bandwidth while this rank was measured
+        (True, 0.9, "FAIL"),
+        (True, None, "FAIL"),  # a re-run, which has no such moments
+        (False, 1.0, "FAIL"),
+    ],
+)
+def test_slow_memory_of_a_virtual_machine_fails_unless_all_ranks_are_as_fast_as_before(
+    virtual: bool, together: float | None, verdict: str
+) -> None:
+    rates = (1e10 * (together or 1.0),) * 2
+    at_moments = [] if together is None else [moments(copy=rates, triad=rates)] * 2
+    own = micro(copy=[1e10, 6e9], virtual=virtual, moments=at_moments)
+    past = history_of(past={"3:copy": [1e10], "3:copy and triad of all ranks, at several moments": [1e10]})
+    found = battery_findings([own], past, others=1.0, selected=(3,))
+    (copy,) = [one for one in found if one.subject == "copy"]
+    assert copy.verdict == verdict
+    if verdict == "WARN":
+        assert copy.evidence.endswith("other guests may share; copy and triad of all ranks are at 1.000")
