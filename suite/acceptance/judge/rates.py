@@ -207,6 +207,18 @@ def speeds_by_turns(moments: Sequence[RankMoments], rank: int) -> dict[str, floa
     return {name: statistics.median(other[name] for other in fastest) / seconds for name, seconds in own.items()}
 
 
+def rates_at_moments(moments: Sequence[RankMoments], rank: int, operation: str) -> float:
+    """Median rate of a rank's copies or triads at several moments, over the median of the others' at the same moments.
+
+    1 where there is no other rank, or where there were no moments.
+    """
+    medians = [statistics.median(getattr(of_rank, operation)) for of_rank in moments if getattr(of_rank, operation)]
+    if len(medians) < 2 or len(medians) < len(moments):
+        return 1.0
+    own = medians.pop(rank)
+    return own / statistics.median(medians)
+
+
 def _memory_of_all(micro: MicroMeasurements, history: History) -> CheckFinding:
     """The memory of a CPU, which all ranks share: the geometric mean over ranks, copies and triads.
 
