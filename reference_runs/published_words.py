@@ -142,7 +142,7 @@ def gpu_words(text: str) -> GpuWords:
     sizes = frozenset(map(float, _SIZE.findall(bare)))
     said = re.split(r"[\s_\-()\[\],/]+", _SIZE.sub(" ", bare))
     said = [re.sub(r"^sxm\d$", "sxm", word) for word in said if word and not re.fullmatch(r"hbm\d?e?", word)]
-    if "gb200" in said:
+    if not {"gb200", "gb300"}.isdisjoint(said):
         said = [word for word in said if word != "nvl72"]
     boards = words().gpu.boards.intersection(said)
     return GpuWords(frozenset(said) - boards - words().gpu.around, boards, sizes)
@@ -157,11 +157,13 @@ def worded_gpu(text: str) -> str | None:
     if len(said.boards) > 1 or len(said.sizes) > 1:
         return None
     boards = said.boards or ("", "sxm")
+    of_model = [each for each in _recorded_boards() if said.model in each.models]
+    if printed := [each for each in of_model if said.sizes and said.sizes <= set(each.gib)]:
+        of_model = printed  # 94 GB are an H100 NVL's, and not what a driver shows of 96
     meant = [
         each.name
-        for each in _recorded_boards()
-        if said.model in each.models
-        and each.board in boards
+        for each in of_model
+        if each.board in boards
         and all(any(LEAST_SHARE * gib <= size <= gib for gib in each.gib) for size in said.sizes)
     ]
     if len(meant) > 1:

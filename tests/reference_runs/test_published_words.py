@@ -175,13 +175,13 @@ def test_words_of_several_boards_or_sizes_are_of_no_gpu() -> None:
     assert worded_gpu("A100 SXM PCIe 80 GB") is None
     assert worded_gpu("H100 79 GB 80GB") is None  # each alone is an H100's
     assert worded_gpu("H100 79 GB") == worded_gpu("H100 80GB") == "h100-sxm"
-    assert near_gpu("DGX B300") is near_gpu("GB300") is None
+    assert near_gpu("DGX B400") is near_gpu("GB400") is None
 
 
 def test_only_the_accelerators_of_one_host_of_several_become_all() -> None:
-    for name in ("gb200", "h100-sxm"):
+    for name in ("gb200", "gb300", "h100-sxm"):
         joined = {counted: accelerator(name).board.joined(counted) for counted in (1, 2, 4, 8, 36, 72)}
-        assert joined == {counted: counted for counted in joined} | ({4: 72} if name == "gb200" else {})
+        assert joined == {counted: counted for counted in joined} | ({4: 72} if name != "h100-sxm" else {})
 
 
 def test_models_that_no_shipped_table_names_have_no_shape() -> None:

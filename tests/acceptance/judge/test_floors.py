@@ -23,7 +23,7 @@ from tests.support.batteries import NOTHING, exchange, history_of, micro, probin
 
 SHAPE = "BF16, 8192 x 8192 x 8192"
 HALVES = {"host to device": 55e9, "device to host": 54e9}
-B200, MI300X, L40S, H100 = "NVIDIA B200", "AMD Instinct MI300X", "NVIDIA L40S", "NVIDIA H100 80GB HBM3"
+B200, MI300X, RUBIN, H100 = "NVIDIA B200", "AMD Instinct MI300X", "NVIDIA Rubin", "NVIDIA H100 80GB HBM3"
 
 
 def battery(model, gemm, copy=None, history=NOTHING):
@@ -47,8 +47,8 @@ def battery(model, gemm, copy=None, history=NOTHING):
         (MI300X, 430e12, "FAIL", "rejected"),
         (H100, 725e12, "WARN", "accepted"),  # within the published interval, below what we measured
         (H100, 640e12, "FAIL", "rejected"),
-        (L40S, 181e12, "WARN", "accepted"),  # half of its peak, and nothing is published
-        (L40S, 18e12, "WARN", "accepted"),
+        (RUBIN, 2000e12, "WARN", "accepted"),  # half of its peak, and nothing is published
+        (RUBIN, 18e12, "WARN", "accepted"),
     ],
 )
 def test_a_part_is_rejected_only_far_below_what_working_ones_reached(model, gemm, verdict, decided):
@@ -71,22 +71,22 @@ def test_a_rejection_says_on_whose_numbers_and_when():
 
 
 def test_without_a_floor_the_rate_is_kept_and_the_way_to_a_floor_is_named():
-    found, _ = battery(L40S, 181e12)
+    found, _ = battery(RUBIN, 2000e12)
     for key in ((1, "slowest rank"), (3, "copy"), (3, "triad")):
         assert (found[key].verdict, found[key].expected, found[key].part) == ("WARN", None, "")
         assert found[key].compared_as
         assert "no floor: no " in found[key].evidence
-        assert "of NVIDIA L40S 48 GB (2023) is published" in found[key].evidence
+        assert "of NVIDIA Rubin, one GPU of a Vera Rubin NVL72, as announced (2026) is published" in found[key].evidence
         assert "`fleet references`" in found[key].evidence
-    past = history_of(past={f"1:{found[1, 'slowest rank'].compared_as}": [181e12] * 3})
-    assert battery(L40S, 181e12, history=past)[0][1, "slowest rank"].verdict == "PASS"
-    assert battery(L40S, 150e12, history=past)[1] == "rejected"
+    past = history_of(past={f"1:{found[1, 'slowest rank'].compared_as}": [2000e12] * 3})
+    assert battery(RUBIN, 2000e12, history=past)[0][1, "slowest rank"].verdict == "PASS"
+    assert battery(RUBIN, 1650e12, history=past)[1] == "rejected"
 
 
 def test_a_gpu_whose_memory_is_slower_than_its_siblings_is_rejected_without_any_floor():
     copies = [700e9] * 5 + [350e9] + [700e9] * 2
     measured = micro(matrix=[181e12] * 8, copy=copies, triad=copies, host_device=HALVES)
-    found = {(one.check, one.subject): one for one in micro_findings(measured, NOTHING, known_gpu(L40S))}
+    found = {(one.check, one.subject): one for one in micro_findings(measured, NOTHING, known_gpu(RUBIN))}
     assert found[3, "copy"].verdict == "WARN"
     slow = found[2, "memory copy"]
     assert (slow.verdict, slow.ratio, slow.part) == ("FAIL", 0.5, "memory bandwidth of rank 5")
@@ -120,7 +120,7 @@ def test_all_reduces_are_held_to_floors_of_as_many_by_the_same_algorithm(model, 
 
 def test_an_all_reduce_of_a_cpu_has_no_floor_to_miss():
     sums = probing(exchanges=[exchange(rank, None, 1e9) for rank in (0, 1)])
-    for around, verdict in ((surroundings(), "NOT RUN"), (surroundings(device="cuda", gpus="NVIDIA L40S"), "WARN")):
+    for around, verdict in ((surroundings(), "NOT RUN"), (surroundings(device="cuda", gpus="NVIDIA Rubin"), "WARN")):
         found = battery_findings([around, sums], NOTHING, others=0.05, selected={6})
         assert [one.verdict for one in found if one.subject.startswith("busbw")] == [verdict]
 
