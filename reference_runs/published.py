@@ -24,8 +24,10 @@ from reference_runs.published_cells import (
     STEP,
     Cells,
     UnusableError,
+    complete_accumulation,
     complete_batch,
     complete_ranks,
+    complete_sharding,
     peak_bytes_of,
     step_seconds_of,
 )
@@ -38,7 +40,16 @@ from reference_runs.published_run import (
     recipe_of,
     stack_reading,
 )
-from reference_runs.published_shape import architecture_of, is_plain, named_run, stated_shape, tabled_shape
+from reference_runs.published_shape import (
+    architecture_of,
+    is_like_models_of,
+    is_plain,
+    named_run,
+    refuse_mixture_without_experts,
+    refuse_other_training,
+    stated_shape,
+    tabled_shape,
+)
 from reference_runs.published_tables import (
     Assumption,
     LeftOut,
@@ -140,6 +151,8 @@ def load_table(path: Path) -> PublishedTable:
     for line, _, cells, notes, unread in table.rows:
         # a shipped table's rows are its own, whatever they name as source
         origin = None if own.source or unread else same_origin(cells.get("source", ""))
+        if origin and not is_like_models_of(cells.get("model", ""), origin.name):
+            origin = None  # of one publisher, but of models that the shipped table says nothing of
         facts = origin.facts if origin else own
         try:
             if unread:
@@ -256,6 +269,8 @@ def _cells(table: _KnownOfRows, stated: dict[str, str], named: str | None) -> Ce
 def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow:
     tables, facts = load_tables(), table.facts
     model, framework = stated.get("model", ""), stated.get("framework", "")
+    if not table.shipped:
+        refuse_other_training(stated)
     run_name, named = facts.catalog.get(model), _named(table, stated)
     described = reference_run(named) if named else None
     if described and not is_plain(described):
@@ -266,6 +281,8 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
         _check_split(cells, recorded_layout, run_name or "")
     complete_ranks(cells, recorded_layout.context_parallel if recorded_layout else 1)
     complete_batch(cells)
+    complete_accumulation(cells)
+    complete_sharding(cells)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
         unnamed = model and not named and not table.shipped
@@ -280,6 +297,8 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
     architecture = architecture_of(cells, shape, recorded=run_name is not None)
     if architecture.experts is None and stated.get("ep") and cells.count("ep") > 1:
         raise UnusableError("ep: expert parallelism needs experts: as a column, or of a recorded mixture's name")
+    if not table.shipped:
+        refuse_mixture_without_experts(architecture, stated)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
         raise UnusableError(f"{device} computes no products in {recipe.product_format.value}")

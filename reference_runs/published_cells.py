@@ -25,6 +25,7 @@ OPTIONAL = (
     *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
     *("dropout", "precision", "product_format", "stage_assignment", "fused_attention", "scatter_gather"),
     *("network_bytes_per_second", "mean_document", "framework_version", BATCH_TOKENS, STEP_MS, MEMORY_GB),
+    *("fsdp", "accumulation"),
 )
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
@@ -187,6 +188,45 @@ def complete_batch(cells: Cells) -> None:
         raise UnusableError(f"{BATCH_TOKENS} = {tokens} is no multiple of seq_len = {sequence}")
     cells.known["global_batch"] = str(tokens // sequence)
     cells.assumed.append(f"global_batch = {BATCH_TOKENS} / seq_len = {tokens // sequence}")
+
+
+def complete_accumulation(cells: Cells) -> None:
+    """Fill a blank `micro_batch` from `accumulation`, where that is stated: global_batch / (dp accumulation).
+
+    Beside a stated `micro_batch` it says nothing more; another number than theirs is noted, and theirs holds.
+
+    Raises:
+        UnusableError: global_batch is no multiple of dp accumulation, and micro_batch is blank.
+    """
+    known = all(cells.said(column) for column in ("global_batch", "dp"))
+    if not cells.stated.get("accumulation") or not known:
+        return
+    micro_batches = cells.count("accumulation")
+    samples, ranks = cells.count("global_batch"), cells.count("dp")
+    if cells.stated.get("micro_batch"):
+        if cells.count("micro_batch") * ranks * micro_batches != samples:
+            said = samples / (cells.count("micro_batch") * ranks)
+            cells.assumed.append(f"accumulation {micro_batches} = {said:g}, global_batch / (micro_batch * dp)")
+        return
+    if samples % (ranks * micro_batches):
+        what = f"micro_batch is blank, and dp * accumulation = {ranks * micro_batches}"
+        raise UnusableError(f"{what} does not divide global_batch = {samples}")
+    cells.known["micro_batch"] = str(samples // (ranks * micro_batches))
+    cells.assumed.append(f"micro_batch = global_batch / (dp * accumulation) = {cells.known['micro_batch']}")
+
+
+def complete_sharding(cells: Cells) -> None:
+    """Fill `zero_stage` from `fsdp`, where that is stated: sharded weights are stage 3.
+
+    Raises:
+        UnusableError: `zero_stage` says something else.
+    """
+    if not cells.stated.get("fsdp") or not cells.claim("fsdp"):
+        return
+    if cells.stated.get("zero_stage", "3") not in ("", "3"):
+        raise UnusableError(f"fsdp = 1 shards weights (zero_stage 3), but zero_stage = {cells.stated['zero_stage']}")
+    cells.stated["zero_stage"] = "3"
+    cells.assumed.append("fsdp 1 = zero_stage 3")
 
 
 def step_seconds_of(cells: Cells) -> float | None:

@@ -23,13 +23,14 @@ from reference_runs.published_cells import (
 from reference_runs.published_words import meanings, words
 
 _NONE_IS_A_CHOICE = ("recompute", "product_format")
-_CLAIMS = ("sp", "biases", "tied_embeddings", "fused_attention", "scatter_gather")
+_CLAIMS = ("sp", "biases", "tied_embeddings", "fused_attention", "scatter_gather", "fsdp")
 _AXES = ("tp", "pp", "cp", "vpp", "ep")  # 0 of them: nothing is split
 _COUNTS = frozenset(
     [
         *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "padded_vocab", "seq_len"),
         *("experts", "experts_per_token", "expert_ffn_hidden", "shared_experts", "dense_layers", "gpus"),
         *("gpus_per_node", "dp", "global_batch", "micro_batch", "zero_stage", "mean_document", *_AXES, BATCH_TOKENS),
+        "accumulation",
     ]
 )
 _FRACTIONS = (STEP, MEMORY, MEMORY_GB, "dropout")  # numbers that a table has with decimals
@@ -130,6 +131,7 @@ def absent(columns: Sequence[str]) -> list[str]:
     needless += ["tp", "pp"]  # not split unless they say so
     needless += [STEP] if {STEP_MS, *THROUGHPUTS}.intersection(columns) else []
     needless += ["global_batch"] if BATCH_TOKENS in columns else []
+    needless += ["micro_batch"] if "accumulation" in columns else []
     return [column for column in NEEDED if column not in (*columns, *needless)]
 
 

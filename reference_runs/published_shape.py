@@ -13,13 +13,15 @@ from reference_runs.architecture import RotaryScaling
 from reference_runs.catalog import reference_run
 from reference_runs.named_runs import folded_name, named_runs, says_size
 from reference_runs.published_cells import EXPERTS, Cells, UnusableError
-from reference_runs.published_tables import shipped_tables
+from reference_runs.published_tables import PUBLISHED, shipped_tables
+from reference_runs.published_words import names_mixture, not_modelled
 from reference_runs.run import Activation, Architecture, Balancing, Gate, Mask, Norm, Position, ReferenceRun, Residual
 
 MOST_LAYERS = 10_000
 _SIZES = ("layers", "hidden", "heads")
 _TABLED = (*_SIZES, "kv_heads", "ffn_hidden", "vocab")
 _OF_A_SIZE = re.compile(r"gpt[\d.]+[bmt]")  # "GPT-18B" is any GPT of that size
+_GPT_3 = re.compile(r"gpt[ _-]?(\d)[ _-]([\d.]+[bmt])", re.IGNORECASE)  # "GPT3-5B" is GPT-3 with 5B, not with 35B
 _UNSCALED = {
     **dict.fromkeys(name for name in Architecture.__struct_fields__ if name.startswith("rotary_scaling_")),
     "rotary_scaling": RotaryScaling.BANDS,
@@ -78,6 +80,29 @@ def _sizes(cells: Cells, base: Architecture) -> dict[str, object]:
     if head_dim != base.head_dim and base.rotary_dim is not None:
         shape["rotary_dim"] = head_dim
     return shape | {"head_dim": head_dim}
+
+
+def refuse_mixture_without_experts(architecture: Architecture, cells: Mapping[str, str]) -> None:
+    """Refuse a row without experts whose model is called as a mixture of experts is.
+
+    Raises:
+        UnusableError: it is, and its column `experts` is blank or absent.
+    """
+    model = cells.get("model", "")
+    if architecture.experts is None and not cells.get("experts") and names_mixture(folded_name(model)):
+        raise UnusableError(f"experts is blank, but {model!r} is the name of a mixture of experts")
+
+
+def refuse_other_training(cells: Mapping[str, str]) -> None:
+    """Refuse a row whose model, source, or any cell of one word says that not all weights are trained on given text.
+
+    Raises:
+        UnusableError: adapters, or a step of reinforcement learning.
+    """
+    for column, text in cells.items():
+        alone = re.fullmatch(r"\W*[A-Za-z]+\W*", text) is not None
+        if (column in ("model", "source") or alone) and (what := not_modelled(text)):
+            raise UnusableError(f"{column}: {text!r} says {what}, which no row is predicted as")
 
 
 def _experts(cells: Cells, base: Architecture) -> dict[str, object]:
@@ -174,7 +199,32 @@ def tabled_shape(model: str) -> tuple[str, dict[str, str]] | None:
 
     Letters' case, what stands between them, and an owner in front ("mosaicml/mpt-7b") do not count.
     """
-    return _shapes().get(folded_name(model))
+    return _shapes().get(_tabled_name(model))
+
+
+def _tabled_name(model: str) -> str:
+    """The name folded; the generation of a GPT stands apart from its size, "gpt3-5b"."""
+    found = _GPT_3.fullmatch(model.rpartition("/")[2].strip())
+    return f"gpt{found[1]}-{found[2].casefold()}" if found else folded_name(model)
+
+
+def is_like_models_of(model: str, table: str) -> bool:
+    """Whether the shipped table of that name has models that are called alike: one word in common, such as "llama".
+
+    A name without a word, "175B" or none, says nothing against it.
+    """
+    own = _long_words(model)
+    return not own or not own.isdisjoint(_words_of_models(table))
+
+
+def _long_words(model: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z]{3,}", model.casefold()))
+
+
+@cache
+def _words_of_models(table: str) -> frozenset[str]:
+    with (PUBLISHED / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+        return frozenset[str]().union(*(_long_words(row.get("model") or "") for row in csv.DictReader(file)))
 
 
 @cache
@@ -185,7 +235,7 @@ def _shapes() -> dict[str, tuple[str, dict[str, str]]]:
         with open(path, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 shape = {column: row.get(column) or "" for column in _TABLED}
-                of_table.setdefault(folded_name(row.get("model") or ""), []).append(shape)
+                of_table.setdefault(_tabled_name(row.get("model") or ""), []).append(shape)
         for name, shapes in of_table.items():
             said = {column: value for column, value in shapes[0].items() if value}
             if (

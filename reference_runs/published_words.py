@@ -64,6 +64,8 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The file words.toml: by column its other names, the units of its numbers, and the words of its cells."""
 
     blank: frozenset[str]
+    mixtures: tuple[str, ...]
+    not_modelled: Synonyms
     columns: Synonyms
     loose_columns: Synonyms
     axes: Synonyms
@@ -119,6 +121,18 @@ def dtype_named(text: str) -> str | None:
         return "fp32"
     gradients = not known.gradients.isdisjoint(said)
     return None if wide == ["fp16"] and gradients and "fp32" in named else wide[0]
+
+
+def names_mixture(folded: str) -> bool:
+    """Whether a model's name, without blanks and marks but points, is one of a mixture of experts."""
+    return "distill" not in folded and any(re.search(pattern, folded) for pattern in words().mixtures)
+
+
+@cache
+def not_modelled(text: str) -> str | None:
+    """Name of another training than that of all weights that `text` says: "training adapters alone"; None: none."""
+    of_word = meanings(words().not_modelled)
+    return next((of_word[word] for word in re.findall(r"[a-z]+", text.casefold()) if word in of_word), None)
 
 
 class GpuWords(NamedTuple):

@@ -1,0 +1,109 @@
+"""Columns and names of tables of 2024 to 2026: read as meant, or refused in a line; never read as something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference_runs.published import PublishedTable, load_table
+from reference_runs.published_words import names_mixture, not_modelled
+
+NVIDIA = "Model,#-GPUs,System,Precision,GBS,MBS,Sequence Length,FSDP,TP,PP,CP,VP,EP,GA,Tokens / sec / GPU,framework"
+SHAPED = "model,layers,hidden,heads,vocab,ffn_hidden,gpu,gpus,dtype,global_batch,micro_batch,seq_len,framework,source"
+SHAPED += ",method,tp,pp,measured_step_time_s"
+
+
+def read(tmp_path: Path, header: str, *rows: str) -> PublishedTable:
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join([header, *rows]), encoding="utf-8")
+    return load_table(path)
+
+
+def reason(tmp_path: Path, header: str, row: str) -> str:
+    (skipped,) = read(tmp_path, header, row).skipped
+    return skipped.reason
+
+
+def shaped(model: str, source: str = "", method: str = "") -> str:
+    return f"{model},4,4096,32,32000,14336,H100,8,bf16,64,1,4096,Megatron-Core,{source},{method},1,1,2"
+
+
+def test_nvidias_column_fsdp_shards_weights(tmp_path: Path) -> None:
+    row = "LLAMA3_70B,64,DGX-GB200,FP8-CS,256,2,8192,{},1,1,1,1,1,2,4312,Megatron-Bridge"
+    sharded, plain = read(tmp_path, NVIDIA, row.format(1), row.format(0)).rows
+    assert (sharded.layout.zero_stage, plain.layout.zero_stage) == (3, 1)
+    assert "fsdp 1 = zero_stage 3" in sharded.assumed
+    assert "'64' is not known" in reason(tmp_path, NVIDIA, row.format(64))
+
+
+def test_sharded_weights_contradict_a_zero_stage_below_three(tmp_path: Path) -> None:
+    header, row = f"{SHAPED},fsdp,zero_stage", shaped("my own") + ",1,{}"
+    assert "but zero_stage = 1" in reason(tmp_path, header, row.format(1))
+    assert read(tmp_path, header, row.format(3)).rows[0].layout.zero_stage == 3
+
+
+def test_accumulation_gives_a_blank_micro_batch_and_is_noted_where_the_batches_say_another(tmp_path: Path) -> None:
+    row = "LLAMA3_8B,8,DGX-H100,BF16,128,{},8192,0,1,1,1,1,1,{},4312,Megatron-Bridge"
+    given, agreeing, other = read(tmp_path, NVIDIA, *(row.format(*each) for each in (("", 8), (2, 8), (2, 4)))).rows
+    assert [each.layout.micro_batch for each in (given, agreeing, other)] == [2, 2, 2]
+    notes = [[note for note in each.assumed if "accumulation" in note] for each in (given, agreeing, other)]
+    assert notes == [
+        ["micro_batch = global_batch / (dp * accumulation) = 2"],
+        [],
+        ["accumulation 4 = 8, global_batch / (micro_batch * dp)"],
+    ]
+    assert "does not divide global_batch = 128" in reason(tmp_path, NVIDIA, row.format("", 7))
+
+
+def test_gpt3_5b_is_a_gpt_3_of_5_billion_and_not_one_of_35(tmp_path: Path) -> None:
+    header = "model,gpu,gpus,dtype,global_batch,micro_batch,seq_len,framework,measured_tokens_per_s_per_gpu"
+    named = [f"{name},H100,64,FP8,2048,4,2048,NeMo 24.07,23406" for name in ("GPT3-5B", "GPT-3 20B", "GPT3 5B")]
+    rows = read(tmp_path, header, *named).rows
+    assert [(row.architecture.layers, row.architecture.hidden) for row in rows] == [(24, 4096), (44, 6144), (24, 4096)]
+    for model in ("GPT-35B", "GPT35B", "GPT-5B", "GPT3-6B"):
+        assert "layers, hidden, heads are blank" in reason(tmp_path, header, named[0].replace("GPT3-5B", model))
+
+
+def test_a_source_that_is_a_shipped_tables_gives_no_assumption_to_another_model(tmp_path: Path) -> None:
+    source = "MLPerf Training v5.0"
+    names = ("Llama3.1 405B", "GPT-3 of ours", "175B")
+    llama, gpt, unnamed = read(tmp_path, SHAPED, *(shaped(name, source) for name in names)).rows
+    assert [bool(row.origin) for row in (llama, gpt, unnamed)] == [False, True, True]
+    alone = read(tmp_path, SHAPED, shaped("Llama3.1 405B")).rows[0]
+    assert (llama.architecture, llama.recipe, llama.layout, llama.assumed) == (
+        *(alone.architecture, alone.recipe, alone.layout, alone.assumed),
+    )
+
+
+@pytest.mark.parametrize("model", ["deepseekv3-layer4", "Mixtral-8x7B-4L", "Qwen3-30B-A3B (4 layers)", "my MoE"])
+def test_the_name_of_a_mixture_without_experts_is_refused(model: str, tmp_path: Path) -> None:
+    words = f"experts is blank, but {model!r} is the name of a mixture of experts"
+    assert reason(tmp_path, SHAPED, shaped(model)) == words
+    header = SHAPED.replace("ffn_hidden", "ffn_hidden,experts,experts_per_token")
+    said = shaped(model).replace("14336,", "14336,8,2,")
+    assert read(tmp_path, header, said).rows[0].architecture.experts == 8
+
+
+def test_a_mixture_of_the_catalog_has_its_experts_by_its_name_alone(tmp_path: Path) -> None:
+    header = "model,gpu,gpus,dtype,global_batch,micro_batch,seq_len,tp,pp,framework,measured_step_time_s"
+    (row,) = read(tmp_path, header, "Mixtral-8x7B,H100,8,bf16,64,1,4096,1,1,Megatron-Core,9").rows
+    assert row.architecture.experts == 8
+
+
+def test_names_of_dense_models_are_of_no_mixture() -> None:
+    dense = ("llama3.18b", "gpt3175b", "gemma227b", "deepseekr1distillllama8b", "phi4", "qwen332b", "nemotron4340b")
+    assert [name for name in dense if names_mixture(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "method"),
+    [("Llama2-70B LoRA", "", ""), ("my own", "results/llama2_70b_lora", ""), ("my own", "", "QLoRA")],
+)
+def test_adapters_are_refused_wherever_they_are_said(model: str, source: str, method: str, tmp_path: Path) -> None:
+    assert "says training adapters alone" in reason(tmp_path, SHAPED, shaped(model, source, method))
+
+
+def test_steps_of_reinforcement_learning_are_refused_and_other_words_are_not() -> None:
+    assert not_modelled("Qwen3-8B GRPO") == not_modelled("PPO") == "a step of reinforcement learning"
+    assert [text for text in ("Florada", "explore", "pretrain", "DPOS") if not_modelled(text)] == []
