@@ -24,6 +24,7 @@ class Unit:
         self.gathered: list[MemoryBlock] = []
         self.message: MemoryBlock | None = None
         self.gradients: dict[int, MemoryBlock] = {}
+        self.waiting: dict[int, MemoryBlock] = {}
         self.reduced: MemoryBlock | None = None
         self.summed: MemoryBlock | None = None
         self.between_groups: MemoryBlock | None = None
@@ -48,6 +49,8 @@ class FullySharding:
 
     Attributes:
         last: whether this is the last micro-batch.
+        synchronises_once: whether gradients are reduced after the last micro-batch alone. Until then those of whole
+            weights add up, in the dtype in which they are reduced (`set_requires_gradient_sync(False)`).
     """
 
     def __init__(self, tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> None:
@@ -63,7 +66,7 @@ class FullySharding:
         self._until_last = layout.zero_stage == 2
         self._gather_message: MemoryBlock | None = None
         self._reduce_message: MemoryBlock | None = None
-        self.last = False
+        self.last = self.synchronises_once = False
         self.root = Unit(self._ranks)
         self.layers: list[Unit] = []
 
@@ -136,6 +139,23 @@ class FullySharding:
         self._leave_backward(unit)
         return list(gradients)
 
+    def _wait(self, unit: Unit) -> None:
+        """Add the gradients of whole weights to those of earlier micro-batches, which are as wide as they are reduced.
+
+        Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed,
+        accumulate_unsharded_grad_if_needed.
+        """
+        for name in list(unit.gradients):
+            gradient = unit.gradients.pop(name)
+            if name not in unit.waiting:
+                if self._reduced != self._computed:
+                    gradient = self._tape.block(gradient.bytes // self._computed * self._reduced)
+                    gradient.move(Category.GRADIENTS)
+                unit.waiting[name] = gradient
+            del gradient
+        if self.last:
+            unit.gradients, unit.waiting = unit.waiting, {}
+
     def _gather(self, unit: Unit) -> None:
         if unit.gathered or unit.message:
             return
@@ -170,6 +190,10 @@ class FullySharding:
     def _leave_backward(self, unit: Unit) -> None:
         if self.last or not self._until_last:
             unit.gathered.clear()
+        if self.synchronises_once:
+            self._wait(unit)
+            if not self.last:
+                return
         self._reduce_message = None
         elements = sum(unit.shards)
         self._tape.count("sharded_unit")

@@ -212,7 +212,7 @@ def optimizer_groups(workload: Workload, *, stage: int) -> list[OptimizerGroup]:
 
 def stored_element_bytes(precision: Precision) -> int:
     """Bytes of one element of a weight that fully_shard stores: 4, as it is the master itself; 2 where none is kept."""
-    return 2 if precision is Precision.FP16_NO_MASTER else FP32
+    return 2 if precision in (Precision.FP16_NO_MASTER, Precision.BF16_PURE) else FP32
 
 
 def timed_dtype(element_bytes: int) -> str:

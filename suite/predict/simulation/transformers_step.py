@@ -1,0 +1,241 @@
+"""The memory of a step of transformers' modules under plain PyTorch: on one device, or with DDP or FSDP2.
+
+Weights under autocast and FSDP2's shards are fp32 alone, as `suite/execute/trace` executes them: a trace of the same
+step on tensors without memory has the same peak (tests/predict/simulation/test_transformers_step.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Offload, Recomputation
+from reference_runs.run import Activation, Mask, Norm, Position, Precision, QueryKeyNorm, Residual, Workload
+from suite.job.options import Update
+from suite.machine.gpu import cublas_workspace_bytes
+from suite.machine.half_precision import Kernels
+from suite.predict.analytic.memory import FP32, STEP_COUNTER_BYTES, WEIGHT_ELEMENT_BYTES
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.eager_operators import EagerOperators, Tensor, Weight
+from suite.predict.simulation.fsdp import FullySharding, Unit
+from suite.predict.simulation.memory_blocks import Allocator, Category, MemoryBlock, StepPhase
+from suite.predict.simulation.shared_inputs import INT64
+from suite.predict.simulation.state import stored_element_bytes
+from suite.predict.simulation.step_memory import ALIKE_FROM, CUDA_GRANULARITY, GENERATOR_BYTES, MULTIPLYING_THREADS
+from suite.predict.simulation.transformers_layers import Layers, LayerWeights, is_gpt2, layer_weights, norm_weights
+
+
+class EagerStep(NamedTuple):
+    """How a script executes a step.
+
+    Args:
+        recompute_every: with full recomputation, of so many layers the last is computed again, and no other.
+        synchronises_once: whether gradients are reduced after the last micro-batch alone; None: as PyTorch does unless
+            it is told: DistributedDataParallel once, as Trainer and Accelerate have it, FSDP2 each time.
+    """
+
+    kernels: Kernels
+    recompute_every: int = 1
+    synchronises_once: bool | None = None
+    update: Update = Update.FUSED
+
+
+def describes(workload: Workload) -> bool:
+    """Whether these modules are the workload's: one of transformers' layers, split by data parallelism alone."""
+    architecture, recipe, layout = workload
+    gpt2 = is_gpt2(architecture)
+    layer = (
+        architecture.norm is (Norm.PRE_LAYER_NORM if gpt2 else Norm.PRE_RMS_NORM),
+        architecture.position is (Position.LEARNED if gpt2 else Position.ROTARY),
+        architecture.activation in ((Activation.GELU_TANH,) if gpt2 else (Activation.SWIGLU, Activation.GEGLU_TANH)),
+        architecture.kv_heads == architecture.heads or not gpt2,
+        architecture.rotary_dim in (None, architecture.head_dim),
+        architecture.residual is Residual.SEQUENTIAL,
+        architecture.mask is Mask.CAUSAL,
+        architecture.query_key_norm is not QueryKeyNorm.PROJECTION,
+        (architecture.sliding_window or architecture.sequence) >= architecture.sequence,
+        architecture.norm_gain,
+        architecture.bias.norm is gpt2,
+    )
+    has_other = (
+        architecture.embedding_norm,
+        architecture.top_query_layer,
+        architecture.key_value_rank,
+        architecture.shared_experts,
+        architecture.dense_layers,
+        architecture.capacity_factor,
+        architecture.expert_groups,
+        architecture.gate_scale,
+        architecture.head_bias,
+        recipe.embedding_gradient_shrink,
+        recipe.product_format.casts,
+    )
+    split = (
+        layout.tensor_parallel * layout.pipeline_stages * layout.context_parallel * layout.expert_parallel == 1,
+        layout.zero_stage in (0, 3),
+        layout.shard_ranks is None,
+        layout.fused_attention,
+        layout.recomputation is not Recomputation.SELECTIVE,
+        layout.offload is Offload.NONE,
+        recipe.precision in (Precision.FP32, Precision.BF16, Precision.BF16_PURE),
+        architecture.experts is None or recipe.precision is Precision.BF16_PURE or layout.zero_stage == 3,
+    )
+    return all(layer) and not any(has_other) and all(split)
+
+
+class TransformersRank:
+    """One rank: its model, and where gradients accumulate."""
+
+    def __init__(self, tape: Tape, workload: Workload, step: EagerStep) -> None:
+        architecture, recipe, layout = workload
+        self.tape, self.workload, self.step = tape, workload, step
+        sharded = layout.fully_sharded
+        self.sharding = FullySharding(tape, recipe, layout, step.kernels) if sharded else None
+        once = not sharded if step.synchronises_once is None else step.synchronises_once
+        if self.sharding is not None:
+            self.sharding.synchronises_once = once
+        self.autocast = recipe.precision is Precision.BF16 and not sharded
+        self.element = FP32 if self.autocast else WEIGHT_ELEMENT_BYTES[recipe.precision]
+        self.gradients: dict[int, MemoryBlock] = {}
+        self.sizes: list[int] = []
+        kernels = step.kernels
+        operators = EagerOperators(tape, autocast=self.autocast, gpu=kernels.gpu, cuda=kernels.cuda)
+        self.modules = Layers(operators, workload)
+        tied = architecture.tied_embeddings
+        self.table = self._weight(None, architecture.padded_vocabulary, architecture.hidden, readers=1 + tied)
+        learned, rows = architecture.position is Position.LEARNED, architecture.sequence + architecture.extra_positions
+        self.positions = self._weight(None, rows, architecture.hidden) if learned else None
+        self.layers = [self._layer() for _ in range(architecture.layers)]
+        self.norm = norm_weights(self._root, architecture)
+        self.head = self.table if tied else self._root(architecture.padded_vocabulary, architecture.hidden)
+
+    def _root(self, rows: int, columns: int = 1) -> Weight:
+        return self._weight(None, rows, columns)
+
+    def _layer(self) -> tuple[Unit | None, LayerWeights]:
+        unit = None if self.sharding is None else self.sharding.new_layer()
+
+        def new(rows: int, columns: int = 1, *, of: int = 1) -> Weight:
+            return self._weight(unit, rows, columns, of=of)
+
+        return unit, layer_weights(new, self.workload.architecture)
+
+    def _weight(self, unit: Unit | None, rows: int, columns: int, *, readers: int = 1, of: int = 1) -> Weight:
+        """A weight of the rank; FSDP2 shards the first dimension, which is `of` long of a tensor of so many experts."""
+        self.sizes.append(rows * columns)
+        if self.sharding is None:
+            leaf = self._leaf(rows * columns, readers)
+        elif of > 1:
+            leaf = self.sharding.leaf(unit or self.sharding.root, of, rows // of * columns, readers)
+        else:
+            leaf = self.sharding.leaf(unit or self.sharding.root, rows, columns, readers)
+        return Weight(leaf, rows, columns, self.element)
+
+    def _leaf(self, elements: int, readers: int) -> ParameterLeaf:
+        """The leaf of a weight; gradients of several readers are summed before they accumulate."""
+        name, size, waiting = len(self.sizes), elements * self.element, list[MemoryBlock]()
+
+        def deliver(block: MemoryBlock) -> None:
+            waiting.append(block)
+            if len(waiting) < readers:
+                return
+            if readers > 1 and not self.autocast:
+                block = self.tape.block(size)
+            waiting.clear()
+            self.gradients.setdefault(name, block).move(Category.GRADIENTS)
+
+        return ParameterLeaf(deliver)
+
+    def stored(self) -> dict[Category, int]:
+        """Bytes that live through the step: weights, moments, and DistributedDataParallel's buckets."""
+        precision, layout = self.workload.recipe.precision, self.workload.layout
+        elements, whole = sum(self.sizes), self.element * sum(self.sizes)
+        stored, buckets = whole, whole if layout.data_parallel > 1 else 0
+        if self.sharding is not None:
+            elements = sum(sum(unit.shards) for unit in (self.sharding.root, *self.sharding.layers))
+            stored, buckets = stored_element_bytes(precision) * elements, 0
+        moment = WEIGHT_ELEMENT_BYTES[precision] if precision is Precision.BF16_PURE else FP32
+        state = 2 * moment * elements + STEP_COUNTER_BYTES * len(self.sizes)
+        return {Category.WEIGHTS: stored, Category.OPTIMIZER: state, Category.BUFFERS: buckets}
+
+    def forward(self) -> Value:
+        """The loss of a micro-batch."""
+        self.tape.enter(StepPhase.FORWARD)
+        modules, layout = self.modules, self.workload.layout
+        tokens = self.tape.block(INT64 * modules.sizes.tokens)
+        if self.sharding is not None:
+            self.sharding.entered(self.sharding.root, None)
+        x = modules.embedding(tokens, self.table, self.positions)
+        turns = modules.rotary_embedding(x)
+        full = layout.recomputation is Recomputation.FULL
+        for number, (unit, weights) in enumerate(self.layers, 1):
+            again = full and number % self.step.recompute_every == 0
+            x = self._through(x, unit, weights, turns, again=again)
+        del turns
+        normed = [modules.norm(x, self.norm)]
+        del x
+        loss: Value = modules.loss(normed.pop(), self.head)
+        modules.operators.leave_autocast()
+        return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
+
+    def _through(
+        self, x: Tensor, unit: Unit | None, weights: LayerWeights, turns: tuple[Tensor, Tensor] | None, *, again: bool
+    ) -> Tensor:
+        """A layer with what FSDP2 does before and after it; `again`: computed again for the backward pass."""
+        elements, element = x.elements, x.element
+
+        def layer(x: Value, *_turns: Value) -> Value:
+            repeats = self.tape.repeats
+            try:
+                return self.modules.layer(Tensor(x.block, elements, element, x.origin, x.output), weights, turns)
+            finally:
+                if repeats:
+                    self.modules.operators.leave_autocast()
+
+        given: Value = x
+        if self.sharding is not None and unit is not None:
+            entered = self.sharding.entered(unit, x)
+            assert entered is not None
+            given = entered
+            del entered
+        out = self.tape.checkpoint(layer, [given, *(turns or ())]) if again else layer(given)
+        if self.sharding is not None and unit is not None:
+            out = self.sharding.left(unit, out)
+        return Tensor(out.block, elements, element, out.origin, out.output)
+
+    def backward(self, loss: Value, *, last: bool) -> None:
+        """The backward pass of a micro-batch."""
+        self.tape.enter(StepPhase.BACKWARD)
+        if self.sharding is not None:
+            self.sharding.last = last
+        self.tape.backward(loss, self.tape.block(FP32))
+        if self.sharding is not None:
+            self.sharding.finish()
+
+
+@lru_cache(maxsize=1024)
+def transformers_peaks(workload: Workload, step: EagerStep) -> Mapping[str, Mapping[str, int]]:
+    """The most bytes that are allocated at a time in each `StepPhase`, by `Category`."""
+    cuda = step.kernels.cuda
+    allocator = Allocator(CUDA_GRANULARITY if cuda else 1)
+    tape = Tape(allocator, generator_bytes=0 if cuda else GENERATOR_BYTES)
+    tape.enter(StepPhase.FORWARD)
+    rank = TransformersRank(tape, workload, step)
+    held: list[MemoryBlock] = []
+    for category, size in rank.stored().items():
+        allocator.enter(StepPhase.FORWARD, category)
+        held.append(tape.block(size))
+    if cuda:
+        allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
+        held += [tape.block(cublas_workspace_bytes(step.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
+    number = accumulation(workload.recipe, workload.layout)
+    micro_batches = min(number, ALIKE_FROM)
+    for micro_batch in range(micro_batches):
+        rank.backward(rank.forward(), last=micro_batch == micro_batches - 1)
+    tape.enter(StepPhase.UPDATE, Category.UPDATE)
+    if step.update is Update.FOREACH:
+        tape.block(held[1].bytes // 2)
+    held.clear()
+    return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
