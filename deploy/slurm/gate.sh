@@ -24,13 +24,13 @@ say() { # a line for the system's log; never a reason to fail
 check() {
     words=$(cd "$SUITE_ROOT" && HOME=${HOME:-/root} timeout -k 10 "$SUITE_SECONDS" \
         "$SUITE_PYTHON" -m suite accept --device "$SUITE_DEVICE" ${SUITE_DEVICES:+--devices "$SUITE_DEVICES"} \
-        --results "$SUITE_RESULTS" --summary "$@" 2>"$SUITE_RESULTS/.gate.$$")
+        --results "$SUITE_RESULTS" --summary "$@" 2>"$SUITE_RESULTS/.gate.$node.$$")
     verdict=$?
     if [ -z "$words" ]; then
-        words=$(tail -n 1 "$SUITE_RESULTS/.gate.$$" 2>/dev/null)
+        words=$(tail -n 1 "$SUITE_RESULTS/.gate.$node.$$" 2>/dev/null)
         case $verdict in 1 | 4) verdict=2 words="no verdict: $words" ;; esac
     fi
-    rm -f "$SUITE_RESULTS/.gate.$$"
+    rm -f "$SUITE_RESULTS/.gate.$node.$$"
 }
 
 # decided OPTIONS: like check; what cannot be decided (3, or not done in time) is asked again, some times, and a failed

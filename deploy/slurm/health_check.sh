@@ -8,7 +8,7 @@ if others; then
     exit 0
 fi
 check --only "$SUITE_CHECKS"
-failed=$SUITE_RESULTS/.failed_once
+failed=$SUITE_RESULTS/.failed_once.$node # nodes may share the directory
 if [ "$verdict" = 4 ] && [ ! -e "$failed" ]; then
     : >"$failed"
     say "health check: an execution failed, the next check decides: $words"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -47,9 +48,12 @@ def answers(place: Path, text: str) -> None:
     (place / "python").chmod(0o755)
 
 
-def ran(place: Path, gate: str, *arguments: str, shell: str = "sh") -> subprocess.CompletedProcess[str]:
+def ran(
+    place: Path, gate: str, *arguments: str, shell: str = "sh", node: str = "n1"
+) -> subprocess.CompletedProcess[str]:
     command = [shell, *(["--posix"] if shell == "bash" else []), str(place / f"{gate}.sh"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    environment = os.environ | {"SLURMD_NODENAME": node}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
 
 def drained(place: Path) -> bool:
@@ -80,8 +84,8 @@ def test_each_exit_code_has_its_own_effect(place: Path) -> None:
             found = len((place / "asked").read_text().splitlines()), drained(place), words in said.stderr
             if found != (asked, drains, True) or said.returncode != (gate == "prolog" and drains):
                 wrong.append((shell, gate, code, found, said.returncode, said.stderr))
-            for name in ("asked", "scontrol", ".failed_once"):
-                (place / name).unlink(missing_ok=True)
+            for path in (place / "asked", place / "scontrol", *place.glob(".failed_once.*")):
+                path.unlink(missing_ok=True)
     assert wrong == []
 
 
@@ -95,6 +99,15 @@ def test_an_execution_that_fails_in_two_health_checks_running_drains(place: Path
     ran(place, "health_check")
     assert not drained(place)
     ran(place, "health_check")
+    assert drained(place)
+
+
+def test_nodes_with_one_directory_of_results_remember_their_own_failed_executions(place: Path) -> None:
+    for node, code in (("n1", 4), ("n2", 0), ("n2", 4)):
+        answers(place, f'echo "{SAID}"; exit {code}')
+        ran(place, "health_check", node=node)
+    assert not drained(place)
+    ran(place, "health_check", node="n1")
     assert drained(place)
 
 

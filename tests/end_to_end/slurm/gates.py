@@ -65,7 +65,7 @@ def cluster(gates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def released(cluster: SlurmCluster, gates: Path) -> Iterator[None]:
     """Every node is accepted and idle at the beginning of a test."""
     yield
-    for path in (*gates.glob("verdict.*"), *gates.glob("state.*"), *gates.glob(".failed_once")):
+    for path in (*gates.glob("verdict.*"), *gates.glob("state.*"), *gates.glob(".failed_once.*")):
         path.unlink()
     cluster.run("scancel", "--user=root")
     time.sleep(6)  # a health check that had begun
