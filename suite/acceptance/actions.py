@@ -76,7 +76,17 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         says=r"No module named|ImportError|cannot open shared object",
         statuses=(_S.CRASHED,),
     ),
-    ActionRow(_A.FIX_SETTING, "make room for results", says="results or scratch|No space left", statuses=(_S.CRASHED,)),
+    ActionRow(
+        _A.FIX_SETTING,
+        "make room for results and scratch files, in a container also in /dev/shm",
+        says="results or scratch|No space left|a full disk",
+    ),
+    ActionRow(
+        _A.FIX_SETTING,
+        "raise the limit (ulimit -a), or let the ranks write",
+        says="^the limit of|that cannot be written",
+        statuses=(_S.CRASHED,),
+    ),
     ActionRow(_A.FREE_NODE, "free the memory that other processes hold", statuses=(_S.OUT_OF_MEMORY,)),
     ActionRow(_A.RESET_GPU, _RESET_FIRST, says=r"\bGPU \d+ stands out", statuses=(_S.HANG,)),
     ActionRow(

@@ -30,7 +30,6 @@ from suite.acceptance.judge.environment import DEVICES
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.past_batteries import NodeIdentity, history
 from suite.acceptance.starts import starts
-from suite.job.events import Status
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import check_holds, read
 from suite.records.battery import CheckFinding, CheckVerdict, Decision, battery_directory
@@ -144,11 +143,11 @@ def _findings(battery: RunningBattery, stops: Callable[[str], bool]) -> list[Che
 
 
 def _no_room(stopped: OSError) -> CheckFinding:
+    """A full disk leaves the battery open: it says nothing about the hardware."""
     return CheckFinding(
         check=ENVIRONMENT,
         subject="records",
         verdict=CheckVerdict.INVALID,
-        status=Status.CRASHED,
         part="results or scratch files",
         evidence=str(stopped),
     )

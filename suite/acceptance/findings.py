@@ -15,6 +15,14 @@ from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 _NOT_IMPORTED = re.compile(r"\b(?:ImportError|ModuleNotFoundError)\b")
+# the kernel's words for what a rank lacks, by part: a disk, shared memory of a container, or a limit is no fault of the
+# node. NCCL prints them after its own first line, into the log
+_LACKING = {
+    "a full disk, or too little of /dev/shm": re.compile(r"No space left on device|Disk quota exceeded"),
+    "the limit of open files": re.compile(r"Too many open files"),
+    "the limit of processes": re.compile(r"can't start new thread|pthread_create failed|Thread creation failed"),
+    "a file system that cannot be written": re.compile(r"Read-only file system"),
+}
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
 TIME_LIMIT = "time limit"  # the part of what the battery's limit left unmeasured
 NOT_HUNG = "slow, not hung"  # the part of a phase that took too long
@@ -164,7 +172,8 @@ def rank_names(ranks: Iterable[int]) -> str:
 def failed_measurement(check: int, failed: Load) -> CheckFinding:
     """The finding of a check whose measurement hung, crashed, ran out of memory or became NaN; its ranks at fault.
 
-    A rank that could not import a package says nothing about the node, nor does want of time.
+    A rank that could not import a package, or met a full disk or a limit, says nothing about the node, nor does want of
+    time.
     """
     if failed.status is Status.INTERRUPTED:
         return CheckFinding(
@@ -174,17 +183,27 @@ def failed_measurement(check: int, failed: Load) -> CheckFinding:
             part=TIME_LIMIT,
             evidence=f"not measured: {failed.message}",
         )
-    not_imported = failed.status is Status.CRASHED and _NOT_IMPORTED.search(failed.message) is not None
+    lacking = _lacking(failed)
     bad = CheckVerdict.HANG if failed.status is Status.HANG else CheckVerdict.FAIL
     record = f"; record {failed.record}" if isinstance(failed, MiniatureLaunch) else ""
     return CheckFinding(
         check=check,
         subject=failed.run if isinstance(failed, MiniatureLaunch) else "",
-        verdict=CheckVerdict.INCONCLUSIVE if not_imported else bad,
+        verdict=CheckVerdict.INCONCLUSIVE if lacking else bad,
         status=failed.status,
-        part="a package that does not import" if not_imported else rank_names(failed.ranks_at_fault),
+        part=lacking or rank_names(failed.ranks_at_fault),
         evidence=f"{failed.status.value}: {failed.message}{record}",
     )
+
+
+def _lacking(failed: Load) -> str:
+    """What the ranks of a crash lacked though the node is well: a package, room, or a limit; empty where nothing."""
+    if failed.status is not Status.CRASHED:
+        return ""
+    if _NOT_IMPORTED.search(failed.message):
+        return "a package that does not import"
+    said = f"{failed.message}\n{failed.stacks}"
+    return next((part for part, words in _LACKING.items() if words.search(said)), "")
 
 
 def guard_findings(phases: Sequence[PhaseTiming], *, disturbed: bool) -> list[CheckFinding]:

@@ -50,6 +50,7 @@ def actions_on_a_cpu():
     wrong = {"wrong": 3, "first": "at 5"}
     return [
         (A.FIX_SETTING, "import a package", launch_that_ended(Status.CRASHED, "No module named 'triton'")),
+        (A.FIX_SETTING, "limit", launch_that_ended(Status.CRASHED, "OSError: [Errno 24] Too many open files")),
         (A.FIX_SETTING, "room", [_no_room(OSError(28, "No space left on device"))]),
         (A.FREE_NODE, "memory", launch_that_ended(Status.OUT_OF_MEMORY)),
         (A.REPEAT, "drain", launch_that_ended(Status.HANG)),

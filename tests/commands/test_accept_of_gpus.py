@@ -183,6 +183,28 @@ def test_a_rank_that_cannot_import_a_package_says_nothing_about_the_node(gpus):
     assert "a package that does not import" in report["summary"]
 
 
+@pytest.mark.parametrize(
+    ("message", "log", "part"),
+    [
+        ("rank 0: OSError: [Errno 28] No space left on device", "", "a full disk, or too little of /dev/shm"),
+        (  # NCCL in a container with 64 MB of shared memory: its own first line says nothing
+            "rank 0: DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system error",
+            "Last error:\nError while creating shared memory segment /dev/shm/nccl-1: No space left on device (28)",
+            "a full disk, or too little of /dev/shm",
+        ),
+        ("rank 1: OSError: [Errno 24] Too many open files", "", "the limit of open files"),
+        ("rank 1: RuntimeError: can't start new thread", "", "the limit of processes"),
+        ("rank 0: OSError: [Errno 30] Read-only file system", "", "a file system that cannot be written"),
+    ],
+)
+def test_a_full_disk_or_a_limit_says_nothing_about_the_node(gpus, message, log, part):
+    gpus.ended = {"status": Status.CRASHED, "message": message, "stacks": log}
+    code, report, found = gpus.judged("--only", "7")
+    assert (code, report["decision"]) == (3, "not decidable")
+    crashes = [one for (number, _), one in found.items() if number == 7]
+    assert {(crash["part"], crash["action"]) for crash in crashes} == {(part, "fix the setting")}
+
+
 def test_a_torch_that_does_not_import_is_told_with_its_own_error_and_judges_nothing(tmp_path):
     """A process of its own, as a gate starts it."""
     (tmp_path / "torch").mkdir()
