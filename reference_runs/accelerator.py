@@ -72,6 +72,11 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accelerators_per_host: Count | None = None
     network_bytes_per_second: BytesPerSecond | None = None
 
+    @property
+    def joins_pairs_alike(self) -> bool:
+        """Whether any two accelerators of a node have the same link, as through a switch."""
+        return self.pair_share is not None or self.accelerators_per_host is not None
+
     def joined(self, counted: int) -> int:
         """Accelerators that the link joins, where so many are counted as a node's.
 

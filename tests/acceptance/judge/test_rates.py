@@ -92,14 +92,14 @@ def exchange(rank, peer, gigabytes, **changes):
     return made_up_exchange(rank, peer, gigabytes * 1e9, **({"bytes": 2**20} | changes))
 
 
-def exchanged(*exchanges, history=NOTHING):
-    return {one.subject: one for one in exchange_findings(probing(exchanges=[*exchanges]), history)}
+def exchanged(*exchanges, history=NOTHING, gpu=None, gpus=0):
+    return {one.subject: one for one in exchange_findings(probing(exchanges=[*exchanges]), history, gpu, gpus)}
 
 
 def test_pairs_are_held_to_their_median_from_three_on_each_in_one_direction():
     slow = {(0, 1): 10.0, (0, 2): 10.2, (1, 2): 9.0}
     messages = [exchange(a, b, rate) for (a, b), rate in slow.items()] + [exchange(b, a, 1.0) for a, b in slow]
-    found = exchanged(*messages)
+    found = exchanged(*messages, gpu=known_gpu("NVIDIA A100-SXM4-80GB"), gpus=4)
     assert [found[f"link {a}-{b}"].verdict for a, b in slow] == ["PASS", "PASS", "FAIL"]
     worst = found["link 1-2"]
     assert (worst.check, worst.ratio, worst.part, worst.source) == (5, 0.9, "link 1-2", "median of 3 pairs")
@@ -108,6 +108,23 @@ def test_pairs_are_held_to_their_median_from_three_on_each_in_one_direction():
     assert set(found) == {"link 0-1", "link 0-2", "link 1-2", "messages to the bit", "sums to the bit"}
     two = exchanged(exchange(0, 1, 10.0), exchange(0, 2, 1.0))
     assert {two[f"link 0-{peer}"].verdict for peer in (1, 2)} == {"NOT RUN"}
+
+
+V100_WITH_LINKS = {(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 5), (2, 3), (2, 6), (3, 7)}
+V100_WITH_LINKS |= {(4, 5), (4, 6), (4, 7), (5, 6), (5, 7), (6, 7)}
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-32GB", "NVIDIA L40S", "NVIDIA H100 PCIe", ""])
+def test_pairs_that_good_machines_join_by_other_links_only_warn(name):
+    """A DGX-1's 12 pairs without a link of their own exchange over PCIe; a CPU's ranks within sockets and between."""
+    pairs = [(a, b) for a in range(8) for b in range(a + 1, 8)]
+    assert len(pairs) - len(V100_WITH_LINKS) == 12
+    messages = [exchange(a, b, 24.0 if (a, b) in V100_WITH_LINKS else 8.0) for a, b in pairs]
+    gpu = known_gpu(name) if name else None
+    assert bool(name) is (gpu is not None)
+    found = exchanged(*messages, gpu=gpu, gpus=8 if gpu else 0)
+    assert {found[f"link {a}-{b}"].verdict for a, b in pairs if (a, b) not in V100_WITH_LINKS} == {"WARN"}
+    assert found["link 0-5"].part == "link 0-5"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
