@@ -65,7 +65,9 @@ def run_battery(
     try:
         begin, device = record.opening, settings.device
         here = NodeIdentity(begin.node, begin.hashes["hardware"], begin.hashes["software"], device, settings.ranks)
-        battery = RunningBattery(settings, record, history(settings.results, settings.fleet, here), progress)
+        known = history(settings.results, settings.fleet, here)
+        known = msgspec.structs.replace(known, virtual=begin.virtual is True and device == "cpu")
+        battery = RunningBattery(settings, record, known, progress)
         if battery.history.fleet_summary:
             battery.note(battery.history.fleet_summary)
         findings = _findings(battery, stops)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from suite.__main__ import main
-from suite.acceptance import battery, context, measurements
+from suite.acceptance import battery, battery_record, context, measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, ProbeResult, ReplayHashes, SoakResult
 from suite.job.events import Status
@@ -127,6 +127,7 @@ def node(monkeypatch):
     monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
     for name in ("miniature_launch", "micro_measurements", "rates_again", "probe_result"):
         monkeypatch.setattr(measurements, name, getattr(simulated, name))
+    monkeypatch.setattr(battery_record, "is_virtual_machine", lambda: simulated.virtual)
     monkeypatch.setattr(measurements, "is_tokenised", lambda *_arguments: simulated.tokenised)
     for module in (battery, context):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: simulated.now))

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from suite.acceptance.check_table import CHECKS, CPU_SPEED, MATRIX, MEMORY, STEP_TIME
 from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.findings import joined_evidence
@@ -49,6 +51,19 @@ def step_ratios(launches: Sequence[MiniatureLaunch]) -> list[float]:
         launch.step_seconds / launch.predicted_seconds
         for launch in launches
         if launch.status is Status.OK and launch.step_seconds and launch.predicted_seconds
+    ]
+
+
+def at_cpu_speed(launches: Sequence[MiniatureLaunch]) -> list[MiniatureLaunch]:
+    """The launches with the steps that they had made if no reference kernel had become slower meanwhile.
+
+    The slowest kernel counts: a step is late by it at most, as far as processors and memory are why.
+    """
+    return [
+        msgspec.structs.replace(launch, step_seconds=launch.step_seconds / max(1.0, *slowdowns))
+        if launch.step_seconds and (slowdowns := [*launch.cpu_slowdowns.values(), launch.cpu_slowdown or 1.0])
+        else launch
+        for launch in launches
     ]
 
 

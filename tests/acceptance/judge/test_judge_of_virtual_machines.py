@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from suite.acceptance.evidence import LaunchPurpose
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import BY_TURNS, PRODUCTS_BY_TURNS, micro_findings
+from suite.job.events import Status
 from tests.support.batteries import NOTHING, exchange, history_of, launched, micro, moments, probing
 
 
@@ -93,7 +96,7 @@ def test_processors_of_a_virtual_machine_that_became_slower_decide_nothing(virtu
     found = battery_findings([micro(virtual=virtual), *launches], NOTHING, others=1.0, looks=(5,), selected=(8,))
     (speed,) = [one for one in found if one.subject == "bloom-mini, CPU speed"]
     assert speed.verdict == verdict
-    assert virtual is speed.evidence.endswith("of a virtual machine, whose processors other guests may share")
+    assert virtual is speed.evidence.endswith("whose processors and memory other guests may share")
 
 
 def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
@@ -109,17 +112,73 @@ def test_why_a_slow_rank_of_a_virtual_machine_only_warns() -> None:
 
 
 def test_rates_of_a_virtual_machine_have_a_spread_from_ten_batteries_on() -> None:
-    """Its links too, of which the probe does not know that they are those of a virtual machine."""
-    slow = [exchange(0, 1, 8.5e8)]
 
     def found(virtual: bool, count: int) -> set[str]:
-        past = history_of(past={"3:copy": [1.15e10] * count, "5:link 0-1, messages of 16 byte": [1e9] * count})
-        own = [micro(virtual=virtual), probing(exchanges=slow)]
-        of_clocks = battery_findings(own, past, others=1.0, selected=(3, 5))
-        return {one.verdict for one in of_clocks if one.subject in ("copy", "link 0-1")}
+        past = history_of(past={"3:copy": [1.15e10] * count})
+        of_clocks = battery_findings([micro(virtual=virtual)], past, others=1.0, selected=(3,))
+        return {one.verdict for one in of_clocks if one.subject == "copy"}
 
     assert found(False, 3) == found(True, 10) == {"FAIL"}
     assert found(True, 9) == {"WARN"}
+
+
+@pytest.mark.parametrize(
+    ("virtual", "share", "verdict"),
+    [(True, 0.51, "WARN"), (True, 0.003, "FAIL"), (False, 0.51, "FAIL"), (False, 0.003, "FAIL")],
+)
+@pytest.mark.parametrize("with_micro", [True, False])
+def test_slow_messages_between_ranks_of_a_virtual_machine_warn_where_guests_may_be_why(
+    virtual: bool, share: float, verdict: str, with_micro: bool
+) -> None:
+    """A good one's all-reduce had 0.51 of its past, a loopback that is limited to 100 Mbit/s has a hundredth."""
+    values = {"5:link 0-1, messages of 16 byte": [1e9], "6:busbw of 2 ranks, messages of 16 byte": [1e9]}
+    past = msgspec.structs.replace(history_of(past=values), virtual=virtual and not with_micro)
+    sums = [exchange(rank, None, share * 1e9) for rank in range(2)]
+    evidence = [probing(exchanges=[exchange(0, 1, share * 1e9), *sums])]
+    evidence += [micro(virtual=virtual)] if with_micro else []
+    found = battery_findings(evidence, past, others=1.0, selected=(5, 6))
+    slow = [one for one in found if one.subject in ("link 0-1", "busbw of 2 ranks")]
+    assert [one.verdict for one in slow] == [verdict, verdict]
+    if verdict == "WARN":
+        assert slow[0].evidence.endswith("whose processors and memory other guests may share: below 0.25 it would fail")
+
+
+def test_wrong_messages_of_a_virtual_machine_fail() -> None:
+    past = msgspec.structs.replace(NOTHING, virtual=True)
+    found = battery_findings([probing(exchanges=[exchange(0, 1, 1e9, wrong=2)])], past, others=1.0, selected=(5,))
+    assert "FAIL" in {one.verdict for one in found}
+
+
+@pytest.mark.parametrize(("virtual", "verdict"), [(True, "WARN"), (False, "FAIL")])
+def test_jitter_of_a_virtual_machine_only_warns(virtual: bool, verdict: str) -> None:
+    launch = launched(purpose=LaunchPurpose.JITTER, timed=[1.0] * 190 + [1.5] * 10)
+    past = msgspec.structs.replace(NOTHING, virtual=virtual)
+    found = battery_findings([launch], past, others=1.0, selected=(10,))
+    assert [one.verdict for one in found] == [verdict]
+    gone = msgspec.structs.replace(launch, status=Status.CRASHED, message="gone")
+    (crash,) = battery_findings([gone], past, others=1.0, selected=(10,))
+    assert (crash.verdict, crash.status) == ("FAIL", Status.CRASHED)
+
+
+@pytest.mark.parametrize(
+    ("virtual", "slowdown", "verdict"),
+    [
+        (True, 1.4, "INCONCLUSIVE"),  # all of it is of processors that became slower
+        (True, 1.05, "FAIL"),  # 1.43 of the prediction is left
+        (True, 1.0, "FAIL"),
+        (False, 1.4, "FAIL"),
+    ],
+)
+def test_a_late_step_of_a_virtual_machine_is_open_where_slower_processors_explain_it(
+    virtual: bool, slowdown: float, verdict: str
+) -> None:
+    speeds = dict.fromkeys(("product", "elementwise", "memory"), slowdown)
+    late = launched(step_seconds=1.5, cpu_slowdown=slowdown, cpu_slowdowns=speeds)
+    found = battery_findings([micro(virtual=virtual), *[late] * 5], NOTHING, others=1.0, looks=(5,), selected=(8,))
+    (step,) = [one for one in found if one.subject == "bloom-mini"]
+    assert step.verdict == verdict
+    if verdict == "INCONCLUSIVE":
+        assert step.evidence.endswith("other guests may share, 1.071 at their speed of before")
 
 
 def test_wrong_products_of_a_virtual_machine_fail() -> None:
