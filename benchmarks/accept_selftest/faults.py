@@ -247,8 +247,7 @@ INJECTIONS = (
         "full-disk", ["--only", "0"], _STOPPED, None, "", "", "No space left on device", _full_disk, needs=_no_tmpfs
     ),
     Injection(
-        "disk-fills-up",
-        *(["--only", "0"], _OPEN, None, "", "", "No space left on device", _disk_that_fills, _no_tmpfs),
+        "disk-fills-up", *(["--only", "0"], _OPEN, None, "", "", "No space left on device", _disk_that_fills, _no_tmpfs)
     ),
     Injection("thermal-throttling", _GPUS, _FAIL, 12, "FAIL", "clocks of GPU 1", "thermal", _fake_gpus(throttle=0x40)),
     Injection("power-brake", _GPUS, _FAIL, 12, "FAIL", "power brake", "", _fake_gpus(throttle=0x80)),
