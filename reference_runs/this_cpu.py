@@ -15,6 +15,12 @@ from reference_runs.errors import InputError
 
 THIS_CPU = "this-cpu"  # as an accelerator
 CPUINFO = Path("/proc/cpuinfo")
+FIRMWARE = Path("/sys/class/dmi/id")
+HYPERVISORS = (Path("/proc/device-tree/hypervisor"), Path("/sys/hypervisor/type"))  # of ARM's KVM, and of Xen
+_VIRTUAL = re.compile(
+    r"\b(KVM|QEMU|OpenStack|KubeVirt|VMware|VirtualBox|innotek|Xen|Bochs|Parallels|BHYVE|Virtual Machine|"
+    r"Google Compute Engine|Apple Virtualization|Amazon EC2)\b(?!.*\.metal\b)"
+)
 MEMINFO = Path("/proc/meminfo")
 HIGHEST_KHZ = "/sys/devices/system/cpu/cpu{}/cpufreq/cpuinfo_max_freq"
 
@@ -82,10 +88,23 @@ def this_cpu() -> Cpu:
 
 
 def is_virtual_machine() -> bool:
-    """Whether the CPU says that a hypervisor runs this machine, whose processors may be threads of shared cores."""
-    with contextlib.suppress(InputError):
-        return re.search(r"^flags\s*:.*\bhypervisor\b", _text(CPUINFO), re.MULTILINE) is not None
-    return False
+    """Whether the CPU or the firmware says that this is a virtual machine, whose processors others may share.
+
+    Of CPUs only those of x86 have a flag for it, which a hypervisor can hide. Firmware names the machine's maker and
+    model; Amazon's models that are not virtual end with ".metal".
+
+    Source of the names: systemd, src/basic/virt.c, dmi_vendor_table and detect_vm_device_tree.
+    """
+
+    def text(path: Path) -> str:
+        with contextlib.suppress(InputError):
+            return _text(path)
+        return ""
+
+    if re.search(r"^flags\s*:.*\bhypervisor\b", text(CPUINFO), re.MULTILINE):
+        return True
+    firmware = " ".join(text(FIRMWARE / name).strip() for name in ("sys_vendor", "bios_vendor", "product_name"))
+    return _VIRTUAL.search(firmware) is not None or any(path.exists() for path in HYPERVISORS)
 
 
 def cpu_of(cpuinfo: str, usable: Collection[int], highest_hertz: float | None) -> Cpu:

@@ -168,6 +168,36 @@ def test_accelerators_load_without_torch_and_numpy() -> None:
 def test_a_hypervisor_is_known_by_its_flag(tmp_path, monkeypatch, flags: str, virtual: bool) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nmodel name\t: x\n", encoding="utf-8")
     monkeypatch.setattr(subject, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(subject, "FIRMWARE", tmp_path)
+    monkeypatch.setattr(subject, "HYPERVISORS", ())
     assert subject.is_virtual_machine() == virtual
     monkeypatch.setattr(subject, "CPUINFO", tmp_path / "absent")
     assert not subject.is_virtual_machine()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "virtual"),
+    [
+        ("Amazon EC2", "m7g.4xlarge", True),
+        ("Amazon EC2", "m7g.metal", False),
+        ("QEMU", "KVM Virtual Machine", True),
+        ("Google", "Google Compute Engine", True),
+        ("Microsoft Corporation", "Virtual Machine", True),
+        ("Microsoft Corporation", "C2080", False),
+        ("Supermicro", "ARS-111GL-NHR", False),
+        ("", "", False),
+    ],
+)
+def test_a_processor_without_that_flag_is_virtual_where_firmware_says_so(
+    tmp_path, monkeypatch, vendor, product, virtual
+):
+    """ARM has no such flag, and a hypervisor can hide that of x86."""
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd sve\n", encoding="utf-8")
+    (tmp_path / "sys_vendor").write_text(f"{vendor}\n", encoding="utf-8")
+    (tmp_path / "product_name").write_text(f"{product}\n", encoding="utf-8")
+    monkeypatch.setattr(subject, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(subject, "FIRMWARE", tmp_path)
+    monkeypatch.setattr(subject, "HYPERVISORS", (tmp_path / "type",))
+    assert subject.is_virtual_machine() == virtual
+    (tmp_path / "type").write_text("xen\n", encoding="utf-8")
+    assert subject.is_virtual_machine()
