@@ -110,7 +110,7 @@ def actions_on_gpus(monkeypatch):
         health = msgspec.structs.replace(healthy, earlier_xids=earlier, why_no_xids="")
         return bad_ones([CUDA, micro(), health], 13)
 
-    l40s = surroundings(device="cuda", gpus="NVIDIA L40S")
+    gb10 = surroundings(device="cuda", gpus="NVIDIA GB10")  # without a floor of GEMMs
     ecc = "CUDA error: uncorrectable ECC error encountered"
     return [
         (A.RESET_GPU, "return", launch_that_ended(Status.CRASHED, ecc)),
@@ -142,7 +142,7 @@ def actions_on_gpus(monkeypatch):
         (A.RESEAT, "power supplies", faulty(12, samples={"reasons": ["power brake"]})),
         (A.RESEAT, "fans", faulty(12, samples={"reasons": ["hardware thermal slowdown"]})),
         (A.RETURN, "GPU", bad_ones([CUDA, probing(replays=replays(3, wrong=lambda rank, *_: rank == 1))], 14)),
-        (A.NONE, "fleet references", bad_ones([l40s, micro(host_device={"host to device": 2e10})], 1, "slowest")),
+        (A.NONE, "fleet references", bad_ones([gb10, micro(host_device={"host to device": 2e10})], 1, "slowest")),
         (A.FIX_SETTING, "driver", says(6, "WARN", part="all-reduce, nvls: fabric manager, multicast, or driver")),
         (A.RESEAT, "cable", says(5, subject="link 0-1", part="link 0-1 (GPU 0, GPU 1)")),
         (A.RESEAT, "cable", says(4, subject="host to device", part="host link, host to device")),

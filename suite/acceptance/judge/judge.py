@@ -357,6 +357,8 @@ def battery_findings(
     for rule in RULES:
         findings += rule.findings(battery, findings)
     findings += unmeasured_findings(battery.phases, findings)
+    if why_late := _few_processors(battery.around):
+        findings = [_open_of_the_host(finding, why_late) for finding in findings]
     if battery.disturbed:
         findings = [_invalid(finding) for finding in findings]
     if battery.disturbed or battery.others_hold_memory:
@@ -369,6 +371,27 @@ def battery_findings(
     reported += [not_run(number, why) for number in missing]
     gpus = battery.around.gpus_with_ranks if battery.around else []
     return sorted((with_gpus(finding, gpus, battery.health) for finding in reported), key=lambda finding: finding.check)
+
+
+def _few_processors(around: Surroundings | None) -> str:
+    """Why ranks on GPUs may be late though these are not: they share too few processors; empty where they do not."""
+    if around is None or around.device != "cuda" or not around.cores:
+        return ""
+    quota = around.host.quota_cores if around.host else None
+    processors = min(around.cores, quota or around.cores)
+    if processors >= around.ranks:
+        return ""
+    return (
+        f"{around.ranks} ranks share the time of {processors:.3g} processors (a quota or a CPU set), which may be why"
+    )
+
+
+def _open_of_the_host(finding: CheckFinding, why: str) -> CheckFinding:
+    """A failed time, left open."""
+    if finding.verdict is not CheckVerdict.FAIL or finding.status is not Status.OK or not rests_on_clocks(finding):
+        return finding
+    evidence = joined_evidence(finding.evidence, why)
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.INCONCLUSIVE, evidence=evidence)
 
 
 def _invalid_environment(

@@ -22,6 +22,7 @@ from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
+from suite.machine.host_state import HostState
 from suite.records.battery import Decision
 from tests.support.batteries import (
     NOTHING,
@@ -372,3 +373,28 @@ def test_a_hang_is_reported_by_what_was_measured_and_a_soak_s_bits_after_it() ->
 def test_gpus_were_under_load_where_a_load_ended_well(status: Status, loaded: list[int]) -> None:
     around = surroundings(device="cuda", gpus_with_ranks=[0, 1])
     assert JudgedBattery([around, micro(status=status)], NOTHING, 0.05, (5,), {}).loaded_gpus == loaded
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "quota", "verdict"),
+    [
+        ("cuda", 64, None, "FAIL"),
+        ("cuda", 64, 8.0, "FAIL"),
+        ("cuda", 64, 1.0, "INCONCLUSIVE"),  # a pod's limit
+        ("cuda", 4, None, "INCONCLUSIVE"),  # a CPU set
+        ("cuda", 0, None, "FAIL"),  # of an older record
+    ],
+)
+def test_times_of_gpus_whose_ranks_have_no_processor_each_reject_nothing(device, cores, quota, verdict):
+    around = surroundings(device=device, ranks=8, devices=8, cores=cores, host=HostState(quota_cores=quota))
+    own = [around, micro(matrix=[9e14] * 7 + [6e14], copy=[1e12] * 8, triad=[1e12] * 8, host_device={"x": 1e10})]
+    found = battery_findings(own, NOTHING, others=1.0, selected=(2,))
+    (slow,) = [one for one in found if one.subject == "matrix rate"]
+    assert slow.verdict == verdict
+    if verdict != "FAIL":
+        assert slow.evidence.endswith(
+            f"{min(cores, quota or cores):.3g} processors (a quota or a CPU set), which may be why"
+        )
+    wrong = msgspec.structs.replace(own[1], wrong_products=["one"])
+    bits = battery_findings([around, wrong], NOTHING, others=1.0, selected=(1,))
+    assert "FAIL" in {one.verdict for one in bits}
