@@ -381,9 +381,7 @@ def _few_processors(around: Surroundings | None) -> str:
     processors = min(around.cores, quota or around.cores)
     if processors >= around.ranks:
         return ""
-    return (
-        f"{around.ranks} ranks share the time of {processors:.3g} processors (a quota or a CPU set), which may be why"
-    )
+    return f"{around.ranks} ranks share the time of {processors:.3g} processors: a quota or a CPU set may be why"
 
 
 def _open_of_the_host(finding: CheckFinding, why: str) -> CheckFinding:

@@ -392,9 +392,7 @@ def test_times_of_gpus_whose_ranks_have_no_processor_each_reject_nothing(device,
     (slow,) = [one for one in found if one.subject == "matrix rate"]
     assert slow.verdict == verdict
     if verdict != "FAIL":
-        assert slow.evidence.endswith(
-            f"{min(cores, quota or cores):.3g} processors (a quota or a CPU set), which may be why"
-        )
+        assert slow.evidence.endswith(f"{min(cores, quota or cores):.3g} processors: a quota or a CPU set may be why")
     wrong = msgspec.structs.replace(own[1], wrong_products=["one"])
     bits = battery_findings([around, wrong], NOTHING, others=1.0, selected=(1,))
     assert "FAIL" in {one.verdict for one in bits}
