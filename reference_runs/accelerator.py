@@ -53,6 +53,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             or where it depends on the pair.
         host_bytes_per_second_both_ways: between one accelerator and its host, sending plus receiving.
         watts: thermal design power.
+        clock_share: clock under load over that of the board of the same chip that its family was measured on, where
+            less power is allowed.
         accelerators_per_node: how many the link joins in the usual machine.
         accelerators_per_host: of them, those of one host, where the link joins several; absent: all.
         network_bytes_per_second: one accelerator's share of the network out of the usual node, sending; absent: there
@@ -68,6 +70,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pair_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
     host_bytes_per_second_both_ways: BytesPerSecond | None = None
     watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None
+    clock_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] = 1.0
     accelerators_per_node: Count
     accelerators_per_host: Count | None = None
     network_bytes_per_second: BytesPerSecond | None = None
@@ -121,11 +124,6 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str]
     floors: tuple[RateFloor, ...] = ()
     no_floor: dict[str, str] = {}
-
-    @property
-    def runs_cuda(self) -> bool:
-        """Whether software for NVIDIA's accelerators runs on it as it is."""
-        return self.title.startswith("NVIDIA")
 
 
 def accelerator_names() -> list[str]:

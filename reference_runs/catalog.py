@@ -263,6 +263,11 @@ def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
         if layout.recomputation is Recomputation.FROM_INPUT and architecture.dense_layers:
             what = "layout.recomputation from-input with dense layers before those of experts: not described"
             yield InputError(what, got=layout.recomputation.value, where=where)
+    if layout.recomputation is Recomputation.SELECTIVE_OP and (
+        architecture.experts is not None or architecture.key_value_rank is not None or not layout.fused_attention
+    ):
+        what = "layout.recomputation selective-op with experts, latent or unfused attention: not described"
+        yield InputError(what, got=layout.recomputation.value, where=where)
     yield from _shard_mistakes(layout, where)
     yield from _replica_mistakes(layout, where)
     yield from _stage_mistakes(architecture, layout, where)

@@ -57,12 +57,14 @@ class Recomputation(enum.StrEnum):
 
     none: all are kept.
     selective: attention scores and what follows from them, up to the product with the values.
+    selective-op: all but attention's output and that of every other matrix product of a layer (torchtitan).
     full: all within a group of `checkpoint_layers` layers, whose input is kept.
     from-input: only the stage's input is kept; each layer's backward pass starts again from there.
     """
 
     NONE = "none"
     SELECTIVE = "selective"
+    SELECTIVE_OP = "selective-op"
     FULL = "full"
     FROM_INPUT = "from-input"
 
@@ -243,6 +245,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     "unfused": ("fused_attention", False),
     **{schedule.value: ("schedule", schedule) for schedule in Schedule},
     **{f"recompute-{kind}": ("recomputation", kind) for kind in Recomputation},
+    "selective-op": ("recomputation", Recomputation.SELECTIVE_OP),
     **{assignment.value: ("stage_assignment", assignment) for assignment in StageAssignment},
     **{f"zero{stage}": ("zero_stage", stage) for stage in range(4)},
 }

@@ -225,6 +225,8 @@ def executed_layout(architecture: Architecture, layout: Layout, stack_name: str,
     if software.switches.balances_stages and layout.pipeline_stages > 1 and layout.virtual_stages == 1:
         dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
         layout = msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))
+    if software.switches.keeping.titan and layout.pipeline_stages > 1:
+        layout = msgspec.structs.replace(layout, reshard_after_forward=False)  # torchtitan, parallelize_llama.py
     if run is not None and "layout.reduce_scatter" in reference_run(run).facts:
         return layout
     return reduction_of_stack(layout, software)

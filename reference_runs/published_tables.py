@@ -102,6 +102,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         stacks: text of `framework` -> stack, before the general ones.
         stack_sources: texts of `source` that `stacks` is for, where the file has another name; none: all of `sources`.
         cluster: the machines that it was measured on, where other tables were too.
+        fitted: its rows take part in a fit; others stay a check of it.
         proxies: it has models of few layers next to whole ones.
         composed: its times are sums of measured parts, so that what a step costs besides them is not in it.
         catalog: model -> recorded run, which says what the row leaves open.
@@ -117,6 +118,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stack_sources: tuple[str, ...] | None = None
     catalog: dict[str, str] = {}
     cluster: str = ""
+    fitted: bool = True
     proxies: bool = False
     composed: bool = False
     assumed: tuple[Assumption, ...] = ()
@@ -171,8 +173,13 @@ def load_tables(path: Path = TABLES) -> PublishedTables:
 
 
 def shipped_tables() -> list[Path]:
-    """The tables of step times next to `TABLES`, in its order."""
-    return [PUBLISHED / table.file for table in load_tables().tables]
+    """The tables of step times next to `TABLES` that a fit reads, in its order."""
+    return [PUBLISHED / table.file for table in load_tables().tables if table.fitted]
+
+
+def held_out_tables() -> list[Path]:
+    """The others: no fit reads them, so that they check it."""
+    return [PUBLISHED / table.file for table in load_tables().tables if not table.fitted]
 
 
 def proxy_tables() -> list[Path]:

@@ -28,6 +28,7 @@ SEARCHED = (
     *("tp", "sp", "cp", "cp-fused", "ep", "pp", "interleave", "uneven", "layers-and-tables"),
     *("zero-bubble", "zbv", "dualpipev", "stages-first", "any-order"),
     *("zero1", "all-reduce", "reduce-scatter", "zero2", "zero3", "recompute-selective", "recompute-full"),
+    "recompute-selective-op",
     "offload-optimizer",
 )
 
@@ -84,12 +85,16 @@ class Modules(enum.StrEnum):
 
     fused: with kernels of their own.
     eager: operator by operator, as in Transformers.
+    torchtitan: likewise, as in torchtitan, whose loss takes logits widened to fp32. torchtitan-compiled: each layer
+    compiled, the loss not.
     this-suite: as `reproduce` launches suite/execute, compiled on GPUs; memory is what a walk through the whole step
     holds, block by block. this-suite-eager: the same without a compiler.
     """
 
     FUSED = "fused"
     EAGER = "eager"
+    TORCHTITAN = "torchtitan"
+    TORCHTITAN_COMPILED = "torchtitan-compiled"
     THIS_SUITE = "this-suite"
     THIS_SUITE_EAGER = "this-suite-eager"
 
@@ -115,8 +120,18 @@ class Keeping(NamedTuple):
 
     @property
     def eager(self) -> bool:
-        """Whether modules are written operator by operator."""
-        return self.modules is Modules.EAGER
+        """Whether modules are executed operator by operator."""
+        return self.modules in (Modules.EAGER, Modules.TORCHTITAN)
+
+    @property
+    def titan(self) -> bool:
+        """Whether modules are torchtitan's."""
+        return self.modules in (Modules.TORCHTITAN, Modules.TORCHTITAN_COMPILED)
+
+    @property
+    def fused_chains(self) -> bool:
+        """Whether a compiler joins what lies between two products, and reads and writes each tensor once."""
+        return self.modules is Modules.TORCHTITAN_COMPILED
 
     @property
     def walked(self) -> bool:
@@ -234,9 +249,17 @@ def _file(path: Path) -> dict[str, Any]:
         for key in ("like", "newer", "with_stages", "split"):
             if entry.get(key, GENERIC) not in entries:
                 raise InputError(f"stacks.{name}.{key}", got=repr(entry[key]), allowed=", ".join(entries), where=where)
-        if "like" in entry and "like" in entries[entry["like"]]:
-            raise InputError(f"stacks.{name}.like: that stack is itself like another", got=entry["like"], where=where)
+        if name in (followed := _alike(entries, name)):
+            raise InputError(f"stacks.{name}.like: that stack is like this one", got=followed[0], where=where)
     return raw
+
+
+def _alike(entries: dict[str, Any], name: str) -> list[str]:
+    """The stack that `name` is like, the one that this is like, and so on, up to one that is there already."""
+    followed: list[str] = []
+    while (like := entries[followed[-1] if followed else name].get("like")) and like not in followed:
+        followed.append(like)
+    return followed
 
 
 @cache
@@ -246,8 +269,8 @@ def _recorded(name: str, path: Path) -> RecordedStack:
     about = {key: entry.pop(key, None) for key in _ABOUT}
     if not isinstance(about["title"], str):
         raise InputError(f"stacks.{name}.title: expected a text", got=repr(about["title"]), where=where)
-    if about["like"]:
-        like = raw["stacks"][about["like"]]
+    for of in _alike(raw["stacks"], name):
+        like = raw["stacks"][of]
         entry = {key: fact for key, fact in like.items() if key in (*Stack.__struct_fields__, "layouts")} | entry
     searched = {key: entry.pop(key) for key in ("layouts",) if key in entry}
     able, able_facts = section_of(searched, _Layouts, f"stacks.{name}", raw["sources"], where)

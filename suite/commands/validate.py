@@ -10,7 +10,7 @@ import typer
 from reference_runs.errors import InputError
 from reference_runs.machine_model import chosen_edition
 from reference_runs.published import load_table
-from reference_runs.published_tables import proxy_tables, shipped_tables
+from reference_runs.published_tables import held_out_tables, proxy_tables, shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import check_writable, print_json
 from suite.commands.training_options import asks_edition
@@ -126,7 +126,7 @@ def validate(
     _check_one_table(tables or [], written)
     for option, target in {**written, "--plot": plot}.items():
         check_writable(target, option)  # before the first of them is written
-    loaded = [load_table(path) for path in tables or shipped_tables()]
+    loaded = [load_table(path) for path in tables or [*shipped_tables(), *held_out_tables()]]
     shown = every_table or bool(tables)
     scored = [(table.facts, table_score(table, worst=worst, frameworks=shown)) for table in loaded]
     if write is not None and tables:

@@ -9,10 +9,10 @@ from reference_runs.catalog import reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation
 from reference_runs.published import load_table
-from reference_runs.published_tables import load_tables, shipped_tables
+from reference_runs.published_tables import held_out_tables, load_tables, shipped_tables
 from reference_runs.recorded_file import read_toml
 from reference_runs.sourced import Kind
-from reference_runs.stack import GENERIC, SIZES, STACKS, Stack, matches, reading, stack, stack_of, stacks
+from reference_runs.stack import GENERIC, SIZES, STACKS, matches, reading, stack, stack_of, stacks
 
 SOURCES = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["sources"]
 
@@ -59,10 +59,11 @@ def test_a_stack_has_what_it_states_and_all_else_of_the_one_it_is_like() -> None
     likes = {name: entry["like"] for name, entry in entries.items() if "like" in entry}
     assert likes
     for name, like in likes.items():
-        for switch in Stack.__struct_fields__:
-            stated = entries[name].get(switch, entries[like][switch])
-            assert msgspec.to_builtins(stack(name).switches)[switch] == stated["value"]
-            assert switch not in entries[name] or entries[name][switch] != entries[like][switch]
+        of_like = msgspec.to_builtins(stack(like).switches)
+        for switch, value in msgspec.to_builtins(stack(name).switches).items():
+            assert value == entries[name].get(switch, {"value": of_like[switch]})["value"]
+            inherited = stack(like).facts[f"stacks.{like}.{switch}"]
+            assert switch not in entries[name] or stack(name).facts[f"stacks.{name}.{switch}"] != inherited
 
 
 def test_an_unknown_framework_is_the_generic_one_and_a_stack_is_found_by_its_own_name() -> None:
@@ -133,7 +134,7 @@ def test_every_stack_is_named_by_a_text_a_table_or_the_command_line() -> None:
 
 
 def test_stacks_of_published_rows_and_runs_are_recorded() -> None:
-    rows = {row.stack for path in shipped_tables() for row in load_table(path).rows}
+    rows = {row.stack for path in (*shipped_tables(), *held_out_tables()) for row in load_table(path).rows}
     runs = {stack_of(run.software.stack).name for name in run_names() if (run := reference_run(name)).software}
     assert rows | runs == set(stacks()) - {
         "megatron-deepspeed-pipeline",

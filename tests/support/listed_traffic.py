@@ -68,12 +68,12 @@ def messages_of_step(
         for _ in range(blocks):
             yield "cp", "send", keys_and_values
 
-    def forward() -> Iterator[Message]:
+    def forward(*, attends: bool = True) -> Iterator[Message]:
         for _ in norms if sequence_parallel else []:
             yield from joined("all_gather")  # what a norm hands to a column-parallel layer
         for _ in sums:
             yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
-        yield from ring(ring_forward)
+        yield from ring(ring_forward if attends else 0)
 
     def backward() -> Iterator[Message]:
         for _ in sums if sequence_parallel else []:
@@ -123,6 +123,8 @@ def messages_of_step(
             elif layout.recomputation is Recomputation.FROM_INPUT:
                 for _ in range(layer + 1):
                     yield from forward()
+            elif layout.recomputation is Recomputation.SELECTIVE_OP:
+                yield from forward(attends=False)
             elif layout.recomputation is Recomputation.SELECTIVE:
                 yield from ring(ring_forward)
             yield from backward()

@@ -18,4 +18,6 @@ ROWS_AND_USED = {
     "mosaicml_h100_fp8": (7, 7),
     "megascale_megatron_lm": (11, 11),
     "dgxc_25_02_grok1_moe": (18, 18),
+    "torchtitan_202412": (12, 12),
+    "torchtitan_202412_405b": (6, 6),
 }

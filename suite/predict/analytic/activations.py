@@ -14,9 +14,9 @@ import msgspec
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import head_stage
 from reference_runs.run import QueryKeyNorm, Residual, Workload
-from reference_runs.stack import Keeping
-from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, kept_by_modules
-from suite.predict.analytic.elementwise import ceil_division, smaller
+from reference_runs.stack import Keeping, Modules
+from suite.predict.analytic.eager_modules import NO_KEEPING, head_of_modules, head_of_torchtitan, kept_by_modules
+from suite.predict.analytic.elementwise import ceil_division, larger, smaller
 from suite.predict.analytic.experts import dispatched_tokens, expert_activation_bytes, kept_activation
 from suite.predict.analytic.latent_attention import latent_activation_bytes
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
@@ -182,6 +182,8 @@ def head_activation_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> 
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
     logits = FP32 * micro_batch_tokens(workload) * architecture.padded_vocabulary // layout.tensor_parallel
     kinds = {"final norm input": stream, "head input": stream, "logits": logits}
+    if keeping.titan:
+        return head_of_torchtitan(workload, kinds, tokens=micro_batch_tokens(workload))
     if not keeping.eager:
         return kinds
     tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
@@ -199,6 +201,35 @@ def checkpoint_bytes(workload: Workload) -> int:
     architecture, recipe, layout = workload
     whole = WEIGHT_ELEMENT_BYTES[recipe.precision] * micro_batch_tokens(workload) * architecture.hidden
     return whole // layout.tensor_parallel if layout.sequence_parallel or layout.partitioned_checkpoints else whole
+
+
+def kept_by_operator(workload: Workload, keeping: Keeping = NO_KEEPING) -> dict[str, int]:
+    """Bytes that one layer keeps with selective recomputation by operator, by kind.
+
+        layer input          e T h / u
+        products' outputs    e T of the widths of every other one, from the first on, of
+                             query, key, value, projection, gate, (up,) down
+        attention context    e T a d / t, and its log-sum-exp: not computed again
+
+    A compiled layer does not keep what the last product puts out: no gradient reads it.
+
+    Source: torchtitan of December 2024, parallelisms/parallelize_llama.py, _apply_ac_to_transformer_block (_save_list,
+    mm_count % 2); with tensor parallelism the reduce-scattered sums are kept too.
+    """
+    architecture, recipe, layout = workload
+    element, t, tokens = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel, micro_batch_tokens(workload)
+    key, h = key_width(architecture, tensor_parallel=t), architecture.hidden
+    wide = [architecture.ffn_hidden // t] * (2 if architecture.activation.gated else 1)
+    widths = [architecture.query_width // t, key, key, h, *wide, h][::2]
+    if keeping.modules is Modules.TORCHTITAN_COMPILED and len(wide) > 1:
+        widths = widths[:-1]
+    kept = {
+        "layer input": checkpoint_bytes(workload),
+        "products' outputs": element * tokens * sum(widths),
+        "attention context": element * tokens * architecture.context_width // t,
+        "reduced sums": 2 * element * hidden_elements(workload) * (t > 1) * layout.sequence_parallel,
+    }
+    return kept | score_bytes(workload)
 
 
 def inputs_stay_in_place(layout: Layout) -> bool:
@@ -222,6 +253,8 @@ def micro_batch_bytes(workload: Workload, keeping: Keeping = NO_KEEPING) -> Micr
     if workload.layout.recomputation is Recomputation.SELECTIVE:
         again = sum(kinds[kind] for kind in kinds if kind in score_bytes(workload) or kind.startswith("softmax"))
         unit = layer - again
+    elif workload.layout.recomputation is Recomputation.SELECTIVE_OP:
+        unit, again = sum(kept_by_operator(workload, keeping).values()), layer
     elif workload.layout.recomputation is not Recomputation.NONE:
         unit, again = checkpoint_bytes(workload), layer
         shared = unit * inputs_stay_in_place(workload.layout)
@@ -233,6 +266,7 @@ def kept_units(layout: Layout, *, layers: int) -> int:
     """Units (see `MicroBatchBytes`) that `layers` layers of one stage keep for one micro-batch.
 
     none, selective    l: each layer
+    selective-op       l
     full               v ceil(l / v g): each group of g layers of each virtual stage
     from input         v: each virtual stage
     """
@@ -247,11 +281,14 @@ def recomputed_bytes(unit: MicroBatchBytes, layout: Layout, *, layers: int) -> i
 
     none          0
     selective     one layer's scores
+    selective-op  everything of one layer, less its input
     full          everything of one group of layers, less its input where that is kept in place
     from input    everything of one layer (less its input where each virtual stage has this layer alone)
     """
     if layout.recomputation is Recomputation.NONE:
         return 0 * layers
+    if layout.recomputation is Recomputation.SELECTIVE_OP:
+        return larger(unit.again - unit.unit, 0) * (layers > 0)
     if layout.recomputation is Recomputation.FULL:
         return unit.again * smaller(layers, layout.checkpoint_layers) - unit.shared * (layers > 0)
     if layout.recomputation is Recomputation.FROM_INPUT:

@@ -16,6 +16,7 @@ from suite.predict.analytic.activations import (
     embedding_activation_bytes,
     head_activation_bytes,
     inputs_stay_in_place,
+    kept_by_operator,
     kept_units,
     layer_activation_bytes,
     score_bytes,
@@ -98,6 +99,9 @@ def _recomputation_tensors(workload: Workload, keeping: Keeping, *, layers: int)
     if layout.recomputation is Recomputation.SELECTIVE:
         return others, _times(scores, some)
     checkpoint = checkpoint_bytes(workload)
+    if layout.recomputation is Recomputation.SELECTIVE_OP:
+        kept: Tensors = [(size, 1) for size in kept_by_operator(workload, keeping).values()]
+        return kept, [*_times(others + scores, some), *_times(kept, -some)]
     if layout.recomputation is Recomputation.FULL:
         again = _times(others + scores, smaller(layers, layout.checkpoint_layers))
         return [(checkpoint, 1)], [*again, (checkpoint, -some * inputs_stay_in_place(layout))]

@@ -116,6 +116,22 @@ def head_of_modules(
     return {kind: kinds.get(kind, 0) + is_script(layout) * (size - kinds.get(kind, 0)) for kind, size in kept.items()}
 
 
+def head_of_torchtitan(workload: Workload, kinds: dict[str, int], *, tokens: int) -> dict[str, int]:
+    """`kinds` after the layers as torchtitan's loss keeps them, where the allocator holds most of it.
+
+        head input    e T h: whole, gathered with sequence parallelism
+        logits        (12 + e) T V / t: log-softmax, its gradient, and that of the logits, in fp32; the segment of the
+                      16-bit logits, which the gradient's cast takes again
+
+    Source: torchtitan of December 2024, train.py: cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1)), and
+    del pred before the backward pass; the loss is not compiled there.
+    """
+    architecture, recipe, layout = workload
+    element = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    count = tokens * architecture.padded_vocabulary // layout.tensor_parallel
+    return kinds | {"head input": element * tokens * architecture.hidden, "logits": (3 * FP32 + element) * count}
+
+
 def state_of_modules(state: StateBytes, keeping: Keeping, workload: Workload, *, share: float) -> StateBytes:
     """`state` where weights are kept in fp32: no master weights beside them, and gradients in fp32.
 
@@ -135,6 +151,21 @@ def state_of_modules(state: StateBytes, keeping: Keeping, workload: Workload, *,
     gathered = 0 * state.weights if workload.layout.zero_stage == 3 else state.weights
     gradients = max(FP32 / BYTES_PER_PARAMETER[workload.recipe.precision].gradients, 1) * state.gradients
     return StateBytes(FP32 * share + gathered, gradients, 0 * share, 0 * share, state.moments)
+
+
+def unscattered_gradient_bytes(workload: Workload, keeping: Keeping, *, parameters: float, micro_batches: int) -> float:
+    """Bytes of whole fp32 gradients that torchtitan's pipeline stages add up before FSDP2 scatters them; else 0.
+
+    4 a parameter of the rank, from the first micro-batch's backward pass to the last's, with several micro-batches.
+
+    Source: torch/distributed/pipelining/stage.py, backward_maybe_with_nosync (set_requires_gradient_sync(False) until
+    the last backward pass); _fsdp_param.py, unsharded_accumulated_grad, in the dtype of the reduction.
+    """
+    layout = workload.layout
+    if not keeping.titan or layout.zero_stage < 2:
+        return 0.0
+    piped = (layout.pipeline_stages > 1) * 1 * (layout.sharding_ranks > 1) * (micro_batches > 1)
+    return FP32 * piped * parameters
 
 
 def weight_casts_bytes(workload: Workload, keeping: Keeping, *, matrices: int) -> int:

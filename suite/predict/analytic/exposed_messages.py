@@ -148,7 +148,7 @@ def narrow_gathers_share(workload: Workload, stack: Stack) -> float:
     base.py, grad_output_preprocess (gradients likewise) (known code).
     """
     recipe = workload.recipe
-    if not (stack.transformer_engine and recipe.product_format.casts):
+    if not ((stack.transformer_engine or stack.keeping.titan) and recipe.product_format.casts):
         return 1.0
     narrow = factor_element_bytes(recipe.product_format) / WEIGHT_ELEMENT_BYTES[recipe.precision]
     around_experts = _share_around_experts(workload.architecture)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.placement import chunk_layers, head_stage, stage_chunk_layers
 from reference_runs.run import Architecture, Workload
@@ -81,6 +83,7 @@ def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: 
 
     none         0
     selective    attention scores and context once more: 4 T s a d a layer
+    selective-op the products whose output is not kept, see `selective_op_share`
     full         the layers' forward products once more, whatever the size of the groups
     from input   layer l restarts from the stage's input: l (l + 1) / 2 layer-forwards for l layers
 
@@ -91,12 +94,41 @@ def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: 
     layer = layer_forward_flop(architecture, samples=samples)
     if recomputation is Recomputation.SELECTIVE:
         return layers * (layer["attention scores"] + layer["attention context"])
+    if recomputation is Recomputation.SELECTIVE_OP:
+        return layers * int(sum(selective_op_share(architecture, part) * flop for part, flop in layer.items()))
     return repeated_layers(recomputation, layers) * sum(layer.values())
 
 
+def selective_op_share(architecture: Architecture, part: str) -> Fraction:
+    """Share of a part's forward products that selective recomputation by operator repeats.
+
+    Of query, key, value, projection, gate, (up,) down the first and every other one are kept, so it repeats
+        query, key, value    k / (a + 2 k)     key's
+        projection           1
+        expansion            1 / 2 gated, the half that is not the gate; else 0
+        contraction          0 gated, else 1
+        feed-forward         1 / 3 gated, else 1 / 2: both together
+
+    Attention's output is kept. Source: torchtitan of December 2024, parallelisms/parallelize_llama.py,
+    _apply_ac_to_transformer_block (known code, not re-read for this file).
+    """
+    heads, keys, gated = architecture.heads, architecture.kv_heads, architecture.activation.gated
+    shares = {
+        "query, key, value": Fraction(keys, heads + 2 * keys),
+        "projection": Fraction(1),
+        "expansion": Fraction(1, 2) * gated,
+        "contraction": Fraction(1 - gated),
+        "feed-forward": Fraction(1, 3) if gated else Fraction(1, 2),
+    }
+    return shares.get(part, Fraction(0))
+
+
 def repeated_layers(recomputation: Recomputation, layers: int) -> int:
-    """Layer-forwards that the backward pass of `layers` layers of one stage repeats, whole layers only."""
-    if recomputation is Recomputation.FULL:
+    """Layer-forwards that the backward pass of `layers` layers of one stage repeats.
+
+    Whole layers, but of selective recomputation by operator all operators and messages, and not all products.
+    """
+    if recomputation in (Recomputation.FULL, Recomputation.SELECTIVE_OP):
         return layers
     return recomputed_layers_from_input(layers) if recomputation is Recomputation.FROM_INPUT else 0 * layers
 
@@ -170,6 +202,7 @@ def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> in
         return 0
     selective = layout.recomputation is Recomputation.SELECTIVE
     again = layers if selective else repeated_layers(layout.recomputation, layers)
+    again = 0 * layers if layout.recomputation is Recomputation.SELECTIVE_OP else again
     padded = 2 * a.heads * a.fused_head_dim - a.query_width - a.context_width
     columns = layers * (a.heads * a.fused_head_dim + 3 * padded) + again * padded
     return 2 * samples * a.sequence * a.sequence * columns

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.flop import selective_op_share
 from suite.predict.analytic.flop_conventions import attended_share
 from suite.predict.analytic.gemm import gemm_bytes, gemm_flop, product_seconds
 from suite.predict.analytic.layer_products import layer_products
@@ -40,6 +41,7 @@ UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one
 class LayerTime(NamedTuple):
     """Seconds of one micro-batch in one layer on one rank; of attention, what selective recomputation repeats.
 
+    `repeated_seconds` are the forward products that other recomputation of the layer repeats (`_repeated_share`).
     Casts are those of `layer_casts`: of inputs in each forward pass, of gradients in the backward pass, of weights.
     """
 
@@ -52,6 +54,7 @@ class LayerTime(NamedTuple):
     input_cast_seconds: float = 0.0
     gradient_cast_seconds: float = 0.0
     weight_cast_seconds: float = 0.0
+    repeated_seconds: float = 0.0
 
 
 class ProductTime(NamedTuple):
@@ -213,7 +216,7 @@ def sent_in_pieces(layout: Layout, machine: Machine) -> Any:
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
     layout, bandwidth = workload.layout, machine.achievable_memory_bytes_per_second
-    forward = backward = attention_forward = attention_backward = 0.0
+    forward = backward = attention_forward = attention_backward = repeated = 0.0
     in_format = products_in_format(workload)
     for part, (products, rows, columns, depth) in layer_products(workload).items():
         in_attention = part.startswith("attention")
@@ -226,11 +229,15 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
         else:
             forward = forward + products * once
             backward = backward + products * twice
+            repeated = repeated + _repeated_share(workload, machine.stack, part) * (products * once)
     if layout.fused_attention:
         attention_forward, attention_backward = fused_attention_seconds(workload, machine)
+    by_operator = layout.recomputation is Recomputation.SELECTIVE_OP
     least_forward, least_backward = _operator_bytes(workload, machine.stack)
     score_seconds = machine.score_passes * least_forward.scores / bandwidth
-    casts = layer_casts(workload, transformer_engine=machine.stack.transformer_engine)
+    casts = layer_casts(
+        workload, transformer_engine=machine.stack.transformer_engine, fused_chains=machine.stack.keeping.fused_chains
+    )
     return LayerTime(
         forward + attention_forward,
         backward + attention_backward,
@@ -241,7 +248,25 @@ def layer_time(workload: Workload, machine: Machine) -> LayerTime:
         casts.inputs / bandwidth,
         casts.gradients / bandwidth,
         casts.weights / bandwidth,
+        repeated if by_operator else repeated + attention_forward,
     )
+
+
+def _repeated_share(workload: Workload, stack: Stack, part: str) -> float:
+    """Share of a part's forward products, attention's left out, that recomputation repeats.
+
+    selective-op    see `selective_op_share`
+    full            all; where torch.utils.checkpoint recomputes, not the contraction, as `groups_stopped_early` has it
+
+    Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
+    """
+    architecture, layout = workload.architecture, workload.layout
+    if layout.recomputation is Recomputation.FULL:
+        stops = stack.keeping.titan and layout.checkpoint_layers == 1
+        return 0.0 if part == "contraction" and stops else 1.0
+    if layout.recomputation is not Recomputation.SELECTIVE_OP:
+        return 1.0
+    return float(selective_op_share(architecture, part))
 
 
 def input_gradient_seconds(workload: Workload, machine: Machine) -> float:

@@ -99,7 +99,7 @@ def modelled_parts(workload: Workload, machine: Machine) -> PartSeconds:
     """
     layout, recipe = workload.layout, workload.recipe
     if layout.recomputation is Recomputation.FROM_INPUT:
-        got, allowed = layout.recomputation.value, "none, selective, full"
+        got, allowed = layout.recomputation.value, "none, selective, selective-op, full"
         raise InputError("layout.recomputation: no layer has a time of its own", got=got, allowed=allowed)
     head = head_seconds(workload, machine)
 

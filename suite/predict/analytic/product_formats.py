@@ -73,15 +73,25 @@ def factor_element_bytes(product_format: ProductFormat) -> float:
     return each.get(product_format, 1.0)
 
 
-def cast_bytes(product_format: ProductFormat, *, rows: int, columns: int, element: int, is_weight: bool = False) -> int:
+def cast_bytes(
+    product_format: ProductFormat,
+    *,
+    rows: int,
+    columns: int,
+    element: int,
+    is_weight: bool = False,
+    fused_chains: bool = False,
+) -> int:
     """Bytes that casting a matrix of R x C elements moves: one kernel reads it and writes both orientations.
 
     e R C                        reading it
-    e R C                        reading it first for its largest element: fp8-current and nvfp4
+    e R C                        reading it first for its largest element: fp8-current and nvfp4; not where a compiler
+                                 finds that one in the kernel that writes the matrix (`fused_chains`)
     `both_orientations_bytes`    writing
     """
     written = both_orientations_bytes(product_format, rows=rows, columns=columns, is_weight=is_weight)
-    return (1 + (product_format in _READS_FIRST)) * element * rows * columns + written
+    reads = 1 + (product_format in _READS_FIRST and not fused_chains)
+    return reads * element * rows * columns + written
 
 
 def cast_kernels(product_format: ProductFormat) -> int:
@@ -112,7 +122,7 @@ class LayerCasts(NamedTuple):
     gradient_matrices: int
 
 
-def layer_casts(workload: Workload, *, transformer_engine: bool = False) -> LayerCasts:
+def layer_casts(workload: Workload, *, transformer_engine: bool = False, fused_chains: bool = False) -> LayerCasts:
     """Casts of one layer: of each product's input, of its output's gradient, and of its weight.
 
     Of M x K by K x N (`layer_products`): M x K, M x N and N x K. Products that read the same tensor share its cast
@@ -142,13 +152,17 @@ def layer_casts(workload: Workload, *, transformer_engine: bool = False) -> Laye
             if fused and dense and part in AFTER_NORMS:
                 gradients = gradients + count * 2 * format_bytes(product_format, rows=rows, columns=depth)
             else:
-                inputs = inputs + count * cast_bytes(product_format, rows=rows, columns=depth, element=element)
+                inputs = inputs + count * cast_bytes(
+                    product_format, rows=rows, columns=depth, element=element, fused_chains=fused_chains
+                )
             matrices += 1
         if fused and dense and part in SUMMED and shards > 1:
             whole = format_bytes(product_format, rows=rows, columns=columns)
             gradients = gradients + count * ((element * rows * columns + whole) // shards + 2 * whole)
         else:
-            gradients = gradients + count * cast_bytes(product_format, rows=rows, columns=columns, element=element)
+            gradients = gradients + count * cast_bytes(
+                product_format, rows=rows, columns=columns, element=element, fused_chains=fused_chains
+            )
         weights = weights + count * cast_bytes(
             product_format, rows=columns, columns=depth, element=element, is_weight=True
         )

@@ -179,4 +179,4 @@ def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> 
     if recomputation is Recomputation.SELECTIVE:
         return layers * layer.attention_seconds, layers * layer.attention_operator_seconds, 0.0
     again = repeated_layers(recomputation, layers)
-    return again * layer.forward_seconds, again * layer.operator_seconds, again * layer.input_cast_seconds
+    return again * layer.repeated_seconds, again * layer.operator_seconds, again * layer.input_cast_seconds

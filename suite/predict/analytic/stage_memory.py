@@ -22,6 +22,7 @@ from suite.predict.analytic.eager_modules import (
     shard_is_master,
     state_of_modules,
     under_autocast,
+    unscattered_gradient_bytes,
     weight_casts_bytes,
 )
 from suite.predict.analytic.elementwise import larger, smaller
@@ -240,6 +241,10 @@ def _before_passes(
         stored, recipe.precision, gradients=kept_gradients, optimizer=share, moments=recipe.kept_moments
     )
     state = state_of_modules(state, shared.keeping, workload, share=share)
+    state = state._replace(
+        gradients=state.gradients
+        + unscattered_gradient_bytes(workload, shared.keeping, parameters=rank.all, micro_batches=micro_batches)
+    )
     if layout.offload is not Offload.NONE:
         state = _offloaded(state, layout)
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1

@@ -35,7 +35,7 @@ from suite.predict.analytic.offload import has_time, offloaded_update_seconds
 from suite.predict.analytic.parameters import rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import key_value_copies
-from suite.predict.analytic.product_formats import weight_casts
+from suite.predict.analytic.product_formats import factor_element_bytes, weight_casts
 from suite.predict.analytic.stage_computation import StageComputation, micro_batch_seconds, stage_computation
 from suite.predict.analytic.stage_layers import layer_kinds
 from suite.predict.analytic.timed_stages import all_stages_seconds, timed_stages
@@ -131,6 +131,28 @@ def exposed_data_parallel_seconds(
     hidden = overlap_share * backward_seconds * (micro_batches if layout.zero_stage == 2 else passes)
     forward = overlap_share * (computation_seconds - backward_seconds) * passes if gathers_overlap else 0.0
     return _exposed(reduction_seconds, hidden, overlap_cost) + _exposed(gather_seconds, forward, overlap_cost)
+
+
+def shard_copies_bytes(workload: Workload, stack: Stack, *, parameters: float) -> float:
+    """Bytes that FSDP2 copies beside the computation of one micro-batch; 0 of other stacks, and without ZeRO-3.
+
+    With w bytes of a gathered weight (f in 8 bits, where the stack gathers them so) and g of a reduced gradient:
+        2 w a gather        out of the buffer that ranks gather into, to each weight: 2 gathers where weights are
+                            dropped between the passes
+        w + g               of the gradients, into the buffer that is scattered
+
+    Both are on the stream that computes. Source: PyTorch 2.5, torch/distributed/_composable/fsdp/_fsdp_collectives.py,
+    foreach_all_gather_copy_out, foreach_reduce (known code, not re-read for this file).
+    """
+    recipe, layout = workload.recipe, workload.layout
+    if not stack.keeping.titan or layout.zero_stage != 3:
+        return 0.0
+    state = BYTES_PER_PARAMETER[recipe.precision]
+    narrow = stack.gathers_in_format and recipe.product_format.casts
+    weight = factor_element_bytes(recipe.product_format) if narrow else state.weights
+    gathers = 2 if layout.reshard_after_forward else 1
+    copied = gathers * 2 * weight + state.weights + state.gradients
+    return (layout.sharding_ranks > 1) * copied * parameters
 
 
 def _exposed(traffic: float, hiding: float, cost: float) -> float:
@@ -243,6 +265,7 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     given, beyond = _given_parts(step, stage)
     one = micro_batch.seconds + beyond.total
     added = _accumulation_bytes(recipe, stack, micro_batches) * rank.all / bandwidth
+    copied = micro_batches * shard_copies_bytes(workload, stack, parameters=rank.all) / bandwidth
     time = StepTime(
         forward_seconds=micro_batches * computation.forward,
         backward_seconds=micro_batches * computation.backward,
@@ -263,7 +286,8 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
             overlap_cost=machine.overlap_cost,
             gathers_overlap=stack.overlaps_gathers,
-        ),
+        )
+        + copied,
         tied_embedding_seconds=seconds["embedding"],
         optimizer_seconds=_update_seconds(workload, machine, updated=updated, micro_batches=micro_batches),
         launch_seconds=micro_batches * micro_batch.launch_seconds,

@@ -303,8 +303,10 @@ def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: i
     architecture, recipe, layout = workload
     element = WEIGHT_ELEMENT_BYTES[recipe.precision]
     layers = stage_layers(architecture, layout, stage=stage)
-    again = layers if layout.recomputation is Recomputation.SELECTIVE else 0
-    forwards = layers + repeated_layers(layout.recomputation, layers) + again
+    attends = layout.recomputation is Recomputation.SELECTIVE
+    again = layers if attends else repeated_layers(layout.recomputation, layers)
+    again = 0 * layers if layout.recomputation is Recomputation.SELECTIVE_OP else again
+    forwards = layers + again
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     keys = key_width(architecture, tensor_parallel=layout.tensor_parallel)
     values = keys * (architecture.value_head_dim or architecture.head_dim) // architecture.head_dim

@@ -18,17 +18,7 @@ from reference_runs.accelerator import (
 from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, chosen_edition, machine_model
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
-from reference_runs.stack import (
-    GENERIC,
-    UNNAMED,
-    AttentionKernel,
-    Generation,
-    ReadStack,
-    RecordedStack,
-    Stack,
-    reading,
-    stack,
-)
+from reference_runs.stack import UNNAMED, AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
 from reference_runs.this_cpu import THIS_CPU
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.gemm import EfficiencyTable
@@ -79,7 +69,7 @@ def modelled_machine(
         return values[of_family if of_family in values else name]
 
     older = value(GENERATION[software.generation]) if software.generation in GENERATION else 1.0
-    matrix = value("matrix_efficiency") * older
+    matrix = value("matrix_efficiency") * older * board.clock_share
     fused = (
         software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
     )
@@ -91,7 +81,9 @@ def modelled_machine(
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
         matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix,),),)),
-        fused_attention_efficiency=model.families[family_name].attention[fused] * value("attention"),
+        fused_attention_efficiency=model.families[family_name].attention[fused]
+        * value("attention")
+        * board.clock_share,
         link_bytes_per_second=board.link_bytes_per_second,
         link_efficiency=value("link_efficiency"),
         direct_link=board.direct_link,
@@ -108,7 +100,7 @@ def modelled_machine(
         kernel_seconds=value("kernel_seconds"),
         launch_seconds=value("launch_seconds") if software.python_launches else 0.0,
         residual_passes=value("residual_passes"),
-        inner_passes=value("inner_passes"),
+        inner_passes=1.0 if software.keeping.fused_chains else value("inner_passes"),
         product_overlap=1.0 - value("product_exposure"),
         score_product_overlap=0.0,
         score_passes=value("score_passes"),
@@ -147,11 +139,6 @@ class RunMachine(NamedTuple):
     beyond_tables: float = 0.0
     read_as: str = ""
     usual_network: float | None = None
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether published step times of the accelerator entered the fit."""
-        return family_of(machine_model(), self.accelerator.name)[1]
 
     @property
     def is_stack_assumed(self) -> bool:
@@ -269,14 +256,9 @@ def _accelerator_error(model: MachineModel, name: str) -> float:
 def _software(
     software: Software | None, stack_name: str | None, device: Accelerator, *, elsewhere: bool, stages: bool
 ) -> tuple[ReadStack, str]:
-    """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`).
-
-    Software of NVIDIA's accelerators runs on no other vendor's as it is: there it is the generic one.
-    """
+    """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`)."""
     if stack_name is not None:
         return asked_stack(stack_name, later=machine_model().is_later(device.name), stages=stages), ""
-    if elsewhere and not device.runs_cuda and device.name != THIS_CPU:
-        return reading(GENERIC), ""
     read = reading(software.stack if software else None, stages=stages)
     if not elsewhere or read.stack.switches.generation is Generation.CURRENT:
         return read, ""

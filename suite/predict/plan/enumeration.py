@@ -100,6 +100,9 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
     recomputations = [Recomputation.NONE]
     if "recompute-selective" in words:
         recomputations.append(Recomputation.SELECTIVE)
+    a = question.architecture
+    if "recompute-selective-op" in words and a.experts is None and a.key_value_rank is None:
+        recomputations.append(Recomputation.SELECTIVE_OP)
     if "recompute-full" in words:
         recomputations.append(Recomputation.FULL)
     schedules = (Schedule.ONE_F_ONE_B, *(schedule for schedule in SCHEDULES if schedule in words))
@@ -114,6 +117,8 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
     ):
         if fused and recomputation is Recomputation.SELECTIVE and "recomputation" not in question.fixed:
             continue  # there are no scores to repeat
+        if recomputation is Recomputation.SELECTIVE_OP and not fused:
+            continue  # not described
         full = recomputation is Recomputation.FULL
         yield msgspec.structs.replace(
             layout,

@@ -25,6 +25,9 @@ class LayoutLimit(NamedTuple):
     described: bool = False
 
 
+_NOT_EXECUTED = (Recomputation.FROM_INPUT, Recomputation.SELECTIVE_OP)
+
+
 def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
     """Every limit, in the order in which they are reported."""
     architecture, recipe, layout = workload
@@ -50,7 +53,7 @@ def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
         ),
         *_of_halves(workload),
         LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
-        LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
+        LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation in _NOT_EXECUTED),
         *_without_flush(workload),
         # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
         LayoutLimit(f"zero{layout.zero_stage} with pp{stages}", layout.zero_stage > 1 and stages > 1),

@@ -126,6 +126,7 @@ def operator_bytes(case: Case, *, stage: int) -> dict[str, float]:
     again = {
         Recomputation.NONE: 0,
         Recomputation.SELECTIVE: 0,
+        Recomputation.SELECTIVE_OP: layers,
         Recomputation.FULL: layers,
         Recomputation.FROM_INPUT: sum(range(layers + 1)),
     }[layout.recomputation]

@@ -54,6 +54,7 @@ def counted_kernels(case: Case, switches: dict[str, int], *, stage: int, collect
         kernels += {
             Recomputation.NONE: 0,
             Recomputation.SELECTIVE: of_a_layer / 4,
+            Recomputation.SELECTIVE_OP: of_a_layer,
             Recomputation.FULL: of_a_layer,
             Recomputation.FROM_INPUT: (layer + 1) * of_a_layer,  # again from the stage's input up to this layer
         }[layout.recomputation]
