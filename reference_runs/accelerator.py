@@ -125,6 +125,11 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     floors: tuple[RateFloor, ...] = ()
     no_floor: dict[str, str] = {}
 
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether software for NVIDIA's accelerators runs on it as it is."""
+        return self.title.startswith("NVIDIA")
+
 
 def accelerator_names() -> list[str]:
     """Names of the recorded accelerators, sorted."""

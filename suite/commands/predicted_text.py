@@ -125,7 +125,8 @@ def _first_line(name: str, predicted: Predicted) -> str:
         return name
     ranks = f"{layout.ranks:,} " if layout else ""
     read = "" if machine.read_as == OWN_NAME else f" ({machine.read_as})"
-    return f"{name} on {ranks}{machine.accelerator.name} with {machine.stack.name}{read}"
+    measured = "" if machine.is_calibrated else " (uncalibrated)"
+    return f"{name} on {ranks}{machine.accelerator.name}{measured} with {machine.stack.name}{read}"
 
 
 def _print_miniature(out: Console, name: str, rows: list[Row]) -> None:

@@ -100,7 +100,11 @@ def test_products_that_the_accelerator_has_not_are_refused_with_those_that_have_
     assert "a100-sxm-80gb computes no products in this recipe.product_format; got fp8-blockwise" in line
     assert "h100-sxm" in line
     line = refused("predict", "llama3.1-405b", "--on", "h200", "--products", "nvfp4")
-    assert line.endswith("got nvfp4, allowed: none, or another accelerator: b200-sxm, gb200")
+    assert "got nvfp4, allowed: none, or another accelerator: b200-sxm, b300-sxm, gb10, gb200, gb300, " in line
+    line = refused("predict", "llama3.1-8b", "--on", "t4", "--gpus", "8")
+    assert line.endswith("t4 has no peak_flop_per_second for the dtype; got 'bf16', allowed: fp32, fp16, int8")
+    line = refused("predict", "mixtral-8x7b", "--layout", "dp1,tp1,pp1,ep16,micro1")
+    assert line.endswith("layout.expert_parallel does not divide architecture.experts = 8; got 16")
 
 
 def test_deepseek_v3_takes_its_products_format_from_its_record(answer):

@@ -18,7 +18,17 @@ from reference_runs.accelerator import (
 from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, chosen_edition, machine_model
 from reference_runs.run import Cluster, Precision, ProductFormat, Software
-from reference_runs.stack import UNNAMED, AttentionKernel, Generation, ReadStack, RecordedStack, Stack, reading, stack
+from reference_runs.stack import (
+    GENERIC,
+    UNNAMED,
+    AttentionKernel,
+    Generation,
+    ReadStack,
+    RecordedStack,
+    Stack,
+    reading,
+    stack,
+)
 from reference_runs.this_cpu import THIS_CPU
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.gemm import EfficiencyTable
@@ -141,6 +151,11 @@ class RunMachine(NamedTuple):
     usual_network: float | None = None
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether published step times of the accelerator entered the fit."""
+        return family_of(machine_model(), self.accelerator.name)[1]
+
+    @property
     def is_stack_assumed(self) -> bool:
         """Whether neither run nor caller names the software."""
         return self.read_as == UNNAMED
@@ -256,9 +271,14 @@ def _accelerator_error(model: MachineModel, name: str) -> float:
 def _software(
     software: Software | None, stack_name: str | None, device: Accelerator, *, elsewhere: bool, stages: bool
 ) -> tuple[ReadStack, str]:
-    """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`)."""
+    """The stack, and in words that it has newer libraries than recorded: on other accelerators (`elsewhere`).
+
+    Software of NVIDIA's accelerators runs on no other vendor's as it is: there it is the generic one.
+    """
     if stack_name is not None:
         return asked_stack(stack_name, later=machine_model().is_later(device.name), stages=stages), ""
+    if elsewhere and not device.runs_cuda and device.name != THIS_CPU:
+        return reading(GENERIC), ""
     read = reading(software.stack if software else None, stages=stages)
     if not elsewhere or read.stack.switches.generation is Generation.CURRENT:
         return read, ""

@@ -10,8 +10,9 @@ import pytest
 from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
+from reference_runs.floors import FloorQuantity
 from reference_runs.machine_model import fit_scores, machine_model
-from reference_runs.run import Precision
+from reference_runs.run import Precision, Software
 from reference_runs.stack import AttentionKernel, Generation
 from suite.predict.analytic.gemm import efficiency
 from suite.predict.machine_model.model import RunMachine, run_machine
@@ -141,6 +142,34 @@ def test_the_error_to_expect_is_that_of_tables_that_a_fit_has_not_seen() -> None
     generic = of(stack_name="generic")
     assert generic.uncertainty == pytest.approx(math.hypot(unseen, machine_model().unmeasured_stack), rel=1e-12)
     assert any("no published step times tell of generic" in note for note in generic.notes)
+
+
+def test_gemms_of_amd_reach_the_share_that_was_published_of_early_rocm() -> None:
+    """493 and 650 of 1,307 Tflop/s are the floors of MI300X; the model's share lies between them."""
+    (floor,) = (each for each in accelerator("mi300x").floors if each.quantity is FloorQuantity.BF16_GEMM)
+    assert floor.upper is not None
+    peak = accelerator("mi300x").peak_flop_per_second["bf16"]
+    for name in ("mi300x", "mi325x", "mi350x", "mi355x"):
+        machine = of(accelerator_name=name, stack_name="generic").machine
+        assert machine is not None
+        share = efficiency(machine.matrix_efficiency, M=8192, N=8192, K=8192, element_bytes=2)
+        assert share == pytest.approx(math.sqrt(floor.lower * floor.upper) / peak, rel=0.01)
+
+
+def test_an_accelerator_that_no_row_measured_is_called_uncalibrated() -> None:
+    names = ("h100", "a100", "h200", "gb300", "mi300x", "tpu-v5p")
+    assert [name for name in names if of(accelerator_name=name).is_calibrated] == ["h100", "a100"]
+
+
+def test_software_of_one_vendor_is_generic_on_anothers_accelerators_unless_it_is_asked_for() -> None:
+    recorded = {"software": Software(stack="NeMo"), "ranks": 8}
+    found = {
+        name: of(accelerator_name=name, **recorded).stack.name for name in ("gb300", "mi300x", "tpu-v5p", "gaudi3")
+    }
+    assert found == {"gb300": of(accelerator_name="h100", **recorded).stack.name} | dict.fromkeys(
+        ("mi300x", "tpu-v5p", "gaudi3"), "generic"
+    )
+    assert of(accelerator_name="mi300x", stack_name="nanotron").stack.name == "nanotron"
 
 
 def test_an_accelerator_takes_the_parameters_of_its_family() -> None:
