@@ -47,8 +47,8 @@ def test_rates_of_a_known_gpu_are_held_to_its_floors_and_data_sheet_and_those_of
         assert [line.startswith(begin) for line, begin in zip(found, differing, strict=True)] == [True] * len(differing)
     assert len(rates(f"{h100} (simulated)", 1e14, 1e17).differences) == 2  # of its model
     assert rates("NVIDIA of tomorrow", 1e14, 1e17).differences == []
-    l40s = rates("NVIDIA L40S", 1e11, 1e13)
-    assert (l40s.differences, l40s.says.partition("; ")[2]) == ([], "no floor is known of: copy, product")
+    rubin = rates("NVIDIA Rubin", 1e11, 1e13)
+    assert (rubin.differences, rubin.says.partition("; ")[2]) == ([], "no floor is known of: copy, product")
     assert [line.split()[:3] for line in rates("NVIDIA B200", 7e12, 1.2e15).differences] == [
         ["product:", "1,200", "Tflop/s,"]
     ]

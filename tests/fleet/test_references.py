@@ -56,7 +56,9 @@ def test_references_rest_on_accepted_nodes_and_their_spread(tmp_path: Path, caps
 def test_rates_without_a_floor_make_one_once_three_nodes_are_accepted(tmp_path: Path) -> None:
     rates = (180e12, 181e12, 182e12)
     nodes = {
-        node: micro_findings(micro(matrix=[rate] * 2, host_device={"host to device": 2e10}), NOTHING, known_gpu("L40S"))
+        node: micro_findings(
+            micro(matrix=[rate] * 2, host_device={"host to device": 2e10}), NOTHING, known_gpu("Rubin")
+        )
         for node, rate in zip("abc", rates, strict=True)
     }
     assert {one.verdict.value for of_node in nodes.values() for one in of_node if one.check == 1} == {"WARN"}
