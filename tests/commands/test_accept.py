@@ -58,9 +58,10 @@ OTHER = ([Competitor(pid=7, name="other", cores=1.0)], 0.5)
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """A machine on which nobody else computes, and that is set to nothing unusual."""
+    """A machine on which nobody else computes, that is not virtual, and that is set to nothing unusual."""
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     monkeypatch.setattr(planned_phases, "host_state", lambda *_arguments: HostState())
+    monkeypatch.setattr(battery_record, "is_virtual_machine", lambda: False)
 
 
 def ended(name, purpose, **changes):
