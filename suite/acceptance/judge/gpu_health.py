@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from reference_runs.accelerator import known_gpu
 from suite.acceptance.check_table import ERRORS, THROTTLE
 from suite.acceptance.fabric import fabric_problem
 from suite.acceptance.findings import joined_evidence, not_run
@@ -137,7 +138,7 @@ def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
         causes.append(bad(f"link {' '.join(down)} went down under load"))
     if active < most:
         words = f"{active} links active, {most} on other GPUs of the node"
-        causes.append(bad(words))
+        causes.append(minor(f"{words}: perhaps without a bridge") if _is_bridged(gpu) and not active else bad(words))
     causes += _fabric_causes(after)
     # behind switches all links of a GPU are used; a bridge between two cards leaves some free
     if before.fabric and active == most < links:
@@ -165,6 +166,12 @@ def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
             also=f"not read of the fabric: {', '.join(after.fabric_unread)}" if after.fabric_unread else "",
         )
     ]
+
+
+def _is_bridged(gpu: GpuHealth) -> bool:
+    """Whether links of this model are those of a bridge between two cards, which some cards of a node may not have."""
+    model = known_gpu(gpu.model)
+    return model is not None and not model.board.direct_link
 
 
 def _fabric_causes(state: GpuState) -> list[Cause]:

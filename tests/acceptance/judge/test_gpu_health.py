@@ -200,6 +200,23 @@ def test_a_gpu_with_fewer_links_than_another_fails_and_links_that_came_up_are_no
     assert next(one for one in of_check(13, up) if "NVLink" in one.subject).verdict == "PASS"
 
 
+@pytest.mark.parametrize(
+    ("model", "active", "verdict"),
+    [
+        ("NVIDIA A100 80GB PCIe", 0, "WARN"),  # the third card of three has no partner
+        ("NVIDIA A100 80GB PCIe", 1, "FAIL"),  # a bridge that is loose
+        ("NVIDIA A100-SXM4-80GB", 0, "FAIL"),
+        ("a model that nobody knows", 0, "FAIL"),
+    ],
+)
+def test_a_card_without_a_bridge_that_others_have_only_warns(model, active, verdict):
+    links = [True] * active + [False] * (3 - active)
+    cards = [gpu(0, before={"nvlinks": links}), *(gpu(number, before={"nvlinks": [True] * 3}) for number in (1, 2))]
+    found = {one.subject: one for one in of_check(13, *(msgspec.structs.replace(card, model=model) for card in cards))}
+    assert found["GPU 0, NVLink"].verdict == verdict
+    assert found["GPU 1, NVLink"].verdict == "PASS"
+
+
 def test_links_that_no_gpu_has_active_warn_where_switches_join_them():
     for fabric, warned in (("completed", 2), ("", 0)):  # the latter: cards with a bridge
         links = {"nvlinks": [*[True] * 17, False], "fabric": fabric}
