@@ -17,7 +17,7 @@ from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import Cells, UnusableError
 from reference_runs.published_tables import TableFacts, load_tables
 from reference_runs.published_words import DTYPES, dtype_named, near_gpu, worded_gpu, worded_rate
-from reference_runs.run import Architecture, Precision, ProductFormat, Recipe
+from reference_runs.run import PRECISION_NAMES, Architecture, Precision, ProductFormat, Recipe
 from reference_runs.stack import ReadStack, matches, reading, stack
 from reference_runs.unsaid_reduction import reduction_of_stack
 
@@ -143,7 +143,9 @@ def _read_column(cells: Cells, column: str) -> str:
     """Meaning of the column's words: one of `DTYPES` or of `Precision`."""
     text = cells.stated[column]
     name = re.sub(r"[\s_-]+", "-", text.casefold())
-    said = name if name in list(Precision) else dtype_named(text)
+    named = PRECISION_NAMES.get(name)
+    pure = named if named is Precision.BF16_PURE else None  # words for others are those of a dtype
+    said = name if name in list(Precision) else pure or dtype_named(text)
     if said is None:
         allowed = DTYPES if column == "dtype" else dict.fromkeys((*Precision, *DTYPES))
         raise UnusableError(f"{column}: {text!r} is not known; allowed: {', '.join(allowed)}")

@@ -86,7 +86,7 @@ class Precision(enum.StrEnum):
 
 
 # Names of other software for a precision, in small letters with hyphens
-_PRECISION_NAMES = {
+PRECISION_NAMES = {
     **dict.fromkeys(("bf16-true", "pure-bf16", "bfloat16-pure", "full-bf16"), Precision.BF16_PURE),
     **dict.fromkeys(("bfloat16", "bf16-mixed", "mixed-bf16"), Precision.BF16),
     **dict.fromkeys(("float16", "half", "16-mixed", "fp16-mixed"), Precision.FP16),
@@ -111,7 +111,7 @@ def precision_of(name: str, *, where: str) -> Precision:
 def meant_precision(name: str) -> str | None:
     """The precision that other software calls so, or that is written nearly so; None: none is."""
     folded = name.strip().casefold().replace("_", "-")
-    meant = _PRECISION_NAMES.get(folded) or nearest(folded, Precision)
+    meant = PRECISION_NAMES.get(folded) or nearest(folded, Precision)
     return None if meant is None else str(meant)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from reference_runs.published import PublishedTable, load_table
 from reference_runs.published_words import names_mixture, not_modelled
+from reference_runs.run import Precision
 
 NVIDIA = "Model,#-GPUs,System,Precision,GBS,MBS,Sequence Length,FSDP,TP,PP,CP,VP,EP,GA,Tokens / sec / GPU,framework"
 SHAPED = "model,layers,hidden,heads,vocab,ffn_hidden,gpu,gpus,dtype,global_batch,micro_batch,seq_len,framework,source"
@@ -107,3 +108,11 @@ def test_adapters_are_refused_wherever_they_are_said(model: str, source: str, me
 def test_steps_of_reinforcement_learning_are_refused_and_other_words_are_not() -> None:
     assert not_modelled("Qwen3-8B GRPO") == not_modelled("PPO") == "a step of reinforcement learning"
     assert [text for text in ("Florada", "explore", "pretrain", "DPOS") if not_modelled(text)] == []
+
+
+@pytest.mark.parametrize("dtype", ["pure_bf16", "bf16-true", "bf16-pure"])
+def test_words_for_pure_bf16_keep_no_fp32_weights(dtype: str, tmp_path: Path) -> None:
+    header = "model,gpu,gpus,dp,global_batch,micro_batch,seq_len,dtype,recompute,framework,measured_step_time_s"
+    header += ",measured_mem_gb_per_gpu"
+    (row,) = read(tmp_path, header, f"Llama-2-7b,A100 80GB,1,1,1,1,512,{dtype},full,torchtune,,54.4").rows
+    assert row.recipe.precision is Precision.BF16_PURE
