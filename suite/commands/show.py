@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
+import msgspec
 import typer
 
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
@@ -20,27 +21,42 @@ from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced, Value
 from reference_runs.units import printed
 from suite.commands.options import print_json
+from suite.commands.traced_model import answered_or_exit, required_source
+from suite.commands.traced_options import TracedOptions
+from suite.job.trace_job import NumberFormat, TraceJob
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.terminal.tables import coloured, console, print_folded, print_table
+from suite.report.terminal.traced import print_model
+from suite.reproduce.model_plan import SEQUENCE
+from suite.reproduce.traced import traced
 
 
 def show(
     run: Annotated[
-        str, typer.Argument(help="A recorded run, a miniature, an accelerator, or a run file ending in .toml.")
+        str,
+        typer.Argument(
+            help="A recorded run, a miniature, an accelerator, a run file (.toml), or with --mini a config.json."
+        ),
     ],
     mini: Annotated[
-        bool, typer.Option("--mini", help="Print what the miniature of a run or run file keeps and scales.")
+        bool, typer.Option("--mini", help="Print what the miniature of a run or configuration keeps and scales.")
     ] = False,
     scale: Annotated[str, typer.Option(help="Size of the miniature: cpu or cuda.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the facts of a run or an accelerator with their sources, or what a miniature keeps and scales.
 
-    Examples: python -m suite show bloom-176b; python -m suite show h100; python -m suite show bloom-mini --scale cuda
+    Examples: python -m suite show bloom-176b; python -m suite show h100; python -m suite show bloom-mini --scale cuda;
+    python -m suite show config.json --mini
     """
     minis = miniatures()
     if scale not in SCALES:
         raise InputError("unknown scale", got=repr(scale), allowed=", ".join(SCALES), where="--scale")
+    if mini and run.endswith(".json"):
+        if scale != "cpu":
+            raise InputError("a configuration has one miniature", got=scale, where="--scale")
+        _show_configuration(run, as_json=json)
+        return
     if run in minis or mini:
         whole = reference_run(minis.get(run, run))
         check_complete(whole.recipe, "for a miniature", whole.where)
@@ -62,6 +78,22 @@ def show(
             keys = ", ".join(f"recipe.{key}" for key in missing)
             needs = "`reproduce` needs them; `predict`, `fit` and `plan` assume precision, batch and tokens"
             print_folded(console(), f"left out: {keys}; {needs}")
+
+
+def _show_configuration(name: str, *, as_json: bool) -> None:
+    """Print the miniature that `reproduce` makes of a configuration: each key that changes, by its rule."""
+    source = required_source(name, TracedOptions())
+    of_miniature = msgspec.structs.replace(source, mini=True)
+    # PyTorch's grouped GEMMs, which many experts are, exist in bf16 alone
+    job = TraceJob(source=of_miniature, sequence=SEQUENCE, number_format=NumberFormat.BF16_PURE)
+    (trace,) = answered_or_exit(lambda: traced([job]))
+    if as_json:
+        total, values = trace.parameters.total, msgspec.json.decode(trace.values or "{}")
+        print_json({"model": trace.model, "parameters": total, "scaled": trace.scaled, "configuration": values})
+        return
+    out = console()
+    print_model(out, trace)
+    print_folded(out, f"{trace.parameters.total:,} parameters", "bold")
 
 
 def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,37 @@ def test_show_prints_every_fact_and_floor_of_an_accelerator_with_its_source(
         assert "".join(floor.interval.split()) in joined
     for document in device.sources.values():
         assert "".join(document.split())[:40] in joined
+
+
+LLAMA3_8B = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+LLAMA3_8B |= {"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}
+
+
+@pytest.mark.ranks
+def test_the_miniature_of_a_configuration_is_shown_by_rule_and_as_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA3_8B))
+    # an eighth of heads and widths
+    width, heads, key_value, feed_forward, layers, vocabulary = 512, 4, 128, 1792, 2, 1024
+    a_layer = 2 * width * width + 2 * width * key_value + 3 * width * feed_forward + 2 * width
+    parameters = 2 * vocabulary * width + layers * a_layer + width
+    assert main(["show", str(path), "--mini"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"layers: the first of every kind, at least 2: num_hidden_layers 32 -> {layers}" in out
+    assert f"{parameters:,} parameters" in out
+    assert main(["show", str(path), "--mini", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["model"], shown["parameters"]) == ("LlamaForCausalLM", parameters)
+    changes = {each["key"]: (each["given"], each["here"]) for each in shown["scaled"]}
+    assert changes["num_attention_heads"] == (32, heads)
+    assert (shown["configuration"]["hidden_size"], shown["configuration"]["intermediate_size"]) == (width, feed_forward)
+
+
+def test_a_configuration_has_no_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA3_8B))
+    assert main(["show", str(path), "--mini", "--scale", "cuda"]) == 2
+    assert "--scale: a configuration has one miniature; got cuda" in capsys.readouterr().err
