@@ -113,10 +113,15 @@ class Weights32(enum.StrEnum):
 
 
 class Keeping(NamedTuple):
-    """How a stack's modules are written, and which weights are in fp32: what its memory depends on."""
+    """How a stack's modules are written, and which weights are in fp32: what its memory depends on.
+
+    Args:
+        primary_in_format: products in 8 bits have no 16-bit weights beside those in their format.
+    """
 
     modules: Modules
     weights_32: Weights32
+    primary_in_format: bool = False
 
     @property
     def eager(self) -> bool:
@@ -165,7 +170,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         overlaps_data_parallel: gradients are reduced while the backward pass goes on.
         overlaps_gathers: new weights are gathered while the next step's forward pass goes on.
         reduces_in_16_bit: gradients travel in 16 bit, whatever they are added up in.
-        gathers_in_format: new weights of products in 8 bits are cast before they are gathered.
+        gathers_in_format: new weights of products in 8 bits are cast before they are gathered, so that with ZeRO-1 no
+            rank has whole ones in 16 bits.
         overlaps_context_parallel: keys and values travel while attention computes with those that are there.
         overlaps_experts: tokens travel to their experts and back while other tokens are computed.
         overlaps_pipeline: the next chunk is computed while a stage's output is sent, where stages interleave.
@@ -206,7 +212,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def keeping(self) -> Keeping:
         """Facts that its memory depends on."""
-        return Keeping(self.modules, self.weights_32)
+        return Keeping(self.modules, self.weights_32, self.gathers_in_format)
 
 
 class _Layouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from reference_runs.run import ProductFormat, Workload
+from reference_runs.run import Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen
 from suite.predict.analytic.layer_time import ROUTED
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters
-from suite.predict.analytic.product_formats import factor_element_bytes, products_in_format
+from suite.predict.analytic.product_formats import OF_WHOLE_TENSORS, factor_element_bytes, products_in_format
 from suite.predict.analytic.stage_layers import stage_layer_kinds
-
-# One scale for a whole weight: each shard is cast alone, and the transpose is made of 8-bit elements after the gather.
-_OF_WHOLE_TENSORS = (ProductFormat.FP8_DELAYED, ProductFormat.FP8_CURRENT)
 
 
 def reductions_share(workload: Workload, stack: Stack, *, stage: int, axis: str) -> float:
@@ -36,7 +33,7 @@ def gathers_casts(workload: Workload, stack: Stack) -> bool:
 
 
 def _casts_before(workload: Workload, stack: Stack) -> bool:
-    of_whole = workload.recipe.product_format in _OF_WHOLE_TENSORS
+    of_whole = workload.recipe.product_format in OF_WHOLE_TENSORS
     return stack.gathers_in_format and of_whole and 1 <= workload.layout.zero_stage < 3
 
 

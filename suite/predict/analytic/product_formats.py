@@ -21,6 +21,8 @@ WIDER = ("router", "shared gate", "attention scores", "attention context")
 SAME_INPUT = ("key, value compression",)  # parts whose input an earlier one has cast
 AFTER_NORMS = ("query, key, value", "expansion")  # parts whose input a norm puts out
 SUMMED = ("projection", "contraction")  # parts whose output tensor-parallel ranks add up
+# One scale for a whole weight: each shard is cast alone, and the transpose is made of 8-bit elements after a gather.
+OF_WHOLE_TENSORS = (ProductFormat.FP8_DELAYED, ProductFormat.FP8_CURRENT)
 # formats whose scale of a whole tensor follows from its own elements, which are read for it first
 _READS_FIRST = (ProductFormat.FP8_CURRENT, ProductFormat.NVFP4)
 
@@ -180,17 +182,27 @@ def weight_casts(layout: Layout, *, micro_batches: int) -> int:
     return (2 if layout.reshard_after_forward else 1) * micro_batches
 
 
-def layer_weight_copies_bytes(workload: Workload) -> int:
+def layer_weight_copies_bytes(workload: Workload, *, primary: bool = False) -> int:
     """Bytes of the copies of one layer's weights in the products' format, both orientations, that a rank holds.
 
     They last for the step, next to the weights of the precision; 0 where those are gathered or fetched layer by layer.
-    Source: Transformer Engine, pytorch/module/linear.py (workspaces of weights, is_first_microbatch).
+    With `primary` and ZeRO-1 of whole-tensor scales they take the place of those: w bytes a weight less, so that both
+    orientations are about what 16-bit weights alone would be.
+
+    Source: Transformer Engine, pytorch/module/linear.py (workspaces of weights, is_first_microbatch); NeMo 2.0,
+    recipes/precision/mixed_precision.py (fp8_params), Transformer Engine, fp8_model_init (known code).
     """
     recipe, layout = workload.recipe, workload.layout
     if layout.zero_stage == 3 or layout.offload is Offload.STATE:
         return 0
+    in_place = primary and recipe.product_format in OF_WHOLE_TENSORS
+    dropped = WEIGHT_ELEMENT_BYTES[recipe.precision] * in_place * (layout.zero_stage == 1)
     return sum(
-        count * both_orientations_bytes(recipe.product_format, rows=columns, columns=depth, is_weight=True)
+        count
+        * (
+            both_orientations_bytes(recipe.product_format, rows=columns, columns=depth, is_weight=True)
+            - dropped * columns * depth
+        )
         for count, _, columns, depth in products_in_format(workload).values()
     )
 

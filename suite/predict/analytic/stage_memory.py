@@ -148,7 +148,10 @@ def _shared(workload: Workload, keeping: Keeping) -> _LayoutTerms:
     stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
     of_kinds = [Workload(kind, recipe, layout) for kind in architectures]
     kinds = tuple(micro_batch_bytes(kind, keeping) for kind in of_kinds)
-    copies = tuple(layer_weight_copies_bytes(kind) + _casts_bytes(kind, keeping) for kind in of_kinds)
+    copies = tuple(
+        layer_weight_copies_bytes(kind, primary=keeping.primary_in_format) + _casts_bytes(kind, keeping)
+        for kind in of_kinds
+    )
     return _LayoutTerms(kinds, copies, sizes, stream, keeping)
 
 

@@ -6,9 +6,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
-from reference_runs.layout import Layout, Offload, Recomputation
+from reference_runs.layout import Layout, Offload, Recomputation, parse_layout
 from reference_runs.run import Activation, Architecture, Precision, ProductFormat, Residual, Workload
+from reference_runs.stack import stack
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.experts import dispatched_tokens
 from suite.predict.analytic.layer_products import layer_products
@@ -26,8 +28,9 @@ from suite.predict.analytic.product_formats import (
     products_in_format,
     weight_casts,
 )
-from suite.predict.analytic.stage_memory import stage_memory
+from suite.predict.analytic.stage_memory import peak_bytes, stage_memory
 from suite.predict.analytic.step_time import StepTime
+from suite.predict.analytic.usable_memory import usable_memory
 from tests.support.machines import A100, Case, cases, machines
 from tests.support.steps import changed, time_of
 from tests.support.strategies import BLOOM, routed_architectures, varied_architectures
@@ -349,3 +352,18 @@ def test_a_cast_reads_first_where_its_scale_is_of_the_whole_tensor_and_keeps_who
     for product_format in FORMATS:
         kept = layer_activation_bytes(in_format(workload, product_format))
         assert {type(size) for size in kept.values()} == {int}
+
+
+def test_405b_in_fp8_with_primary_weights_in_8_bits_is_within_an_h100() -> None:
+    run = reference_run("llama3.1-405b")
+    words = "dp64,tp8,pp8,cp2,interleave8,sp,zero1,reduce-scatter,recompute-none,fused,micro1"
+    recipe = msgspec.structs.replace(run.recipe, product_format=ProductFormat.FP8_CURRENT)
+    workload = Workload(run.architecture, recipe, parse_layout(words, base=run.recorded_layout))
+    wide, narrow = (stack(name).switches.keeping for name in ("megatron-core", "megatron-core-nemo-2"))
+    copies = [layer_weight_copies_bytes(workload, primary=each.primary_in_format) for each in (wide, narrow)]
+    a = run.architecture
+    matrices = a.hidden * (2 * a.query_width + 2 * a.kv_heads * a.head_dim + 3 * a.ffn_hidden) // 8
+    assert copies[0] - copies[1] == 2 * matrices
+    peaks = [peak_bytes(workload, micro_batches=32, keeping=each) for each in (wide, narrow)]
+    usable = usable_memory(accelerator("h100-sxm").board).usable
+    assert peaks[1] < usable < peaks[0]
