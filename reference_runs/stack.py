@@ -89,6 +89,7 @@ class Modules(enum.StrEnum):
     compiled, the loss not.
     this-suite: as `reproduce` launches suite/execute, compiled on GPUs; memory is what a walk through the whole step
     holds, block by block. this-suite-eager: the same without a compiler.
+    transformers: as its layers are written, walked through likewise.
     """
 
     FUSED = "fused"
@@ -97,6 +98,7 @@ class Modules(enum.StrEnum):
     TORCHTITAN_COMPILED = "torchtitan-compiled"
     THIS_SUITE = "this-suite"
     THIS_SUITE_EAGER = "this-suite-eager"
+    TRANSFORMERS = "transformers"
 
 
 class Weights32(enum.StrEnum):
@@ -126,7 +128,7 @@ class Keeping(NamedTuple):
     @property
     def eager(self) -> bool:
         """Whether modules are executed operator by operator."""
-        return self.modules in (Modules.EAGER, Modules.TORCHTITAN)
+        return self.modules in (Modules.EAGER, Modules.TORCHTITAN, Modules.TRANSFORMERS)
 
     @property
     def titan(self) -> bool:
@@ -141,7 +143,7 @@ class Keeping(NamedTuple):
     @property
     def walked(self) -> bool:
         """Whether the step is walked through; otherwise formulas say what it holds."""
-        return self.modules in (Modules.THIS_SUITE, Modules.THIS_SUITE_EAGER)
+        return self.modules in (Modules.THIS_SUITE, Modules.THIS_SUITE_EAGER, Modules.TRANSFORMERS)
 
     @property
     def compiled(self) -> bool:

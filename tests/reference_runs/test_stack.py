@@ -142,6 +142,7 @@ def test_stacks_of_published_rows_and_runs_are_recorded() -> None:
         "pytorch-autocast",
         "this-suite",
         "this-suite-eager",
+        "transformers",
     }
 
 

@@ -21,7 +21,8 @@ def executes(software: RecordedStack, layout: Layout) -> bool:
 def rival_stacks(chosen: str, accelerator: str, layout: Layout) -> Iterator[str]:
     """Names of the other stacks that execute the layout; on later accelerators than the A100 none of 2021.
 
-    This suite is no rival: nobody else's run was executed by it.
+    This suite is no rival: nobody else's run was executed by it. Nor are steps that are walked through: not every
+    layout is described.
     """
     later = machine_model().is_later(accelerator)
     for name, other in stacks().items():

@@ -129,19 +129,20 @@ class EagerOperators:
         return self.new(tokens * rows, element, node)
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
-        """x y; of the smaller one, or of a parameter, every element meets several: keeps each that the other needs."""
+        """x y; of the smaller one, or of a parameter, every element meets several: keeps each that the other needs.
+
+        Backward: both products; then, without the gradient, they are cast and summed to what each input has.
+        Source: torch/csrc/autograd/engine.cpp, call_function, validate_outputs.
+        """
         element, elements = max(x.element, y.element), max(x.elements, y.elements)
         keeps = [one.block for one, other in ((x, y), (y, x)) if other.origin is not None]
         wanted = [(each.elements, each.element, each.origin is not None) for each in (x, y)]
 
-        def of_input(of_element: int) -> MemoryBlock:
-            product = self._block(elements, element)
-            return self._block(elements, of_element) if of_element < element else product
-
-        def rule(_kept: Blocks, _gradients: Gradients) -> Gradients:
-            found: Gradients = [of_input(each) if needs else None for _, each, needs in reversed(wanted)]
+        def rule(_kept: Blocks, gradients: Gradients) -> Gradients:
+            found: Gradients = [self._block(elements, element) if needs else None for _, _, needs in reversed(wanted)]
+            gradients.clear()
             for number, (size, each, needs) in enumerate(reversed(wanted)):
-                if needs and size < elements:
+                if needs and (size, each) != (elements, element):
                     found[number] = self._block(size, each)
             return found[::-1]
 

@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation
-from reference_runs.run import Activation, Mask, Norm, Position, Precision, QueryKeyNorm, Residual, Workload
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    Mask,
+    Norm,
+    Position,
+    Precision,
+    QueryKeyNorm,
+    Residual,
+    Workload,
+)
 from suite.job.options import Update
 from suite.machine.gpu import cublas_workspace_bytes
 from suite.machine.half_precision import Kernels
@@ -25,6 +35,8 @@ from suite.predict.simulation.shared_inputs import INT64
 from suite.predict.simulation.state import stored_element_bytes
 from suite.predict.simulation.step_memory import ALIKE_FROM, CUDA_GRANULARITY, GENERATOR_BYTES, MULTIPLYING_THREADS
 from suite.predict.simulation.transformers_layers import Layers, LayerWeights, is_gpt2, layer_weights, norm_weights
+
+_GATED = (Activation.SWIGLU, Activation.GEGLU_TANH)
 
 
 class EagerStep(NamedTuple):
@@ -42,47 +54,56 @@ class EagerStep(NamedTuple):
     update: Update = Update.FUSED
 
 
-def describes(workload: Workload) -> bool:
-    """Whether these modules are the workload's: one of transformers' layers, split by data parallelism alone."""
-    architecture, recipe, layout = workload
+def not_described(workload: Workload) -> list[str]:
+    """Facts of the workload that these modules do not have; none: it is described."""
+    return [*_unlike_layers(workload.architecture), *_unlike_steps(workload)]
+
+
+def _unlike_layers(architecture: Architecture) -> list[str]:
     gpt2 = is_gpt2(architecture)
-    layer = (
-        architecture.norm is (Norm.PRE_LAYER_NORM if gpt2 else Norm.PRE_RMS_NORM),
-        architecture.position is (Position.LEARNED if gpt2 else Position.ROTARY),
-        architecture.activation in ((Activation.GELU_TANH,) if gpt2 else (Activation.SWIGLU, Activation.GEGLU_TANH)),
-        architecture.kv_heads == architecture.heads or not gpt2,
-        architecture.rotary_dim in (None, architecture.head_dim),
-        architecture.residual is Residual.SEQUENTIAL,
-        architecture.mask is Mask.CAUSAL,
-        architecture.query_key_norm is not QueryKeyNorm.PROJECTION,
-        (architecture.sliding_window or architecture.sequence) >= architecture.sequence,
-        architecture.norm_gain,
-        architecture.bias.norm is gpt2,
-    )
-    has_other = (
-        architecture.embedding_norm,
-        architecture.top_query_layer,
-        architecture.key_value_rank,
-        architecture.shared_experts,
-        architecture.dense_layers,
-        architecture.capacity_factor,
-        architecture.expert_groups,
-        architecture.gate_scale,
-        architecture.head_bias,
-        recipe.embedding_gradient_shrink,
-        recipe.product_format.casts,
-    )
-    split = (
-        layout.tensor_parallel * layout.pipeline_stages * layout.context_parallel * layout.expert_parallel == 1,
-        layout.zero_stage in (0, 3),
-        layout.shard_ranks is None,
-        layout.fused_attention,
-        layout.recomputation is not Recomputation.SELECTIVE,
-        layout.offload is Offload.NONE,
-        recipe.precision in (Precision.FP32, Precision.BF16, Precision.BF16_PURE),
-        architecture.experts is None or recipe.precision is Precision.BF16_PURE or layout.zero_stage == 3,
-    )
-    return all(layer) and not any(has_other) and all(split)
+    whole = architecture.position is not Position.ROTARY or architecture.rotary_dim == architecture.head_dim
+    window = architecture.sliding_window or architecture.sequence
+    routed = architecture.shared_experts or architecture.dense_layers or architecture.expert_groups
+    unlike = {
+        str(architecture.norm): architecture.norm not in (Norm.PRE_LAYER_NORM, Norm.PRE_RMS_NORM),
+        f"positions {architecture.position}": architecture.position
+        is not (Position.LEARNED if gpt2 else Position.ROTARY),
+        str(architecture.activation): architecture.activation not in ((Activation.GELU_TANH,) if gpt2 else _GATED),
+        "grouped queries beside LayerNorms": gpt2 and architecture.kv_heads != architecture.heads,
+        "rotation of a part of a head": not whole,
+        f"residual {architecture.residual}": architecture.residual is not Residual.SEQUENTIAL,
+        f"mask {architecture.mask}": architecture.mask is not Mask.CAUSAL,
+        "norms of whole projections": architecture.query_key_norm is QueryKeyNorm.PROJECTION,
+        "a sliding window": window < architecture.sequence,
+        "norms without gain": not architecture.norm_gain,
+        "norms without bias": gpt2 and not architecture.bias.norm,
+        "a norm of embeddings": architecture.embedding_norm,
+        "a top query layer": architecture.top_query_layer,
+        "latent attention": architecture.key_value_rank is not None,
+        "other experts than Mixtral's": bool(routed or architecture.capacity_factor or architecture.gate_scale),
+        "a bias of the head": architecture.head_bias,
+    }
+    return [name for name, applies in unlike.items() if applies]
+
+
+def _unlike_steps(workload: Workload) -> list[str]:
+    architecture, recipe, layout = workload
+    split = layout.tensor_parallel * layout.pipeline_stages * layout.context_parallel * layout.expert_parallel
+    wide = recipe.precision is Precision.FP32 or (layout.zero_stage == 0 and recipe.precision is Precision.BF16)
+    unlike = {
+        "tensors or layers split over ranks": split > 1,
+        f"ZeRO-{layout.zero_stage}": layout.zero_stage not in (0, 3),
+        "hybrid sharding": layout.shard_ranks is not None,
+        "attention that is not fused": not layout.fused_attention,
+        f"recomputation {layout.recomputation}": layout.recomputation is Recomputation.SELECTIVE,
+        f"groups of {layout.checkpoint_layers} layers": layout.checkpoint_layers > 1,
+        "offloading": layout.offload is not Offload.NONE,
+        f"precision {recipe.precision}": recipe.precision not in (Precision.FP32, Precision.BF16, Precision.BF16_PURE),
+        "experts in fp32 or under autocast": architecture.experts is not None and wide,
+        f"products in {recipe.product_format}": recipe.product_format.casts,
+        "a gradient of embeddings that is shrunk": recipe.embedding_gradient_shrink is not None,
+    }
+    return [name for name, applies in unlike.items() if applies]
 
 
 class TransformersRank:
@@ -174,9 +195,10 @@ class TransformersRank:
             again = full and number % self.step.recompute_every == 0
             x = self._through(x, unit, weights, turns, again=again)
         del turns
-        normed = [modules.norm(x, self.norm)]
+        normed = modules.norm(x, self.norm)  # which the model's output has until the loss is there
         del x
-        loss: Value = modules.loss(normed.pop(), self.head)
+        loss: Value = modules.loss(normed, self.head)
+        del normed
         modules.operators.leave_autocast()
         return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
 
@@ -213,6 +235,11 @@ class TransformersRank:
         self.tape.backward(loss, self.tape.block(FP32))
         if self.sharding is not None:
             self.sharding.finish()
+
+
+def stored_bytes(workload: Workload, step: EagerStep) -> Mapping[Category, int]:
+    """Bytes of a rank's weights, optimizer state and buckets of gradients."""
+    return TransformersRank(Tape(Allocator()), workload, step).stored()
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Workload
+from reference_runs.stack import Keeping, Modules
 from suite.job.options import KernelChoice, StepOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.stage_layers import layer_kinds, stage_layer_kinds
@@ -19,6 +20,7 @@ from suite.predict.simulation.memory_blocks import Category, StepPhase
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_peaks
 from suite.predict.simulation.supported_layouts import layout_limits
+from suite.predict.simulation.transformers_step import EagerStep, not_described, stored_bytes, transformers_peaks
 
 _WALKED = 3  # stages alike of which the first and the last stand for the others
 _FULL = 3  # micro-batches a stage, from where on a pipeline is full
@@ -31,10 +33,12 @@ class Execution(NamedTuple):
 
     Args:
         compiled: whether blocks are compiled, on a GPU and where they can be.
+        transformers: whether modules of transformers execute it, not this suite's.
     """
 
     kernels: Kernels
     compiled: bool
+    transformers: bool = False
 
     def options(self, workload: Workload) -> StepOptions:
         """The options of a launch. Its memory is that of an eager step, of a loss in parts where it compiles."""
@@ -42,6 +46,11 @@ class Execution(NamedTuple):
         compiled = self.compiled and cuda and not not_compiled(workload.layout)
         training = device_options(workload, "cuda" if cuda else "cpu", compiled=compiled, kernels=KernelChoice.TORCH)
         return StepOptions(kernels=self.kernels, training_options=training)
+
+
+def execution(kernels: Kernels, keeping: Keeping) -> Execution:
+    """How a stack that is walked through executes a step with such kernels."""
+    return Execution(kernels, compiled=keeping.compiled, transformers=keeping.modules is Modules.TRANSFORMERS)
 
 
 class WalkedMemory(NamedTuple):
@@ -105,13 +114,23 @@ def walked_memory(workload: Workload, *, stage: int, execution: Execution) -> Wa
     Raises:
         InputError: the walk does not know how the layout is executed.
     """
-    _check_described(workload)
+    _check_described(workload, execution)
+    if execution.transformers:
+        step = EagerStep(execution.kernels)
+        stored = stored_bytes(workload, step)
+        weights, optimizer = stored[Category.WEIGHTS], stored[Category.OPTIMIZER]
+        return WalkedMemory(weights, weights, optimizer, transformers_peaks(workload, step))
     state = executed_state(workload, stage=stage, replica=0)
     peaks = _peaks(workload, stage=stage, execution=execution)
     return WalkedMemory(state.weight_bytes, state.gradient_bytes, state.optimizer_bytes, peaks)
 
 
-def _check_described(workload: Workload) -> None:
+def _check_described(workload: Workload, execution: Execution) -> None:
+    if execution.transformers:
+        if unlike := not_described(workload):
+            what = "not among the steps of transformers' modules whose memory is known"
+            raise InputError(what, got="; ".join(unlike), where="--stack transformers")
+        return
     unknown = [limit.name for limit in layout_limits(workload) if limit.applies and not limit.described]
     if unknown:
         what = "not executed by this suite, so that its memory is not known"
@@ -127,7 +146,7 @@ def least_peak(workload: Workload, *, stage: int, execution: Execution) -> float
     Raises:
         InputError: as `walked_memory`.
     """
-    _check_described(workload)
+    _check_described(workload, execution)
     architecture, recipe, layout = workload
     chunks = layout.pipeline_stages * layout.virtual_stages * (2 if layout.schedule.shape_of_v else 1)
     few, more = (chunks * each for each in (_FEW if chunks > 1 else _FEW_ALONE))
