@@ -197,7 +197,7 @@ def failed_measurement(check: int, failed: Load) -> CheckFinding:
 
 
 def _lacking(failed: Load) -> str:
-    """What the ranks of a crash lacked though the node is well: a package, room, or a limit; empty where nothing."""
+    """Package, room or limit that the ranks of a crash lacked though the node is well; empty where they lacked none."""
     if failed.status is not Status.CRASHED:
         return ""
     if _NOT_IMPORTED.search(failed.message):

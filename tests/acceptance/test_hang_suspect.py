@@ -140,7 +140,7 @@ def test_what_had_finished_before_a_hang_is_judged_and_the_rest_hangs():
     assert hung == {name: checks for name, (_, checks) in cases.items()}
     found = cases["in an all-reduce"][0]
     assert [one.verdict for one in found if one.check == 14] == ["PASS"]
-    slow = [one for one in found if one.check == 5 and one.verdict == "FAIL"]
+    slow = [one for one in found if one.check == 5 and one.verdict == "WARN"]
     assert [one.part for one in slow] == ["link 1-2"]  # half as fast as the median pair
     assert all(one.verdict != "HANG" for one in found if one.check == 5)
     soaks = [soaked(rank, wrong=3) for rank in range(4)]
