@@ -295,17 +295,11 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
     cells.known["stack"] = stack = read.stack.name
     shape = described.architecture if described else architecture
     architecture = architecture_of(cells, shape, recorded=run_name is not None)
-    if architecture.experts is None and stated.get("ep") and cells.count("ep") > 1:
-        raise UnusableError("ep: expert parallelism needs experts: as a column, or of a recorded mixture's name")
     if not table.shipped:
         refuse_mixture_without_experts(architecture, stated)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
-    if recipe.product_format.casts and recipe.product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
-        raise UnusableError(f"{device} computes no products in {recipe.product_format.value}")
-    layout = layout_of(cells, recorded_layout or Layout(), recorded=recorded_layout is not None)
-    accelerators = cells.count("gpus")
-    if layout.ranks != accelerators:
-        raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
+    _check_computable(cells, architecture, recipe)
+    layout = _layout(cells, recorded_layout)
     architecture.check(f"line {line}")
     check_layout(Workload(architecture, recipe, layout), f"line {line}")
     layout = executed_layout(architecture, layout, stack, run_name if recorded_layout else None)
@@ -332,6 +326,22 @@ def _row(table: _KnownOfRows, line: int, stated: dict[str, str]) -> PublishedRow
         composed=facts.composed,
         assumed=tuple(dict.fromkeys(cells.assumed)),
     )
+
+
+def _layout(cells: Cells, recorded: Layout | None) -> Layout:
+    layout = layout_of(cells, recorded or Layout(), recorded=recorded is not None)
+    if layout.ranks != (accelerators := cells.count("gpus")):
+        raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
+    return layout
+
+
+def _check_computable(cells: Cells, architecture: Architecture, recipe: Recipe) -> None:
+    """Refuse expert parallelism without experts, and a format of products that the accelerator does not compute in."""
+    if architecture.experts is None and cells.stated.get("ep") and cells.count("ep") > 1:
+        raise UnusableError("ep: expert parallelism needs experts: as a column, or of a recorded mixture's name")
+    device, product_format = cells.known["accelerator"], recipe.product_format
+    if product_format.casts and product_format.peak_dtype not in accelerator(device).peak_flop_per_second:
+        raise UnusableError(f"{device} computes no products in {product_format.value}")
 
 
 def _check_split(cells: Cells, recorded: Layout, run: str) -> None:

@@ -216,7 +216,8 @@ def rates_at_moments(moments: Sequence[RankMoments], rank: int, operation: str) 
     if len(medians) < 2 or len(medians) < len(moments):
         return 1.0
     own = medians.pop(rank)
-    return own / statistics.median(medians)
+    share: float = own / statistics.median(medians)
+    return share
 
 
 def _memory_of_all(micro: MicroMeasurements, history: History) -> CheckFinding:

@@ -163,7 +163,7 @@ def unscattered_gradient_bytes(workload: Workload, keeping: Keeping, *, paramete
     """
     layout = workload.layout
     if not keeping.titan or layout.zero_stage < 2:
-        return 0.0
+        return 0
     piped = (layout.pipeline_stages > 1) * 1 * (layout.sharding_ranks > 1) * (micro_batches > 1)
     return FP32 * piped * parameters
 

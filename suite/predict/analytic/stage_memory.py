@@ -224,6 +224,18 @@ def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
     return StateBytes(weights, gradients, 0 * state.gradient_copy, 0 * state.master_weights, 0 * state.moments)
 
 
+def _temporary_bytes(workload: Workload, keeping: Keeping, share: float) -> float:
+    """See `StageMemory.temporary`, of an optimizer's shard of so many parameters."""
+    _, recipe, layout = workload
+    if under_autocast(keeping, workload) or shard_is_master(keeping, workload):
+        return 0 * share  # the update reads fp32 gradients as they are
+    passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision.has_masters
+    scattered = layout.zero_stage == 1 and layout.reduce_scatter
+    in_place = scattered and BYTES_PER_PARAMETER[recipe.precision].gradients == FP32
+    temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
+    return temporary * (state_ranks(layout) == 1) if in_place else temporary
+
+
 def _before_passes(
     workload: Workload, *, stage: int, layers: Sequence[int], micro_batches: int, shared: _LayoutTerms
 ) -> tuple[StageMemory, float]:
@@ -266,13 +278,7 @@ def _before_passes(
         stream=shared.stream,
         narrow_gradients=shard_is_master(shared.keeping, workload),
     )
-    passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision.has_masters
-    scattered = layout.zero_stage == 1 and layout.reduce_scatter
-    in_place = scattered and BYTES_PER_PARAMETER[recipe.precision].gradients == FP32
-    temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
-    temporary = temporary * (state_ranks(layout) == 1) if in_place else temporary
-    if under_autocast(shared.keeping, workload) or shard_is_master(shared.keeping, workload):
-        temporary = 0 * share  # the update reads fp32 gradients as they are
+    temporary = _temporary_bytes(workload, shared.keeping, share)
     copies = sum(number * size for size, number in zip(shared.weight_copies, layers, strict=True))
     constant = state.weights + state.gradient_copy + state.master_weights + state.moments + copies
     accumulated = constant + state.gradients

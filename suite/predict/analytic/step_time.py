@@ -32,7 +32,7 @@ from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BY
 from suite.predict.analytic.memory_bound_operators import update_element_bytes
 from suite.predict.analytic.narrow_traffic import gathers_share, reductions_share, weight_casts_share
 from suite.predict.analytic.offload import has_time, offloaded_update_seconds
-from suite.predict.analytic.parameters import rank_parameters
+from suite.predict.analytic.parameters import RankParameters, rank_parameters
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, waits_of_a_pass
 from suite.predict.analytic.process_groups import key_value_copies
 from suite.predict.analytic.product_formats import factor_element_bytes, weight_casts
@@ -248,11 +248,8 @@ class _StageTime(NamedTuple):
 
 def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _StageTime:
     workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
-    recipe, layout, stack = workload.recipe, workload.layout, machine.stack
-    bandwidth = machine.achievable_memory_bytes_per_second
+    layout, stack, bandwidth = workload.layout, machine.stack, machine.achievable_memory_bytes_per_second
     rank = rank_parameters(workload.architecture, layout, stage=stage)
-    of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
-    updated = (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
     computation = stage_computation(workload, machine, stage=stage, kinds=step.kinds, head=step.head)
     seconds = _exposed_inside(step, stage, computation, _messages_seconds(step, stage, entries))
     inside = seconds["tp"] + seconds["cp"] + seconds["ep"]
@@ -263,8 +260,9 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
     )
     weight_passes = weight_casts(layout, micro_batches=micro_batches) * weight_casts_share(workload, stack)
     given, beyond = _given_parts(step, stage)
-    one = micro_batch.seconds + beyond.total
-    added = _accumulation_bytes(recipe, stack, micro_batches) * rank.all / bandwidth
+    updated = _updated_parameters(rank, layout)
+    one, slowdown = micro_batch.seconds + beyond.total, micro_batch.slowdown
+    added = _accumulation_bytes(workload.recipe, stack, micro_batches) * rank.all / bandwidth
     copied = micro_batches * shard_copies_bytes(workload, stack, parameters=rank.all) / bandwidth
     time = StepTime(
         forward_seconds=micro_batches * computation.forward,
@@ -280,8 +278,8 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             layout,
             reduction_seconds=seconds["reduction"],
             gather_seconds=seconds["gather"],
-            backward_seconds=larger(micro_batch.slowdown * computation.backward_pass + beyond.backward, 0.0),
-            computation_seconds=larger(micro_batch.slowdown * computation.both_passes + beyond.total, 0.0),
+            backward_seconds=larger(slowdown * computation.backward_pass + beyond.backward, 0.0),
+            computation_seconds=larger(slowdown * computation.both_passes + beyond.total, 0.0),
             micro_batches=micro_batches,
             overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
             overlap_cost=machine.overlap_cost,
@@ -308,6 +306,12 @@ def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _Stage
             optimizer_seconds=step.parts[0].update * updated,
         )
     return _StageTime(time, one + added, sent / micro_batches)
+
+
+def _updated_parameters(rank: RankParameters, layout: Layout) -> float:
+    """Number of parameters that a rank's optimizer updates, of which its ranks have so many."""
+    of_experts = expert_shards(layout) if layout.zero_stage >= 1 else 1
+    return (rank.all - rank.experts) / optimizer_shards(layout) + rank.experts / of_experts
 
 
 def _update_seconds(workload: Workload, machine: Machine, *, updated: float, micro_batches: int) -> float:

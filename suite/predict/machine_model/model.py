@@ -80,9 +80,9 @@ def modelled_machine(
 
     older = value(GENERATION[software.generation]) if software.generation in GENERATION else 1.0
     matrix = value("matrix_efficiency") * older * board.clock_share
-    fused = (
-        software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
-    )
+    unfused = software.attention is AttentionKernel.UNFUSED
+    fused = AttentionKernel.FLASH_ATTENTION_2 if unfused else software.attention
+    attention = model.families[family_name].attention[fused] * value("attention") * board.clock_share
     return Machine(
         peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
         kernels=Kernels(cuda=device.name != THIS_CPU),
@@ -91,9 +91,7 @@ def modelled_machine(
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
         matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix,),),)),
-        fused_attention_efficiency=model.families[family_name].attention[fused]
-        * value("attention")
-        * board.clock_share,
+        fused_attention_efficiency=attention,
         link_bytes_per_second=board.link_bytes_per_second,
         link_efficiency=value("link_efficiency"),
         direct_link=board.direct_link,

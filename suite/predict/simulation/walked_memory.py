@@ -20,7 +20,6 @@ from suite.predict.simulation.memory_blocks import Category, StepPhase
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_peaks
 from suite.predict.simulation.supported_layouts import layout_limits
-from suite.predict.simulation.transformers_step import EagerStep, not_described, stored_bytes, transformers_peaks
 
 _WALKED = 3  # stages alike of which the first and the last stand for the others
 _FULL = 3  # micro-batches a stage, from where on a pipeline is full
@@ -115,7 +114,9 @@ def walked_memory(workload: Workload, *, stage: int, execution: Execution) -> Wa
         InputError: the walk does not know how the layout is executed.
     """
     _check_described(workload, execution)
-    if execution.transformers:
+    if execution.transformers:  # imported for its stack alone: other predictions start without it
+        from suite.predict.simulation.transformers_step import EagerStep, stored_bytes, transformers_peaks
+
         step = EagerStep(execution.kernels)
         stored = stored_bytes(workload, step)
         weights, optimizer = stored[Category.WEIGHTS], stored[Category.OPTIMIZER]
@@ -127,6 +128,8 @@ def walked_memory(workload: Workload, *, stage: int, execution: Execution) -> Wa
 
 def _check_described(workload: Workload, execution: Execution) -> None:
     if execution.transformers:
+        from suite.predict.simulation.transformers_step import not_described
+
         if unlike := not_described(workload):
             what = "not among the steps of transformers' modules whose memory is known"
             raise InputError(what, got="; ".join(unlike), where="--stack transformers")
