@@ -44,8 +44,8 @@ class EagerStep(NamedTuple):
 
     Args:
         recompute_every: with full recomputation, of so many layers the last is computed again, and no other.
-        synchronises_once: whether gradients are reduced after the last micro-batch alone; None: as PyTorch does unless
-            it is told: DistributedDataParallel once, as Trainer and Accelerate have it, FSDP2 each time.
+        synchronises_once: whether gradients are reduced after the last micro-batch alone; None: as PyTorch does by
+            itself: DistributedDataParallel once, as Trainer and Accelerate have it, FSDP2 each time.
     """
 
     kernels: Kernels
@@ -107,7 +107,7 @@ def _unlike_steps(workload: Workload) -> list[str]:
 
 
 class TransformersRank:
-    """One rank: its model, and where gradients accumulate."""
+    """A rank's model, and where its gradients accumulate."""
 
     def __init__(self, tape: Tape, workload: Workload, step: EagerStep) -> None:
         architecture, recipe, layout = workload
