@@ -73,6 +73,7 @@ ALSO = {
     ),
     "suite/regression/comparability.py": ("tests/regression/test_segments.py", "tests/commands/test_regress.py"),
     "suite/regression/findings.py": ("tests/regression/test_verdicts.py", "tests/commands/test_regress.py"),
+    "suite/acceptance/judge/virtual_machines.py": ("tests/acceptance/judge/test_judge_of_virtual_machines.py",),
     "suite/acceptance/judge/launches.py": ("tests/acceptance/judge/test_judge.py",),
     "suite/records/diff.py": ("tests/commands/test_results.py",),
     "suite/records/export.py": ("tests/commands/test_results.py",),

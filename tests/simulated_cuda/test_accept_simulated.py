@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
-from suite.acceptance import measurements, presets
+from suite.acceptance import measurements, phases, presets
 from suite.calibration.density import Density
 from suite.machine import devices
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
@@ -78,8 +78,9 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """The node; `accept` on it is short."""
+    """The node; `accept` on it is short. Devices take their times from a table, whatever processors ranks share."""
     one = Node()
+    monkeypatch.setattr(phases, "usable_cores", lambda: RANKS)
     quick = msgspec.structs.replace(
         presets.EFFORTS["quick"], densities={"cuda": LEAST}, limit_seconds=1200.0, replay_steps=1
     )

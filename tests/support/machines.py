@@ -152,6 +152,7 @@ def cases(draw: st.DrawFn) -> Case:
     schedules = [each for each in Schedule if not each.shape_of_v] if virtual == 1 else [Schedule.ONE_F_ONE_B, *in_v]
     replicas, zero_stage = draw(st.sampled_from([1, 2, 3, 16])), draw(st.integers(0, 3))
     groups = [None, *shard_groups(replicas, context)]
+    described = [each for each in Recomputation if fused or each is not Recomputation.SELECTIVE_OP]
     layout = Layout(
         micro_batch=draw(st.integers(1, 3)),
         data_parallel=replicas,
@@ -164,7 +165,7 @@ def cases(draw: st.DrawFn) -> Case:
         reduce_scatter=draw(st.booleans()),
         virtual_stages=virtual,
         schedule=draw(st.sampled_from(schedules)),
-        recomputation=draw(st.sampled_from(Recomputation)),
+        recomputation=draw(st.sampled_from(described)),
         bucket_bytes=10**6,
         rank_order=draw(st.sampled_from(["tp-cp-dp-pp", "pp-dp-cp-tp", "tp-pp-dp-cp"])),
         stage_assignment=draw(st.sampled_from(StageAssignment)) if virtual == 1 else StageAssignment.LAYERS,
