@@ -122,9 +122,9 @@ def accept_command(asked: AcceptOptions) -> None:
     if asked.checks:
         print_checks(console())
         return
+    _check(asked)
     require(*LAUNCHES, anew=True)
     chosen = effort(asked.profile)
-    check_minutes(asked.minutes, "--minutes")
     if asked.minutes is not None:
         chosen = msgspec.structs.replace(chosen, limit_seconds=60 * asked.minutes)
     launched, timed = selected_miniatures(asked.miniatures, chosen)
@@ -142,7 +142,6 @@ def accept_command(asked: AcceptOptions) -> None:
         timed=timed,
         device_named=asked.device != "auto",
     )
-    _check(settings, asked.junit_file)
     report = _run(settings, stops=asked.stop_if_invalid)
     if asked.json:
         print_json(_entry(report))
@@ -252,16 +251,18 @@ def _has_lost_all(device: str) -> bool:
     return bool(cuda_state().why_gone and accelerators("NVIDIA"))
 
 
-def _check(settings: Settings, junit_file: Path | None) -> None:
+def _check(asked: AcceptOptions) -> None:
     """Raises InputError for an option out of range, a fleet that is no directory, or a file that cannot be written."""
-    if not 0 <= settings.others <= 1:
-        raise InputError("share of the processors", got=settings.others, allowed="0 to 1", where="--others")
-    if settings.devices is not None and not 1 <= settings.devices <= MOST_DEVICES:
-        raise InputError("devices", got=settings.devices, allowed=f"1 to {MOST_DEVICES:,}", where="--devices")
-    if settings.fleet is not None and not settings.fleet.is_dir():
+    check_minutes(asked.minutes, "--minutes")
+    for what, count in (("ranks", asked.ranks), ("devices", asked.devices)):
+        if count is not None and not 1 <= count <= MOST_DEVICES:
+            raise InputError(what, got=count, allowed=f"1 to {MOST_DEVICES:,}", where=f"--{what}")
+    if not 0 <= asked.others <= 1:
+        raise InputError("share of the processors", got=asked.others, allowed="0 to 1", where="--others")
+    if asked.fleet is not None and not asked.fleet.is_dir():
         allowed = "a directory of records"
-        raise InputError("the fleet is no directory", got=str(settings.fleet), allowed=allowed, where="--fleet")
-    check_writable(junit_file, "--junit")
+        raise InputError("the fleet is no directory", got=str(asked.fleet), allowed=allowed, where="--fleet")
+    check_writable(asked.junit_file, "--junit")
 
 
 def _entry(report: BatteryReport) -> dict[str, object]:
