@@ -366,7 +366,7 @@ def _drained(running: _Running, rows: Sequence[FleetRow]) -> list[str]:
     """Drain what is bad, with the part as the reason. Software that differs is no evidence about a node."""
     drained = []
     for row in rows:
-        if row.verdict in verdicts.BAD and row.part.startswith(OF_SOFTWARE):
+        if row.verdict in verdicts.BAD and all(part.startswith(OF_SOFTWARE) for part in row.part.split("; ")):
             running.progress(f"not drained: {row.node}: {row.part}")
         elif row.verdict in verdicts.BAD:
             running.engine.drain(row.node, reason(row))

@@ -44,7 +44,7 @@ def _exact(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
             subject=run,
             verdict=CheckVerdict.FAIL,
             source="arithmetic",
-            part=f"{OF_SOFTWARE}: another amount of work than predicted",
+            part=f"{OF_SOFTWARE} another amount of work than predicted",
             evidence=f"{len(unequal)} differ: {'; '.join(unequal[:3])}",
         )
     if failed:

@@ -277,8 +277,8 @@ def _pairs(messages: Sequence[Exchange], history: History, gpu: Accelerator | No
     """Check 5 of every pair of ranks.
 
     Below the median of the pairs one fails where the board joins all pairs alike. Otherwise it warns: on a V100's board
-    12 of 28 pairs have no link of their own, cards on PCIe lie behind different switches and sockets, and a CPU's ranks
-    exchange within a socket or between two.
+    12 of 28 pairs have no link of their own, PCIe cards are attached to different switches and sockets, and ranks of a
+    CPU exchange within a socket or between two.
     """
     pairs = {(message.rank, message.peer): message.bytes_per_second for message in messages}
     rates = {(rank, peer): rate for (rank, peer), rate in pairs.items() if peer is not None and rank < peer}

@@ -203,7 +203,7 @@ def checkpoint_bytes(workload: Workload) -> int:
     return whole // layout.tensor_parallel if layout.sequence_parallel or layout.partitioned_checkpoints else whole
 
 
-def kept_by_operator(workload: Workload, keeping: Keeping = NO_KEEPING) -> dict[str, int]:
+def kept_by_operator(workload: Workload, keeping: Keeping) -> dict[str, int]:
     """Bytes that one layer keeps with selective recomputation by operator, by kind.
 
         layer input          e T h / u

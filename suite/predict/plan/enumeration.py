@@ -100,8 +100,8 @@ def _switches(question: Question, experts: int) -> Iterator[Layout]:
     recomputations = [Recomputation.NONE]
     if "recompute-selective" in words:
         recomputations.append(Recomputation.SELECTIVE)
-    a = question.architecture
-    if "recompute-selective-op" in words and a.experts is None and a.key_value_rank is None:
+    dense = question.architecture.experts is None and question.architecture.key_value_rank is None
+    if "recompute-selective-op" in words and dense:
         recomputations.append(Recomputation.SELECTIVE_OP)
     if "recompute-full" in words:
         recomputations.append(Recomputation.FULL)

@@ -25,7 +25,7 @@ from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage
 from suite.predict.analytic.step_time import StepTime, step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.simulation.walked_memory import WalkedMemory, execution, walked_by_stage
+from suite.predict.simulation.walked_memory import Execution, WalkedMemory, walked_by_stage
 
 RankMemory = StageMemory | WalkedMemory
 
@@ -129,7 +129,7 @@ def micro_batches_held(recipe: Recipe, layout: Layout) -> int:
 
 def _with_memory(prediction: RunPrediction, workload: Workload, keeping: Keeping, kernels: Kernels) -> RunPrediction:
     if keeping.walked:
-        return prediction._replace(memory=tuple(walked_by_stage(workload, execution=execution(kernels, keeping))))
+        return prediction._replace(memory=tuple(walked_by_stage(workload, execution=Execution.of(kernels, keeping))))
     layout, micro_batches = workload.layout, micro_batches_held(workload.recipe, workload.layout)
     memory = tuple(memory_by_stage(workload, micro_batches=micro_batches, keeping=keeping))
     # as for `peak_bytes`: no stage between the second and the last holds more than the second

@@ -17,7 +17,7 @@ from suite.predict.analytic.step_time import step_time
 from suite.predict.analytic.timed_stages import timed_stages
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import tokens_per_second, utilization
-from suite.predict.simulation.walked_memory import Execution, execution, least_peak, walked_memory
+from suite.predict.simulation.walked_memory import Execution, least_peak, walked_memory
 
 
 class LayoutFigures(NamedTuple):
@@ -54,7 +54,7 @@ def layout_peak(workload: Workload, machine: Machine) -> float:
 
 def _execution(machine: Machine) -> Execution:
     """How a step is executed that is walked through, on such a machine."""
-    return execution(machine.kernels, machine.stack.keeping)
+    return Execution.of(machine.kernels, machine.stack.keeping)
 
 
 def least_layout_peak(workload: Workload, machine: Machine) -> float:

@@ -39,17 +39,17 @@ class Execution(NamedTuple):
     compiled: bool
     transformers: bool = False
 
+    @classmethod
+    def of(cls, kernels: Kernels, keeping: Keeping) -> Execution:
+        """How a stack that is walked through executes a step with such kernels."""
+        return cls(kernels, compiled=keeping.compiled, transformers=keeping.modules is Modules.TRANSFORMERS)
+
     def options(self, workload: Workload) -> StepOptions:
         """The options of a launch. Its memory is that of an eager step, of a loss in parts where it compiles."""
         cuda = self.kernels.cuda
         compiled = self.compiled and cuda and not not_compiled(workload.layout)
         training = device_options(workload, "cuda" if cuda else "cpu", compiled=compiled, kernels=KernelChoice.TORCH)
         return StepOptions(kernels=self.kernels, training_options=training)
-
-
-def execution(kernels: Kernels, keeping: Keeping) -> Execution:
-    """How a stack that is walked through executes a step with such kernels."""
-    return Execution(kernels, compiled=keeping.compiled, transformers=keeping.modules is Modules.TRANSFORMERS)
 
 
 class WalkedMemory(NamedTuple):
