@@ -37,6 +37,7 @@ from suite.reproduce.request import Device
 
 MOST_DEVICES = 1_000_000  # of a node; without GPUs these are cores
 ANSWER_SECONDS = 15.0  # for the answer whether to stop
+LOOK_SECONDS = 0.2
 ANSWERS = {"": True, "y": True, "yes": True, "n": False, "no": False}
 CODES = {
     Decision.ACCEPTED: exit_codes.PASS,
@@ -194,7 +195,7 @@ def _asking(messages: Console) -> Callable[[str], bool]:
         end = time.monotonic() + ANSWER_SECONDS
         while (left := end - time.monotonic()) > 0:
             messages.print(f"stop here? \\[Y/n] In {left:.0f} s it goes on: {going_on}", soft_wrap=True)
-            if not select.select([sys.stdin], [], [], left)[0]:
+            if not _answered(end):
                 return False
             answer = sys.stdin.readline()
             if not answer:  # end of input: nobody will answer
@@ -204,6 +205,14 @@ def _asking(messages: Console) -> Callable[[str], bool]:
         return False
 
     return stops
+
+
+def _answered(end: float) -> bool:
+    """Whether there is input before that moment: in short waits, as none is woken by a signal that came just before."""
+    while (left := end - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], min(left, LOOK_SECONDS))[0]:
+            return True
+    return False
 
 
 def _has_terminal() -> bool:

@@ -18,12 +18,16 @@ import pytest
 from suite.commands import exit_codes
 from suite.paths import ROOT
 
-# A command that finds another process at work; the terminal's session leader, or in its background.
+# A command that finds another process at work; the terminal's session leader, or in its background, or beside a thread
+# that gets the signals, so that no system call of the main thread returns for one.
 COMMAND = """
-import fcntl, subprocess, sys, termios
+import fcntl, signal, subprocess, sys, termios, threading, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 if sys.argv[1] == "background":
     sys.exit(subprocess.run([sys.executable, "-c", sys.argv[2], *sys.argv[3:]], process_group=0).returncode)
+if sys.argv[1] == "beside a thread":
+    threading.Thread(target=time.sleep, args=[1000.0], daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 sys.argv[:] = sys.argv[2:]
 exec(sys.argv[0])
 """
@@ -149,11 +153,15 @@ def test_without_an_answer_it_goes_on(tmp_path: Path) -> None:
     assert (ended.code, ended.notes) == (exit_codes.INCONCLUSIVE, GOES_ON)
 
 
-@pytest.mark.parametrize(("does", "signal"), [(answering("\x03"), 2), (hangs_up, 1)], ids=["Ctrl-C", "hang-up"])
+@pytest.mark.parametrize(
+    ("does", "how", "signal"),
+    [(answering("\x03"), "foreground", 2), (answering("\x03"), "beside a thread", 2), (hangs_up, "foreground", 1)],
+    ids=["Ctrl-C", "Ctrl-C-that-wakes-no-wait", "hang-up"],
+)
 def test_an_interruption_is_no_answer_and_the_battery_can_be_resumed(
-    does: Callable[[_Terminal], None], signal: int, tmp_path: Path
+    does: Callable[[_Terminal], None], how: str, signal: int, tmp_path: Path
 ) -> None:
-    ended = at_a_terminal(tmp_path, does)
+    ended = at_a_terminal(tmp_path, does, how=how)
     assert (ended.code, ended.notes) == (128 + signal, None)
     assert "Traceback" not in ended.screen
     names = [path.name for path in (tmp_path / "acceptance").iterdir()]
