@@ -334,7 +334,7 @@ INJECTIONS = (
     Injection(
         "extra-message",
         ["--only", "7", "--miniatures", "gpt2-mini"],
-        *(_FAIL, 7, "FAIL", "software", "messages", _in_ranks("extra-message")),
+        *(_OPEN, 7, "FAIL", "software", "messages", _in_ranks("extra-message")),
     ),
     Injection(
         "slow-rank",

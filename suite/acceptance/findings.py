@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from suite.acceptance.check_table import BETWEEN_RANKS, HANG_GUARD, NOISY
+from suite.acceptance.check_table import BETWEEN_RANKS, EXACT_FIGURES, HANG_GUARD, NOISY
 from suite.acceptance.evidence import LEFT_OUT, NOT_BEGUN, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict, Decision
@@ -41,14 +41,15 @@ def decision(findings: Sequence[CheckFinding]) -> Decision:
     """The decision that follows from all findings.
 
     In this order, the most certain decision first:
-        rejected            a check failed on what it measured
+        rejected            a check failed on what it measured of the node, see `convicts`
         execution failed    a launch hung, crashed, ran out of memory or became NaN, and nobody else explains it
-        not decidable       the environment is invalid, a check is inconclusive, or nothing was measured
+        not decidable       the environment is invalid, a check is inconclusive or failed for what else can explain it,
+                            or nothing was measured
         accepted            something was measured, and all of it passes, with warnings perhaps
     A check that did not run never counts as passed. It prevents no acceptance either: a CPU has no ECC counters.
     """
     verdicts = [finding.verdict for finding in findings]
-    if any(finding.verdict is CheckVerdict.FAIL and finding.status is Status.OK for finding in findings):
+    if any(convicts(finding) for finding in findings):
         return Decision.REJECTED
     ended_badly = [finding for finding in findings if finding.status is not Status.OK]
     if (
@@ -56,11 +57,21 @@ def decision(findings: Sequence[CheckFinding]) -> Decision:
         or CheckVerdict.HANG in verdicts
     ):
         return Decision.EXECUTION_FAILED
-    if CheckVerdict.INVALID in verdicts or CheckVerdict.INCONCLUSIVE in verdicts:
+    if not {CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE, CheckVerdict.FAIL}.isdisjoint(verdicts):
         return Decision.UNDECIDED
     if CheckVerdict.PASS in verdicts or CheckVerdict.WARN in verdicts:
         return Decision.ACCEPTED
     return Decision.UNDECIDED
+
+
+def convicts(finding: CheckFinding) -> bool:
+    """Whether a failure is evidence about the node.
+
+    Software alone decides how much work a miniature does, and a file system or the network may be why a phase is slow:
+    what is slow of the node fails in a check of its own.
+    """
+    failed = finding.verdict is CheckVerdict.FAIL and finding.status is Status.OK
+    return failed and finding.check not in (EXACT_FIGURES, HANG_GUARD)
 
 
 def rests_on_clocks(finding: CheckFinding) -> bool:

@@ -22,7 +22,7 @@ from suite.fleet.judge import NodeFacts
 from suite.fleet.siblings import FirstBatteries
 from suite.launch.slurm import drain_reason
 from suite.machine.devices import cuda_devices
-from suite.records.battery import OF_SOFTWARE, BatteryEnd, battery_directory, decode
+from suite.records.battery import BatteryEnd, battery_directory, decode
 
 PAIR_SECONDS = {"quick": 600.0, "accept": 900.0, "soak": 1800.0}
 GROUP_SECONDS = 1800.0
@@ -363,12 +363,10 @@ def _group_result(group: list[str], run: str, how: EndedCommand) -> GroupResult:
 
 
 def _drained(running: _Running, rows: Sequence[FleetRow]) -> list[str]:
-    """Drain what is bad, with the part as the reason. Software that differs is no evidence about a node."""
+    """Drain what is bad, with the part as the reason."""
     drained = []
     for row in rows:
-        if row.verdict in verdicts.BAD and all(part.startswith(OF_SOFTWARE) for part in row.part.split("; ")):
-            running.progress(f"not drained: {row.node}: {row.part}")
-        elif row.verdict in verdicts.BAD:
+        if row.verdict in verdicts.BAD:
             running.engine.drain(row.node, reason(row))
             running.progress(f"drained {row.node}: {reason(row)}")
             drained.append(row.node)

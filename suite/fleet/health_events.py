@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import msgspec
 
 from suite.acceptance.check_table import CHECKS
+from suite.acceptance.findings import convicts
+from suite.job.events import Status
 from suite.records.battery import NOT_PASSED, CheckFinding, CheckVerdict, RecoveryAction
 
 AGENT = "llm-reference-runs"
@@ -38,7 +40,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     Args:
         component_class: "GPU" where the part names one, otherwise "Node".
-        is_fatal: whether the node should take no more work: the check failed on what it measured, or hung.
+        is_fatal: whether the node should take no more work: the check failed on what it measured of the node, or hung.
         recommended_action: see `recommended_action`.
         error_code: numbers of XIDs that it names.
         generated_timestamp: in UTC, by RFC 3339.
@@ -83,7 +85,7 @@ def health_events(findings: Iterable[CheckFinding], *, node: str, virtual: bool,
         HealthEvent(
             component_class="GPU" if _GPU.search(finding.part) else "Node",
             check_name=CHECKS[finding.check].name,
-            is_fatal=finding.verdict in (CheckVerdict.FAIL, CheckVerdict.HANG),
+            is_fatal=_is_fatal(finding),
             message="; ".join(words for words in (finding.part or finding.subject, finding.evidence) if words),
             recommended_action=recommended_action(finding.action, virtual=virtual),
             error_code=list(dict.fromkeys(_XID.findall(finding.evidence))),
@@ -100,6 +102,11 @@ def health_events(findings: Iterable[CheckFinding], *, node: str, virtual: bool,
         for finding in findings
         if finding.verdict in (*NOT_PASSED, CheckVerdict.WARN)
     ]
+
+
+def _is_fatal(finding: CheckFinding) -> bool:
+    crashed = finding.verdict is CheckVerdict.FAIL and finding.status is not Status.OK
+    return convicts(finding) or crashed or finding.verdict is CheckVerdict.HANG
 
 
 def _entities(part: str) -> list[Entity]:

@@ -42,7 +42,6 @@ class CheckVerdict(enum.StrEnum):
 
 
 NOT_PASSED = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)  # worst first
-OF_SOFTWARE = "software:"  # begins the part of a finding that software explains: no evidence about the node
 WORST_FIRST = (*NOT_PASSED, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.NOT_RUN)
 
 

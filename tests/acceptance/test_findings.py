@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from suite.acceptance import check_table
-from suite.acceptance.check_table import MATRIX
+from suite.acceptance.check_table import EXACT_FIGURES, HANG_GUARD, MATRIX
 from suite.acceptance.findings import confirmed, decision
 from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict, Decision
@@ -29,6 +29,11 @@ def finding(verdict, check=MATRIX, status=Status.OK, **rest):
         ([finding(CheckVerdict.PASS), finding(CheckVerdict.HANG, status=Status.HANG)], Decision.EXECUTION_FAILED),
         ([finding(CheckVerdict.FAIL, status=Status.NAN), finding(CheckVerdict.INVALID)], Decision.EXECUTION_FAILED),
         ([finding(CheckVerdict.HANG, status=Status.HANG), finding(CheckVerdict.FAIL)], Decision.REJECTED),
+        # software explains other figures, and a file system a slow phase
+        ([finding(CheckVerdict.PASS), finding(CheckVerdict.FAIL, EXACT_FIGURES)], Decision.UNDECIDED),
+        ([finding(CheckVerdict.PASS), finding(CheckVerdict.FAIL, HANG_GUARD)], Decision.UNDECIDED),
+        ([finding(CheckVerdict.FAIL), finding(CheckVerdict.FAIL, EXACT_FIGURES)], Decision.REJECTED),
+        ([finding(CheckVerdict.FAIL, EXACT_FIGURES, Status.CRASHED)], Decision.EXECUTION_FAILED),
     ],
 )
 def test_the_decision_follows_the_most_certain_finding_and_nothing_is_accepted_that_did_not_run(findings, expected):

@@ -246,19 +246,6 @@ def test_by_reframe_only_batteries_are_started_by_it(tmp_path: Path) -> None:
         engine.drain("a", "why")
 
 
-def test_software_that_differs_drains_no_node() -> None:
-    said: list[str] = []
-    asked: list[tuple[str, str]] = []
-    engine = SimpleNamespace(drain=lambda node, why: asked.append((node, why)))
-    software = "software: another amount of work than predicted"
-    parts = {"n1": software, "n2": "GPU 3", "n3": "", "n4": f"{software}; GPU 3", "n5": ""}
-    verdict = {"n3": "accepted"}
-    rows = [FleetRow(node=node, verdict=verdict.get(node, "rejected"), part=part) for node, part in parts.items()]
-    drained = accept._drained(SimpleNamespace(engine=engine, progress=said.append), rows)  # type: ignore[arg-type]
-    assert (drained, [node for node, _ in asked]) == (["n2", "n4", "n5"], ["n2", "n4", "n5"])
-    assert said[0] == f"not drained: n1: {software}"
-
-
 def test_wrong_words_are_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {
         ("--nodes", "a,-oProxyCommand=true"): "no host's name",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from suite.fleet.health_events import health_events, recommended_action
+from suite.job.events import Status
 from suite.records.battery import CheckFinding, CheckVerdict, RecoveryAction
 
 NOW = 1_800_000_000.0
@@ -53,6 +54,11 @@ def test_what_warns_or_is_open_is_not_fatal_and_what_passed_is_no_event() -> Non
     assert {verdict for verdict, found in fatal.items() if found == [True]} == {CheckVerdict.FAIL, CheckVerdict.HANG}
     assert {verdict for verdict, found in fatal.items() if not found} == {CheckVerdict.PASS, CheckVerdict.NOT_RUN}
     assert events(finding(CheckVerdict.WARN, part="host, clocks"))[0]["componentClass"] == "Node"
+
+
+def test_a_failure_that_software_explains_is_fatal_only_where_the_launch_crashed() -> None:
+    fails = [finding(CheckVerdict.FAIL, check=7, status=status) for status in (Status.OK, Status.CRASHED)]
+    assert [event["isFatal"] for event in events(*fails)] == [False, True]
 
 
 def test_every_action_has_one_of_nvsentinels() -> None:

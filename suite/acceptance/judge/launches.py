@@ -20,7 +20,7 @@ from suite.job.events import Status
 from suite.metrics.difference_words import Direction, direction
 from suite.metrics.figures import StepTerm, last_loss
 from suite.metrics.launch_statistics import t_quantile
-from suite.records.battery import OF_SOFTWARE, CheckFinding, CheckVerdict
+from suite.records.battery import CheckFinding, CheckVerdict
 from suite.reproduce.reproduce import LOSS_MUST_FALL, loss_fell
 
 TURNS = 0.05  # error probability of a rank that is called late where ranks take turns; a failure needs two of these
@@ -44,7 +44,7 @@ def _exact(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
             subject=run,
             verdict=CheckVerdict.FAIL,
             source="arithmetic",
-            part=f"{OF_SOFTWARE} another amount of work than predicted",
+            part="software: another amount of work than predicted",
             evidence=f"{len(unequal)} differ: {'; '.join(unequal[:3])}",
         )
     if failed:
