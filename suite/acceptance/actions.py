@@ -87,7 +87,11 @@ ACTION_ROWS: tuple[ActionRow, ...] = (
         says="^the limit of|that cannot be written",
         statuses=(_S.CRASHED,),
     ),
-    ActionRow(_A.FREE_NODE, "free the memory that other processes hold", statuses=(_S.OUT_OF_MEMORY,)),
+    ActionRow(
+        _A.FREE_NODE,
+        "free the memory that other processes hold, or raise the limit of the container",
+        statuses=(_S.OUT_OF_MEMORY,),
+    ),
     ActionRow(_A.RESET_GPU, _RESET_FIRST, says=r"\bGPU \d+ stands out", statuses=(_S.HANG,)),
     ActionRow(
         _A.REPEAT,

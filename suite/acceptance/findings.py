@@ -11,6 +11,7 @@ import msgspec
 from suite.acceptance.check_table import BETWEEN_RANKS, EXACT_FIGURES, HANG_GUARD, NOISY
 from suite.acceptance.evidence import LEFT_OUT, NOT_BEGUN, OVER_THE_LIMIT, Load, MiniatureLaunch, PhaseTiming
 from suite.job.events import Status
+from suite.machine.free_memory import KILLED
 from suite.records.battery import CheckFinding, CheckVerdict, Decision
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
@@ -183,8 +184,8 @@ def rank_names(ranks: Iterable[int]) -> str:
 def failed_measurement(check: int, failed: Load) -> CheckFinding:
     """The finding of a check whose measurement hung, crashed, ran out of memory or became NaN; its ranks at fault.
 
-    A rank that could not import a package, or met a full disk or a limit, says nothing about the node, nor does want of
-    time.
+    A rank that could not import a package, met a full disk or a limit, or was killed for want of memory says nothing
+    about the node, nor does want of time.
     """
     if failed.status is Status.INTERRUPTED:
         return CheckFinding(
@@ -208,7 +209,9 @@ def failed_measurement(check: int, failed: Load) -> CheckFinding:
 
 
 def _lacking(failed: Load) -> str:
-    """Package, room or limit that the ranks of a crash lacked though the node is well; empty where they lacked none."""
+    """Package, room or limit that the ranks lacked though the node is well; empty where they lacked none."""
+    if failed.status is Status.OUT_OF_MEMORY and KILLED in failed.message:
+        return "memory of the host, or of its container"
     if failed.status is not Status.CRASHED:
         return ""
     if _NOT_IMPORTED.search(failed.message):

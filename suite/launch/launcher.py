@@ -27,6 +27,7 @@ from suite.launch.interruption import check_interrupted, held
 from suite.launch.multi_host import Hosts
 from suite.launch.rank_events import RankEvents
 from suite.machine import malloc
+from suite.machine.free_memory import KILLED, oom_kills
 from suite.machine.gpu import cuda_errors
 from suite.machine.interpreter import OWN, Interpreter
 from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all, is_stopped
@@ -86,6 +87,7 @@ def launch(
     now = time.monotonic()
     ranks = [RankEvents(events_path(job.directory, rank), now, here=not hosts.elsewhere) for rank in range(job.ranks)]
     process: subprocess.Popen[bytes] | None = None
+    kills = oom_kills()
     try:
         with log_path.open("wb") as log, held():
             process = subprocess.Popen(
@@ -118,7 +120,7 @@ def launch(
     _drain(ranks, on_event)
     if process.returncode == 0 and all(rank.finished for rank in ranks):
         return _outcome(_Ending(Status.OK), ranks, log_path)
-    return _outcome(_failure(ranks, log_path, process.returncode), ranks, log_path)
+    return _outcome(_failure(ranks, log_path, process.returncode, starved=oom_kills() > kills), ranks, log_path)
 
 
 def _command(job: AnyJob, hosts: Hosts, identity: str = "", interpreter: Interpreter = OWN) -> list[str]:
@@ -295,8 +297,12 @@ class _Ending(NamedTuple):
     ranks_at_fault: Sequence[int] = ()
 
 
-def _failure(ranks: list[RankEvents], log_path: Path, returncode: int) -> _Ending:
-    """Why a launch failed, from the ranks' reports, torchrun's exit codes, and silence."""
+def _failure(ranks: list[RankEvents], log_path: Path, returncode: int, *, starved: bool = False) -> _Ending:
+    """Why a launch failed, from the ranks' reports, torchrun's exit codes, and silence.
+
+    Args:
+        starved: whether the kernel killed a process of this host meanwhile for want of memory.
+    """
     log = log_path.read_text(encoding="utf-8", errors="replace")
     words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
     codes = {int(rank): int(code) for rank, code in _TORCHRUN_FAILURE.findall(log)}
@@ -306,6 +312,8 @@ def _failure(ranks: list[RankEvents], log_path: Path, returncode: int) -> _Endin
     if signalled:
         name = signal.Signals(-codes[signalled[0]]).name
         own = [n for n in signalled if n in errors] or signalled
+        if starved and name == "SIGKILL":
+            return _Ending(Status.OUT_OF_MEMORY, f"{named_ranks(own)} {KILLED}", own)
         return _Ending(Status.CRASHED, f"{named_ranks(own)} killed by {name}{_why(own, errors)}", own)
     if at_fault:
         first = words[min(at_fault, key=lambda n: words[n].time)]

@@ -1,4 +1,4 @@
-"""Memory of the host that is free for this process."""
+"""Memory of the host that is free for this process, and processes that ended for want of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ _CONTROLLERS = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
+KILLED = "killed by the kernel for want of memory"
 
 
 def free_bytes(root: Path = Path("/")) -> int:
@@ -21,6 +22,18 @@ def free_bytes(root: Path = Path("/")) -> int:
     import psutil  # commands that only list or describe do without
 
     return max(0, min([psutil.virtual_memory().available, *_allowed(root)]))
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes that the kernel has killed for want of memory since boot: of the host, or by the limit of a container.
+
+    0 where the kernel does not say.
+    """
+    try:
+        counters = (root / "proc/vmstat").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)
 
 
 def _allowed(root: Path) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_an_error_that_names_no_rank_is_quoted_too_and_without_one_the_signal_is
 ):
     outcome = outcome_of("CUDA error: of nobody\n" + SUMMARY.format(rank=0), tmp_path, monkeypatch)
     assert (outcome.message, outcome.ranks_at_fault) == ("rank 0 killed by SIGABRT: CUDA error: of nobody", [0])
+    assert outcome_of(SUMMARY.format(rank=1), tmp_path, monkeypatch).message == "rank 1 killed by SIGABRT"
+
+
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_has_run_out_of_it(tmp_path, monkeypatch):
+    killed = SUMMARY.format(rank=1).replace("-6", "-9")
+    assert outcome_of(killed, tmp_path, monkeypatch).message == "rank 1 killed by SIGKILL"
+    monkeypatch.setattr(launcher, "oom_kills", count().__next__)
+    outcome = outcome_of(killed, tmp_path, monkeypatch)
+    assert (outcome.status, outcome.ranks_at_fault) == (Status.OUT_OF_MEMORY, [1])
+    assert outcome.message == "rank 1 killed by the kernel for want of memory"
     assert outcome_of(SUMMARY.format(rank=1), tmp_path, monkeypatch).message == "rank 1 killed by SIGABRT"
 
 

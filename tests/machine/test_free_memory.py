@@ -12,6 +12,13 @@ from suite.machine import free_memory
 GIB = 2**30
 
 
+def test_processes_that_the_kernel_killed_for_want_of_memory_are_counted(tmp_path):
+    assert free_memory.oom_kills(tmp_path) == 0
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/vmstat").write_text("pgfault 7\noom_kill 3\noom_kill_other 5\n")
+    assert free_memory.oom_kills(tmp_path) == 3
+
+
 def machine(root, *, groups, files):
     """A machine's files below `root`."""
     (root / "proc/self").mkdir(parents=True)

@@ -22,6 +22,7 @@ from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.machine.cpu_contention import Competitor
+from suite.machine.free_memory import KILLED
 from suite.machine.host_state import HostState
 from suite.records.battery import Decision
 from tests.support.batteries import (
@@ -115,6 +116,13 @@ def test_a_launch_that_did_not_end_well_fails_its_checks_with_its_status_and_ran
         (found,) = exact_findings([launched(status=status, ranks_at_fault=[1], message="m")])
         assert (found.verdict, found.status, found.part) == (verdict, status, "rank 1")
         assert decision([found]) is Decision.EXECUTION_FAILED
+
+
+def test_ranks_that_the_kernel_killed_for_want_of_memory_leave_the_node_open():
+    killed = {"status": Status.OUT_OF_MEMORY, "ranks_at_fault": [1], "message": f"rank 1 {KILLED}"}
+    found = [*exact_findings([launched(**killed)]), soak_finding(probing(**killed))]
+    assert {(one.verdict, one.part) for one in found} == {("INCONCLUSIVE", "memory of the host, or of its container")}
+    assert decision(found) is Decision.UNDECIDED
 
 
 def test_a_probe_that_did_not_end_well_names_its_ranks_in_every_check_that_it_serves():
