@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from pathlib import Path
@@ -15,17 +14,18 @@ from reference_runs.borrowed_recipe import borrowed_facts, borrowed_source
 from reference_runs.catalog import load, reference_run
 from reference_runs.errors import InputError
 from reference_runs.hugging_face.families import OF_OPTIONS, Imported, imported
+from reference_runs.mlperf_log import is_mlperf_log
 from reference_runs.run_text import run_text
 from reference_runs.sourced import Kind, Sourced, Value
 from reference_runs.stack import stack as known_stack
+from suite.commands.import_log import import_log
+from suite.commands.new_file import STDOUT, write_new
 from suite.commands.options import print_json
 from suite.commands.planned_run import print_command
-from suite.commands.training_options import OUTPUT_PANEL, TRAINING_PANEL, Asked, asks_training
+from suite.commands.training_options import LAYOUT_PANEL, OUTPUT_PANEL, TRAINING_PANEL, Asked, asks_training
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.plan.asked import USUAL_ACCELERATOR, asked_run
 from suite.report.terminal.tables import console, print_folded
-
-STDOUT = "-"
 
 
 @asks_training
@@ -33,7 +33,9 @@ def import_command(  # long: the command's options
     configuration: Annotated[
         Path,
         typer.Argument(
-            help="A config.json of Hugging Face's transformers, or its directory.", show_default=False, readable=False
+            help="A config.json of Hugging Face's transformers, or its directory; or a result log of MLPerf Training.",
+            show_default=False,
+            readable=False,
         ),
     ],
     asked: Asked,
@@ -53,6 +55,14 @@ def import_command(  # long: the command's options
             rich_help_panel=TRAINING_PANEL,
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Shell file of an MLPerf submission's layout (default: the one config_*.sh beside the log).",
+            show_default=False,
+            rich_help_panel=LAYOUT_PANEL,
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print what was imported as one JSON object.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -64,9 +74,13 @@ def import_command(  # long: the command's options
     `reproduce --mini`. A key that changes the arithmetic in a way that no key of a run file describes is refused by
     name; the others that nothing comes from are listed.
 
+    A result log of MLPerf Training (lines :::MLLOG) becomes a table of one row for `validate`: step time without
+    evaluations, batch, and the layout that the submission's config_*.sh exports. The shell file is not executed.
+
     Examples: python -m suite import config.json;
     python -m suite import config.json --sequence 4096 --on h200 --gpus 64 --stack megatron-core;
-    python -m suite import config.json --recipe llama2-70b --output my_run.toml
+    python -m suite import config.json --recipe llama2-70b --output my_run.toml;
+    python -m suite import result_0.txt --config config_DGXH100_64x8x128x4x8_mbs1.sh
 
     Exit codes: 0 written; 2 bad input, or a configuration that is not described.
     """
@@ -74,6 +88,9 @@ def import_command(  # long: the command's options
         raise InputError("the run file itself goes to stdout", allowed="a file", where="--output")
     if configuration.is_dir():
         configuration /= "config.json"
+    if config is not None or is_mlperf_log(configuration):
+        import_log(configuration, config, asked, recipe=recipe, output=output, as_json=json)
+        return
     run = imported(configuration, sequence=asked.training.sequence)
     run = run._replace(facts=run.facts | _option_facts(asked))
     if any(fact.source.startswith("option ") for fact in run.facts.values()):
@@ -89,7 +106,7 @@ def import_command(  # long: the command's options
     path = Path(_file_name(run.name) if output is None else output)
     if path.suffix != ".toml":
         raise InputError("not a run file's name", got=str(path), allowed="one ending in .toml", where="--output")
-    is_new = _write(path, text)
+    is_new = write_new(path, text)
     try:
         ranks = asked_run(load(path), asked.training, on=None, ranks=None).ranks
     except InputError:  # options and a borrowed recipe may exclude each other: no file stays that no command reads
@@ -171,23 +188,3 @@ def _file_name(model: str) -> str:
 def _comments(configuration: Path, run: Imported) -> list[str]:
     made = f"Imported from {configuration.name} by `python -m suite import`."
     return [made, *(f"Note: {note}." for note in run.notes)]
-
-
-def _write(path: Path, text: str) -> bool:
-    """Write a new file, or leave one that says the same; whether it is new.
-
-    Raises:
-        InputError: it exists and says something else, or cannot be written.
-    """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-        return True
-    except FileExistsError as error:
-        with contextlib.suppress(OSError, ValueError):
-            if path.read_text(encoding="utf-8") == text:
-                return False
-        what = "the file exists, and is not overwritten"
-        raise InputError(what, got=str(path), allowed="a new name", where="--output") from error
-    except OSError as error:
-        raise InputError(f"cannot write there: {error.strerror}", got=str(path), where="--output") from error

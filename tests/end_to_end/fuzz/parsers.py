@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs import accelerator, catalog, published
+from reference_runs import accelerator, catalog, mlperf_layout, mlperf_log, published
 from reference_runs.errors import InputError
 from reference_runs.hugging_face import families
 from suite.acceptance.battery_record import gpus_before, unfinished
@@ -188,6 +188,21 @@ _BASELINE = {"schema": "1.0", "accepted": 1.7e9, "run": "bloom-mini", "setup": "
 _BASELINE |= {"median_seconds": 0.5, "replaced": []}
 _CHECKPOINT = "step-0000003"
 
+_EVENTS = (
+    ("global_batch_size", 4, {}),
+    ("block_start", None, {"samples_count": 0}),
+    ("block_stop", None, {"samples_count": 64}),
+    ("run_stop", None, {"status": "success"}),
+)
+_LOG = "".join(
+    f":::MLLOG {json.dumps({'time_ms': 1.7e12 + place, 'key': key, 'value': value, 'metadata': metadata})}\n"
+    for place, (key, value, metadata) in enumerate(_EVENTS)
+)
+_SHELL = (
+    "source $(dirname ${BASH_SOURCE[0]})/config_common.sh\nexport MINIBS=8  # samples\nexport DGXNGPU=8\n"
+    'export DGXNNODES=$(( 2 * 4 ))\n: "${TENSOR_MODEL_PARALLEL:=4}"\nexport FP8=True\n'
+)
+
 PARSERS: dict[str, Parser] = {
     "run file": Parser(
         "my_run.toml", _contents("*.toml", root=catalog.RUNS), lambda place: catalog.load(place / "my_run.toml")
@@ -206,6 +221,14 @@ PARSERS: dict[str, Parser] = {
         "config.json",
         _json_samples(*(values for values, _ in PUBLISHED.values())),
         lambda place: families.imported(place / "config.json"),
+    ),
+    "log of MLPerf": Parser(
+        "result_0.txt", lambda: [_LOG.encode()], lambda place: mlperf_log.logged_run(place / "result_0.txt", sequence=8)
+    ),
+    "configuration of MLPerf": Parser(
+        "config_a.sh",
+        lambda: [_SHELL.encode()],
+        lambda place: [*mlperf_layout.layout_cells(mlperf_layout.read_shell(place / "config_a.sh"))],
     ),
     "machine profile": Parser(
         "profile.json",
